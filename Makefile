@@ -1,0 +1,59 @@
+# Every target works from a fresh clone: it sets up .venv first, and skips that when nothing changed.
+PYTHON ?= python3
+TORCH_INDEX_URL ?= https://download.pytorch.org/whl/cpu
+ROUNDS ?=
+BIN := .venv/bin
+SETUP := .venv/setup-done
+export PYTHON TORCH_INDEX_URL
+export MAKE_GOAL := $(firstword $(MAKECMDGOALS))
+export HF_HUB_DISABLE_TELEMETRY := 1
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: demo demo-control setup test test-slow check format collector serve dataset train bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo          run the whole loop on a small agent until it is better (10 minutes on 2 cores)"
+	@echo "make test          run the tests, the end-to-end one with a real vLLM server included"
+	@echo "make demo-control  the demo with random rewards: it must not get better"
+	@echo "make check         ruff, mypy, pyright;  make test-slow: the long tests;  make bench: measurements"
+	@echo "make collector | serve | dataset | train   one process of the loop each, as the command of that name"
+	@echo "make setup         only install into .venv;  make clean: remove .venv and caches (never .trainspan)"
+
+$(SETUP): pyproject.toml constraints/cpu.txt constraints/gpu.txt tools/setup.sh tools/preflight.py
+	@tools/setup.sh
+	@touch $@
+
+setup: $(SETUP)
+
+demo: $(SETUP)
+	@$(BIN)/python examples/calculator/demo.py $(if $(ROUNDS),--rounds $(ROUNDS))
+
+demo-control: $(SETUP)
+	@$(BIN)/python examples/calculator/demo.py --control $(if $(ROUNDS),--rounds $(ROUNDS))
+
+test: $(SETUP)
+	@$(BIN)/pytest -m "not slow and not gpu"
+
+test-slow: $(SETUP)
+	@$(BIN)/pytest -m "slow and not gpu"
+
+check: $(SETUP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/pyright
+
+format: $(SETUP)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+collector serve dataset train: $(SETUP)
+	@$(BIN)/trainspan $@ $(ARGS)
+
+bench: $(SETUP)
+	@$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

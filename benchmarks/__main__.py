@@ -1,0 +1,69 @@
+"""`make bench`: runs the measurements one after the other, prints them and stores them with commit and machine."""
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+MODULES = ("collector", "serving", "processing", "training")
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory_gib, 1),
+        "python": platform.python_version(),
+    }
+
+
+def commit() -> str:
+    """The commit, with a mark where the working tree differs from it."""
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("modules", nargs="*", default=MODULES, help=f"some of {', '.join(MODULES)}")
+    modules = parser.parse_args().modules
+    results: dict[str, Any] = {
+        "commit": commit(),
+        "machine": machine(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    for name in modules:
+        began = time.monotonic()
+        print(f"# {name}", flush=True)
+        results[name] = importlib.import_module(f"benchmarks.{name}").measure()
+        for key, value in results[name].items():
+            print(f"{key:<48} {value}")
+        print(f"({time.monotonic() - began:.0f} s)\n", flush=True)
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / "-".join(["bench", *(() if tuple(modules) == MODULES else modules)])
+    path = path.with_suffix(".json")
+    path.write_text(json.dumps(results, indent=2) + "\n")
+    print(f"stored in {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

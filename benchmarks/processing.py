@@ -1,0 +1,238 @@
+"""Calls per CPU-second from a collector's store to Parquet, and of the frame part alone; peak memory of the command."""
+
+import argparse
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import polars as pl
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+
+from trainspan_processing.draft import draft_dataset
+from trainspan_processing.ledger import read_ledger
+from trainspan_processing.rows import RowCounts, make_rows
+from trainspan_processing.source import Selection, Source
+from trainspan_processing.survey import Clock, survey_when_settled
+from trainspan_schemas import keys
+from trainspan_schemas.settings import DatasetSettings
+from trainspan_schemas.store import running_collector
+
+TURNS = 8
+FIRST_PROMPT = 115
+OBSERVATION = 10
+COMPLETION = 100
+START_NS = 1_700_000_000_000_000_000
+
+
+class _Recorded(Source):
+    """Answers each read with what a first pass over the store gave: the frame part without transport."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source.stores)
+        self._behind = source
+        self._kept: dict[tuple[Any, ...], list[pl.DataFrame]] = {}
+
+    def read(
+        self, name: str, selection: Selection, columns: Sequence[str], *, store: int | None = None
+    ) -> Iterator[pl.DataFrame]:
+        key = (name, selection.run_id, tuple(selection.rollout_ids or ()), tuple(columns), store)
+        if key not in self._kept:
+            self._kept[key] = list(self._behind.read(name, selection, columns, store=store))
+        yield from self._kept[key]
+
+
+def measure(calls: int = 16_000) -> dict[str, Any]:
+    """Rollouts of 8 calls of about 500 prompt and 200 completion tokens (the prompts grow), with client spans."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "spans.duckdb"
+        collector = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "trainspan_cli", "collector", "--store", str(store)),
+                *("--grpc", "127.0.0.1:0", "--flight", "127.0.0.1:0"),
+            ],
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            _fill(store, calls // TURNS)
+            command = _measure_command(store, Path(folder) / "dataset")
+            frames = _measure_frames(store, Path(folder) / "none")
+        finally:
+            collector.send_signal(signal.SIGTERM)
+            collector.wait(120)
+    return {"calls": calls, "tokens_per_call": _tokens_per_call(), **command, **frames}
+
+
+def _tokens_per_call() -> dict[str, float]:
+    prompts = [FIRST_PROMPT + turn * (COMPLETION + OBSERVATION) for turn in range(TURNS)]
+    return {"prompt": sum(prompts) / TURNS, "completion": COMPLETION}
+
+
+def _measure_command(store: Path, out: Path) -> dict[str, Any]:
+    """The whole command as a process of its own: CPU of its user and system time, imports included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.perf_counter()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "trainspan_cli", "dataset", "--store", str(store), "--out", str(out)),
+            *("--run", "bench", "--format", "json"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+        env={**os.environ},
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    manifest = json.loads(done.stdout)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    size = sum((Path(manifest["path"]) / file["name"]).stat().st_size for file in manifest["files"])
+    tokens = manifest["tokens"]["prompt"] + manifest["tokens"]["completion"]
+    return {
+        "calls_kept": manifest["calls_kept"],
+        "store_to_parquet_calls_per_cpu_s": round(manifest["calls_kept"] / cpu_s),
+        "command_cpu_s": round(cpu_s, 3),
+        "command_wall_s": round(time.perf_counter() - began, 3),
+        "command_peak_rss_mib": round(after.ru_maxrss / 1024),
+        "parquet_bytes_per_token": round(size / tokens, 3),
+    }
+
+
+def _measure_frames(store: Path, out: Path) -> dict[str, Any]:
+    """The same work without process start, transport and writing; the best of three."""
+    clock = Clock(time.time_ns, time.sleep)
+    with Source([str(store)]) as source:
+        recorded = _Recorded(source)
+        seconds = []
+        for _ in range(4):
+            began = time.process_time()
+            rows = _frames(recorded, clock, out)
+            seconds.append(time.process_time() - began)
+    best = min(seconds[1:])
+    return {"frame_part_calls_per_cpu_s": round(rows / best), "frame_part_cpu_s": round(best, 3)}
+
+
+def _frames(source: Source, clock: Clock, out: Path) -> int:
+    selection, ledger = Selection("bench"), read_ledger(out)
+    survey = survey_when_settled(source, selection, ledger, clock, settle_s=60.0, wait_s=0.0)
+    draft = draft_dataset(source, survey, DatasetSettings(), ledger)
+    return sum(frame.height for frame in make_rows(source, draft.sound, draft.limits, RowCounts(), selection))
+
+
+def _fill(store: Path, rollouts: int) -> None:
+    deadline = time.monotonic() + 60
+    while (address := running_collector(store)) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert address is not None
+    assert address.grpc is not None
+    random = np.random.default_rng(0)
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(address.grpc, options=options) as channel:
+        stub = TraceServiceStub(channel)
+        for start in range(0, rollouts, 32):
+            spans = [span for number in range(start, min(start + 32, rollouts)) for span in _rollout(number, random)]
+            resource_spans = ResourceSpans(scope_spans=[ScopeSpans(spans=spans)])
+            stub.Export(ExportTraceServiceRequest(resource_spans=[resource_spans]), timeout=60)
+
+
+def _rollout(number: int, random: np.random.Generator) -> Iterator[Span]:
+    trace_id = random.bytes(16)
+    root = random.bytes(8)
+    identity = {
+        keys.RUN_ID: "bench",
+        keys.ROLLOUT_ID: f"{number:032x}",
+        keys.TASK_ID: f"task-{number // 8}",
+        keys.ATTEMPT: 0,
+        keys.ROUND: 0,
+        keys.SPLIT: "train",
+    }
+    tokens = random.integers(0, 50_000, FIRST_PROMPT + TURNS * (COMPLETION + OBSERVATION), dtype=np.int32)
+    start = START_NS + number * 1_000_000
+    for turn in range(TURNS):
+        split = FIRST_PROMPT + turn * (COMPLETION + OBSERVATION)
+        client = random.bytes(8)
+        call_start = start + turn * 10_000_000
+        messages = json.dumps([{"role": "user", "parts": [{"type": "text", "content": "x" * 4 * (split // 4)}]}])
+        twin = {
+            keys.GEN_AI_OPERATION: "chat",
+            keys.GEN_AI_REQUEST_MODEL: "policy",
+            keys.GEN_AI_INPUT_MESSAGES: messages,
+        }
+        yield _span(trace_id, client, root, call_start, identity | twin)
+        call = {
+            keys.GEN_AI_OPERATION: "chat",
+            keys.GEN_AI_REQUEST_MODEL: "policy",
+            keys.GEN_AI_RESPONSE_ID: f"chatcmpl-{number}-{turn}",
+            keys.GEN_AI_FINISH_REASONS: ["stop"],
+            keys.GEN_AI_AGENT_NAME: "agent",
+            keys.GEN_AI_TEMPERATURE: 1.0,
+            keys.GEN_AI_TOP_P: 1.0,
+            keys.GEN_AI_TOP_K: 0,
+            keys.GEN_AI_MIN_P: 0.0,
+            keys.GEN_AI_FREQUENCY_PENALTY: 0.0,
+            keys.GEN_AI_PRESENCE_PENALTY: 0.0,
+            keys.GEN_AI_REPETITION_PENALTY: 1.0,
+            keys.LOGPROBS_MODE: "processed",
+            keys.POLICY_NAME: "policy",
+            keys.POLICY_VERSION: 0,
+            keys.CALL_INDEX: turn,
+            keys.CALL_DELIVERED: True,
+            keys.CHOICE_INDEX: 0,
+            keys.PROMPT_TOKEN_IDS: tokens[:split].tobytes(),
+            keys.COMPLETION_TOKEN_IDS: tokens[split : split + COMPLETION].tobytes(),
+            keys.COMPLETION_LOGPROBS: (-random.random(COMPLETION, dtype=np.float32)).tobytes(),
+        }
+        yield _span(trace_id, random.bytes(8), client, call_start + 1_000, identity | call)
+    status = {keys.ROLLOUT_STATUS: "ok", keys.ROLLOUT_BOUNDARY: "runner", keys.ROLLOUT_CALLS: TURNS}
+    span = _span(trace_id, root, b"", start, identity | status)
+    reward = {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: float(number % 3 == 0)}
+    span.events.add(time_unix_nano=start, name=keys.EVALUATION_EVENT, attributes=_pairs(reward))
+    yield span
+
+
+def _span(trace_id: bytes, span_id: bytes, parent: bytes, start_ns: int, attributes: dict[str, Any]) -> Span:
+    return Span(
+        trace_id=trace_id,
+        span_id=span_id,
+        parent_span_id=parent,
+        name="span",
+        start_time_unix_nano=start_ns,
+        end_time_unix_nano=start_ns + 5_000_000,
+        attributes=_pairs(attributes),
+    )
+
+
+def _pairs(attributes: dict[str, Any]) -> list[KeyValue]:
+    return [KeyValue(key=key, value=_value(value)) for key, value in attributes.items()]
+
+
+def _value(value: Any) -> AnyValue:
+    if isinstance(value, bool):
+        return AnyValue(bool_value=value)
+    if isinstance(value, int):
+        return AnyValue(int_value=value)
+    if isinstance(value, float):
+        return AnyValue(double_value=value)
+    if isinstance(value, bytes):
+        return AnyValue(bytes_value=value)
+    if isinstance(value, str):
+        return AnyValue(string_value=value)
+    return AnyValue(array_value=ArrayValue(values=[_value(item) for item in value]))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=16_000)
+    print(json.dumps(measure(parser.parse_args().calls), indent=2))

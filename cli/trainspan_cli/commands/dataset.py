@@ -1,0 +1,114 @@
+"""`trainspan dataset`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainspan_cli.settings import ConfigOption, FormatOption, settings
+
+if TYPE_CHECKING:
+    from trainspan_processing.build import BuiltDataset
+
+
+def dataset(
+    store: Annotated[list[str] | None, typer.Option(help="Store path or grpc:// address; may be repeated.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of datasets.")] = None,
+    run: Annotated[str | None, typer.Option(help="Only rollouts of this run.")] = None,
+    round: Annotated[int | None, typer.Option(help="Only rollouts of this round; also the dataset's number.")] = None,
+    credit: Annotated[str | None, typer.Option(help="identical, return_to_go, or module:function.")] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="grpo, dr_grpo, rloo, batch, global, running, none, or module:function."),
+    ] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="module:function or file.py:function that re-rewards each stored rollout.")
+    ] = None,
+    reward_name: Annotated[str | None, typer.Option(help="Evaluation that is the reward.")] = None,
+    gamma: Annotated[float | None, typer.Option(help="Discount per call for return_to_go.")] = None,
+    wait_s: Annotated[float | None, typer.Option(help="Wait so long for rollouts that are still arriving.")] = None,
+    settle_s: Annotated[float | None, typer.Option(help="Silence after which a rollout counts as unfinished.")] = None,
+    max_staleness: Annotated[int | None, typer.Option(help="Drop calls that are more versions old.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Drop calls with more tokens.")] = None,
+    min_coverage: Annotated[float | None, typer.Option(help="Least share of trainable calls.")] = None,
+    keep_zero_spread: Annotated[
+        bool | None, typer.Option("--keep-zero-spread", help="Keep groups without spread, advantage 0.")
+    ] = None,
+    allow_behind: Annotated[
+        bool, typer.Option("--allow-behind", help="Build although the store still loads what it acknowledged.")
+    ] = False,
+    config: ConfigOption = None,
+    format: FormatOption = "table",
+) -> None:
+    """Build the next dataset from all complete rollouts that no earlier dataset used.
+
+    Example: trainspan dataset --wait-s 30 --baseline rloo
+    """
+    import time
+
+    from trainspan_processing.build import Request, build_dataset
+    from trainspan_processing.survey import Clock
+    from trainspan_schemas.config import override
+    from trainspan_schemas.home import datasets_dir, store_path
+
+    chosen = settings(config)
+    section = override(
+        chosen.dataset,
+        credit=credit,
+        baseline=baseline,
+        reward=reward,
+        reward_name=reward_name,
+        gamma=gamma,
+        wait_s=wait_s,
+        settle_s=settle_s,
+        max_staleness=max_staleness,
+        max_tokens=max_tokens,
+        min_coverage=min_coverage,
+        keep_zero_spread=keep_zero_spread,
+    )
+    request = Request(
+        stores=tuple(store or [str(store_path(chosen.collector.store))]),
+        out=out or datasets_dir(section.out),
+        settings=section,
+        run_id=run,
+        round=round,
+        allow_behind=allow_behind,
+    )
+    built = build_dataset(request, Clock(time.time_ns, time.sleep))
+    if format == "json":
+        print(json.dumps({"path": str(built.path), "sha256": built.sha256, **built.manifest}))
+    else:
+        _print_table(built)
+
+
+def _print_table(built: "BuiltDataset") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    manifest = built.manifest
+    table = Table(title=f"{built.path}{' (was there already)' if built.was_there else ''}", title_justify="left")
+    table.add_column("", style="bold")
+    table.add_column("", justify="right")
+    rewards, ratio = manifest["rewards"], manifest["merge_ratio"]
+    table.add_row("rollouts seen / kept", f"{manifest['rollouts_seen']} / {manifest['rollouts']}")
+    table.add_row("groups seen / kept", f"{manifest['groups_seen']} / {manifest['groups']}")
+    table.add_row("calls seen", str(manifest["calls_seen"]))
+    table.add_row("calls kept", str(manifest["calls_kept"]), end_section=not manifest["dropped"])
+    for reason, count in manifest["dropped"].items():
+        table.add_row(f"  dropped: {reason}", str(count))
+    if manifest["rollouts_without_calls"]:
+        table.add_row("rollouts without calls", str(manifest["rollouts_without_calls"]))
+    if manifest["pending"]["rollouts"]:
+        table.add_row("rollouts still arriving", str(manifest["pending"]["rollouts"]))
+    if manifest["rewards_in_vain"]:
+        table.add_row("rollouts that rewarded themselves in vain", str(manifest["rewards_in_vain"]))
+    table.add_row("reward mean ± std", f"{_number(rewards['mean'])} ± {_number(rewards['std'])}")
+    table.add_row("credit × baseline", f"{manifest['credit']['credit']} × {manifest['credit']['baseline']}")
+    table.add_row("segments (merge ratio)", f"{manifest['segments']} ({_number(ratio)})")
+    table.add_row("policy versions", f"{manifest['min_policy_version']} – {manifest['max_policy_version']}")
+    Console().print(table)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

@@ -1,0 +1,25 @@
+"""`trainspan status`."""
+
+import json
+
+from trainspan_cli.settings import ConfigOption, FormatOption, settings
+
+
+def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
+    """Show what is running and what has been made.
+
+    Example: trainspan status --format json
+    """
+    from trainspan_cli.inspection import overview
+
+    found = overview(settings(config))
+    if format == "json":
+        print(json.dumps(found))
+        return
+    collector, policy = found["collector"], found["policy"]
+    print("collector  ", f"pid {collector['pid']}, OTLP {collector['grpc']}" if collector else "not running")
+    print("policy     ", f"version {policy['version']}, {policy['in_flight']} in flight" if policy else "not running")
+    print("store      ", found["store"] or "none yet")
+    print("checkpoint ", found["latest_checkpoint"] or "none yet")
+    print("datasets   ", found["datasets"])
+    print("runs       ", len(found["runs"]), f"(newest {found['runs'][-1]})" if found["runs"] else "")

@@ -1,0 +1,74 @@
+"""`trainspan train`: the trainer."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_schemas.config import override
+from trainspan_schemas.errors import TrainingError, UsageError
+from trainspan_schemas.home import checkpoints_dir, datasets_dir
+
+__all__ = ["train"]
+
+
+def train(
+    *,
+    dataset: Annotated[
+        Path | None, typer.Option(help="A dataset, or a folder of datasets [default: $TRAINSPAN_HOME/dataset].")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model to start from where there is no checkpoint yet: folder or Hugging Face id."),
+    ] = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option(help="Folder of checkpoints [default: $TRAINSPAN_HOME/checkpoints].")
+    ] = None,
+    policy_url: Annotated[str | None, typer.Option(help='Policy server to swap, or "none".')] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep training each dataset that appears.")] = False,
+    rounds: Annotated[int | None, typer.Option(help="With --follow: end after so many datasets.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Learning rate of Adam.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the order of rollouts.")] = None,
+    format: FormatOption = "table",
+    config: ConfigOption = None,
+) -> None:
+    """Train on the newest dataset that was not used yet, write a checkpoint and swap it into the policy server.
+
+    Starts from the newest checkpoint, else from the model.
+
+    Example: trainspan train --model Qwen/Qwen3-0.6B --policy-url http://127.0.0.1:8000
+    """
+    if format not in ("table", "json"):
+        raise UsageError(f"--format {format!r} is not known: use table or json")
+    chosen = override(
+        settings(config).train,
+        model=model,
+        checkpoints=str(checkpoints) if checkpoints else None,
+        policy_url=policy_url,
+        learning_rate=learning_rate,
+        seed=seed,
+    )
+    datasets = dataset or datasets_dir(settings(config).dataset.out)
+
+    from trainspan_training.result import Result
+    from trainspan_training.session import Job
+    from trainspan_training.session import train as run
+
+    job = Job(chosen, datasets, checkpoints_dir(chosen.checkpoints), follow, rounds)
+    results: list[Result] = []
+
+    def ready() -> None:
+        if format == "json":
+            print(json.dumps({"event": "ready"}), flush=True)
+        elif follow:
+            print("waiting for datasets", flush=True)
+
+    def hear(result: Result) -> None:
+        results.append(result)
+        print(json.dumps(result.event()) if format == "json" else result.line(), flush=True)
+
+    run(job, ready, hear)
+    if not follow and results and (failure := results[0].failure):
+        raise TrainingError(failure)

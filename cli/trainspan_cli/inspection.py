@@ -1,0 +1,182 @@
+"""Looks at what is installed, running and stored; the substance of `trainspan status` and `trainspan doctor`."""
+
+import importlib.util
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import entry_points
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from trainspan_cli.loop.policy_client import PolicyClient
+from trainspan_cli.reading import rows
+from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
+from trainspan_schemas.errors import TrainspanError
+from trainspan_schemas.home import checkpoints_dir, datasets_dir, runs_dir, store_path
+from trainspan_schemas.settings import Settings
+from trainspan_schemas.store import running_collector
+
+__all__ = ["Finding", "examine", "overview"]
+
+Level = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of `trainspan doctor`; `advice` says what to do about a note or a problem."""
+
+    level: Level
+    subject: str
+    detail: str
+    advice: str = ""
+
+    def record(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def overview(settings: Settings) -> dict[str, Any]:
+    """What runs and what has been made, as plain values."""
+    store = store_path(settings.collector.store)
+    collector = running_collector(store)
+    checkpoints, datasets = checkpoints_dir(settings.train.checkpoints), datasets_dir(settings.dataset.out)
+    try:
+        latest = read_latest(checkpoints)
+    except TrainspanError:
+        latest = None
+    return {
+        "store": str(store) if store.exists() else None,
+        "collector": asdict(collector) if collector else None,
+        "policy": _policy(settings),
+        "latest_checkpoint": str(latest) if latest else None,
+        "latest_version": CheckpointMeta.read(latest).version if latest else None,
+        "datasets": len(list(datasets.glob("round=*/manifest.json"))),
+        "runs": sorted(path.parent.name for path in runs_dir().glob("*/run.json")),
+    }
+
+
+def examine(settings: Settings) -> list[Finding]:
+    """All findings: installation, processes, then what the store says of capture."""
+    findings = [*_installation(), *_processes(settings)]
+    store = store_path(settings.collector.store)
+    if store.exists() or running_collector(store):
+        try:
+            findings += _capture(str(store))
+        except TrainspanError as error:
+            findings.append(Finding("problem", "store", str(error)))
+    else:
+        advice = "start `trainspan collector`, then run an agent under `opentelemetry-instrument`"
+        findings.append(Finding("note", "store", f"nothing stored yet at {store}", advice))
+    return findings
+
+
+def _installation() -> list[Finding]:
+    findings = [Finding("ok", "python", f"{sys.version.split()[0]} at {sys.executable}")]
+    extras = {"collector": "duckdb", "processing": "polars", "training": "trl", "serve or serve-cpu": "vllm"}
+    for extra, module in extras.items():
+        if importlib.util.find_spec(module):
+            findings.append(Finding("ok", extra, f"{module} is installed"))
+        else:
+            name = extra.split()[0]
+            advice = f"pip install 'trainspan[{name}]' where that part is to run"
+            findings.append(Finding("note", extra, f"{module} is not installed here", advice))
+    hooks = [entry.value for entry in entry_points(group="opentelemetry_pre_instrument")]
+    if "trainspan._hook:install" in hooks:
+        findings.append(Finding("ok", "agent hook", "`opentelemetry-instrument` will load trainspan"))
+    else:
+        advice = "install trainspan with pip into the agent's own environment"
+        findings.append(
+            Finding("problem", "agent hook", "`opentelemetry-instrument` does not know trainspan here", advice)
+        )
+    if os.environ.get("TRAINSPAN_DISABLED", "").lower() in ("1", "true"):
+        findings.append(Finding("problem", "agent hook", "TRAINSPAN_DISABLED is set", "unset it"))
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        findings.append(Finding("problem", "agent hook", "OTEL_SDK_DISABLED is set: no span is made", "unset it"))
+    return findings
+
+
+def _processes(settings: Settings) -> list[Finding]:
+    findings = []
+    endpoint = urlsplit(settings.serving.collector)
+    if _listens(endpoint.hostname or "127.0.0.1", endpoint.port or 4317):
+        findings.append(Finding("ok", "collector", f"listens at {settings.serving.collector}"))
+    else:
+        detail = f"nothing listens at {settings.serving.collector}; agents run, but their spans are lost"
+        findings.append(Finding("problem", "collector", detail, "start `trainspan collector`"))
+    policy = _policy(settings)
+    if policy is None:
+        url = f"http://{settings.serving.host}:{settings.serving.port}"
+        findings.append(Finding("problem", "policy server", f"no answer at {url}", "start `trainspan serve MODEL_DIR`"))
+    else:
+        detail = (
+            f"version {policy['version']}, {policy['calls_captured']} calls captured, {policy['calls_dropped']} dropped"
+        )
+        level: Level = "problem" if policy["calls_dropped"] else "ok"
+        advice = (
+            "the collector was out of reach for a while; those calls cannot be trained" if level == "problem" else ""
+        )
+        findings.append(Finding(level, "policy server", detail, advice))
+    return findings
+
+
+def _capture(store: str) -> list[Finding]:
+    """What is captured, and what is missing, over the whole store."""
+
+    def count(sql: str) -> int:
+        return int(next(iter(rows(store, sql)[0].values())) or 0)
+
+    client_call = """(attributes LIKE '%"gen_ai.response.id"%' AND kind = 3)"""
+    checks: list[tuple[str, str, Callable[[int], str], str]] = [
+        (
+            "calls",
+            "SELECT count(*) FROM calls WHERE logprobs IS NULL OR len(logprobs) <> len(completion_ids)",
+            lambda n: f"{n} without log-probabilities",
+            "serve the policy with `trainspan serve`, which records them",
+        ),
+        (
+            "identity",
+            "SELECT count(*) FROM calls WHERE rollout_id IS NULL",
+            lambda n: f"{n} calls belong to no rollout",
+            "run the agent under `opentelemetry-instrument`, or give it the base URL …/rollout/{traceparent}/v1",
+        ),
+        (
+            "calls made elsewhere",
+            f"SELECT count(*) FROM spans s WHERE {client_call} AND NOT EXISTS "
+            "(SELECT 1 FROM calls c WHERE c.trace_id = s.trace_id)",
+            lambda n: f"{n} model calls of agents went to another server",
+            "set OPENAI_BASE_URL of the agent to the policy server",
+        ),
+        (
+            "rewards",
+            "SELECT count(*) FROM rollouts WHERE status = 'ok' AND reward IS NULL",
+            lambda n: f"{n} finished rollouts have no reward",
+            "report one with trainspan.reward(…), or pass --judge to rollout or --reward to dataset",
+        ),
+        (
+            "failures",
+            "SELECT count(*) FROM rollouts WHERE status <> 'ok'",
+            lambda n: f"{n} rollouts failed; they are not trained on",
+            'see: trainspan sql "SELECT status, count(*) FROM rollouts GROUP BY 1"',
+        ),
+    ]
+    calls, rollouts = count("SELECT count(*) FROM calls"), count("SELECT count(*) FROM rollouts")
+    findings = [Finding("ok", "store", f"{calls} calls of {rollouts} rollouts")]
+    for subject, sql, detail, advice in checks:
+        if found := count(sql):
+            findings.append(Finding("note", subject, detail(found), advice))
+    return findings
+
+
+def _policy(settings: Settings) -> dict[str, Any] | None:
+    client = PolicyClient(f"http://{settings.serving.host}:{settings.serving.port}", timeout_s=2)
+    try:
+        return client.policy()
+    except (TrainspanError, ValueError):
+        return None
+
+
+def _listens(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((host, port)) == 0

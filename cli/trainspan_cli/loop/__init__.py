@@ -1,0 +1,1 @@
+"""The supervised loop: starts the other processes by their commands and repeats rollouts, dataset, training."""

@@ -1,0 +1,62 @@
+"""Counts one collection stage from four places: vLLM's metric, the agents' side, the policy server's exporter, the store."""
+
+import time
+from typing import Any
+
+from trainspan_cli.reading import rows
+
+from .integrity import StageCounts
+from .policy_client import PolicyClient
+
+__all__ = ["StageMeter"]
+
+SETTLE_TIMEOUT_S = 15.0
+
+
+class StageMeter:
+    """Started before a stage, stopped after it; the stage must be alone on the policy server."""
+
+    def __init__(self, policy: PolicyClient, store: str, run_id: str) -> None:
+        self._policy, self._store, self._run_id = policy, store, run_id
+        self._began_ns = time.time_ns()
+        self._requests = policy.successful_requests()
+        before = policy.policy()
+        self._dropped = before["calls_dropped"]
+        # What was captured before the stage (a swap's canary) may be exported during it.
+        self._exported = before["calls_captured"] - before["calls_dropped"]
+
+    def stop(self, rollouts: int, client_calls: int) -> StageCounts:
+        """The counts; waits up to 15 s for spans that are still on their way."""
+        deadline = time.monotonic() + SETTLE_TIMEOUT_S
+        while True:
+            counts = self._read(rollouts, client_calls)
+            settled = counts.stored_requests >= counts.server_requests and counts.exported_calls >= counts.stored_calls
+            if (settled and counts.stored_rollouts >= rollouts) or time.monotonic() > deadline:
+                return counts
+            time.sleep(0.2)
+
+    def _read(self, rollouts: int, client_calls: int) -> StageCounts:
+        now = self._policy.policy()
+        # Order matters: what is exported before the store is asked must be found there.
+        stored = self._stored()
+        return StageCounts(
+            server_requests=self._policy.successful_requests() - self._requests,
+            client_calls=client_calls,
+            exported_calls=now["calls_exported"] - self._exported,
+            dropped_calls=now["calls_dropped"] - self._dropped,
+            stored_requests=stored["requests"],
+            stored_calls=stored["calls"],
+            ragged_calls=stored["ragged"],
+            rollouts=rollouts,
+            stored_rollouts=stored["rollouts"],
+        )
+
+    def _stored(self) -> dict[str, Any]:
+        window = f"run_id = '{self._run_id}' AND start_ns >= {self._began_ns}"
+        response_id = """json_extract_string(s.attributes, '$."gen_ai.response.id"')"""
+        calls = f"""
+            SELECT count(*) AS calls, count(DISTINCT {response_id}) AS requests,
+                   count(*) FILTER (len(c.completion_ids) IS DISTINCT FROM len(c.logprobs)) AS ragged
+            FROM (SELECT * FROM calls WHERE {window}) c JOIN spans s USING (trace_id, span_id)"""
+        rollouts = f"SELECT count(*) AS rollouts FROM rollouts WHERE {window}"
+        return {**rows(self._store, calls)[0], **rows(self._store, rollouts)[0]}

@@ -1,0 +1,117 @@
+"""The integrity panel: what must hold in every round for its numbers to be believed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainspan_schemas.status import DROP_REASONS
+
+__all__ = ["Check", "StageCounts", "all_hold", "dataset_checks", "stage_checks", "training_checks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One named statement, whether it holds, and the figures."""
+
+    name: str
+    ok: bool
+    detail: str
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StageCounts:
+    """One collection stage (training rollouts, or a validation) seen from four places."""
+
+    server_requests: int
+    """Successful requests by vLLM's own metric."""
+    client_calls: int
+    """Successful calls by the agents' side."""
+    exported_calls: int
+    """Call spans that the collector acknowledged to the policy server."""
+    dropped_calls: int
+    """Call spans that the policy server had to drop."""
+    stored_requests: int
+    """Distinct requests among the stored call spans."""
+    stored_calls: int
+    """Stored call spans (one per choice)."""
+    ragged_calls: int
+    """Stored calls whose ids and logprobs differ in length, or are missing."""
+    rollouts: int
+    """Rollouts that the runner reported."""
+    stored_rollouts: int
+
+
+def stage_checks(counts: StageCounts) -> list[Check]:
+    """Nothing is lost between agents, server and store."""
+    agree = counts.server_requests == counts.client_calls == counts.stored_requests > 0
+    exported = counts.exported_calls == counts.stored_calls and not counts.dropped_calls
+    return [
+        Check(
+            "every call is stored",
+            agree,
+            f"server {counts.server_requests}, clients {counts.client_calls}, store {counts.stored_requests}",
+        ),
+        Check(
+            "no acknowledged span is missing",
+            exported and counts.rollouts == counts.stored_rollouts,
+            f"call spans {counts.exported_calls} acknowledged, {counts.stored_calls} stored, {counts.dropped_calls} dropped; "
+            f"rollouts {counts.rollouts} made, {counts.stored_rollouts} stored",
+        ),
+        Check(
+            "ids and logprobs have equal length",
+            counts.ragged_calls == 0,
+            f"{counts.ragged_calls} of {counts.stored_calls} calls differ",
+        ),
+    ]
+
+
+def dataset_checks(manifest: Mapping[str, Any]) -> list[Check]:
+    """Every call is either a row or dropped with a fixed reason."""
+    dropped: Mapping[str, int] = manifest["dropped"]
+    unknown = sorted(set(dropped) - set(DROP_REASONS))
+    missing = manifest["calls_seen"] - manifest["calls_kept"] - sum(dropped.values())
+    named = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items())) or "none"
+    return [
+        Check(
+            "every drop is named",
+            not unknown and missing == 0,
+            f"{manifest['calls_seen']} calls, {manifest['calls_kept']} kept; dropped: {named}"
+            + (f"; {missing} without a reason" if missing else ""),
+        )
+    ]
+
+
+def training_checks(event: Mapping[str, Any], engine_mismatch: float) -> list[Check]:
+    """The trainer started from what the server sampled, and the server now has the trainer's weights."""
+    if event.get("skipped"):
+        return []
+    checks = []
+    difference = event.get("logp_diff_max")
+    checks.append(
+        Check(
+            "server and trainer agree",
+            difference is not None and difference < engine_mismatch,
+            f"max |Δlogp| {difference:.2e} at the first step (limit {engine_mismatch:.0e})"
+            if difference is not None
+            else "not measured",
+        )
+    )
+    swap = event.get("swap") or {}
+    canary = swap.get("canary") or {}
+    fresh = canary.get("status") == "fresh" and swap.get("version") == event.get("version")
+    detail = swap.get("error") or (
+        f"canary {canary.get('status')}, Δ {canary.get('max_abs_diff', float('nan')):.1e}, "
+        f"moved {canary.get('max_abs_change', float('nan')):.1e}"
+        if canary
+        else "no canary"
+    )
+    checks.append(Check("the swap is fresh", fresh, f"version {event.get('version')}: {detail}"))
+    return checks
+
+
+def all_hold(checks: Sequence[Mapping[str, Any]]) -> bool:
+    """True if there are checks and all hold."""
+    return bool(checks) and all(check["ok"] for check in checks)

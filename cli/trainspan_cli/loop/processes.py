@@ -1,0 +1,161 @@
+"""Child processes of the loop: long-lived services with a log file each, and commands that end with a JSON result."""
+
+import contextlib
+import ctypes
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from trainspan_schemas.errors import ProcessError
+
+__all__ = ["Service", "run_command"]
+
+PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """In the child: get SIGTERM when the loop dies, however it dies (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _trainspan(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "trainspan_cli", *arguments]
+
+
+def _tail(log: Path, lines: int = 1) -> str:
+    text = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return " / ".join(line.strip() for line in text[-lines:]) or "its log is empty"
+
+
+class Service:
+    """A long-lived `trainspan` command: stderr goes to `log`, JSON lines of stdout to `events`."""
+
+    def __init__(
+        self, name: str, arguments: Sequence[str], environ: Mapping[str, str], log: Path, restarts: int
+    ) -> None:
+        self.name = name
+        self.log = log
+        self.events: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._arguments = list(arguments)
+        self._environ = dict(environ)
+        self._restarts_left = restarts
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen(
+                _trainspan(self._arguments),
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # Ctrl-C reaches the loop alone, which then ends its children in order
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - the loop starts services before any thread of its own
+            )
+        assert self._process.stdout is not None
+        threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
+
+    def _read(self, stdout: IO[str]) -> None:
+        with self.log.open("a") as log:
+            for line in stdout:
+                try:
+                    event = json.loads(line)
+                except json.JSONDecodeError:
+                    log.write(line)
+                    continue
+                if isinstance(event, dict):
+                    self.events.put(event)
+
+    def keep_alive(self) -> bool:
+        """Restarts the process where it ended by itself; True if it had to. Raises ProcessError after too many."""
+        if self._process is None or self._process.poll() is None:
+            return False
+        if self._restarts_left <= 0:
+            raise ProcessError(
+                f"{self.name} ended with code {self._process.returncode}: {_tail(self.log)} (log: {self.log})"
+            )
+        self._restarts_left -= 1
+        self.start()
+        return True
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        """Polls `ready`; raises ProcessError where the process ends first or time runs out."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if self._process is None or self._process.poll() is not None:
+                code = self._process.returncode if self._process else None
+                raise ProcessError(f"{self.name} ended with code {code}: {_tail(self.log)} (log: {self.log})")
+            if time.monotonic() > deadline:
+                raise ProcessError(
+                    f"{self.name} was not ready after {timeout_s:.0f} s: {_tail(self.log)} (log: {self.log})"
+                )
+            time.sleep(0.1)
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """SIGTERM, then SIGKILL after `timeout_s`."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def run_command(
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    log: Path,
+    on_event: Callable[[dict[str, Any]], None],
+) -> tuple[int, str]:
+    """Runs a `trainspan` command whose stdout is JSON lines; gives each to `on_event`.
+
+    Returns the exit code and the last line of stderr. The command is ended where this is interrupted.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    began = log.stat().st_size if log.exists() else 0
+    with log.open("a") as stderr:
+        process = subprocess.Popen(
+            _trainspan(arguments),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - reader threads of services hold no locks at fork
+        )
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            with contextlib.suppress(json.JSONDecodeError):
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    on_event(event)
+        code = process.wait()
+    except BaseException:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        raise
+    with log.open() as text:
+        text.seek(began)
+        lines = [line.strip() for line in text if line.strip()]
+    return code, lines[-1] if lines else ""

@@ -1,0 +1,123 @@
+"""`$TRAINSPAN_HOME/runs/<run>/`: what the loop knows of one run, on disk, so that it goes on after any kill."""
+
+import json
+import random
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from trainspan_schemas.errors import TaskFileError
+from trainspan_schemas.home import runs_dir
+
+__all__ = ["RunFolder", "newest_unfinished", "task_lines"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths and records of a run; files are replaced or appended whole."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, settings: Mapping[str, Any]) -> "RunFolder":
+        """A new run; its id starts with the time, so that names sort by age."""
+        run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:8]}"
+        folder = cls(runs_dir() / run_id)
+        folder.path.mkdir(parents=True)
+        folder.write("run.json", {"run_id": run_id, "status": "running", "settings": settings})
+        return folder
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def datasets(self) -> Path:
+        return self.path / "dataset"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def write(self, name: str, value: Mapping[str, Any]) -> None:
+        """Replaces a JSON file atomically."""
+        temporary = self.path / f".{name}.tmp"
+        temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
+        temporary.replace(self.path / name)
+
+    def read(self, name: str) -> dict[str, Any]:
+        """A JSON file's object; {} where it is missing."""
+        try:
+            value: dict[str, Any] = json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            return {}
+        return value
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Adds a record to `rounds.jsonl`, after a line break where a kill tore the last line."""
+        path = self.path / "rounds.jsonl"
+        torn = path.exists() and not path.read_bytes().endswith(b"\n")
+        with path.open("a") as file:
+            file.write(("\n" if torn else "") + json.dumps(record, default=str) + "\n")
+
+    def records(self) -> list[dict[str, Any]]:
+        """All whole records of `rounds.jsonl`; a line torn by a kill is left out."""
+        path = self.path / "rounds.jsonl"
+        records = []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+        return records
+
+    def finish(self, status: str) -> None:
+        self.write("run.json", {**self.read("run.json"), "status": status})
+
+    def draw_tasks(self, name: str, tasks: Sequence[str], count: int, seed: str) -> Path:
+        """A task file with `count` of the task lines (all, if fewer), drawn by `seed`; the same on every call."""
+        path = self.path / "tasks" / f"{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        drawn = random.Random(seed).sample(list(tasks), min(count, len(tasks)))
+        path.write_text("".join(line + "\n" for line in drawn))
+        return path
+
+
+def newest_unfinished(settings: Mapping[str, Any]) -> RunFolder | None:
+    """The newest run, if it is unfinished and has the same settings."""
+    folders = sorted(runs_dir().glob("*/run.json")) if runs_dir().is_dir() else []
+    if not folders:
+        return None
+    folder = RunFolder(folders[-1].parent)
+    run = folder.read("run.json")
+    same = json.loads(json.dumps(settings, default=str)) == run.get("settings")
+    return folder if run.get("status") == "running" and same else None
+
+
+def task_lines(path: Path, split: str) -> list[str]:
+    """Lines of a JSONL task file that belong to `split` (train where a task does not say)."""
+    if path.suffix not in (".jsonl", ".ndjson"):
+        raise TaskFileError(f"{path}: the loop draws from JSONL task files; convert it first")
+    lines = []
+    try:
+        text = path.read_text()
+    except FileNotFoundError as error:
+        raise TaskFileError(f"no task file {path}") from error
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            task = json.loads(line)
+            wanted = task.get("split", "train") == split
+        except (json.JSONDecodeError, AttributeError) as error:
+            raise TaskFileError(f"{path}:{number}: not a JSON object") from error
+        if wanted:
+            lines.append(line)
+    return lines

@@ -1,0 +1,171 @@
+"""The live screen of the loop: where it is, what is under way, and one line per round. Plain lines where there is no terminal."""
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from .intervals import Rate
+
+__all__ = ["Screen"]
+
+SHOWN_ROUNDS = 12
+
+
+class Screen:
+    """Shows a run while it goes on; use as a context manager."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._console = console
+        self._title = title
+        self._began = time.monotonic()
+        self._stage, self._stage_began = "starting", self._began
+        self._round = ""
+        self._version: int | None = None
+        self._progress: dict[str, Any] = {}
+        self._rounds: list[dict[str, Any]] = []
+        self._evals: list[dict[str, Any]] = []
+        self._notes: list[str] = []
+        self._live = Live(self, console=console, refresh_per_second=4, transient=False) if console.is_terminal else None
+
+    def __enter__(self) -> "Screen":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stage = "done" if value is None else "stopped"
+        self._progress = {}
+        if self._live:
+            self._live.stop()
+
+    # What the loop tells
+
+    def stage(self, name: str) -> None:
+        self._stage, self._stage_began, self._progress = name, time.monotonic(), {}
+        if self._live is None and not self._round:
+            self._console.print(f"{self._clock()} {name}", markup=False, highlight=False, soft_wrap=True)
+
+    def round(self, round_: int, rounds: int) -> None:
+        self._round = f"round {round_} of {rounds}"
+
+    def policy(self, version: int | None) -> None:
+        self._version = version if version is not None else self._version
+
+    def progress(self, event: dict[str, Any]) -> None:
+        self._progress = event
+
+    def note(self, text: str) -> None:
+        self._notes = [*self._notes[-3:], text]
+        if self._live is None:
+            self._console.print(f"{self._clock()} {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Takes a record of rounds.jsonl."""
+        for check in record["checks"]:
+            if not check["ok"]:
+                self.note(f"ALARM {check['name']}: {check['detail']}")
+        if record["kind"] == "round":
+            self._rounds.append(record)
+        else:
+            self._evals.append(record)
+        if self._live is None:
+            self._console.print(f"{self._clock()} {self._line(record)}", markup=False, highlight=False, soft_wrap=True)
+
+    # What it shows
+
+    def __rich__(self) -> Panel:
+        head = Table.grid(expand=True)
+        head.add_column()
+        head.add_column(justify="right")
+        where = " · ".join(part for part in (self._round, self._stage) if part)
+        version = "" if self._version is None else f"policy version {self._version}"
+        head.add_row(Text(where, style="bold"), Text(f"{version}   {self._clock()}"))
+        parts: list[Any] = [head]
+        if self._progress:
+            parts.append(self._progress_line())
+        if self._rounds or self._evals:
+            parts.append(self._table())
+        parts += [Text(note, style="red" if note.startswith("ALARM") else "yellow") for note in self._notes]
+        return Panel(Group(*parts), title=Text(self._title), border_style="cyan")
+
+    def _progress_line(self) -> Table:
+        event = self._progress
+        grid = Table.grid(padding=(0, 2))
+        done, total = int(event.get("done", 0)), max(1, int(event.get("total", 1)))
+        reward = event.get("mean_reward")
+        elapsed = max(1e-3, time.monotonic() - self._stage_began)
+        text = f"{done}/{total} done, {event.get('failed', 0)} failed, {done / elapsed:.0f}/s"
+        text += f", mean reward {reward:.2f}" if reward is not None else ""
+        grid.add_row(ProgressBar(total=total, completed=done, width=30), Text(text))
+        return grid
+
+    def _table(self) -> Table:
+        table = Table(box=None, padding=(0, 1), expand=True)
+        for name in (
+            "round",
+            "version",
+            "rollouts",
+            "failed",
+            "train",
+            "held-out [95 %]",
+            "tok/s",
+            "max |Δlogp|",
+            "ok",
+        ):
+            table.add_column(name, justify="right")
+        for name in ("rollouts s", "dataset s", "train s"):
+            table.add_column(name, justify="right", style="dim")
+        evals = {record["round"]: record for record in self._evals if record["name"] == "validation"}
+        rows = ([evals[0]] if 0 in evals else []) + self._rounds
+        for record in rows[-SHOWN_ROUNDS:]:
+            held_out = evals.get(record["round"])
+            table.add_row(*self._cells(record, held_out))
+        return table
+
+    @staticmethod
+    def _cells(record: dict[str, Any], held_out: dict[str, Any] | None) -> list[str]:
+        seconds = record["seconds"] if record["kind"] == "round" else {}
+        rate = "" if held_out is None else str(Rate(held_out["successes"], held_out["n"]))
+        ok = "✓" if all(check["ok"] for check in record["checks"]) else "✗"
+        if record["kind"] != "round":
+            return ["start", str(record["policy_version"]), str(record["n"]), "", "", rate, "", "", ok, "", "", ""]
+        train, rollout = record["train"], record["rollout"]
+        reward = rollout.get("mean_reward")
+        status = rollout.get("status") or {}
+        tokens = (train.get("tokens") or {}).get("trained") or 0
+        difference = train.get("logp_diff_max")
+        return [
+            str(record["round"]),
+            str(record["policy_version"] if record["policy_version"] is not None else "–"),
+            str(rollout.get("total", "–")),
+            str(sum(count for name, count in status.items() if name != "ok")),
+            "–" if reward is None else f"{reward:.3f}",
+            rate,
+            f"{tokens / seconds['total']:.0f}",
+            "–" if difference is None else f"{difference:.0e}",
+            ok,
+            f"{seconds.get('rollouts', 0):.1f}",
+            f"{seconds.get('dataset', 0):.1f}",
+            f"{seconds['train']:.1f}",
+        ]
+
+    def _line(self, record: dict[str, Any]) -> str:
+        if record["kind"] == "eval":
+            rate = Rate(record["successes"], record["n"])
+            return f"{record['name']} after round {record['round']} (version {record['policy_version']}): {rate}"
+        names = ("round", "version", "rollouts", "failed", "train", "", "tok/s", "max|dlogp|", "ok", "s", "s", "s")
+        cells = self._cells(record, None)
+        return "  ".join(f"{name} {cell}".strip() for name, cell in zip(names, cells, strict=True) if cell)
+
+    def _clock(self) -> str:
+        elapsed = int(time.monotonic() - self._began)
+        return f"{elapsed // 60}:{elapsed % 60:02d}"

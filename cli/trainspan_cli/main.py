@@ -1,0 +1,110 @@
+"""The console script: finds the sub-command, loads only its module, turns our errors into one line and an exit code."""
+
+import difflib
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from trainspan_schemas.errors import TrainspanError, UsageError
+
+COMMANDS = {
+    "collector": "Receive OTLP and store it in DuckDB.",
+    "serve": "Serve the policy with vLLM: OpenAI API, token-exact capture, hot swap.",
+    "rollout": "Run an agent on tasks and judge the results.",
+    "dataset": "Build the next dataset of transitions with credit from stored spans.",
+    "train": "Train on the newest dataset, publish the checkpoint and swap it in.",
+    "loop": "Run rollouts, dataset and training round after round, supervised.",
+    "sql": "Query the store.",
+    "status": "Show what is running and what has been made.",
+    "doctor": "Check the installation and what is (not) being captured.",
+}
+"""Sub-command → its line in `trainspan --help`; it is the function of that name in `trainspan_cli.commands.<name>`."""
+
+
+def main() -> None:
+    """Entry point of the `trainspan` script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line; the exit code: 0, 1 (it failed) or 2 (usage)."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    if arguments[0] == "--version":
+        print(f"trainspan {version('trainspan')}")
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        return _fail(
+            f"no command {name!r}" + (f"; did you mean {near[0]!r}?" if near else "; see `trainspan --help`"), 2
+        )
+    logging.basicConfig(
+        level=os.environ.get("TRAINSPAN_LOG", "WARNING").upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    return _invoke(name, rest)
+
+
+def _invoke(name: str, arguments: Sequence[str]) -> int:
+    import typer
+    from typer.exceptions import TyperException
+    from typer.main import get_command
+
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    try:
+        module = importlib.import_module(f"trainspan_cli.commands.{name}")
+        app.command(name=name, **getattr(module, "COMMAND_OPTIONS", {}))(getattr(module, name))
+        result = get_command(app).main(list(arguments), prog_name=f"trainspan {name}", standalone_mode=False)
+    except UsageError as error:
+        return _fail(str(error), 2)
+    except TrainspanError as error:
+        return _fail(str(error), 1)
+    except typer.Abort:
+        return _fail("stopped", 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except ModuleNotFoundError as error:
+        if extra := _extra_of(error.name or ""):
+            return _fail(f"{name} needs {error.name}: pip install 'trainspan[{extra}]'", 1)
+        raise
+    except TyperException as error:
+        message = getattr(error, "format_message", error.__str__)()
+        return _fail(f"{message} (see `trainspan {name} --help`)", 2)
+    return result if isinstance(result, int) else 0
+
+
+def _extra_of(module: str) -> str | None:
+    extras = {
+        "collector": ("duckdb", "pyarrow", "grpc"),
+        "processing": ("polars",),
+        "training": ("torch", "trl", "transformers", "datasets", "peft", "accelerate", "matplotlib"),
+        "serve": ("vllm",),
+    }
+    return next((extra for extra, modules in extras.items() if module.partition(".")[0] in modules), None)
+
+
+def _fail(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    print(f"trainspan: {line}", file=sys.stderr)
+    return code
+
+
+def _help() -> str:
+    lines = [
+        "Usage: trainspan COMMAND [OPTIONS]",
+        "",
+        "Reinforcement learning from the traces of any agent.",
+        "",
+        "Commands:",
+    ]
+    lines += [f"  {name:<10} {line}" for name, line in COMMANDS.items()]
+    lines += [
+        "",
+        "Each command explains itself: trainspan COMMAND --help. Settings: trainspan.toml. State: .trainspan/",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,22 @@
+"""What every command does with `--config`: file, environment, then flags."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainspan_schemas.config import load_settings
+from trainspan_schemas.settings import Settings
+
+__all__ = ["ConfigOption", "FormatOption", "settings"]
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="Settings file [default: ./trainspan.toml if it exists].")
+]
+FormatOption = Annotated[str, typer.Option("--format", help="table or json.")]
+
+
+def settings(config: Path | None) -> Settings:
+    """Settings without flags; a command applies its flags with `override`."""
+    return load_settings(config, os.environ)

@@ -1,0 +1,1 @@
+"""The collector: OTLP in, a journal and DuckDB as storage, Arrow Flight out."""

@@ -1,0 +1,128 @@
+"""Journal frames → the rows of one load: `seq` given out in journal order, duplicates within the batch resolved."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from trainspan_collector.evaluations import read_evaluation
+from trainspan_collector.frames import Frame, Signal
+from trainspan_collector.logs import read_log
+from trainspan_collector.otlp import id_problem, parse_logs, parse_traces
+from trainspan_collector.rows import EvaluationRow, LogRow, SpanRow
+from trainspan_collector.spans import Origin, read_origin, read_span, signed, span_events
+from trainspan_collector.values import read_attributes
+from trainspan_schemas import keys
+
+__all__ = ["Batch"]
+
+_Row = TypeVar("_Row")
+_Key = TypeVar("_Key")
+
+
+class Batch:
+    """Rows, each key once. `last_seq` is the last number given out.
+
+    Two spans with the same ids are one: the richer stays (tokens, then an end time, then size; see `spans`).
+    Of two copies of an evaluation the event on its span stays, since that says where it belongs.
+    """
+
+    def __init__(self, last_seq: int) -> None:
+        self.last_seq = last_seq
+        self.n_duplicates = 0
+        self._spans: dict[tuple[bytes, bytes], SpanRow] = {}
+        self._logs: dict[bytes, LogRow] = {}
+        self._evaluations: dict[bytes, EvaluationRow] = {}
+
+    @property
+    def spans(self) -> list[SpanRow]:
+        return list(self._spans.values())
+
+    @property
+    def logs(self) -> list[LogRow]:
+        return list(self._logs.values())
+
+    @property
+    def evaluations(self) -> list[EvaluationRow]:
+        return list(self._evaluations.values())
+
+    def add(self, frames: Iterable[Frame]) -> None:
+        for frame in frames:
+            if frame.signal is Signal.TRACES:
+                self._add_traces(frame)
+            else:
+                self._add_logs(frame)
+
+    def _add_traces(self, frame: Frame) -> None:
+        for resource_spans in parse_traces(frame.body).resource_spans:
+            for scope_spans in resource_spans.scope_spans:
+                origin = read_origin(
+                    resource_spans.resource, resource_spans.schema_url, scope_spans.scope, scope_spans.schema_url
+                )
+                for span in scope_spans.spans:
+                    if id_problem(span) is None:
+                        self._add_span(span, origin)
+
+    def _add_span(self, span: Span, origin: Origin) -> None:
+        events = span_events(span)
+        row = read_span(self._next_seq(), span, events, origin)
+        self._put(self._spans, (span.trace_id, span.span_id), row, lambda row: row.richness)
+        for event in events:
+            if event.name == keys.EVALUATION_EVENT:
+                self._add_evaluation(
+                    read_evaluation(
+                        self._next_seq(),
+                        event.attributes.plain,
+                        on_span=True,
+                        trace_id=row.trace_id,
+                        span_id=row.span_id,
+                        time_ns=event.time_ns,
+                        stated_time_ns=event.time_ns,
+                        span_rollout=(row.rollout_id, row.attempt),
+                    )
+                )
+
+    def _add_logs(self, frame: Frame) -> None:
+        for resource_logs in parse_logs(frame.body).resource_logs:
+            for scope_logs in resource_logs.scope_logs:
+                origin = read_origin(
+                    resource_logs.resource, resource_logs.schema_url, scope_logs.scope, scope_logs.schema_url
+                )
+                for record in scope_logs.log_records:
+                    self._add_log(record, origin, frame.received_ns)
+
+    def _add_log(self, record: LogRecord, origin: Origin, received_ns: int) -> None:
+        attributes = read_attributes(record.attributes)
+        row = read_log(self._next_seq(), record, attributes, origin, received_ns)
+        self._put(self._logs, row.content_hash, row, lambda row: 0)
+        if row.event_name == keys.EVALUATION_EVENT:
+            self._add_evaluation(
+                read_evaluation(
+                    self._next_seq(),
+                    attributes.plain,
+                    on_span=False,
+                    trace_id=row.trace_id,
+                    span_id=row.span_id,
+                    time_ns=row.time_ns,
+                    stated_time_ns=signed(record.time_unix_nano or record.observed_time_unix_nano),
+                )
+            )
+
+    def _add_evaluation(self, row: EvaluationRow) -> None:
+        self._put(self._evaluations, row.key, row, lambda row: row.on_span)
+
+    def _put(self, rows: dict[_Key, _Row], key: _Key, row: _Row, rank: Callable[[_Row], int]) -> None:
+        """Keeps one row per key: of greatest rank, and among equals the first."""
+        old = rows.get(key)
+        if old is None:
+            rows[key] = row
+            return
+        self.n_duplicates += 1
+        if rank(row) > rank(old):
+            del rows[key]
+            rows[key] = row
+
+    def _next_seq(self) -> int:
+        self.last_seq += 1
+        return self.last_seq

@@ -1,0 +1,131 @@
+"""The DuckDB file: opened with nothing but itself in reach, tables made or checked, checkpoints."""
+
+import logging
+import re
+import time
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import duckdb
+
+from trainspan_collector.journal import Position
+from trainspan_schemas.errors import StoreError, StoreLockedError
+from trainspan_schemas.views import STORE_VERSION
+
+__all__ = ["Database", "Progress"]
+
+log = logging.getLogger(__name__)
+
+_WAL_LIMIT = "1TB"  # checkpoints are ours to make: the journal is released after them
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the store is loaded: a row of `stored.progress`."""
+
+    position: Position
+    last_seq: int
+
+
+class Database:
+    """The store's file, open for writing. Each thread takes a cursor of its own.
+
+    Raises StoreLockedError where another process has it open, StoreError where it is no store of this version.
+    """
+
+    def __init__(self, path: Path, *, memory: str) -> None:
+        self._path = path
+        try:
+            self._connection = _connect(path, memory)
+        except duckdb.Error as error:
+            if not _is_damaged_wal(error, _wal(path)):
+                raise _open_error(path, error) from error
+            _set_aside(_wal(path), error)
+            self._connection = _connect(path, memory)
+        path.chmod(0o600)
+        try:
+            self._prepare()
+        except StoreError:
+            self._connection.close()
+            raise
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        return self._connection.cursor()
+
+    def progress(self) -> Progress:
+        [row] = self.cursor().execute("SELECT segment, byte_offset, last_seq FROM stored.progress").fetchall()
+        return Progress(Position(row[0], row[1]), row[2])
+
+    def wal_bytes(self) -> int:
+        """Size of the write-ahead log: what was committed since the last checkpoint."""
+        try:
+            return _wal(self._path).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def checkpoint(self) -> None:
+        """Moves everything committed into the file itself."""
+        self.cursor().execute("CHECKPOINT")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _prepare(self) -> None:
+        cursor = self.cursor()
+        tables = {row[0] for row in cursor.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+        if not tables:
+            cursor.execute("BEGIN")
+            cursor.execute(files("trainspan_collector").joinpath("schema.sql").read_text())
+            cursor.execute("INSERT INTO meta VALUES ('schema_version', ?)", [str(STORE_VERSION)])
+            cursor.execute("COMMIT")
+            cursor.execute("CHECKPOINT")
+            return
+        if "meta" not in tables:
+            raise StoreError(f"{self._path} is a DuckDB file but no trainspan store: name another with --store")
+        rows = cursor.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchall()
+        version = rows[0][0] if rows else "unknown"
+        if version != str(STORE_VERSION):
+            raise StoreError(
+                f"{self._path} has store version {version}, this trainspan reads {STORE_VERSION}: "
+                "use the trainspan that wrote it, or another --store"
+            )
+
+
+def _wal(path: Path) -> Path:
+    return path.with_name(path.name + ".wal")
+
+
+def _connect(path: Path, memory: str) -> duckdb.DuckDBPyConnection:
+    """A connection whose settings no query can change and that reaches no other file."""
+    return duckdb.connect(
+        str(path),
+        config={
+            "enable_external_access": "false",
+            "python_enable_replacements": "false",
+            "autoload_known_extensions": "false",
+            "memory_limit": memory,
+            "wal_autocheckpoint": _WAL_LIMIT,
+            "lock_configuration": "true",
+        },
+    )
+
+
+def _open_error(path: Path, error: duckdb.Error) -> StoreError:
+    text = str(error)
+    if "lock" in text.lower():
+        holder = re.search(r"held in (.+?) \(PID (\d+)\)", text)
+        by = f"process {holder[2]} ({holder[1]})" if holder else "another process"
+        return StoreLockedError(f"{path} is open in {by}: stop it first; DuckDB lets one process write a file")
+    return StoreError(f"cannot open {path}: {text.splitlines()[0]}")
+
+
+def _is_damaged_wal(error: duckdb.Error, wal: Path) -> bool:
+    return wal.exists() and not isinstance(error, duckdb.IOException) and "WAL" in str(error).upper()
+
+
+def _set_aside(wal: Path, error: duckdb.Error) -> None:
+    """The journal still holds all that the write-ahead log held, so the loader can load it again."""
+    kept = wal.with_name(f"{wal.name}.damaged-{time.time_ns()}")
+    wal.rename(kept)
+    log.error("write-ahead log damaged kept_as=%s error=%r: loading again from the journal", kept, str(error))

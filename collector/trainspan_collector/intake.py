@@ -1,0 +1,85 @@
+"""What stands between the receiver and the journal: a byte budget and a floor of free disk, each with a bounded wait."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainspan_collector.frames import Signal
+from trainspan_collector.journal import Journal
+
+__all__ = ["Intake", "OverloadError"]
+
+_DISK_CHECK_S = 0.5
+
+
+class OverloadError(Exception):
+    """There was no room for a request within the wait; the sender may try again after `retry_after_s`."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Intake:
+    """Takes a request's bytes to disk. Thread-safe."""
+
+    def __init__(
+        self, journal: Journal, folder: Path, *, max_inflight_bytes: int, min_free_disk_bytes: int, wait_s: float
+    ) -> None:
+        self._journal = journal
+        self._folder = folder
+        self._max_inflight_bytes = max_inflight_bytes
+        self._min_free_disk_bytes = min_free_disk_bytes
+        self._wait_s = wait_s
+        self._inflight_bytes = 0
+        self._room = threading.Condition()
+        self._disk_checked = 0.0
+        self._free_disk_bytes = 0
+
+    def keep(self, signal: Signal, body: bytes) -> None:
+        """Returns once `body` is on disk. Raises OverloadError for want of room, StoreError where writing fails."""
+        deadline = time.monotonic() + self._wait_s
+        self._wait_for_disk(deadline)
+        with self.reserved(len(body), deadline):
+            self._journal.append(signal, body, time.time_ns())
+
+    @contextlib.contextmanager
+    def reserved(self, n_bytes: int, deadline: float) -> Iterator[None]:
+        """A part of the byte budget; a request larger than the whole budget goes alone."""
+        with self._room:
+            if not self._room.wait_for(lambda: self._fits(n_bytes), max(0.0, deadline - time.monotonic())):
+                raise OverloadError(
+                    f"{self._inflight_bytes} bytes are waiting for the disk, the limit is {self._max_inflight_bytes}",
+                    self._wait_s,
+                )
+            self._inflight_bytes += n_bytes
+        try:
+            yield
+        finally:
+            with self._room:
+                self._inflight_bytes -= n_bytes
+                self._room.notify_all()
+
+    def _fits(self, n_bytes: int) -> bool:
+        return self._inflight_bytes == 0 or self._inflight_bytes + n_bytes <= self._max_inflight_bytes
+
+    def _wait_for_disk(self, deadline: float) -> None:
+        while not self._disk_has_room():
+            if time.monotonic() >= deadline:
+                raise OverloadError(
+                    f"{self._free_disk_bytes} bytes of disk are free at {self._folder}, "
+                    f"the floor is {self._min_free_disk_bytes}: free some, or lower min_free_disk_bytes",
+                    10.0,
+                )
+            time.sleep(min(_DISK_CHECK_S, max(0.0, deadline - time.monotonic())))
+
+    def _disk_has_room(self) -> bool:
+        now = time.monotonic()
+        if now - self._disk_checked >= _DISK_CHECK_S:
+            stat = os.statvfs(self._folder)
+            self._free_disk_bytes = stat.f_bavail * stat.f_frsize
+            self._disk_checked = now
+        return self._free_disk_bytes >= self._min_free_disk_bytes

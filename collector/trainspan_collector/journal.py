@@ -1,0 +1,239 @@
+"""The journal: what was acknowledged lies here until DuckDB holds it.
+
+A folder of append-only segment files `NNNNNNNNNNNN.journal`. One thread writes: it takes every pending request, writes
+them with one system call, calls `fdatasync`, then releases all who wait (group commit). A process never appends to a
+segment of an earlier one, so a torn tail stays where the crash left it.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainspan_collector.frames import Damage, Frame, Signal, encode_header, scan_frames
+from trainspan_schemas.errors import StoreError
+
+__all__ = ["Journal", "Position"]
+
+log = logging.getLogger(__name__)
+
+_SUFFIX = ".journal"
+_SEGMENT_BYTES = 64 * 1024 * 1024
+_MAX_BUFFERS = 512  # below the kernel's IOV_MAX of 1024
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """A place between two frames; positions compare in journal order."""
+
+    segment: int
+    offset: int
+
+
+@dataclass(slots=True)
+class _Waiting:
+    header: bytes
+    body: bytes
+    done: threading.Event = field(default_factory=threading.Event)
+    error: OSError | None = None
+
+
+class Journal:
+    """Opens (or makes) the journal in `folder`; new segments are numbered after `last_segment` and what is there."""
+
+    def __init__(self, folder: Path, last_segment: int = 0, *, segment_bytes: int = _SEGMENT_BYTES) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self._sizes = {int(path.stem): path.stat().st_size for path in folder.glob(f"*{_SUFFIX}")}
+        self._last_segment = max([last_segment, *self._sizes])
+        self._file: int | None = None
+        self._pending: list[_Waiting] = []
+        self._changed = threading.Condition()
+        self._closing = False
+        self._nudged = False
+        self._writer = threading.Thread(target=self._write_all, name="journal", daemon=True)
+        self._writer.start()
+
+    def append(self, signal: Signal, body: bytes, received_ns: int) -> None:
+        """Returns once the request is on disk. Raises StoreError where it could not be written."""
+        waiting = _Waiting(encode_header(signal, received_ns, body), body)
+        with self._changed:
+            if self._closing:
+                raise StoreError("the journal is closed: the collector is stopping")
+            self._pending.append(waiting)
+            self._changed.notify_all()
+        waiting.done.wait()
+        if waiting.error is not None:
+            raise StoreError(f"cannot write the journal in {self._folder}: {waiting.error}") from waiting.error
+
+    def end(self) -> Position:
+        """The end of what is on disk: everything acknowledged so far lies before it."""
+        with self._changed:
+            return self._end()
+
+    def bytes_after(self, position: Position) -> int:
+        with self._changed:
+            return self._bytes_after(position)
+
+    def wait_for_bytes(self, position: Position, n_bytes: int, timeout_s: float) -> bool:
+        """Waits until `n_bytes` lie after `position`, or `nudge` is called, or the time is over; whether they do."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._nudged or self._bytes_after(position) >= n_bytes, timeout_s)
+            self._nudged = False
+            return self._bytes_after(position) >= n_bytes
+
+    def nudge(self) -> None:
+        """Ends a `wait_for_bytes` now."""
+        with self._changed:
+            self._nudged = True
+            self._changed.notify_all()
+
+    def read(self, position: Position, max_bytes: int) -> tuple[list[Frame], Position]:
+        """Frames after `position`, of about `max_bytes` but at least one where there is one, and where they end.
+
+        Damage is skipped with a warning; frames after it are found.
+        """
+        with self._changed:
+            sizes = dict(self._sizes)
+        for segment in sorted(segment for segment in sizes if segment >= position.segment):
+            start = position.offset if segment == position.segment else 0
+            if start >= sizes[segment]:
+                continue
+            return self._read_segment(segment, start, sizes[segment], max_bytes)
+        return [], position
+
+    def release(self, position: Position) -> None:
+        """Deletes the segments that lie wholly before `position`; the caller has made their content safe."""
+        with self._changed:
+            covered = [
+                segment
+                for segment, size in self._sizes.items()
+                if Position(segment, size) <= position and (self._file is None or segment != self._last_segment)
+            ]
+            for segment in covered:
+                del self._sizes[segment]
+        for segment in covered:
+            self._path(segment).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Writes what is pending and stops; further appends raise StoreError."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._writer.join()
+        self._seal()
+
+    def _path(self, segment: int) -> Path:
+        return self._folder / f"{segment:012d}{_SUFFIX}"
+
+    def _end(self) -> Position:
+        last = max(self._sizes, default=0)
+        return Position(last, self._sizes.get(last, 0))
+
+    def _bytes_after(self, position: Position) -> int:
+        return sum(
+            size - (position.offset if segment == position.segment else 0)
+            for segment, size in self._sizes.items()
+            if segment >= position.segment
+        )
+
+    def _read_segment(self, segment: int, start: int, size: int, max_bytes: int) -> tuple[list[Frame], Position]:
+        wanted = max_bytes
+        while True:
+            with self._path(segment).open("rb") as file:
+                file.seek(start)
+                data = file.read(min(wanted, size - start))
+            complete = start + len(data) >= size
+            frames: list[Frame] = []
+            end = start
+            for item in scan_frames(data, complete=complete):
+                end = start + item.end
+                if isinstance(item, Damage):
+                    log.warning(
+                        "journal damage segment=%d from=%d to=%d bytes_skipped=%d",
+                        segment, start + item.start, end, item.end - item.start,
+                    )  # fmt: skip
+                else:
+                    frames.append(item)
+                if wanted > max_bytes:  # read on for the sake of this one
+                    break
+            if end > start or complete:
+                return frames, Position(segment, end)
+            wanted *= 2
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._closing)
+                batch, self._pending = self._pending, []
+            if not batch:
+                return
+            try:
+                size = self._write(batch)
+            except OSError as error:
+                # What did reach the file is a torn tail; the next request gets a segment of its own.
+                log.error("journal write failed folder=%s requests=%d error=%s", self._folder, len(batch), error)
+                self._seal()
+                for waiting in batch:
+                    waiting.error = error
+            else:
+                with self._changed:
+                    self._sizes[self._last_segment] += size
+                    self._changed.notify_all()
+            for waiting in batch:
+                waiting.done.set()
+
+    def _write(self, batch: list[_Waiting]) -> int:
+        file = self._writable_segment()
+        buffers = [buffer for waiting in batch for buffer in (waiting.header, waiting.body)]
+        for group in range(0, len(buffers), _MAX_BUFFERS):
+            _write_buffers(file, buffers[group : group + _MAX_BUFFERS])
+        os.fdatasync(file)
+        return sum(map(len, buffers))
+
+    def _writable_segment(self) -> int:
+        if self._file is not None and self._sizes[self._last_segment] >= self._segment_bytes:
+            self._seal()
+        if self._file is None:
+            segment = self._last_segment + 1
+            file = os.open(self._path(segment), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            with self._changed:
+                self._last_segment, self._file = segment, file
+                self._sizes[segment] = 0
+            _sync_folder(self._folder)
+        assert self._file is not None
+        return self._file
+
+    def _seal(self) -> None:
+        with self._changed:
+            file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                os.close(file)
+
+
+def _write_buffers(file: int, buffers: list[bytes]) -> None:
+    written = os.writev(file, buffers)
+    for rest in _unwritten(buffers, written):
+        view = memoryview(rest)
+        while view:
+            view = view[os.write(file, view) :]
+
+
+def _unwritten(buffers: list[bytes], written: int) -> Iterator[bytes]:
+    for buffer in buffers:
+        if written < len(buffer):
+            yield buffer[written:] if written else buffer
+        written = max(0, written - len(buffer))
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,201 @@
+"""The loader: one thread that moves the journal into DuckDB, batch by batch, and checkpoints.
+
+Each batch is one transaction together with the journal position, so a crash leaves both or neither. Journal segments are
+deleted only after a checkpoint that covers them: until then they can rebuild what a damaged write-ahead log held.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import duckdb
+import pyarrow as pa
+
+from trainspan_collector.batch import Batch
+from trainspan_collector.database import Database, Progress
+from trainspan_collector.journal import Journal, Position
+from trainspan_collector.rows import evaluation_table, log_table, span_table
+
+__all__ = ["Loader"]
+
+log = logging.getLogger(__name__)
+
+_CHECKPOINT_IDLE_S = 30.0
+_RETRY_S = 0.5
+
+_SAME_SPANS = """
+SELECT i.seq, i.richness, s.seq, s.richness FROM incoming i
+JOIN stored.spans s ON s.span_key = i.span_key AND s.trace_id = i.trace_id
+ANTI JOIN stored.superseded d ON d.seq = s.seq
+"""
+_SAME_LOGS = "SELECT i.seq, false, s.seq, false FROM incoming i JOIN stored.logs s ON s.content_hash = i.content_hash"
+_SAME_EVALUATIONS = """
+SELECT i.seq, i.on_span, s.seq, s.on_span FROM incoming i
+JOIN stored.evaluations s ON s.key = i.key
+ANTI JOIN stored.superseded d ON d.seq = s.seq
+"""
+
+
+class Loader:
+    """Starts with `start`, ends with `stop`; `wait_for` is a reader's barrier."""
+
+    def __init__(
+        self,
+        database: Database,
+        journal: Journal,
+        *,
+        interval_s: float,
+        max_bytes: int,
+        checkpoint_wal_bytes: int,
+        cancel_queries: Callable[[], None],
+        on_failure: Callable[[], None],
+    ) -> None:
+        """`cancel_queries` is called when a load runs out of memory, `on_failure` when loading cannot go on."""
+        self._database = database
+        self._journal = journal
+        self._interval_s = interval_s
+        self._max_bytes = max_bytes
+        self._checkpoint_wal_bytes = checkpoint_wal_bytes
+        self._cancel_queries = cancel_queries
+        self._on_failure = on_failure
+        self._cursor = database.cursor()
+        self._progress = database.progress()
+        self._loaded = threading.Condition()
+        self._n_waiting = 0
+        self._stopping = threading.Event()
+        self._checkpointed = self._progress.position
+        self._thread = threading.Thread(target=self._run, name="loader", daemon=True)
+        self.failure: Exception | None = None
+        self.n_duplicates = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Loads what the journal holds, checkpoints and ends. Appends must have stopped."""
+        self._stopping.set()
+        self._journal.nudge()
+        self._thread.join()
+
+    def wait_for(self, position: Position, timeout_s: float) -> bool:
+        """Waits until everything before `position` is loaded; False where the time was over first."""
+        with self._loaded:
+            if self._progress.position >= position:
+                return True
+            self._n_waiting += 1
+        try:
+            self._journal.nudge()
+            with self._loaded:
+                self._loaded.wait_for(lambda: self._progress.position >= position or self.failure, timeout_s)
+                return self._progress.position >= position
+        finally:
+            with self._loaded:
+                self._n_waiting -= 1
+
+    def _run(self) -> None:
+        try:
+            self._load_until_stopped()
+            self._checkpoint()
+        except Exception as error:
+            log.exception("loader failed")
+            self.failure = error
+            with self._loaded:
+                self._loaded.notify_all()
+            self._on_failure()
+
+    def _load_until_stopped(self) -> None:
+        last_load = time.monotonic()
+        while True:
+            stopping = self._stopping.is_set()
+            if self._journal.wait_for_bytes(self._progress.position, 1, 0 if stopping else _CHECKPOINT_IDLE_S):
+                if not stopping and not self._n_waiting:
+                    self._journal.wait_for_bytes(self._progress.position, self._max_bytes, self._interval_s)
+                self._load_one_batch()
+                last_load = time.monotonic()
+                if self._database.wal_bytes() >= self._checkpoint_wal_bytes:
+                    self._checkpoint()
+            elif stopping:
+                return
+            elif time.monotonic() - last_load >= _CHECKPOINT_IDLE_S:
+                self._checkpoint()
+
+    def _load_one_batch(self) -> None:
+        frames, end = self._journal.read(self._progress.position, self._max_bytes)
+        batch = Batch(self._progress.last_seq)
+        batch.add(frames)
+        progress = Progress(end, batch.last_seq)
+        self._commit_with_retries(batch, progress)
+        with self._loaded:
+            self._progress = progress
+            self._loaded.notify_all()
+
+    def _commit_with_retries(self, batch: Batch, progress: Progress) -> None:
+        """Memory that a query took, and a full disk, come back; what else fails is an error of ours and is raised."""
+        while True:
+            try:
+                self._commit(batch, progress)
+            except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
+                self._roll_back()
+                if self._stopping.is_set():
+                    raise
+                log.warning("load failed, trying again error=%r", str(error))
+                self._cancel_queries()
+                self._stopping.wait(_RETRY_S)
+            else:
+                return
+
+    def _commit(self, batch: Batch, progress: Progress) -> None:
+        execute = self._cursor.execute
+        execute("BEGIN")
+        duplicates = batch.n_duplicates
+        if batch.spans:
+            duplicates += self._insert("stored.spans", span_table(batch.spans), _SAME_SPANS)
+        if batch.logs:
+            duplicates += self._insert("stored.logs", log_table(batch.logs), _SAME_LOGS)
+        if batch.evaluations:
+            table = evaluation_table(batch.evaluations)
+            duplicates += self._insert("stored.evaluations", table, _SAME_EVALUATIONS)
+        execute(
+            "UPDATE stored.progress SET segment = ?, byte_offset = ?, last_seq = ?",
+            [progress.position.segment, progress.position.offset, progress.last_seq],
+        )
+        execute("COMMIT")
+        self.n_duplicates += duplicates
+        if duplicates:
+            log.info("duplicates in_batch_and_stored=%d total=%d", duplicates, self.n_duplicates)
+
+    def _insert(self, table: str, incoming: pa.Table, same: str) -> int:
+        """Inserts what is new or of greater rank than what is stored; the number of duplicates met."""
+        self._cursor.register("incoming", incoming)
+        try:
+            pairs = self._cursor.execute(same).fetchall()
+            replaced = [old for _, new_rank, old, old_rank in pairs if new_rank > old_rank]
+            dropped = [new for new, new_rank, _, old_rank in pairs if new_rank <= old_rank]
+            if replaced:
+                self._cursor.execute("INSERT INTO stored.superseded SELECT unnest(?)", [replaced])
+            self._cursor.execute(
+                f"INSERT INTO {table} BY NAME SELECT * FROM incoming WHERE NOT list_contains(?, seq)", [dropped]
+            )
+        finally:
+            self._cursor.unregister("incoming")
+        return len(pairs)
+
+    def _roll_back(self) -> None:
+        with contextlib.suppress(duckdb.Error):  # nothing to roll back where COMMIT itself failed
+            self._cursor.execute("ROLLBACK")
+
+    def _checkpoint(self) -> None:
+        position = self._progress.position
+        if position == self._checkpointed:
+            return
+        started = time.monotonic()
+        try:
+            self._database.checkpoint()
+        except (duckdb.TransactionException, duckdb.OutOfMemoryException, duckdb.IOException) as error:
+            log.warning("checkpoint put off error=%r", str(error))
+            return
+        self._checkpointed = position
+        self._journal.release(position)
+        log.info("checkpoint seconds=%.3f last_seq=%d", time.monotonic() - started, self._progress.last_seq)

@@ -1,0 +1,145 @@
+"""The collector as one process: everything started in order, drained in the reverse order."""
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from trainspan_collector.database import Database
+from trainspan_collector.flight import FlightServer
+from trainspan_collector.intake import Intake
+from trainspan_collector.journal import Journal
+from trainspan_collector.listeners import Address, bind
+from trainspan_collector.loader import Loader
+from trainspan_collector.ownership import StoreLock
+from trainspan_collector.receiver import Receiver
+from trainspan_collector.snapshots import UserQueries
+from trainspan_schemas.errors import ConfigError, StoreError
+from trainspan_schemas.home import store_path
+from trainspan_schemas.settings import CollectorSettings
+from trainspan_schemas.store import StoreAddress, address_file, write_address
+
+__all__ = ["run"]
+
+log = logging.getLogger(__name__)
+
+_GRACE_S = 5.0
+
+
+def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None]) -> None:
+    """Collects until SIGTERM or SIGINT, then loads what was acknowledged, checkpoints and returns.
+
+    Raises ConfigError for addresses that cannot be meant, StoreLockedError where another process has the store,
+    StoreError where a port is taken, the store cannot be opened, or loading failed on the way.
+    """
+    if settings.http != "off":
+        raise ConfigError(f"--http {settings.http}: OTLP comes in over gRPC here; use --http off and --grpc HOST:PORT")
+    if settings.flight == "off":
+        raise ConfigError("--flight off: the store is read through Flight alone; give --flight HOST:PORT")
+    remote = settings.insecure_allow_remote
+    grpc = None if settings.grpc == "off" else Address.parse("--grpc", settings.grpc, allow_remote=remote)
+    flight = Address.parse("--flight", settings.flight, allow_remote=remote)
+    os.umask(0o077)
+    with _stop_signal() as stop, contextlib.ExitStack() as cleanup:
+        loader = _start(settings, grpc, flight, stop, cleanup, on_ready)
+        stop.wait()
+        log.info("draining")
+    if loader.failure is not None:
+        first_line = str(loader.failure).strip().splitlines()[:1] or [type(loader.failure).__name__]
+        raise StoreError(
+            f"loading failed, the journal keeps what was acknowledged: {first_line[0]}"
+        ) from loader.failure
+
+
+def _start(
+    settings: CollectorSettings,
+    grpc: Address | None,
+    flight: Address,
+    stop: "_Stop",
+    cleanup: contextlib.ExitStack,
+    on_ready: Callable[[StoreAddress], None],
+) -> Loader:
+    """Starts all parts; `cleanup` ends them: receiver, journal, loader, Flight, address file, DuckDB, lock."""
+    store = store_path(settings.store).resolve()
+    folder = store.with_name(store.name + ".journal")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cleanup.callback(StoreLock(folder, store).release)
+    database = Database(store, memory=settings.duckdb_memory)
+    cleanup.callback(database.close)
+    cleanup.callback(address_file(store).unlink, missing_ok=True)
+
+    user_queries = UserQueries(settings.sql_timeout_s)
+    journal = Journal(folder, database.progress().position.segment)
+    loader = Loader(
+        database,
+        journal,
+        interval_s=settings.load_interval_s,
+        max_bytes=settings.load_max_bytes,
+        checkpoint_wal_bytes=settings.checkpoint_wal_bytes,
+        cancel_queries=user_queries.cancel_all,
+        on_failure=stop.set,
+    )
+    flight_server = bind(
+        flight,
+        lambda address: FlightServer(
+            address, database=database, journal=journal, loader=loader, user_queries=user_queries
+        ),
+    )
+    cleanup.callback(flight_server.shutdown)
+    receiver = None
+    if grpc is not None:
+        intake = Intake(
+            journal,
+            folder,
+            max_inflight_bytes=settings.max_inflight_bytes,
+            min_free_disk_bytes=settings.min_free_disk_bytes,
+            wait_s=settings.overload_wait_s,
+        )
+        receiver = bind(grpc, lambda address: Receiver(address, intake, max_request_bytes=settings.max_request_bytes))
+    loader.start()
+    cleanup.callback(loader.stop)
+    cleanup.callback(journal.close)
+    if receiver is not None:
+        receiver.start()
+        cleanup.callback(receiver.stop, _GRACE_S)
+    address = StoreAddress(
+        pid=os.getpid(),
+        store=str(store),
+        grpc=f"{grpc.host}:{receiver.port}" if grpc and receiver else None,
+        http=None,
+        flight=f"{flight.host}:{flight_server.port}",
+    )
+    write_address(address)
+    on_ready(address)
+    return loader
+
+
+class _Stop:
+    """A flag that a signal handler may set: a pipe, since locks are not safe there."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+
+    def set(self) -> None:
+        os.write(self._write, b".")
+
+    def wait(self) -> None:
+        os.read(self._read, 1)
+
+
+@contextlib.contextmanager
+def _stop_signal() -> Iterator[_Stop]:
+    """Turns SIGTERM and SIGINT into a flag for the time of the block, draining included."""
+    stop = _Stop()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

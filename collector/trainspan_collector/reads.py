@@ -1,0 +1,105 @@
+"""Named reads of Flight: names and parameters → one SQL query with bound values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from trainspan_schemas.errors import UsageError
+from trainspan_schemas.views import VIEWS
+
+__all__ = ["READS", "Query", "named_read"]
+
+_CALL_EXTRAS: Final = ("parent_span_id", "status_code", "attributes", "resource", "scope_name", "dropped_attributes")
+
+READS: Final[Mapping[str, tuple[str, ...]]] = {
+    name: (*columns, *_CALL_EXTRAS) if name == "calls" else tuple(columns) for name, columns in VIEWS.items()
+}
+"""Read → its columns."""
+
+_SOURCES: Final = {
+    "calls": "stored.calls r",
+    "spans": "(SELECT s.*, i.rollout_id, i.run_id, i.round FROM spans s JOIN stored.span_identities i ON i.seq = s.seq) r",
+    "rollouts": "rollouts r",
+    "evaluations": (
+        "(SELECT e.*, i.run_id, i.round FROM evaluations e LEFT JOIN "
+        "(SELECT rollout_id, min(run_id) AS run_id, min(round) AS round FROM stored.rollout_identities GROUP BY ALL) i "
+        "ON i.rollout_id = e.rollout_id) r"
+    ),
+    "logs": (
+        "(SELECT l.*, b.rollout_id, i.run_id, i.round FROM logs l "
+        "LEFT JOIN stored.log_rollouts b ON b.seq = l.seq LEFT JOIN "
+        "(SELECT rollout_id, min(run_id) AS run_id, min(round) AS round FROM stored.rollout_identities GROUP BY ALL) i "
+        "ON i.rollout_id = b.rollout_id) r"
+    ),
+}
+"""Each has, besides the read's columns, trace_id, rollout_id, run_id and round."""
+
+_TOUCHED: Final = """
+touched AS MATERIALIZED (
+    SELECT trace_id, rollout_id FROM stored.span_identities WHERE seq > $since
+    UNION SELECT trace_id, rollout_id FROM stored.bound_evaluations WHERE seq > $since
+    UNION SELECT trace_id, rollout_id FROM stored.log_rollouts WHERE seq > $since
+)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    sql: str
+    parameters: dict[str, object]
+
+
+def named_read(name: str, parameters: Mapping[str, object]) -> Query:
+    """The query of a read. Raises UsageError for a name, parameter or column that there is not."""
+    if name not in READS:
+        raise UsageError(f"no read {name!r}; there are {', '.join(READS)}")
+    known = ("run_id", "round", "rollout_ids", "since_seq", "columns")
+    if unknown := [key for key in parameters if key not in known]:
+        raise UsageError(f"read {name!r} has no parameter {unknown[0]!r}; there are {', '.join(known)}")
+    given = {key: value for key, value in parameters.items() if value is not None}
+    conditions: list[str] = []
+    bound: dict[str, object] = {}
+    if "run_id" in given:
+        conditions.append("r.run_id = $run_id")
+        bound["run_id"] = _checked(given, "run_id", str)
+    if "round" in given:
+        conditions.append("r.round = $round")
+        bound["round"] = _checked(given, "round", int)
+    if "rollout_ids" in given:
+        conditions.append("r.rollout_id IN (SELECT unnest($rollout_ids::VARCHAR[]))")
+        bound["rollout_ids"] = _texts(given, "rollout_ids")
+    common_tables = ""
+    if "since_seq" in given:
+        common_tables = f"WITH {_TOUCHED}\n"
+        conditions.append(
+            "(r.trace_id IN (SELECT trace_id FROM touched WHERE trace_id IS NOT NULL)"
+            " OR r.rollout_id IN (SELECT rollout_id FROM touched WHERE rollout_id IS NOT NULL))"
+        )
+        bound["since"] = _checked(given, "since_seq", int)
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    columns = ", ".join(f"r.{column}" for column in _columns(name, given))
+    return Query(f"{common_tables}SELECT {columns} FROM {_SOURCES[name]}{where}", bound)
+
+
+def _columns(name: str, given: Mapping[str, object]) -> tuple[str, ...]:
+    if "columns" not in given:
+        return READS[name]
+    wanted = _texts(given, "columns")
+    if not wanted:
+        raise UsageError(f"read {name!r}: columns is empty")
+    if unknown := [column for column in wanted if column not in READS[name]]:
+        raise UsageError(f"read {name!r} has no column {unknown[0]!r}; there are {', '.join(READS[name])}")
+    return tuple(wanted)
+
+
+def _checked(given: Mapping[str, object], key: str, kind: type) -> object:
+    value = given[key]
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise UsageError(f"parameter {key} = {value!r} is not of type {kind.__name__}")
+    return value
+
+
+def _texts(given: Mapping[str, object], key: str) -> list[str]:
+    value = given[key]
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise UsageError(f"parameter {key} = {value!r} is not a list of strings")
+    return value

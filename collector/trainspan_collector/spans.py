@@ -1,0 +1,190 @@
+"""OTLP spans → rows of `stored.spans`, and the evaluations among their events."""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from trainspan_collector import attributes as look
+from trainspan_collector.rows import SpanRow
+from trainspan_collector.tokens import pack_ids, pack_logprobs
+from trainspan_collector.values import Attributes, Json, read_attributes, to_json_text, to_plain
+from trainspan_schemas import keys
+from trainspan_schemas.errors import InvalidRecordError
+
+__all__ = ["Origin", "read_origin", "read_span", "signed", "span_events"]
+
+_MAX_INT64: Final = 2**63 - 1
+_PACKERS: Final = {
+    keys.PROMPT_TOKEN_IDS: pack_ids,
+    keys.COMPLETION_TOKEN_IDS: pack_ids,
+    keys.COMPLETION_LOGPROBS: pack_logprobs,
+}
+
+
+class Origin(NamedTuple):
+    """What the spans or log records of one (resource, scope) share."""
+
+    service_name: str | None
+    resource: str
+    scope_name: str
+    scope_json: str
+
+
+class Event(NamedTuple):
+    name: str
+    time_ns: int
+    attributes: Attributes
+    dropped_attributes: int
+
+
+def read_origin(
+    resource: Resource, resource_schema_url: str, scope: InstrumentationScope, scope_schema_url: str
+) -> Origin:
+    of_resource = read_attributes(resource.attributes)
+    rest: dict[str, Json] = {
+        "version": scope.version,
+        "schema_url": scope_schema_url,
+        "dropped_attributes": scope.dropped_attributes_count,
+        "resource_schema_url": resource_schema_url,
+        "resource_dropped_attributes": resource.dropped_attributes_count,
+    }
+    scope_json = _with_attributes(
+        {key: value for key, value in rest.items() if value}, read_attributes(scope.attributes)
+    )
+    return Origin(look.text(of_resource.plain, "service.name"), of_resource.text, scope.name, scope_json)
+
+
+def signed(value: int) -> int:
+    """A uint64 as BIGINT; what does not fit (times after the year 2262) becomes the greatest."""
+    return min(value, _MAX_INT64)
+
+
+def span_events(span: Span) -> list[Event]:
+    return [
+        Event(
+            event.name, signed(event.time_unix_nano), read_attributes(event.attributes), event.dropped_attributes_count
+        )
+        for event in span.events
+    ]
+
+
+def read_span(seq: int, span: Span, events: list[Event], origin: Origin) -> SpanRow:
+    read = read_attributes(span.attributes, _PACKERS)
+    packed, malformed = _pack_tokens(read.skipped)
+    plain = read.plain
+    rollout_id = look.text(plain, keys.ROLLOUT_ID)
+    attempt = look.integer(plain, keys.ATTEMPT)
+    prompt, completion = packed.get(keys.PROMPT_TOKEN_IDS), packed.get(keys.COMPLETION_TOKEN_IDS)
+    is_call = prompt is not None or completion is not None
+    end_ns = signed(span.end_time_unix_nano)
+    return SpanRow(
+        seq=seq,
+        span_key=int.from_bytes(span.span_id, "big"),
+        richness=_richness(span, has_tokens=is_call, has_ended=end_ns > 0),
+        trace_id=span.trace_id.hex(),
+        span_id=span.span_id.hex(),
+        parent_span_id=span.parent_span_id.hex() if any(span.parent_span_id) else None,
+        name=span.name,
+        kind=span.kind,
+        start_ns=signed(span.start_time_unix_nano),
+        end_ns=end_ns,
+        status_code=span.status.code,
+        status_message=span.status.message,
+        service_name=origin.service_name,
+        scope_name=origin.scope_name,
+        scope_json=origin.scope_json,
+        attributes=_with_more(read.text, malformed),
+        resource=origin.resource,
+        events=_events_json(events),
+        links=_links_json(span),
+        trace_state=span.trace_state,
+        flags=span.flags,
+        dropped_attributes=span.dropped_attributes_count,
+        dropped_events=span.dropped_events_count,
+        dropped_links=span.dropped_links_count,
+        rollout_id=rollout_id,
+        attempt=(attempt or 0) if rollout_id else attempt,
+        task_id=look.text(plain, keys.TASK_ID),
+        run_id=look.text(plain, keys.RUN_ID),
+        round=look.integer(plain, keys.ROUND),
+        split=look.text(plain, keys.SPLIT),
+        agent=look.text(plain, keys.GEN_AI_AGENT_NAME),
+        rollout_status=look.text(plain, keys.ROLLOUT_STATUS),
+        rollout_boundary=look.text(plain, keys.ROLLOUT_BOUNDARY),
+        rollout_judge=look.text(plain, keys.ROLLOUT_JUDGE),
+        rollout_calls=look.integer(plain, keys.ROLLOUT_CALLS),
+        is_call=is_call,
+        call_index=look.integer(plain, keys.CALL_INDEX),
+        policy_name=look.text(plain, keys.POLICY_NAME),
+        policy_version=look.integer(plain, keys.POLICY_VERSION),
+        prompt_ids=prompt,
+        completion_ids=completion,
+        logprobs=packed.get(keys.COMPLETION_LOGPROBS),
+        finish_reason=look.first_text(plain, keys.GEN_AI_FINISH_REASONS),
+        delivered=look.boolean(plain, keys.CALL_DELIVERED),
+    )
+
+
+def _pack_tokens(values: Mapping[str, AnyValue]) -> tuple[dict[str, bytes], dict[str, Json]]:
+    """Token attributes packed, and those that are none, which stay attributes."""
+    packed: dict[str, bytes] = {}
+    malformed: dict[str, Json] = {}
+    for key, value in values.items():
+        try:
+            packed[key] = _PACKERS[key](value)
+        except InvalidRecordError:
+            malformed[key] = to_plain(value)
+    return packed, malformed
+
+
+def _richness(span: Span, *, has_tokens: bool, has_ended: bool) -> int:
+    """Orders spans with the same ids: first those with tokens, then those that have ended, then the larger."""
+    size: int = span.ByteSize()
+    return has_tokens << 62 | has_ended << 61 | size
+
+
+def _events_json(events: list[Event]) -> str:
+    if not events:
+        return "[]"
+    return f"[{','.join(_event_json(event) for event in events)}]"
+
+
+def _event_json(event: Event) -> str:
+    head: dict[str, Json] = {
+        "name": event.name,
+        "time_ns": event.time_ns,
+        "dropped_attributes": event.dropped_attributes,
+    }
+    return _with_attributes(head, event.attributes)
+
+
+def _links_json(span: Span) -> str:
+    if not span.links:
+        return "[]"
+    return f"[{','.join(_link_json(link) for link in span.links)}]"
+
+
+def _link_json(link: Span.Link) -> str:
+    head: dict[str, Json] = {
+        "trace_id": link.trace_id.hex(),
+        "span_id": link.span_id.hex(),
+        "trace_state": link.trace_state,
+        "flags": link.flags,
+        "dropped_attributes": link.dropped_attributes_count,
+    }
+    return _with_attributes(head, read_attributes(link.attributes))
+
+
+def _with_attributes(head: dict[str, Json], attributes: Attributes) -> str:
+    """One JSON object: `head` and the member "attributes", whose text may hold a key twice."""
+    separator = "," if head else ""
+    return f'{to_json_text(head)[:-1]}{separator}"attributes":{attributes.text}}}'
+
+
+def _with_more(text: str, more: dict[str, Json]) -> str:
+    if not more:
+        return text
+    return text[:-1] + ("," if len(text) > 2 else "") + to_json_text(more)[1:]

@@ -1,0 +1,149 @@
+"""Bounds what the exporters may cost the agent, and tells the loss once.
+
+The SDK's exporters retry per batch, and log per retry; at exit the batches follow one another. Here each export at exit
+gets what is left of one budget, failures are counted, and a single line names the loss.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from logging import LogRecord, getLogger
+from types import ModuleType
+from typing import Any, Final
+
+import wrapt
+from opentelemetry import trace
+from opentelemetry._logs import get_logger_provider
+from opentelemetry.sdk._logs.export import LogRecordExportResult
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+from trainspan._guard import guarded, logger
+
+__all__ = ["flush", "forget", "report_loss", "watch_exporters"]
+
+EXIT_BUDGET_S: Final = 2.0
+RETRY_AT_EXIT_S: Final = 0.5
+"""What an exporter gets at exit when its last attempt had failed."""
+LATE_REPORT_S: Final = 30.0
+"""A process that lives on tells the loss after this time, instead of at its end."""
+
+_EXPORTERS: Final = {
+    "opentelemetry.exporter.otlp.proto.grpc.trace_exporter": ("OTLPSpanExporter", "spans"),
+    "opentelemetry.exporter.otlp.proto.grpc._log_exporter": ("OTLPLogExporter", "log records"),
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter": ("OTLPSpanExporter", "spans"),
+    "opentelemetry.exporter.otlp.proto.http._log_exporter": ("OTLPLogExporter", "log records"),
+}
+_NOISY_LOGGERS: Final = (
+    "opentelemetry.exporter.otlp.proto.grpc.exporter",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.exporter.otlp.proto.http._log_exporter",
+)
+_FAILURES: Final = {"spans": SpanExportResult.FAILURE, "log records": LogRecordExportResult.FAILURE}
+_NOISE: Final = ("Transient error", "Failed to export", "Shutdown in progress", "Exporter already shutdown")
+
+
+class _Losses:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lost: Counter[str] = Counter()
+        self.endpoint = ""
+        self.first_failure_s: float | None = None
+        self.last_failed = False
+        self.reported = False
+        self.exit_deadline_s: float | None = None
+
+
+_losses = _Losses()
+
+
+def forget() -> None:
+    """Starts anew in a forked child."""
+    _losses.__init__()  # type: ignore[misc]
+
+
+def watch_exporters() -> None:
+    """Wraps the OTLP exporters, now or when they are imported."""
+    for module, (name, what) in _EXPORTERS.items():
+        wrapt.register_post_import_hook(guarded(_watcher(name, what)), module)
+    for name in _NOISY_LOGGERS:
+        getLogger(name).addFilter(_is_no_noise)
+
+
+def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
+    def watch(module: ModuleType) -> None:
+        def export(wrapped: Callable[..., Any], exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if _out_of_time(exporter):
+                _note(exporter, what, args, delivered=False)
+                return _FAILURES[what]
+            result = wrapped(*args, **kwargs)
+            _note(exporter, what, args, delivered=getattr(result, "name", "SUCCESS") == "SUCCESS")
+            return result
+
+        wrapt.wrap_function_wrapper(getattr(module, name), "export", export)
+
+    watch.__name__ = f"watch_{name}"
+    return watch
+
+
+def _is_no_noise(record: LogRecord) -> bool:
+    return not str(record.msg).startswith(_NOISE)
+
+
+@guarded
+def _out_of_time(exporter: Any) -> bool:
+    deadline_s = _losses.exit_deadline_s
+    if deadline_s is None:
+        return False
+    left_s = deadline_s - time.monotonic()
+    if _losses.last_failed:
+        left_s = min(left_s, RETRY_AT_EXIT_S)
+    if left_s > 0 and hasattr(exporter, "_timeout"):
+        exporter._timeout = min(exporter._timeout, left_s)
+    return left_s <= 0
+
+
+@guarded
+def _note(exporter: Any, what: str, args: tuple[Any, ...], *, delivered: bool) -> None:
+    with _losses.lock:
+        _losses.last_failed = not delivered
+        if delivered:
+            return
+        _losses.lost[what] += len(args[0]) if args else 0
+        _losses.endpoint = str(getattr(exporter, "_endpoint", ""))
+        now_s = time.monotonic()
+        _losses.first_failure_s = _losses.first_failure_s or now_s
+        late = now_s - _losses.first_failure_s > LATE_REPORT_S
+    if late:
+        report_loss()
+
+
+def flush(budget_s: float = EXIT_BUDGET_S) -> None:
+    """Sends what is queued, within about `budget_s`; what does not go in that time is lost and counted.
+
+    Called when the process ends: later exports get no time beyond the budget.
+    """
+    _losses.exit_deadline_s = time.monotonic() + budget_s
+    for provider in (trace.get_tracer_provider(), get_logger_provider()):
+        _flush_provider(provider)
+
+
+@guarded
+def _flush_provider(provider: Any) -> None:
+    if hasattr(provider, "force_flush"):
+        provider.force_flush()
+
+
+@guarded
+def report_loss() -> None:
+    """One line, once, if anything was lost."""
+    with _losses.lock:
+        if _losses.reported or not _losses.lost:
+            return
+        _losses.reported = True
+        lost = " and ".join(f"{count} {what}" for what, count in sorted(_losses.lost.items()))
+    logger.warning(
+        "event=telemetry_lost lost=%r endpoint=%s; the agent is not affected, start `trainspan collector` there",
+        lost,
+        _losses.endpoint,
+    )

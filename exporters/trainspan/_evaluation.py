@@ -1,0 +1,82 @@
+"""Rewards, as the standard event `gen_ai.evaluation.result`: on a span and as a log record, with one id.
+
+Both are sent, for either may be all that arrives: a span event waits for the span's end, a log record goes at once.
+"""
+
+import math
+import uuid
+from typing import Literal
+
+from opentelemetry import context, trace
+from opentelemetry._logs import SeverityNumber, get_logger
+from opentelemetry.trace import Span
+
+from trainspan._environment import is_disabled
+from trainspan._guard import guarded
+from trainspan._scope import Scope, current_scope
+from trainspan_schemas import keys
+
+__all__ = ["evaluate", "reward"]
+
+
+def reward(
+    value: float,
+    name: str = keys.REWARD,
+    explanation: str | None = None,
+    *,
+    of: Literal["rollout", "call"] = "rollout",
+) -> None:
+    """Gives a reward to the rollout that this code runs in, or with `of="call"` to its latest model call.
+
+    Several rewards of one rollout add up. Without a rollout, or without an exporter, nothing is sent.
+    With a judge, the runner's evaluation alone counts. Raises ValueError for a value that is not a finite number.
+    """
+    evaluate(value, name, explanation, of, current_scope())
+
+
+def evaluate(
+    value: float, name: str, explanation: str | None, of: Literal["rollout", "call"], scope: Scope | None
+) -> None:
+    """Sends one evaluation of `scope`'s rollout; raises ValueError for a value that is not a finite number."""
+    score = float(value)
+    if not math.isfinite(score):
+        raise ValueError(f"a reward must be a finite number, not {value!r}")
+    if of not in ("rollout", "call"):
+        raise ValueError(f'of={of!r}: a reward is of="rollout" or of="call"')
+    if is_disabled():
+        return
+    if scope and name == keys.REWARD and of == "rollout":
+        scope.rewards.append(score)
+    _send(score, name, explanation, of, scope)
+
+
+@guarded
+def _send(score: float, name: str, explanation: str | None, of: str, scope: Scope | None) -> None:
+    attributes: dict[str, str | int | float] = {
+        keys.EVALUATION_NAME: name,
+        keys.EVALUATION_SCORE: score,
+        keys.EVALUATION_ID: uuid.uuid4().hex,
+        keys.EVALUATION_OF: of,
+        keys.EVALUATION_SOURCE: "agent",
+    }
+    if explanation is not None:
+        attributes[keys.EVALUATION_EXPLANATION] = explanation
+    if scope:
+        attributes |= scope.identity.attributes()
+    span = _target(of, scope)
+    if span.is_recording():
+        span.add_event(keys.EVALUATION_EVENT, attributes)
+    get_logger("trainspan").emit(
+        context=trace.set_span_in_context(span, context.get_current()),
+        severity_number=SeverityNumber.INFO,
+        attributes=attributes,
+        event_name=keys.EVALUATION_EVENT,
+    )
+
+
+def _target(of: str, scope: Scope | None) -> Span:
+    """The rollout's span for the rollout, the current one for a call."""
+    current = trace.get_current_span()
+    if scope and (of == "rollout" or not current.get_span_context().is_valid):
+        return scope.span
+    return current

@@ -1,0 +1,52 @@
+"""Runs before the instrumentors, in every program under `opentelemetry-instrument` (entry point `opentelemetry_pre_instrument`).
+
+Each step stands alone: one that fails is logged once and left out, and neither the agent nor another instrumentor notices.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from opentelemetry import trace
+
+from trainspan import _clients, _delivery, _exit, _process, _stamp
+from trainspan._environment import is_disabled, set_defaults
+from trainspan._guard import guarded
+
+__all__ = ["install"]
+
+
+class _State:
+    installed = False
+
+
+def install() -> None:
+    """Sets this process up once; nothing with `TRAINSPAN_DISABLED=1` or in a helper process that runs no agent code."""
+    if _State.installed or is_disabled() or _is_helper(sys.orig_argv):
+        return
+    _State.installed = True
+    steps: tuple[Callable[[], object], ...] = (
+        set_defaults,
+        _delivery.watch_exporters,
+        _stamp_spans,
+        _begin_process,
+        _clients.wrap_clients,
+        _exit.watch_exits,
+    )
+    for step in steps:
+        guarded(step)()
+
+
+def _stamp_spans() -> None:
+    _stamp.stamp_spans_of(trace.get_tracer_provider())
+
+
+def _begin_process() -> None:
+    _process.begin(os.environ)
+
+
+def _is_helper(argv: Sequence[str]) -> bool:
+    """`multiprocessing`'s resource tracker, and the instrumenting command itself, which turns into the program later."""
+    return any("multiprocessing.resource_tracker" in word for word in argv[1:4]) or any(
+        os.path.basename(word) == "opentelemetry-instrument" for word in argv[:2]
+    )

@@ -1,0 +1,132 @@
+"""What a request to the policy server carries, and what its answer counts for.
+
+Only headers are touched: `traceparent`, so that the server's call span joins the rollout's trace, and `baggage` with the
+rollout's identity and the calling agent's name. Identity goes to the policy's origin and to no other.
+"""
+
+import functools
+import os
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from opentelemetry import trace
+
+from trainspan._guard import guarded
+from trainspan._scope import Scope, current_scope
+from trainspan._stamp import calling_agent
+from trainspan_schemas.identity import TraceParent, strip_identity
+from trainspan_schemas.keys import API_KEY_PREFIX, ROLLOUT_PATH_PREFIX
+
+__all__ = ["GENERATION_PATHS", "PolicyRequest", "answered", "failed", "is_policy", "prepare"]
+
+GENERATION_PATHS: Final = ("/chat/completions", "/completions", "/responses", "/messages")
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_TRACEPARENT_LENGTH: Final = 55
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRequest:
+    """One request to the policy server, until it is answered."""
+
+    scope: Scope | None
+    is_generation: bool
+
+
+@functools.lru_cache(maxsize=64)
+def _origin(url: str) -> tuple[str, str, int] | None:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    if parts.scheme not in _DEFAULT_PORTS or not host:
+        return None
+    return parts.scheme, "loopback" if host in _LOOPBACK else host, port or _DEFAULT_PORTS[parts.scheme]
+
+
+def is_policy(url: str) -> bool:
+    """Whether `url` has the origin of the policy: `TRAINSPAN_POLICY_URL`, else `OPENAI_BASE_URL`, as they stand now."""
+    policy = os.environ.get("TRAINSPAN_POLICY_URL") or os.environ.get("OPENAI_BASE_URL")
+    if not policy:
+        return False
+    origin = _origin(policy)
+    return origin is not None and origin == _origin(url)
+
+
+@guarded
+def prepare(method: str, url: str, headers: MutableMapping[str, str]) -> PolicyRequest | None:
+    """Completes the headers of a request that is about to be sent; None where it does not go to the policy."""
+    if not is_policy(url):
+        strip(headers)
+        return None
+    scope = current_scope()
+    parent = _parent_to_send(url, headers, scope)
+    if parent is not None:
+        headers["traceparent"] = str(parent)
+    if scope is not None:
+        foreign = strip_identity(headers.get("baggage", ""))
+        ours = scope.identity.to_baggage(calling_agent())
+        headers["baggage"] = f"{foreign},{ours}" if foreign else ours
+    is_generation = method.upper() == "POST" and urlsplit(url).path.rstrip("/").endswith(GENERATION_PATHS)
+    return PolicyRequest(scope, is_generation)
+
+
+@guarded
+def strip(headers: MutableMapping[str, str]) -> None:
+    """Takes identity out of the headers of a request to any other host."""
+    baggage = headers.get("baggage")
+    if not baggage or "trainspan." not in baggage:
+        return
+    if rest := strip_identity(baggage):
+        headers["baggage"] = rest
+    else:
+        del headers["baggage"]
+
+
+@guarded
+def answered(request: PolicyRequest | None, status: int) -> None:
+    """Counts the answer: 200 is a successful call; 429 and 5xx mean that the server does not work."""
+    if request and request.is_generation and request.scope:
+        request.scope.count(True if status == 200 else False if status == 429 or status >= 500 else None)
+
+
+@guarded
+def failed(request: PolicyRequest | None) -> None:
+    """Counts a request that got no answer."""
+    if request and request.is_generation and request.scope:
+        request.scope.count(False)
+
+
+def _parent_to_send(url: str, headers: MutableMapping[str, str], scope: Scope | None) -> TraceParent | None:
+    """The `traceparent` to set, None where the header shall stay as it is.
+
+    A trace named by the URL or the API key wins: the server refuses a header of another trace.
+    """
+    present = TraceParent.parse(headers.get("traceparent", ""))
+    current = _current_parent(scope)
+    wanted = _named_parent(url, headers.get("authorization", ""))
+    if wanted is not None and (current is None or current.trace_id != wanted.trace_id):
+        current = wanted
+    if current is None or (present is not None and present.trace_id == current.trace_id):
+        return None
+    return current
+
+
+def _current_parent(scope: Scope | None) -> TraceParent | None:
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid and scope is not None:
+        context = scope.span.get_span_context()
+    if not context.is_valid:
+        return None
+    return TraceParent(f"{context.trace_id:032x}", f"{context.span_id:016x}", context.trace_flags.sampled)
+
+
+def _named_parent(url: str, authorization: str) -> TraceParent | None:
+    path = urlsplit(url).path
+    _, found, rest = path.partition(ROLLOUT_PATH_PREFIX)
+    if not found:
+        _, found, rest = authorization.partition(API_KEY_PREFIX)
+    return TraceParent.parse(rest[:_TRACEPARENT_LENGTH]) if found else None

@@ -1,0 +1,138 @@
+"""The process's own span and scope: context from the environment in, context for child processes out.
+
+Without an identity from above, the process is the rollout, and its span the rollout's own. Below a runner or a parent
+agent it is a part of their rollout: its span then has no status, but says how many model calls this process saw succeed.
+"""
+
+import json
+import os
+import uuid
+from collections.abc import Mapping, MutableMapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from opentelemetry import context, trace
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from trainspan._guard import guarded
+from trainspan._rollout import end_open_rollouts, end_rollout_span, start_span
+from trainspan._scope import Scope, process_scope, scope_in, set_process_scope
+from trainspan_schemas import keys
+from trainspan_schemas.identity import (
+    ENV_BAGGAGE,
+    ENV_REPORT,
+    ENV_TRACEPARENT,
+    ENV_TRACESTATE,
+    Identity,
+    TraceParent,
+    parse_baggage,
+    strip_identity,
+)
+from trainspan_schemas.status import RolloutStatus
+
+__all__ = ["PROCESS_SPAN_NAME", "begin", "begin_forked", "end"]
+
+PROCESS_SPAN_NAME: Final = "trainspan.process"
+_BOUNDARY: Final = "TRAINSPAN_BOUNDARY"  # process | request | explicit
+
+
+class _Ending:
+    done = False
+
+
+def begin(environ: MutableMapping[str, str]) -> None:
+    """Attaches the environment's context to the main thread, starts the process span, and exports both to children."""
+    base, identity = _from_environment(environ)
+    if identity is None and environ.get(_BOUNDARY, "process") != "process":
+        context.attach(base)
+        return
+    if identity is not None:
+        span = start_span(PROCESS_SPAN_NAME, base, identity)
+        scope = Scope(identity, "runner", span)
+    else:
+        scope = _own_rollout(base)
+    set_process_scope(scope)
+    context.attach(scope.enter(base))
+    _export(scope, environ)
+
+
+def begin_forked() -> None:
+    """In a forked child: counts from nothing, under a span of the child's own."""
+    _Ending.done = False
+    outer = scope_in(None) or process_scope()
+    if outer is None:
+        return
+    parent = trace.get_current_span()
+    base = trace.set_span_in_context(parent if parent.get_span_context().is_valid else outer.span)
+    scope = Scope(outer.identity, "runner", start_span(PROCESS_SPAN_NAME, base, outer.identity))
+    set_process_scope(scope)
+    context.attach(scope.enter(base))
+    _export(scope, os.environ)
+
+
+def end(status: RolloutStatus, error: BaseException | None = None) -> None:
+    """Ends the process span, and rollouts left open; a second call does nothing."""
+    if _Ending.done:
+        return
+    _Ending.done = True
+    end_open_rollouts("cancelled" if status == "ok" else status)
+    scope = process_scope()
+    if scope is None:
+        return
+    _leave_report(scope)
+    if scope.boundary == "process" and not scope.superseded:
+        end_rollout_span(scope, status, error)
+    else:
+        scope.span.set_attribute(keys.ROLLOUT_CALLS, scope.calls)
+        if error is not None:
+            scope.span.record_exception(error)
+        scope.span.end()
+
+
+def _own_rollout(base: Context) -> Scope:
+    """This process as the rollout: its id is its trace's, or a fresh one in a trace that others may share."""
+    shared = trace.get_current_span(base).get_span_context().is_valid
+    span = start_span(keys.ROLLOUT_SPAN_NAME, base)
+    rollout_id = uuid.uuid4().hex if shared else f"{span.get_span_context().trace_id:032x}"
+    identity = Identity(rollout_id)
+    span.set_attributes(identity.attributes())
+    return Scope(identity, "process", span)
+
+
+def _from_environment(environ: Mapping[str, str]) -> tuple[Context, Identity | None]:
+    """The context that the parent process handed down, and the identity in it; identity does not enter its baggage."""
+    carrier = {
+        "traceparent": environ.get(ENV_TRACEPARENT, ""),
+        "tracestate": environ.get(ENV_TRACESTATE, ""),
+        "baggage": strip_identity(environ.get(ENV_BAGGAGE, "")),
+    }
+    base = TraceContextTextMapPropagator().extract(carrier, Context())
+    base = W3CBaggagePropagator().extract(carrier, base)
+    return base, Identity.from_attributes(parse_baggage(environ.get(ENV_BAGGAGE, "")))
+
+
+def _export(scope: Scope, environ: MutableMapping[str, str]) -> None:
+    """Child processes find this process's span as their parent, and the rollout's identity."""
+    span_context = scope.span.get_span_context()
+    environ[ENV_TRACEPARENT] = str(
+        TraceParent(f"{span_context.trace_id:032x}", f"{span_context.span_id:016x}", span_context.trace_flags.sampled)
+    )
+    if span_context.trace_state:
+        environ[ENV_TRACESTATE] = span_context.trace_state.to_header()
+    foreign = strip_identity(environ.get(ENV_BAGGAGE, ""))
+    ours = scope.identity.to_baggage()
+    environ[ENV_BAGGAGE] = f"{foreign},{ours}" if foreign else ours
+
+
+@guarded
+def _leave_report(scope: Scope) -> None:
+    """A runner that started this process learns what it saw of the policy."""
+    folder = os.environ.get(ENV_REPORT)
+    if not folder or not Path(folder).is_dir():
+        return
+    path = Path(folder) / f"{os.getpid()}.json"
+    path.with_suffix(".tmp").write_text(json.dumps(asdict(scope.report())))
+    path.with_suffix(".tmp").replace(path)

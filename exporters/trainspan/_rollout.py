@@ -1,0 +1,234 @@
+"""`trainspan.rollout(...)`: marks one execution of the agent on one task."""
+
+import asyncio
+import functools
+import inspect
+import secrets
+import uuid
+import weakref
+from collections.abc import Callable
+from contextvars import Token
+from types import TracebackType
+from typing import Any, Final, Literal, TypeVar, cast
+
+from opentelemetry import context, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags
+
+from trainspan._clients import wrap_clients
+from trainspan._environment import is_disabled
+from trainspan._evaluation import evaluate
+from trainspan._guard import guarded
+from trainspan._scope import Scope, current_scope
+from trainspan._stamp import stamp_spans_of
+from trainspan_schemas import keys
+from trainspan_schemas.identity import Identity, Split, TraceParent
+from trainspan_schemas.status import RolloutStatus
+
+__all__ = ["Rollout", "end_open_rollouts", "end_rollout_span", "rollout", "start_span"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_open: Final["weakref.WeakSet[Rollout]"] = weakref.WeakSet()
+
+
+def rollout(
+    task_id: str | None = None,
+    *,
+    rollout_id: str | None = None,
+    run_id: str | None = None,
+    round: int | None = None,
+    split: Split = "train",
+    attempt: int = 0,
+) -> "Rollout":
+    """A block, synchronous or asynchronous, or a decorator, whose model calls form one rollout.
+
+    It begins a trace of its own, and its status is `ok`, or `agent_error` when an exception leaves it. Where a runner
+    (or an outer block) has begun the rollout already, the block joins it: the id is then the outer one.
+    Without an exporter nothing is sent, and the ids still hold.
+
+        with trainspan.rollout(task_id="task-1") as r:
+            r.reward(score(solve(task)))
+    """
+    return Rollout(Identity(rollout_id or "", run_id, task_id, attempt, round, split))
+
+
+class Rollout:
+    """What `trainspan.rollout` gives; ids are known inside the block."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._wanted = identity
+        self._scope: Scope | None = None
+        self._span: Span | None = None
+        self._token: Token[Context] | None = None
+        self._joined = False
+
+    @property
+    def id(self) -> str:
+        """`trainspan.rollout.id`. Raises RuntimeError outside the block."""
+        return self._entered().identity.rollout_id
+
+    @property
+    def traceparent(self) -> str:
+        """W3C `traceparent` of the block, for a base URL `…/rollout/{traceparent}/v1` or another process."""
+        self._entered()
+        assert self._span is not None
+        ctx = self._span.get_span_context()
+        return str(TraceParent(f"{ctx.trace_id:032x}", f"{ctx.span_id:016x}", ctx.trace_flags.sampled))
+
+    def reward(
+        self,
+        value: float,
+        name: str = keys.REWARD,
+        explanation: str | None = None,
+        *,
+        of: Literal["rollout", "call"] = "rollout",
+    ) -> None:
+        """As `trainspan.reward`, for this rollout; also after the block has ended."""
+        evaluate(value, name, explanation, of, self._entered())
+
+    def __enter__(self) -> "Rollout":
+        if self._token is not None:
+            raise RuntimeError("this rollout block is already entered; call trainspan.rollout(...) for another")
+        outer = current_scope()
+        self._joined = outer is not None and outer.boundary != "process"
+        if outer is not None and self._joined:
+            self._span = start_span("trainspan.block", None)
+            self._scope = outer
+            self._token = context.attach(trace.set_span_in_context(self._span))
+        else:
+            if outer is not None:
+                outer.holds_rollouts = True
+            self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._token is None:
+            return
+        context.detach(self._token)
+        self._token = None
+        self._end(_status_of(error), error)
+
+    async def __aenter__(self) -> "Rollout":
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+    def __call__(self, function: _F) -> _F:
+        """Each call of the decorated function is a rollout of its own."""
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def run_async(*args: Any, **kwargs: Any) -> Any:
+                async with Rollout(self._wanted):
+                    return await function(*args, **kwargs)
+
+            return cast("_F", run_async)
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with Rollout(self._wanted):
+                return function(*args, **kwargs)
+
+        return cast("_F", run)
+
+    def _entered(self) -> Scope:
+        if self._scope is None:
+            raise RuntimeError("this rollout has not begun: use it as `with trainspan.rollout(...) as r:`")
+        return self._scope
+
+    def _begin(self) -> None:
+        wanted = self._wanted
+        identity = Identity(
+            wanted.rollout_id or uuid.uuid4().hex,
+            wanted.run_id,
+            wanted.task_id,
+            wanted.attempt,
+            wanted.round,
+            wanted.split,
+        )
+        _serve_programs_started_otherwise()
+        enclosing = trace.get_current_span().get_span_context()
+        links = [Link(enclosing)] if enclosing.is_valid else []
+        self._span = start_span(keys.ROLLOUT_SPAN_NAME, Context(), identity, links)
+        self._scope = Scope(identity, "explicit", self._span)
+        self._token = context.attach(self._scope.enter())
+        _open.add(self)
+
+    def _end(self, status: RolloutStatus, error: BaseException | None) -> None:
+        assert self._span is not None
+        assert self._scope is not None
+        if self._joined:
+            if error is not None:
+                self._span.set_status(Status(StatusCode.ERROR, repr(error)))
+            self._span.end()
+        else:
+            _open.discard(self)
+            end_rollout_span(self._scope, status, error)
+
+
+def start_span(
+    name: str, ctx: Context | None, identity: Identity | None = None, links: list[Link] | None = None
+) -> Span:
+    """A span that has valid ids even where no SDK is set up (it is then not recorded)."""
+    attributes = identity.attributes() if identity else None
+    span: Span | None = None
+    if not is_disabled():
+        span = _start(name, ctx, attributes, links)
+    if span is None or not span.get_span_context().is_valid:
+        parent = trace.get_current_span(ctx).get_span_context()
+        trace_id = parent.trace_id if parent.is_valid else secrets.randbits(128) or 1
+        span = NonRecordingSpan(SpanContext(trace_id, secrets.randbits(64) or 1, False, TraceFlags(TraceFlags.SAMPLED)))
+    return span
+
+
+@guarded
+def _start(name: str, ctx: Context | None, attributes: dict[str, str | int] | None, links: list[Link] | None) -> Span:
+    return trace.get_tracer("trainspan").start_span(name, ctx, attributes=attributes, links=links)
+
+
+@guarded
+def end_rollout_span(scope: Scope, status: RolloutStatus, error: BaseException | None = None) -> None:
+    """Ends the rollout's own span, saying how it went."""
+    span = scope.span
+    span.set_attributes(
+        {
+            keys.ROLLOUT_STATUS: status,
+            keys.ROLLOUT_BOUNDARY: scope.boundary,
+            keys.ROLLOUT_CALLS: scope.calls,
+        }
+    )
+    if error is not None:
+        span.record_exception(error)
+    if status != "ok":
+        span.set_status(Status(StatusCode.ERROR, repr(error) if error is not None else status))
+    span.end()
+
+
+def end_open_rollouts(status: RolloutStatus) -> int:
+    """Ends the blocks that the process leaves unfinished; how many there were."""
+    blocks = list(_open)
+    for block in blocks:
+        _open.discard(block)
+        if block._scope is not None:
+            end_rollout_span(block._scope, status)
+    return len(blocks)
+
+
+def _status_of(error: BaseException | None) -> RolloutStatus:
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)) or isinstance(error, GeneratorExit):
+        return "ok"
+    if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+        return "cancelled"
+    return "agent_error"
+
+
+def _serve_programs_started_otherwise() -> None:
+    """A program that sets up the SDK itself gets identity on its spans and requests from its first rollout on."""
+    if not is_disabled() and stamp_spans_of(trace.get_tracer_provider()):
+        wrap_clients()

@@ -1,0 +1,76 @@
+"""A span processor that writes the rollout's identity on every span and remembers each span's local parent."""
+
+import weakref
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+
+from trainspan._guard import guarded
+from trainspan._scope import process_scope, scope_in
+from trainspan_schemas import keys
+from trainspan_schemas.identity import Identity
+
+__all__ = ["calling_agent", "stamp_spans_of"]
+
+_MAX_DEPTH = 64
+
+_parents: "weakref.WeakKeyDictionary[Span, Span]" = weakref.WeakKeyDictionary()
+"""Span → its parent, as long as the span is in use."""
+
+
+class IdentityStamp(SpanProcessor):
+    """Identity from the context; else from the parent span; else the process's own (in a thread that lost its context)."""
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Called in the thread that starts the span."""
+        self._stamp(span, parent_context)
+
+    @staticmethod
+    @guarded
+    def _stamp(span: Span, parent_context: Context | None) -> None:
+        parent = trace.get_current_span(parent_context)
+        if isinstance(parent, Span):
+            _parents[span] = parent
+        if span.attributes and keys.ROLLOUT_ID in span.attributes:
+            return
+        scope = scope_in(parent_context)
+        identity = scope.identity if scope else _identity_of(parent)
+        if identity is None and (fallback := process_scope()):
+            identity = fallback.identity
+        if identity:
+            span.set_attributes(identity.attributes())
+
+
+def _identity_of(span: trace.Span) -> Identity | None:
+    if not isinstance(span, ReadableSpan) or not span.attributes:
+        return None
+    return Identity.from_attributes(span.attributes)
+
+
+def calling_agent(span: trace.Span | None = None) -> str | None:
+    """Name of the agent whose `invoke_agent` span encloses `span` (default: the current one) most closely."""
+    current: Any = trace.get_current_span() if span is None else span
+    for _ in range(_MAX_DEPTH):
+        if not isinstance(current, Span):
+            return None
+        attributes = current.attributes or {}
+        if attributes.get(keys.GEN_AI_OPERATION) == keys.OPERATION_INVOKE_AGENT:
+            name = attributes.get(keys.GEN_AI_AGENT_NAME)
+            if name:
+                return str(name)
+        current = _parents.get(current)
+    return None
+
+
+@guarded
+def stamp_spans_of(provider: object) -> bool:
+    """Adds the processor to an SDK tracer provider, once; whether the provider is one."""
+    add = getattr(provider, "add_span_processor", None)
+    if add is None:
+        return False
+    if not getattr(provider, "_trainspan_stamped", False):
+        provider._trainspan_stamped = True  # type: ignore[attr-defined]
+        add(IdentityStamp())
+    return True

@@ -1,0 +1,187 @@
+"""Runs a function on one task after another for a runner: `python -m trainspan._worker --fd N module:function`.
+
+Asynchronous functions share one event loop, synchronous ones get a thread each. Every job runs in a context of its own,
+below the runner's rollout span, in a span that carries what this process saw. Protocol: `trainspan_schemas.worker`.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import contextvars
+import dataclasses
+import inspect
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from opentelemetry import context, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Status, StatusCode
+
+from trainspan._guard import guarded, logger
+from trainspan._rollout import start_span
+from trainspan._scope import Scope, remote_span
+from trainspan_schemas import keys
+from trainspan_schemas.errors import InvalidRecordError, UsageError
+from trainspan_schemas.functions import load_function
+from trainspan_schemas.identity import TraceParent
+from trainspan_schemas.worker import (
+    MAX_LINE_BYTES,
+    Cancel,
+    Job,
+    Outcome,
+    Ready,
+    Refusal,
+    decode,
+    encode,
+    identity_of,
+)
+
+__all__ = ["main"]
+
+SPAN_NAME: Final = "trainspan.agent"
+MAX_VALUE_CHARS: Final = 1024 * 1024
+
+
+def main() -> None:
+    """Entry point; ends when the runner closes its side."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("target")
+    arguments = parser.parse_args()
+    channel = socket.socket(fileno=arguments.fd)
+    channel.set_inheritable(False)
+    try:
+        function = load_function(arguments.target)
+    except UsageError as error:
+        channel.sendall(encode(Refusal(str(error), usage=True)))
+    except Exception as error:
+        logger.debug("event=import_failed target=%s", arguments.target, exc_info=True)
+        channel.sendall(encode(Refusal(f"importing {arguments.target} failed: {_text(error)}", usage=False)))
+    else:
+        asyncio.run(_Worker(function).serve(channel))
+
+
+class _Worker:
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004
+        )
+        self._jobs: dict[int, asyncio.Task[None]] = {}
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def serve(self, channel: socket.socket) -> None:
+        reader, self._writer = await asyncio.open_connection(sock=channel, limit=MAX_LINE_BYTES)
+        self._writer.write(encode(Ready(self._is_async)))
+        while line := await reader.readline():
+            message = decode(line)
+            if isinstance(message, Job):
+                self._jobs[message.number] = asyncio.create_task(self._run(message))
+            elif isinstance(message, Cancel) and self._is_async and (task := self._jobs.get(message.number)):
+                task.cancel()
+        for task in self._jobs.values():
+            task.cancel()
+        self._writer.close()
+
+    async def _run(self, job: Job) -> None:
+        scope = _begin(job)
+        context.attach(scope.enter(Context()))  # this task's own context: nothing to detach
+        value: Any = None
+        error: BaseException | None = None
+        cancelled = False
+        start_s = time.monotonic()
+        try:
+            value = await self._call(job.task)
+        except asyncio.CancelledError:
+            cancelled = True
+        except Exception as raised:
+            error = raised
+        except (SystemExit, KeyboardInterrupt) as raised:  # ends the rollout, not the worker
+            error = raised if not isinstance(raised, SystemExit) or raised.code not in (None, 0) else None
+        duration_s = time.monotonic() - start_s
+        _end(scope, error)
+        text = None if error is None else _text(error)
+        self._answer(Outcome(job.number, value, text, cancelled, duration_s, scope.report()))
+
+    async def _call(self, task: dict[str, Any]) -> Any:
+        if self._is_async:
+            return await self._function(task)
+        value = await _in_thread(self._function, task)
+        return await value if inspect.isawaitable(value) else value
+
+    def _answer(self, outcome: Outcome) -> None:
+        self._jobs.pop(outcome.number, None)
+        assert self._writer is not None
+        line = _encode(outcome)
+        self._writer.write(line)
+
+
+def _encode(outcome: Outcome) -> bytes:
+    """The outcome as a line; a value that JSON cannot hold, or that is too long, becomes the beginning of its text."""
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        line = encode(outcome)
+        if len(line) <= MAX_LINE_BYTES:
+            return line
+    return encode(dataclasses.replace(outcome, value=repr(outcome.value)[:MAX_VALUE_CHARS]))
+
+
+async def _in_thread(function: Callable[..., Any], task: dict[str, Any]) -> Any:
+    """In a daemon thread, which cannot keep the process alive, with this task's context."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[Any] = loop.create_future()
+    carried = contextvars.copy_context()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if result.done():
+            return
+        if error is None:
+            result.set_result(value)
+        else:
+            result.set_exception(error)
+
+    def run() -> None:
+        try:
+            value, error = carried.run(function, task), None
+        except BaseException as raised:
+            value, error = None, raised if isinstance(raised, Exception) else _AgentLeft(raised)
+        loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=run, name="trainspan-agent", daemon=True).start()
+    return await result
+
+
+class _AgentLeft(Exception):
+    """SystemExit or KeyboardInterrupt out of a synchronous agent."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(_text(cause))
+
+
+def _begin(job: Job) -> Scope:
+    identity = identity_of(job)
+    parent = TraceParent.parse(job.traceparent)
+    if parent is None:
+        raise InvalidRecordError(f"job {job.number} has no traceparent: {job.traceparent!r}")
+    base = trace.set_span_in_context(remote_span(parent), Context())
+    return Scope(identity, "runner", start_span(SPAN_NAME, base, identity))
+
+
+@guarded
+def _end(scope: Scope, error: BaseException | None) -> None:
+    scope.span.set_attribute(keys.ROLLOUT_CALLS, scope.calls)
+    if error is not None:
+        scope.span.record_exception(error)
+        scope.span.set_status(Status(StatusCode.ERROR, _text(error)))
+    scope.span.end()
+
+
+def _text(error: BaseException) -> str:
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

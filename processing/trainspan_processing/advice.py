@@ -1,0 +1,44 @@
+"""What to do about each reason for which calls are dropped."""
+
+from typing import Final
+
+from trainspan_schemas.status import DropReason
+
+__all__ = ["ADVICE"]
+
+ADVICE: Final[dict[DropReason, str]] = {
+    "unfinished": "spans are missing or still on their way: wait with --wait-s 30, and see that every agent process ends "
+    "normally and exports to this collector",
+    "agent_error": 'the agent crashed: see `trainspan sql "SELECT rollout_id, status FROM rollouts"` and its output',
+    "timeout": "the agent ran out of time: raise [rollouts] timeout_s",
+    "cancelled": "the rollouts were cancelled: run them again",
+    "infra_error": "the policy server or another service failed: run the rollouts again",
+    "judge_error": "the judge or reward function raised: run it by hand on one of these rollouts",
+    "no_reward": "call trainspan.reward(…) in the agent, or pass --judge to `trainspan rollout`, or --reward module:function here",
+    "incomplete": "answers were cut off before a finish reason: see the policy server's log",
+    "not_delivered": "clients hung up before the whole answer came: raise their timeout",
+    "superseded_by_retry": "only last attempts are trained: look why they were retried",
+    "no_token_ids": "the server recorded no token ids: serve the policy with `trainspan serve`",
+    "no_logprobs": "the server recorded no usable log-probabilities: serve the policy with `trainspan serve`",
+    "greedy": "calls were sampled at temperature 0: set temperature=1 in the agent, or serve with --train-sampling",
+    "sampling_truncated": "top_p, top_k, min_p or a penalty changed what was sampled from: leave them out, or serve with "
+    "--train-sampling",
+    "constrained": "structured output or a logit bias masked the sampling: ask for plain text, or tools with tool_choice auto",
+    "mixed_versions": "calls span weight swaps without exact borders: let the server drain before it swaps",
+    "attributes_dropped": "span attributes were cut: raise OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT and unset length limits",
+    "redacted": "redaction removed what training needs: narrow the blocked keys",
+    "untrusted": "rewards came from a role that is not trusted: send them with the runner's token",
+    "stale": "calls are older than --max-staleness versions: raise it, or collect with the current policy",
+    "too_long": "calls are longer than --max-tokens: raise it, or shorten the agent's prompts",
+    "internal": "only internal requests were found: run the agent",
+    "multimodal": "calls with images or audio cannot be trained",
+    "not_selected": "no selected agent or policy made these calls",
+    "validation": "rollouts of split val are never trained: run `trainspan rollout --split train`",
+    "late_after_consumed": "these calls came after a dataset had used their rollouts: raise --wait-s",
+    "zero_spread_group": "all rollouts of each task got the same reward: take harder or easier tasks, more rollouts per task "
+    "(--n), or --baseline running",
+    "singleton_group": "each task has one rollout only: run more with `trainspan rollout --n 8`, or take --baseline running",
+    "no_boundary": "nothing says where one rollout ends: run the agent under `opentelemetry-instrument`, with "
+    "`trainspan.rollout(…)`, or through `trainspan rollout`",
+}
+"""Drop reason → what the user can set or do."""

@@ -1,0 +1,138 @@
+"""Builds one dataset: survey, rewards, credit, rows, manifest; published by one rename."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from trainspan_schemas.dataset import MANIFEST, round_dir_name
+from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.settings import DatasetSettings
+
+from .draft import draft_dataset
+from .frames import SPAN_KEY
+from .ledger import next_round, read_ledger, write_ledger
+from .manifest import make_manifest
+from .outcome import check_outcome, ledger_lines, lines_to_write, take_accounts
+from .rows import OUTCOMES, RowCounts, make_rows
+from .source import Selection, Source
+from .survey import Clock, late_calls, survey_when_settled, unused
+from .write import DatasetWriter, publish, scratch_folder, write_manifest
+
+__all__ = ["BuiltDataset", "Request", "build_dataset"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to build."""
+
+    stores: Sequence[str]
+    """Paths or grpc:// addresses."""
+    out: Path
+    """Folder of datasets."""
+    settings: DatasetSettings
+    run_id: str | None = None
+    round: int | None = None
+    """Only this round's rollouts; also the dataset's number. None: the next free number."""
+    allow_behind: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltDataset:
+    """A published dataset."""
+
+    path: Path
+    manifest: dict[str, Any]
+    sha256: str
+    """Of the manifest file: the dataset's identity."""
+    was_there: bool
+    """It had been built before, with the same settings, and was left as it is."""
+
+
+def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
+    """Builds the dataset and publishes its folder.
+
+    Raises DatasetError where no call is trainable or too few are, StoreError where a store cannot be read, UsageError for
+    unknown names of credit, baseline or functions.
+    """
+    target = request.out / round_dir_name(next_round(request.out) if request.round is None else request.round)
+    if target.exists():
+        return _existing(target, request)
+    settings, is_round = request.settings, request.round is not None
+    ledger = read_ledger(request.out)
+    with Source(request.stores, request.allow_behind) as source, scratch_folder(target) as scratch:
+        selection, used = unused(source, Selection(request.run_id, request.round), ledger)
+        survey = survey_when_settled(
+            source, selection, ledger, clock, settle_s=settings.settle_s, wait_s=settings.wait_s
+        )
+        draft = draft_dataset(source, survey, settings, ledger)
+        counts, writer = RowCounts(), DatasetWriter(scratch)
+        for frame in make_rows(source, draft.sound, draft.limits, counts, selection):
+            writer.append(frame)
+        files = writer.finish()
+        outcomes = _outcomes(draft.calls, counts)
+        lines = ledger_lines(outcomes, draft.rewarded.rollouts, ledger, recount=is_round)
+        late = late_calls(used, ledger)
+        accounts = take_accounts(outcomes, lines, late)
+        check_outcome(accounts, settings, _where(request), draft.rewarded.function_error, may_be_empty=is_round)
+        write_ledger(scratch, lines_to_write(lines, late, ledger))
+        manifest = make_manifest(
+            number=int(target.name.partition("=")[2]),
+            accounts=accounts,
+            counts=counts,
+            draft=draft,
+            files=files,
+            folder=scratch,
+            settings=_settings_record(request),
+            inputs=[
+                {"store": store, "watermark": source.watermarks.get(number, 0)}
+                for number, store in enumerate(request.stores)
+            ],
+        )
+        write_manifest(scratch / MANIFEST, manifest)
+        publish(scratch, target)
+    return _opened(target, was_there=False)
+
+
+def _outcomes(judged: pl.DataFrame, counts: RowCounts) -> pl.DataFrame:
+    """rollout_id, attempt and the final `reason` (NULL: kept) of every call; one of no rollout counts under its trace."""
+    made = pl.concat([pl.DataFrame(schema=OUTCOMES), *counts.outcomes]).rename({"reason": "token_reason"})
+    return judged.join(made, on=SPAN_KEY, how="left", maintain_order="left").select(
+        pl.coalesce("rollout_id", pl.format("trace:{}", "trace_id")),
+        "attempt",
+        pl.coalesce("reason", "token_reason").alias("reason"),
+    )
+
+
+def _where(request: Request) -> str:
+    stores = " and ".join(request.stores)
+    run = f"run {request.run_id} of " if request.run_id else ""
+    return f"round {request.round} of {run}{stores}" if request.round is not None else f"{run}{stores}"
+
+
+def _settings_record(request: Request) -> dict[str, Any]:
+    """What decides the rows, besides the stores and the ledger."""
+    passing = ("out", "wait_s")
+    chosen = {key: value for key, value in asdict(request.settings).items() if key not in passing}
+    return {**chosen, "run_id": request.run_id, "round": request.round}
+
+
+def _existing(target: Path, request: Request) -> BuiltDataset:
+    """A published dataset is never changed: its consumers know it by its hash."""
+    there = _opened(target, was_there=True)
+    if there.manifest.get("settings") != _settings_record(request):
+        raise DatasetError(f"{target} exists with other settings: choose another --out, or move it away")
+    return there
+
+
+def _opened(target: Path, *, was_there: bool) -> BuiltDataset:
+    try:
+        content = (target / MANIFEST).read_bytes()
+        manifest: dict[str, Any] = json.loads(content)
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{target} is in the way and is no dataset ({error}): move it away") from error
+    return BuiltDataset(target, manifest, hashlib.sha256(content).hexdigest(), was_there)

@@ -1,0 +1,76 @@
+"""Calls as the policy server recorded them: one row per choice, without tokens, in the order of each rollout."""
+
+from collections.abc import Iterable
+from typing import Final
+
+import polars as pl
+
+from trainspan_schemas import keys
+
+from .attributes import boolean, number, text
+from .frames import CALLS, ROLLOUT_KEY, SPAN_KEY, empty
+
+__all__ = ["CALL_COLUMNS", "narrow_calls", "ordered_calls"]
+
+CALL_COLUMNS: Final = [
+    *("trace_id", "span_id", "parent_span_id", "rollout_id", "attempt", "task_id", "run_id", "round", "split", "agent"),
+    *("call_index", "policy_name", "policy_version", "finish_reason", "delivered", "start_ns", "end_ns"),
+    *("dropped_attributes", "attributes"),
+]
+"""Columns asked of the read `calls`."""
+
+_FROM_ATTRIBUTES: Final = {
+    "choice_index": number(keys.CHOICE_INDEX),
+    "policy_version_spans": text(keys.POLICY_VERSION_SPANS),
+    "request_model": text(keys.GEN_AI_REQUEST_MODEL),
+    "response_id": text(keys.GEN_AI_RESPONSE_ID),
+    "temperature": number(keys.GEN_AI_TEMPERATURE),
+    "top_p": number(keys.GEN_AI_TOP_P),
+    "top_k": number(keys.GEN_AI_TOP_K),
+    "min_p": number(keys.GEN_AI_MIN_P),
+    "frequency_penalty": number(keys.GEN_AI_FREQUENCY_PENALTY),
+    "presence_penalty": number(keys.GEN_AI_PRESENCE_PENALTY),
+    "repetition_penalty": number(keys.GEN_AI_REPETITION_PENALTY),
+    "logprobs_mode": text(keys.LOGPROBS_MODE),
+    "constrained": boolean(keys.SAMPLING_CONSTRAINED),
+    "internal": boolean(keys.CALL_INTERNAL),
+    "multimodal": boolean(keys.CALL_MULTIMODAL),
+    "no_boundary": boolean(keys.NO_BOUNDARY),
+}
+
+
+def narrow_calls(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
+    """The read `calls` → frame CALLS, without duplicates, in no particular order."""
+    frames = [
+        batch.with_columns(**_FROM_ATTRIBUTES).select(pl.col(name).cast(kind) for name, kind in CALLS.items())
+        for batch in batches
+    ]
+    calls = pl.concat(frames) if frames else empty(CALLS)
+    return calls.with_columns(
+        # The defaults of OpenAI's and vLLM's protocol, where a foreign server does not state what it sampled with.
+        pl.col("temperature").fill_null(1.0),
+        pl.col("attempt").fill_null(0),
+        pl.col("choice_index").fill_null(0),
+    ).unique(SPAN_KEY, keep="first", maintain_order=True)
+
+
+def ordered_calls(calls: pl.DataFrame) -> pl.DataFrame:
+    """CALLS sorted by rollout and, within it, as they were made; adds `position` (u32, from 0 within its rollout).
+
+    The order is the call index; the start time where a rollout's indexes are missing or not unique (the counting server
+    was restarted). Two spans of one response and choice count once. `call_index` is filled in where it was missing.
+    """
+    same_response = [*ROLLOUT_KEY, "response_id", "choice_index"]
+    repeated = pl.col("response_id").is_not_null() & ~pl.struct(same_response).is_first_distinct()
+    index_is_sound = (
+        pl.col("call_index").is_not_null().all() & (pl.struct("call_index", "choice_index").n_unique() == pl.len())
+    ).over(ROLLOUT_KEY)
+    calls = calls.sort(*ROLLOUT_KEY, "start_ns", *SPAN_KEY, nulls_last=False).filter(~repeated)
+    return (
+        calls.with_columns(index_is_sound.alias("_sound"))
+        .with_columns(pl.when("_sound").then(pl.col("call_index")).alias("_index"))
+        .sort(*ROLLOUT_KEY, "_index", "start_ns", "choice_index", *SPAN_KEY, nulls_last=False)
+        .with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).over(ROLLOUT_KEY).alias("position"))
+        .with_columns(pl.coalesce("_index", pl.col("position").cast(pl.Int32)).alias("call_index"))
+        .drop("_sound", "_index")
+    )

@@ -1,0 +1,64 @@
+"""Credit: which value each call of a rollout gets. Frame in, frame out; float64.
+
+Input: one row per call of a rewarded rollout with `rollout` (u32), `position` (from 0 in its rollout), `step_reward`
+(the call's own, NULL if none) and `rollout_reward` (what is bound to the rollout itself, NULL if none).
+Output: the same rows with `return` (f64), the call's value.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import polars as pl
+
+__all__ = ["CREDITS", "Credit", "assign_credit"]
+
+Credit = Callable[[pl.DataFrame, float], pl.DataFrame]
+"""(calls, gamma) → calls with `return`."""
+
+
+def identical(calls: pl.DataFrame, gamma: float) -> pl.DataFrame:
+    """Every call gets R_i = rollout reward + Σ_t r_it. LightningRL, arXiv 2508.03680, section 3.2. `gamma` is not used."""
+    total = pl.col("step_reward").sum().over("rollout") + pl.col("rollout_reward").fill_null(0.0)
+    return calls.with_columns(total.alias("return"))
+
+
+def return_to_go(calls: pl.DataFrame, gamma: float) -> pl.DataFrame:
+    """G_it = Σ_{s≥t} γ^(s−t) r_is; the rollout's own reward falls on its last call. Sutton & Barto, section 3.3."""
+    last = pl.col("position") == pl.col("position").max().over("rollout")
+    reward = pl.col("step_reward").fill_null(0.0) + pl.when(last).then(
+        pl.col("rollout_reward").fill_null(0.0)
+    ).otherwise(0.0)
+    calls = calls.sort("rollout", "position").with_columns(reward.alias("_reward"))
+    if gamma == 1.0:
+        returns = pl.col("_reward").reverse().cum_sum().reverse().over("rollout")
+        return calls.with_columns(returns.alias("return")).drop("_reward")
+    return calls.with_columns(pl.Series("return", _discounted(calls, gamma), dtype=pl.Float64)).drop("_reward")
+
+
+CREDITS: Final[dict[str, Credit]] = {"identical": identical, "return_to_go": return_to_go}
+
+
+def assign_credit(returns: pl.DataFrame, compared: pl.DataFrame) -> pl.DataFrame:
+    """advantage = (return − center) · scale, from a credit rule's and a baseline's output joined on `rollout`.
+
+    Adds `advantage` (f64) and `drop` (the reason why the rollout's comparison says nothing, else NULL).
+    """
+    advantage = (pl.col("return") - pl.col("center")) * pl.col("scale")
+    return (
+        returns.join(
+            compared.select("rollout", "center", "scale", "drop"), on="rollout", how="left", maintain_order="left"
+        )
+        .with_columns(advantage.alias("advantage"))
+        .drop("center", "scale")
+    )
+
+
+def _discounted(calls: pl.DataFrame, gamma: float) -> list[float]:
+    """Returns of calls sorted by (rollout, position), from the last to the first."""
+    returns: list[float] = []
+    value, later = 0.0, None
+    for rollout, reward in zip(reversed(calls["rollout"].to_list()), reversed(calls["_reward"].to_list()), strict=True):
+        value = reward + (gamma * value if rollout == later else 0.0)
+        later = rollout
+        returns.append(value)
+    return returns[::-1]

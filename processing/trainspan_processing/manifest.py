@@ -1,0 +1,81 @@
+"""The manifest: what went in, what was kept and dropped and why, how credit was given, what came out."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from trainspan_schemas.dataset import DATASET_VERSION
+
+from .draft import Draft
+from .ledger import LEDGER_FILE
+from .outcome import Accounts
+from .rows import RowCounts
+from .write import FileEntry
+
+__all__ = ["make_manifest"]
+
+
+def make_manifest(
+    *,
+    number: int,
+    accounts: Accounts,
+    counts: RowCounts,
+    draft: Draft,
+    files: Sequence[FileEntry],
+    folder: Path,
+    settings: Mapping[str, Any],
+    inputs: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The manifest of the dataset in `folder`, whose ledger file is written."""
+    rewarded, compared = draft.rewarded, draft.compared
+    runs = rewarded.rollouts["run_id"].drop_nulls().unique().to_list()
+    merges = counts.rows - counts.first_calls
+    return {
+        "version": DATASET_VERSION,
+        "run_id": runs[0] if len(runs) == 1 else None,
+        "round": number,
+        "rows": accounts.kept,
+        "rollouts": accounts.rollouts_kept,
+        "groups": len(counts.groups),
+        "rollouts_seen": accounts.rollouts_seen,
+        "groups_seen": compared["group_id"].n_unique() if compared.height else 0,
+        "calls_seen": accounts.seen,
+        "calls_kept": accounts.kept,
+        "coverage": accounts.coverage,
+        "dropped": _sorted(accounts.dropped),
+        "dropped_rollouts": _sorted(accounts.dropped_rollouts),
+        "rollouts_without_calls": accounts.rollouts_without_calls,
+        "pending": {"rollouts": accounts.pending_rollouts, "calls": accounts.pending_calls},
+        "rewards": reward_statistics(compared["reward"]),
+        "rewards_in_vain": rewarded.in_vain,
+        "rewards_unmatched": rewarded.unmatched,
+        "merge_ratio": (counts.rows - counts.segments) / merges if merges else None,
+        "segments": counts.segments,
+        "tokens": {
+            "prompt": counts.prompt_tokens,
+            "environment": counts.environment_tokens,
+            "completion": counts.completion_tokens,
+        },
+        "min_policy_version": min(counts.versions, default=None),
+        "max_policy_version": max(counts.versions, default=None),
+        "credit": {"credit": settings["credit"], "baseline": draft.baseline, "gamma": settings["gamma"]},
+        "settings": dict(settings),
+        "inputs": [dict(item) for item in inputs],
+        "files": [asdict(file) for file in files],
+        "ledger": {"name": LEDGER_FILE, "sha256": hashlib.sha256((folder / LEDGER_FILE).read_bytes()).hexdigest()},
+    }
+
+
+def reward_statistics(rewards: pl.Series) -> dict[str, Any]:
+    """mean, std (ddof 1), min, max and number of the rewards; None where there are too few."""
+    std = rewards.std() if rewards.len() > 1 else None
+    return {"mean": rewards.mean(), "std": std, "min": rewards.min(), "max": rewards.max(), "n": rewards.len()}
+
+
+def _sorted(counter: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(Counter(counter).items(), key=lambda item: (-item[1], item[0])))

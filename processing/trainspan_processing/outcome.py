@@ -1,0 +1,149 @@
+"""Takes account of every call, and fails loudly where too few are trainable."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.settings import DatasetSettings
+
+from .advice import ADVICE
+from .frames import ROLLOUT_KEY
+from .ledger import LEDGER, Ledger
+from .trainability import GROUP_REASONS
+
+__all__ = ["Accounts", "check_outcome", "ledger_lines", "lines_to_write", "take_accounts"]
+
+_EXPECTED: Final = {"internal", "validation", "late_after_consumed", "superseded_by_retry", *GROUP_REASONS}
+"""Reasons that say nothing against the agent or the setup, and so do not lower the coverage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """Every call that was looked at, by what became of it."""
+
+    kept: int
+    dropped: Mapping[str, int]
+    """Reason → calls."""
+    rollouts_kept: int
+    rollouts_seen: int
+    dropped_rollouts: Mapping[str, int]
+    """Reason → rollouts that gave no row."""
+    rollouts_without_calls: int
+    """Of status ok and rewarded, but with nothing to train."""
+    pending_calls: int
+    """Of `dropped["unfinished"]`: calls of rollouts that may still be arriving."""
+    pending_rollouts: int
+
+    @property
+    def seen(self) -> int:
+        return self.kept + sum(self.dropped.values())
+
+    @property
+    def coverage(self) -> float | None:
+        """Share kept of the calls that could be expected to be trainable; None where there are none."""
+        lost = sum(count for reason, count in self.dropped.items() if reason not in _EXPECTED) - self.pending_calls
+        return self.kept / (self.kept + lost) if self.kept + lost else None
+
+    @property
+    def is_without_contrast(self) -> bool:
+        """Whether sound calls were found, and only the lack of different rewards kept them out."""
+        return set(self.dropped) <= _EXPECTED and any(reason in self.dropped for reason in GROUP_REASONS)
+
+    def worst(self) -> tuple[str, int]:
+        """The reason that excluded most calls, before those that are to be expected."""
+        return max(self.dropped.items(), key=lambda item: (item[0] not in _EXPECTED, item[1], item[0]))
+
+
+def ledger_lines(calls: pl.DataFrame, rollouts: pl.DataFrame, ledger: Ledger, *, recount: bool) -> pl.DataFrame:
+    """One line per rollout seen (LEDGER and `pending`) from the calls' final reasons.
+
+    `calls` have rollout_id (never NULL), attempt and `reason` (NULL: kept).
+    Unless `recount`, rollouts that an earlier dataset saw and dropped, and that are dropped again without a new call, were
+    counted there and are left out.
+    """
+    per_rollout = calls.group_by(ROLLOUT_KEY, maintain_order=True).agg(
+        pl.len().cast(pl.UInt32).alias("calls"),
+        pl.col("reason").is_null().sum().cast(pl.UInt32).alias("kept"),
+        pl.col("reason").drop_nulls().first().alias("call_reason"),
+    )
+    facts = rollouts.select(*ROLLOUT_KEY, "run_id", "round", "task_id", "reward", "end_ns", "pending", "reason")
+    lines = facts.join(per_rollout, on=ROLLOUT_KEY, how="full", coalesce=True).with_columns(
+        pl.col("calls", "kept").fill_null(0),
+        pl.col("pending").fill_null(False),
+    )
+    lines = lines.with_columns(
+        pl.when(pl.col("kept") == 0).then(pl.coalesce("reason", "call_reason")).alias("reason"),
+        # Only rewards that were compared make history for a running mean.
+        pl.when(pl.col("reason").is_null()).then("reward").alias("reward"),
+    ).drop("call_reason")
+    if recount:
+        return lines
+    before = ledger.dropped.select(*ROLLOUT_KEY, pl.col("calls").alias("calls_before"))
+    old_news = (pl.col("kept") == 0) & (pl.col("calls") <= pl.col("calls_before"))
+    return lines.join(before, on=ROLLOUT_KEY, how="left").filter(~old_news.fill_null(False)).drop("calls_before")
+
+
+def take_accounts(calls: pl.DataFrame, lines: pl.DataFrame, late: pl.DataFrame) -> Accounts:
+    """The sums over the calls of the rollouts in `lines`; `late` are calls of rollouts that were used before."""
+    counted = calls.join(lines, on=ROLLOUT_KEY, how="semi")
+    dropped = dict(counted.drop_nulls("reason").group_by("reason").len().iter_rows())
+    if late.height:
+        dropped["late_after_consumed"] = int(late["late"].sum())
+    rowless = lines.filter(pl.col("kept") == 0)
+    pending = lines.filter("pending")
+    return Accounts(
+        kept=int(lines["kept"].sum()),
+        dropped=dropped,
+        rollouts_kept=lines.height - rowless.height,
+        rollouts_seen=lines.height,
+        dropped_rollouts=dict(rowless.drop_nulls("reason").group_by("reason").len().iter_rows()),
+        rollouts_without_calls=rowless.filter(pl.col("reason").is_null()).height,
+        pending_calls=int(pending["calls"].sum()),
+        pending_rollouts=pending.height,
+    )
+
+
+def lines_to_write(lines: pl.DataFrame, late: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
+    """LEDGER rows of a new dataset: pending rollouts get none, so that the next dataset counts them."""
+    later = (
+        ledger.rows.drop("calls", "kept", "reason")
+        .join(late.drop("late"), on=ROLLOUT_KEY)
+        .with_columns(pl.lit(0, dtype=pl.UInt32).alias("kept"), pl.lit("late_after_consumed").alias("reason"))
+    )
+    return pl.concat([frame.select(*LEDGER) for frame in (lines.filter(~pl.col("pending")), later)])
+
+
+def check_outcome(
+    accounts: Accounts, settings: DatasetSettings, where: str, function_error: str | None, *, may_be_empty: bool
+) -> None:
+    """Raises DatasetError where no call is trainable, or fewer than `min_coverage` of those that could be.
+
+    `may_be_empty`: a round in which every reward is the same is a dataset without rows, not a failure.
+    """
+    if not accounts.seen:
+        raise DatasetError(
+            f"no call in {where} is waiting for a dataset: run the agent first (`trainspan rollout --help`)"
+        )
+    if not accounts.kept and not (may_be_empty and accounts.is_without_contrast):
+        worst, count = accounts.worst()
+        raise DatasetError(
+            f"none of {accounts.seen} calls in {where} is trainable; most excluded by {worst} ({count}): "
+            f"{_advice(worst, function_error)}"
+        )
+    share = accounts.coverage
+    if share is not None and share < settings.min_coverage:
+        worst, count = accounts.worst()
+        raise DatasetError(
+            f"only {share:.0%} of the calls in {where} are trainable, --min-coverage is {settings.min_coverage:.0%}; "
+            f"most excluded by {worst} ({count}): {_advice(worst, function_error)}"
+        )
+
+
+def _advice(reason: str, function_error: str | None) -> str:
+    known: Mapping[str, str] = {str(name): text for name, text in ADVICE.items()}
+    if reason == "judge_error" and function_error:
+        return f"the reward function raised {function_error}"
+    return known.get(reason, "see docs/processing.md")

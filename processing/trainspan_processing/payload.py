@@ -1,0 +1,39 @@
+"""The second pass: reads tokens chunk by chunk, so that memory does not grow with the dataset."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import polars as pl
+
+from .frames import PAYLOAD, ROLLOUT_KEY, SPAN_KEY, empty
+from .source import Selection, Source
+
+__all__ = ["CALLS_PER_CHUNK", "chunks_of_rollouts", "read_payload"]
+
+CALLS_PER_CHUNK: Final = 16_384
+
+
+def chunks_of_rollouts(calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """`calls` (sorted by rollout) in chunks of whole rollouts of about CALLS_PER_CHUNK calls, in order."""
+    if calls.is_empty():
+        return
+    # The chunk of a rollout follows from the calls before it, not from the stores: the same rows give the same bytes.
+    first = pl.col("row").min().over(ROLLOUT_KEY)
+    numbered = calls.with_row_index("row").with_columns((first // CALLS_PER_CHUNK).alias("chunk")).drop("row")
+    yield from numbered.partition_by("chunk", maintain_order=True, include_key=False)
+
+
+def read_payload(source: Source, calls: pl.DataFrame, whole: Selection | None = None) -> pl.DataFrame:
+    """PAYLOAD of `calls` (with `store`); by `whole` where `calls` are all of that selection."""
+    columns = list(PAYLOAD)
+    frames = [empty(PAYLOAD)]
+    for (store,), part in calls.group_by(["store"], maintain_order=True):
+        selection = whole or Selection(rollout_ids=part["rollout_id"].unique().sort().to_list())
+        wanted = part.select(SPAN_KEY)
+        frames += [
+            batch.select(pl.col(name).cast(kind) for name, kind in PAYLOAD.items()).join(
+                wanted, on=SPAN_KEY, how="semi"
+            )
+            for batch in source.read("calls", selection, columns, store=int(str(store)))
+        ]
+    return pl.concat(frames).unique(SPAN_KEY, keep="first")

@@ -1,0 +1,148 @@
+"""One row per (rollout, attempt): identity, status, and whether everything that belongs to it has arrived."""
+
+import polars as pl
+
+from .frames import ROLLOUT_KEY, SPAN_KEY
+
+__all__ = ["rollout_table"]
+
+_BOUNDARY_RANK = {"runner": 0, "explicit": 1, "request": 2, "process": 3}
+_IDENTITY = ["task_id", "run_id", "round", "split"]
+
+
+def rollout_table(
+    calls: pl.DataFrame, spans: pl.DataFrame, covered: pl.DataFrame, *, now_ns: int, settle_s: float
+) -> pl.DataFrame:
+    """Rollouts from CALLS (ordered), SPANS and the client call spans that a call covers.
+
+    Columns: rollout_id, attempt, task_id, run_id, round, split, status, judge, trace_id and span_id of the rollout span,
+    start_ns, end_ns (of the rollout span, else of its spans), service_name, n_calls (u32), `complete` (nothing of it is
+    missing), `pending` (not complete, but its last sign of life is younger than `settle_s`), `superseded` (a later
+    attempt exists).
+
+    Complete is a rollout whose span is stored, whose call indexes have no gap, that has at least the calls that the agent's
+    side saw succeed, and whose client call spans each have their call of the server. A client call counts for that only
+    where it did not fail and names a model that the policy server serves: agents may talk to other models too.
+    """
+    calls = calls.filter(pl.col("rollout_id").is_not_null())
+    spans = _with_rollout(spans)
+    facts = (
+        _identities(calls, spans)
+        .join(_rollout_spans(spans), on=ROLLOUT_KEY, how="left")
+        .join(_stated_elsewhere(spans), on=ROLLOUT_KEY, how="left")
+        .join(_call_counts(calls), on=ROLLOUT_KEY, how="left")
+        .join(_open_client_calls(calls, spans, covered), on=ROLLOUT_KEY, how="left")
+        .with_columns(
+            pl.coalesce("stated_calls", "stated_elsewhere").alias("expected"),
+            pl.col("n_calls", "n_requests", "open_with_id", "open_without_id").fill_null(0),
+            pl.col("has_gap").fill_null(False),
+        )
+    )
+    # A client call without a response id may have failed in a way that its span does not show: it counts only where
+    # nobody stated the number of calls.
+    open_calls = pl.col("open_with_id") + pl.when(pl.col("expected").is_null()).then("open_without_id").otherwise(0)
+    complete = (
+        pl.col("status").is_not_null()
+        & ~pl.col("has_gap")
+        & (pl.col("n_requests") >= pl.col("expected").fill_null(0))
+        & (open_calls == 0)
+    )
+    silent_ns = now_ns - pl.col("last_ns")
+    return (
+        facts.with_columns(complete.alias("complete"))
+        .with_columns(
+            (~pl.col("complete") & (silent_ns < int(settle_s * 1e9))).alias("pending"),
+            (pl.col("attempt") < pl.col("attempt").max().over("rollout_id")).alias("superseded"),
+            pl.coalesce("end_ns", "last_ns").alias("end_ns"),
+            pl.coalesce("start_ns", "first_ns").alias("start_ns"),
+        )
+        .drop("first_ns", "last_ns", "stated_calls", "stated_elsewhere", "n_requests", "has_gap", "expected")
+        .drop("open_with_id", "open_without_id")
+        .sort(ROLLOUT_KEY)
+    )
+
+
+def _with_rollout(spans: pl.DataFrame) -> pl.DataFrame:
+    """Spans of known rollouts; a span without identity belongs to the only rollout of its trace."""
+    of_trace = (
+        spans.filter(pl.col("rollout_id").is_not_null())
+        .select("trace_id", *ROLLOUT_KEY)
+        .with_columns(pl.col("attempt").fill_null(0))
+        .unique()
+        .filter(pl.len().over("trace_id") == 1)
+        .rename({"rollout_id": "trace_rollout", "attempt": "trace_attempt"})
+    )
+    return (
+        spans.join(of_trace, on="trace_id", how="left")
+        .with_columns(
+            pl.coalesce("rollout_id", "trace_rollout").alias("rollout_id"),
+            pl.when(pl.col("rollout_id").is_null())
+            .then("trace_attempt")
+            .otherwise(pl.col("attempt").fill_null(0))
+            .alias("attempt"),
+        )
+        .filter(pl.col("rollout_id").is_not_null())
+        .drop("trace_rollout", "trace_attempt")
+    )
+
+
+def _identities(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Every rollout with its identity (the rollout span's word first) and its first and last sign of life."""
+    columns = [*ROLLOUT_KEY, *_IDENTITY, "start_ns", "end_ns"]
+    said = pl.concat(
+        [
+            spans.select(*columns, pl.col("status").is_null().cast(pl.UInt8).alias("rank"), *SPAN_KEY),
+            calls.select(*columns, pl.lit(2, dtype=pl.UInt8).alias("rank"), *SPAN_KEY),
+        ]
+    ).sort("rank", "start_ns", *SPAN_KEY)
+    return said.group_by(ROLLOUT_KEY).agg(
+        *(pl.col(name).drop_nulls().first() for name in _IDENTITY),
+        pl.col("start_ns").min().alias("first_ns"),
+        pl.max_horizontal("start_ns", "end_ns").max().alias("last_ns"),
+    )
+
+
+def _rollout_spans(spans: pl.DataFrame) -> pl.DataFrame:
+    """The rollout span of each rollout: the runner's before the agent's own."""
+    rank = pl.col("boundary").replace_strict(_BOUNDARY_RANK, default=len(_BOUNDARY_RANK), return_dtype=pl.UInt8)
+    return (
+        spans.filter(pl.col("status").is_not_null())
+        .sort(rank, "start_ns", *SPAN_KEY)
+        .unique(ROLLOUT_KEY, keep="first", maintain_order=True)
+        .select(*ROLLOUT_KEY, "status", "judge", "stated_calls", "service_name", *SPAN_KEY, "start_ns", "end_ns")
+    )
+
+
+def _stated_elsewhere(spans: pl.DataFrame) -> pl.DataFrame:
+    """The number of calls that the rollout's processes saw succeed."""
+    return (
+        spans.filter(pl.col("status").is_null() & pl.col("stated_calls").is_not_null())
+        .group_by(ROLLOUT_KEY)
+        .agg(pl.col("stated_calls").sum().alias("stated_elsewhere"))
+    )
+
+
+def _call_counts(calls: pl.DataFrame) -> pl.DataFrame:
+    """Calls, requests (the choices of a response are one), and whether an index is missing below the highest."""
+    request = pl.coalesce("response_id", pl.col("call_index").cast(pl.String), "span_id")
+    return calls.group_by(ROLLOUT_KEY).agg(
+        pl.len().alias("n_calls"),
+        request.n_unique().alias("n_requests"),
+        (pl.col("call_index").max() + 1 > pl.col("call_index").n_unique()).alias("has_gap"),
+    )
+
+
+def _open_client_calls(calls: pl.DataFrame, spans: pl.DataFrame, covered: pl.DataFrame) -> pl.DataFrame:
+    """Successful client calls to the policy that have no call of the server, with and without a response id."""
+    served = pl.concat([calls["policy_name"], calls["request_model"]]).drop_nulls().unique()
+    return (
+        spans.filter(
+            pl.col("is_client_call") & ~pl.col("failed").fill_null(False) & pl.col("model").is_in(served.implode())
+        )
+        .join(covered, on=SPAN_KEY, how="anti")
+        .group_by(ROLLOUT_KEY)
+        .agg(
+            pl.col("response_id").is_not_null().sum().alias("open_with_id"),
+            pl.col("response_id").is_null().sum().alias("open_without_id"),
+        )
+    )

@@ -1,0 +1,118 @@
+"""Rows of a dataset: calls with tokens, lineage and credit, chunk by chunk in their final order."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from trainspan_schemas.dataset import COLUMNS
+
+from .frames import ROLLOUT_KEY, SPAN_KEY, Schema
+from .lineage import Tokens, trace_lineage
+from .payload import chunks_of_rollouts, read_payload
+from .source import Selection, Source
+from .trainability import token_reason
+
+__all__ = ["OUTCOMES", "ROW_ORDER", "Limits", "RowCounts", "make_rows", "rows_of"]
+
+OUTCOMES: Final[Schema] = {"trace_id": pl.String, "span_id": pl.String, "reason": pl.String}
+ROW_ORDER: Final = ["run_id", "round", "task_id", *ROLLOUT_KEY]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a call must keep to beyond being sound."""
+
+    newest_version: int | None
+    max_staleness: int | None
+    max_tokens: int | None
+    keep_zero_spread: bool
+
+
+@dataclass(slots=True)
+class RowCounts:
+    """What was counted while rows were made."""
+
+    outcomes: list[pl.DataFrame] = field(default_factory=list)
+    """OUTCOMES of each chunk: `reason` is NULL for what was kept."""
+    rows: int = 0
+    segments: int = 0
+    first_calls: int = 0
+    """Kept (rollout, agent) pairs: no call of these could have been merged into less than one row each."""
+    prompt_tokens: int = 0
+    environment_tokens: int = 0
+    """Prompt tokens that no earlier call of the segment holds."""
+    completion_tokens: int = 0
+    versions: list[int] = field(default_factory=list)
+    groups: set[str] = field(default_factory=set)
+
+
+def make_rows(
+    source: Source, calls: pl.DataFrame, limits: Limits, counts: RowCounts, whole: Selection
+) -> Iterator[pl.DataFrame]:
+    """Frames of rows with COLUMNS, from `calls` that are sound as far as it shows without tokens.
+
+    `calls` are CALLS with turn, group_id, reward, return, advantage and `drop`; `whole` is the selection they are from.
+    """
+    for chunk in chunks_of_rollouts(calls.sort(*ROW_ORDER, "position", nulls_last=False)):
+        selection = whole if chunk.height == calls.height else None
+        yield rows_of(chunk, read_payload(source, chunk, selection), limits, counts)
+
+
+def rows_of(calls: pl.DataFrame, payload: pl.DataFrame, limits: Limits, counts: RowCounts) -> pl.DataFrame:
+    """The rows of one chunk; pure but for `counts`."""
+    reason = pl.coalesce(
+        token_reason(limits.newest_version, limits.max_staleness, limits.max_tokens),
+        pl.lit(None, dtype=pl.String) if limits.keep_zero_spread else pl.col("drop"),
+    )
+    judged = calls.join(payload, on=SPAN_KEY, how="left", maintain_order="left").with_columns(reason.alias("reason"))
+    counts.outcomes.append(judged.select(*SPAN_KEY, "reason"))
+    kept = _with_lineage(judged.filter(pl.col("reason").is_null()))
+    _count(kept, counts)
+    return kept.with_columns(pl.lit("engine").alias("tokens_source")).select(*COLUMNS)
+
+
+def _with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
+    """Adds segment_id, segment_pos and prefix_len; over kept calls only, so that what is not trained is environment."""
+    merged_by = [*ROLLOUT_KEY, "policy_name", "temperature"]
+    strand = pl.struct(merged_by).rank("dense").cast(pl.Int64)
+    frame = calls.with_row_index("row").with_columns(strand.alias("strand")).sort("strand", "row")
+    segment, position, prefix = trace_lineage(
+        frame["strand"].to_numpy(), _tokens(frame["prompt_ids"]), _tokens(frame["completion_ids"])
+    )
+    frame = frame.with_columns(
+        pl.Series("segment", segment), pl.Series("segment_pos", position), pl.Series("prefix_len", prefix)
+    )
+    first_row = pl.col("row").min().over("strand", "segment")
+    return (
+        frame.with_columns(first_row.alias("first_row"))
+        .sort("row")
+        .with_columns(
+            (pl.col("first_row").rank("dense").over(ROLLOUT_KEY).cast(pl.Int32) - 1).alias("segment_id"),
+            pl.col("segment_pos", "prefix_len").cast(pl.Int32),
+        )
+        .drop("row", "strand", "segment", "first_row")
+    )
+
+
+def _tokens(lists: pl.Series) -> Tokens:
+    array = lists.rechunk().to_arrow()
+    return Tokens(
+        array.values.to_numpy(zero_copy_only=False).astype(np.int32, copy=False),
+        array.offsets.to_numpy().astype(np.int64, copy=False),
+    )
+
+
+def _count(kept: pl.DataFrame, counts: RowCounts) -> None:
+    counts.rows += kept.height
+    counts.segments += kept.select(*ROLLOUT_KEY, "segment_id").n_unique() if kept.height else 0
+    counts.first_calls += kept.select(*ROLLOUT_KEY, "agent").n_unique() if kept.height else 0
+    prompts = int(kept["prompt_ids"].list.len().sum() or 0)
+    counts.prompt_tokens += prompts
+    counts.environment_tokens += prompts - int(kept["prefix_len"].sum() or 0)
+    counts.completion_tokens += int(kept["completion_ids"].list.len().sum() or 0)
+    versions = kept["policy_version"].drop_nulls()
+    counts.versions = sorted({*counts.versions, *versions.unique().to_list()})
+    counts.groups |= set(kept["group_id"].unique().to_list())

@@ -1,0 +1,120 @@
+"""Reads one or several stores over Arrow Flight, in batches of bounded size."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import polars as pl
+
+from trainspan_schemas.errors import StoreError
+from trainspan_schemas.store import open_store
+
+__all__ = ["Selection", "Source"]
+
+BATCH_BYTES = 32 * 1024 * 1024
+IDS_PER_READ = 10_000
+WAIT_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows a read asks for; None: all."""
+
+    run_id: str | None = None
+    round: int | None = None
+    rollout_ids: Sequence[str] | None = None
+
+    def parameters(self) -> Iterator[dict[str, Any]]:
+        """The parameters of one or, for many ids, several reads."""
+        fixed = {key: value for key, value in (("run_id", self.run_id), ("round", self.round)) if value is not None}
+        if self.rollout_ids is None:
+            yield fixed
+            return
+        for start in range(0, len(self.rollout_ids), IDS_PER_READ):
+            yield {**fixed, "rollout_ids": list(self.rollout_ids[start : start + IDS_PER_READ])}
+
+
+@dataclass(slots=True)
+class Source:
+    """The stores of one command, opened as a context manager; a store without a collector gets one meanwhile.
+
+    Raises StoreError where a store does not exist, cannot be reached, or lags behind what it acknowledged
+    (unless `allow_behind`).
+    """
+
+    stores: Sequence[str]
+    allow_behind: bool = False
+    watermarks: dict[int, int] = field(default_factory=dict)
+    """Store number → highest `seq` that a read has seen."""
+    _clients: list[Any] = field(default_factory=list)
+    _exit: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def __enter__(self) -> "Source":
+        from pyarrow import flight
+
+        with contextlib.ExitStack() as stack:
+            for store in self.stores:
+                client = flight.connect(stack.enter_context(open_store(store)))
+                stack.callback(client.close)
+                self._clients.append(client)
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exit.close()
+
+    def read(
+        self, name: str, selection: Selection, columns: Sequence[str], *, store: int | None = None
+    ) -> Iterator[pl.DataFrame]:
+        """Batches of the read `name`, each with the column `store`; from all stores, or the one numbered `store`."""
+        for number in range(len(self._clients)) if store is None else (store,):
+            for parameters in selection.parameters():
+                ticket = {"read": name, "parameters": {**parameters, "columns": list(columns)}, "wait_ms": WAIT_MS}
+                yield from self._stream(number, ticket)
+
+    def query(self, sql: str) -> Iterator[pl.DataFrame]:
+        """Batches of one SELECT, from all stores."""
+        for number in range(len(self._clients)):
+            yield from self._stream(number, {"sql": sql, "wait_ms": WAIT_MS})
+
+    def _stream(self, number: int, ticket: dict[str, Any]) -> Iterator[pl.DataFrame]:
+        import pyarrow as pa
+        from pyarrow import flight
+
+        try:
+            reader = self._clients[number].do_get(flight.Ticket(json.dumps(ticket).encode()))
+            self._check_watermark(number, reader.schema.metadata or {})
+            pending: list[Any] = []
+            size = 0
+            for chunk in reader:
+                pending.append(chunk.data)
+                size += chunk.data.nbytes
+                if size >= BATCH_BYTES:
+                    yield self._frame(number, pending)
+                    pending, size = [], 0
+            if pending:
+                yield self._frame(number, pending)
+        except pa.ArrowException as error:
+            message = str(error).strip().splitlines()[0]
+            raise StoreError(f"store {self.stores[number]}: reading failed: {message}") from error
+
+    def _frame(self, number: int, batches: list[Any]) -> pl.DataFrame:
+        import pyarrow as pa
+
+        frame = pl.from_arrow(pa.Table.from_batches(batches))
+        assert isinstance(frame, pl.DataFrame)
+        return frame.with_columns(pl.lit(number, dtype=pl.UInt8).alias("store"))
+
+    def _check_watermark(self, number: int, metadata: dict[bytes, bytes]) -> None:
+        reached = int(metadata.get(b"watermark", b"0"))
+        self.watermarks[number] = max(reached, self.watermarks.get(number, 0))
+        if metadata.get(b"behind") == b"true" and not self.allow_behind:
+            raise StoreError(
+                f"store {self.stores[number]} has not loaded all that it acknowledged (reached seq {reached}): "
+                "try again in a moment, or build from what is there with --allow-behind"
+            )

@@ -1,0 +1,72 @@
+"""All spans, narrowed: identity, rollout spans, and what clients' instrumentations say of model calls.
+
+Dialects are told by attributes, never by span names: the GenAI conventions (also traceloop's since 0.55), older
+traceloop (`llm.request.type`), and OpenInference (`openinference.span.kind`).
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import polars as pl
+
+from trainspan_schemas import keys
+
+from .attributes import has_key, number, text
+from .frames import SPAN_KEY, SPANS, empty
+
+__all__ = ["SPAN_COLUMNS", "narrow_spans"]
+
+SPAN_COLUMNS: Final = [
+    *("trace_id", "span_id", "parent_span_id", "start_ns", "end_ns", "status_code", "service_name"),
+    *("attributes", "events"),
+]
+"""Columns asked of the read `spans`."""
+
+_CLIENT_OPERATIONS: Final = [keys.OPERATION_CHAT, keys.OPERATION_TEXT_COMPLETION, "generate_content"]
+_STATUS_ERROR: Final = 2
+
+_operation = text(keys.GEN_AI_OPERATION)
+_traceloop_request = text("llm.request.type")
+_traceloop_kind = text("traceloop.span.kind")
+_openinference_kind = text("openinference.span.kind")
+_is_model_call = (
+    _operation.is_in(_CLIENT_OPERATIONS)
+    | _traceloop_request.is_in(["chat", "completion"])
+    | (_openinference_kind == "LLM")
+    | has_key("gen_ai.prompt.")
+    | has_key("llm.input_messages.")
+)
+_is_server_call = has_key(keys.POLICY_NAME) | has_key(keys.LOGPROBS_MODE) | has_key(keys.CALL_INDEX)
+
+_EXPRESSIONS: Final = {
+    "rollout_id": text(keys.ROLLOUT_ID),
+    "attempt": number(keys.ATTEMPT),
+    "task_id": text(keys.TASK_ID),
+    "run_id": text(keys.RUN_ID),
+    "round": number(keys.ROUND),
+    "split": text(keys.SPLIT),
+    "failed": pl.col("status_code") == _STATUS_ERROR,
+    "agent": pl.coalesce(text(keys.GEN_AI_AGENT_NAME), text("agent.name")),
+    "model": pl.coalesce(text(keys.GEN_AI_REQUEST_MODEL), text("llm.model_name")),
+    "response_id": text(keys.GEN_AI_RESPONSE_ID),
+    "is_client_call": _is_model_call.fill_null(False) & ~_is_server_call,
+    "is_agent": (
+        (_operation == keys.OPERATION_INVOKE_AGENT) | (_traceloop_kind == "agent") | (_openinference_kind == "AGENT")
+    ).fill_null(False),
+    "status": text(keys.ROLLOUT_STATUS),
+    "boundary": text(keys.ROLLOUT_BOUNDARY),
+    "stated_calls": number(keys.ROLLOUT_CALLS),
+    "judge": text(keys.ROLLOUT_JUDGE),
+    "no_boundary": has_key(keys.NO_BOUNDARY),
+    "evaluation_events": pl.when(pl.col("events").str.contains(keys.EVALUATION_EVENT, literal=True)).then("events"),
+}
+
+
+def narrow_spans(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
+    """The read `spans` → frame SPANS without duplicates, call spans of the policy server included."""
+    frames = [
+        batch.with_columns(**_EXPRESSIONS).select(pl.col(name).cast(kind) for name, kind in SPANS.items())
+        for batch in batches
+    ]
+    spans = pl.concat(frames) if frames else empty(SPANS)
+    return spans.unique(SPAN_KEY, keep="first", maintain_order=True)

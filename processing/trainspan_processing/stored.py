@@ -1,0 +1,178 @@
+"""Re-rewards stored rollouts: hands each to the user's function and takes what it returns as the reward."""
+
+import json
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from .dialects import Message, messages_of
+from .frames import ROLLOUT_KEY, SPAN_KEY
+from .payload import chunks_of_rollouts, read_payload
+from .source import Selection, Source
+from .survey import Survey
+
+__all__ = ["FunctionRewards", "RewardFunction", "StoredCall", "StoredEvaluation", "StoredRollout", "reward_by_function"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvaluation:
+    """An evaluation as it was recorded."""
+
+    name: str
+    score: float | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCall:
+    """A call with its tokens, and the text that the client's instrumentation recorded of it."""
+
+    index: int
+    agent: str | None
+    policy_version: int | None
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    finish_reason: str | None
+    attributes: dict[str, Any]
+    """Attributes of the call span."""
+    messages: list[Message] = field(default_factory=list)
+    """The request's messages; empty where no instrumentation recorded them."""
+    text: str | None = None
+    """The answer's text; None where no instrumentation recorded it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRollout:
+    """A complete rollout of status ok, as a reward function sees it."""
+
+    rollout_id: str
+    attempt: int
+    run_id: str | None
+    task_id: str | None
+    round: int | None
+    split: str | None
+    status: str
+    evaluations: list[StoredEvaluation]
+    calls: list[StoredCall]
+    """In the order in which they were made."""
+    attributes: dict[str, Any]
+    """Attributes of the rollout span."""
+
+
+RewardFunction = Callable[[StoredRollout], "float | dict[str, float] | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionRewards:
+    """What the function said."""
+
+    rewards: pl.DataFrame
+    """rollout_id, attempt, `rollout_reward` (f64, NULL where it said None), `reward_failed`."""
+    first_error: str | None
+
+
+def reward_by_function(
+    function: RewardFunction, name: str, source: Source, survey: Survey, rollouts: pl.DataFrame
+) -> FunctionRewards:
+    """Calls `function` on each of `rollouts`; a dict is read by `name`.
+
+    A function that raises, or returns a number that is not finite, gives no reward: the rollout gets status `judge_error`.
+    """
+    calls = survey.calls.join(rollouts.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
+    facts = {(row["rollout_id"], row["attempt"]): row for row in rollouts.iter_rows(named=True)}
+    evaluations = _evaluations(survey)
+    results: list[tuple[str, int, float | None, bool]] = []
+    first_error: str | None = None
+    for chunk in chunks_of_rollouts(calls):
+        for key, stored in _stored_rollouts(source, survey, chunk, facts, evaluations):
+            try:
+                results.append((*key, _as_reward(function(stored), name), False))
+            except Exception as error:  # noqa: BLE001 - a user's function; the rollout is named and counted
+                first_error = first_error or f"{type(error).__name__}: {error}"
+                log.warning("event=reward_failed rollout_id=%s error=%r", stored.rollout_id, error)
+                results.append((*key, None, True))
+    schema = {
+        "rollout_id": pl.String,
+        "attempt": pl.Int32,
+        "rollout_reward": pl.Float64,
+        "reward_failed": pl.Boolean,
+    }
+    return FunctionRewards(pl.DataFrame(results, schema=schema, orient="row"), first_error)
+
+
+def _as_reward(result: Any, name: str) -> float | None:
+    value = result.get(name) if isinstance(result, dict) else result
+    if value is None:
+        return None
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"the reward is {number}")
+    return number
+
+
+def _evaluations(survey: Survey) -> dict[str, list[StoredEvaluation]]:
+    found: dict[str, list[StoredEvaluation]] = {}
+    for row in survey.evaluations.sort("time_ns", "name", "score").iter_rows(named=True):
+        found.setdefault(row["rollout_id"], []).append(StoredEvaluation(row["name"], row["score"], row["source"]))
+    return found
+
+
+def _stored_rollouts(
+    source: Source,
+    survey: Survey,
+    calls: pl.DataFrame,
+    facts: dict[tuple[str, int], dict[str, Any]],
+    evaluations: dict[str, list[StoredEvaluation]],
+) -> "list[tuple[tuple[str, int], StoredRollout]]":
+    payload = read_payload(source, calls)
+    attributes = _attributes(source, calls)
+    twins = {
+        row[:2]: row[2:] for row in survey.twins.calls.select(*SPAN_KEY, "twin_trace_id", "twin_span_id").iter_rows()
+    }
+    by_rollout: dict[tuple[str, int], list[StoredCall]] = {}
+    for row in calls.join(payload, on=SPAN_KEY, how="left", maintain_order="left").iter_rows(named=True):
+        span = (row["trace_id"], row["span_id"])
+        inputs, outputs = messages_of(attributes.get(twins.get(span, span), {}))
+        by_rollout.setdefault((row["rollout_id"], row["attempt"]), []).append(
+            StoredCall(
+                index=row["call_index"],
+                agent=row["agent"],
+                policy_version=row["policy_version"],
+                prompt_ids=row["prompt_ids"] or [],
+                completion_ids=row["completion_ids"] or [],
+                finish_reason=row["finish_reason"],
+                attributes=attributes.get(span, {}),
+                messages=inputs,
+                text=str(outputs[-1].get("content") or "") if outputs else None,
+            )
+        )
+    return [
+        (
+            key,
+            StoredRollout(
+                *key,
+                **{name: facts[key][name] for name in ("run_id", "task_id", "round", "split", "status")},
+                evaluations=evaluations.get(key[0], []),
+                calls=made,
+                attributes=attributes.get((facts[key]["trace_id"], facts[key]["span_id"]), {}),
+            ),
+        )
+        for key, made in by_rollout.items()
+    ]
+
+
+def _attributes(source: Source, calls: pl.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
+    """Span key → attributes, of all spans of the rollouts that `calls` belong to."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for (store,), part in calls.group_by(["store"], maintain_order=True):
+        selection = Selection(rollout_ids=part["rollout_id"].unique().sort().to_list())
+        for batch in source.read("spans", selection, [*SPAN_KEY, "attributes"], store=int(str(store))):
+            for trace_id, span_id, text in batch.select(*SPAN_KEY, "attributes").iter_rows():
+                found[trace_id, span_id] = json.loads(text or "{}")
+    return found

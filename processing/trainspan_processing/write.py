@@ -1,0 +1,123 @@
+"""Writes a dataset: Parquet with the agreed columns and bytes that depend on the rows alone, then one rename."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainspan_schemas.dataset import COLUMNS
+from trainspan_schemas.errors import DatasetError
+
+__all__ = ["DatasetWriter", "FileEntry", "publish", "scratch_folder", "write_manifest"]
+
+ROWS_PER_FILE: Final = 262_144
+
+_TYPES: Final[dict[str, Any]] = {
+    "string": pa.string(),
+    "int32": pa.int32(),
+    "float64": pa.float64(),
+    "list<int32>": pa.list_(pa.int32()),
+    "list<float>": pa.list_(pa.float32()),
+}
+SCHEMA: Final = pa.schema([pa.field(name, _TYPES[kind]) for name, kind in COLUMNS.items()])
+_LISTS: Final = [name for name, kind in COLUMNS.items() if kind.startswith("list")]
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One Parquet file as the manifest names it."""
+
+    name: str
+    sha256: str
+    rows: int
+
+
+@dataclass(slots=True)
+class DatasetWriter:
+    """Appends frames of rows, in their final order, to `part-*.parquet` of a folder; one row group per frame."""
+
+    folder: Path
+    files: list[FileEntry] = field(default_factory=list)
+    rows: int = 0
+    _writer: Any = None
+    _rows_in_file: int = 0
+
+    def append(self, frame: pl.DataFrame) -> None:
+        """`frame` has COLUMNS in order; its rows belong after everything that was appended before."""
+        if self._writer is None:
+            self._writer = self._open()
+        table = pa.Table.from_arrays([_column(frame[name], SCHEMA.field(name).type) for name in COLUMNS], schema=SCHEMA)
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        self.rows += table.num_rows
+        self._rows_in_file += table.num_rows
+        if self._rows_in_file >= ROWS_PER_FILE:
+            self._close_file()
+
+    def finish(self) -> list[FileEntry]:
+        """Closes the last file; a dataset without rows has one file without rows."""
+        if self._writer is None and not self.files:
+            self._writer = self._open()
+        self._close_file()
+        return self.files
+
+    @property
+    def _name(self) -> str:
+        return f"part-{len(self.files):05d}.parquet"
+
+    def _open(self) -> Any:
+        options: dict[str, Any] = {
+            "compression": "zstd",
+            "use_dictionary": [name for name, kind in COLUMNS.items() if kind == "string"],
+            "column_encoding": {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in _LISTS},
+            "write_statistics": [name for name in COLUMNS if name not in _LISTS],
+        }
+        return pq.ParquetWriter(self.folder / self._name, SCHEMA, **options)
+
+    def _close_file(self) -> None:
+        if self._writer is None:
+            return
+        self._writer.close()
+        with (self.folder / self._name).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self.files.append(FileEntry(self._name, digest, self._rows_in_file))
+        self._writer, self._rows_in_file = None, 0
+
+
+def _column(values: pl.Series, kind: Any) -> Any:
+    column = values.to_arrow()
+    return column if column.type == kind else column.cast(kind)
+
+
+@contextmanager
+def scratch_folder(target: Path) -> Iterator[Path]:
+    """A hidden folder beside `target` to fill and `publish`; what was not published is removed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def publish(scratch: Path, target: Path) -> None:
+    """Renames the whole folder. Raises DatasetError where another command made `target` meanwhile."""
+    try:
+        scratch.rename(target)
+    except OSError as error:
+        raise DatasetError(f"{target} was made by another command meanwhile: run this one again") from error
+
+
+def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """Writes `manifest` as indented JSON; numbers that are not finite have no place in it."""
+    path.write_text(json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

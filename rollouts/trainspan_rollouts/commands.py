@@ -1,0 +1,224 @@
+"""Agents that are commands: one process per rollout, under `opentelemetry-instrument`, with the environment preset."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from trainspan_rollouts.execution import Ended, Execution
+from trainspan_rollouts.tasks import Task
+from trainspan_schemas.errors import ProcessError
+from trainspan_schemas.identity import ENV_BAGGAGE, ENV_REPORT, ENV_TASK, ENV_TRACEPARENT, ENV_TRACESTATE
+from trainspan_schemas.keys import ROLLOUT_PATH_PREFIX
+from trainspan_schemas.status import RolloutStatus
+from trainspan_schemas.worker import AgentReport
+
+__all__ = ["CommandExecutor", "agent_environment", "instrumented"]
+
+TAIL_BYTES: Final = 64 * 1024
+GRACE_S: Final = 3.0
+"""Between SIGTERM and SIGKILL; an instrumented agent sends its spans in this time."""
+TEMPORARY_FAILURE: Final = 75
+"""Exit code `EX_TEMPFAIL` of sysexits.h: the agent itself asks for another attempt."""
+
+_INSTRUMENT: Final = "opentelemetry-instrument"
+_PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
+
+
+def instrumented(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """The command under `opentelemetry-instrument`: that of the command's own environment, else the first on PATH.
+
+    Raises ProcessError where either is not there.
+    """
+    program = shutil.which(command[0], path=environ.get("PATH"))
+    if program is None:
+        raise ProcessError(f"command not found: {command[0]!r} is no executable file, nor one on PATH")
+    beside = Path(program).parent / _INSTRUMENT
+    if beside.is_file() and os.access(beside, os.X_OK):
+        return [str(beside), program, *command[1:]]
+    found = shutil.which(_INSTRUMENT, path=environ.get("PATH"))
+    if found is None:
+        raise ProcessError(f"{_INSTRUMENT} not found: pip install trainspan in the agent's environment")
+    return [found, program, *command[1:]]
+
+
+def agent_environment(environ: Mapping[str, str], policy_url: str, collector: str) -> dict[str, str]:
+    """The environment of every agent process, before what is of one rollout only.
+
+    Where no environment with `opentelemetry-instrument` is on PATH, this program's own comes first there: `python` is
+    then the one that trainspan is installed for, as if its environment were activated.
+    """
+    inherited = {ENV_TRACEPARENT, ENV_TRACESTATE, ENV_BAGGAGE, ENV_TASK, ENV_REPORT, "TRAINSPAN_BOUNDARY"}
+    chosen = {name: value for name, value in environ.items() if name not in inherited}
+    if shutil.which(_INSTRUMENT, path=chosen.get("PATH")) is None:
+        chosen["PATH"] = os.pathsep.join(filter(None, (str(Path(sys.executable).parent), chosen.get("PATH"))))
+    chosen["OPENAI_BASE_URL"] = chosen["TRAINSPAN_POLICY_URL"] = policy_url
+    chosen["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector
+    chosen.setdefault("OPENAI_API_KEY", "trainspan")
+    return chosen
+
+
+class CommandExecutor:
+    """Starts `command` for each rollout, with `{id}`, `{input}` and fields of an object input put into its arguments."""
+
+    def __init__(
+        self, command: Sequence[str], policy_url: str, collector: str, timeout_s: float, environ: Mapping[str, str]
+    ) -> None:
+        self._arguments = list(command)
+        self._policy_url = policy_url
+        self._timeout_s = timeout_s
+        self._environ = agent_environment(environ, policy_url, collector)
+        self._reports = tempfile.TemporaryDirectory(prefix="trainspan-")
+        self._command: list[str] = []
+
+    async def start(self) -> None:
+        """Finds the command. Raises ProcessError."""
+        self._command = instrumented(self._arguments, self._environ)
+
+    async def execute(self, execution: Execution) -> Ended:
+        """One process; whatever it leaves running in its process group is ended with it."""
+        reports = Path(tempfile.mkdtemp(dir=self._reports.name))
+        start_s = time.monotonic()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(fill_in(word, execution.task) for word in self._command),
+                env=self._environment(execution, reports),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Ended("infra_error", time.monotonic() - start_s, error=f"cannot start {self._command[1]}: {error}")
+        streams = _Streams(process, json.dumps(execution.task.for_agent()).encode() + b"\n")
+        timed_out = False
+        try:
+            await asyncio.wait_for(process.wait(), self._timeout_s)
+        except TimeoutError:
+            timed_out = True
+            await _end_group(process)
+        except asyncio.CancelledError:
+            await asyncio.shield(_end_group(process))
+            raise
+        finally:
+            _signal_group(process, signal.SIGKILL)
+            await streams.close()
+        duration_s = time.monotonic() - start_s
+        return _ended(process.returncode, timed_out, duration_s, streams, _read_reports(reports))
+
+    async def close(self) -> None:
+        """Removes the reports; every process has ended with its `execute`."""
+        self._reports.cleanup()
+
+    def _environment(self, execution: Execution, reports: Path) -> dict[str, str]:
+        base = self._policy_url.rstrip("/").removesuffix("/v1")
+        return {
+            **self._environ,
+            ENV_TRACEPARENT: str(execution.parent),
+            ENV_BAGGAGE: execution.identity.to_baggage(),
+            ENV_TASK: json.dumps(execution.task.for_agent()),
+            ENV_REPORT: str(reports),
+            "OPENAI_BASE_URL": f"{base}{ROLLOUT_PATH_PREFIX}{execution.parent}/v1",
+        }
+
+
+def fill_in(word: str, task: Task) -> str:
+    """The argument with `{id}`, `{input}` and, where the input is an object, its fields; other braces stay."""
+    fields = {**(task.input if isinstance(task.input, dict) else {}), "id": task.id, "input": task.input}
+
+    def replace(match: re.Match[str]) -> str:
+        if match[1] not in fields:
+            return match[0]
+        value = fields[match[1]]
+        return value if isinstance(value, str) else json.dumps(value)
+
+    return _PLACEHOLDER.sub(replace, word)
+
+
+class _Streams:
+    """Feeds a process its task and keeps the tail of what it prints."""
+
+    def __init__(self, process: asyncio.subprocess.Process, task: bytes) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.stdout = bytearray()
+        self.stderr = bytearray()
+        self._tasks = (
+            asyncio.create_task(_feed(process.stdin, task)),
+            asyncio.create_task(_keep_tail(process.stdout, self.stdout)),
+            asyncio.create_task(_keep_tail(process.stderr, self.stderr)),
+        )
+
+    async def close(self) -> None:
+        """Reads what is left; a stray process that holds the pipes open is not waited for."""
+        _, pending = await asyncio.wait(self._tasks, timeout=1.0)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _feed(stdin: asyncio.StreamWriter, task: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # an agent need not read its task here
+        stdin.write(task)
+        await stdin.drain()
+        stdin.close()
+
+
+async def _keep_tail(stream: asyncio.StreamReader, tail: bytearray) -> None:
+    while chunk := await stream.read(TAIL_BYTES):
+        tail += chunk
+        del tail[:-TAIL_BYTES]
+
+
+async def _end_group(process: asyncio.subprocess.Process) -> None:
+    _signal_group(process, signal.SIGTERM)
+    try:
+        await asyncio.wait_for(process.wait(), GRACE_S)
+    except TimeoutError:
+        _signal_group(process, signal.SIGKILL)
+        await process.wait()
+
+
+def _signal_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _read_reports(folder: Path) -> AgentReport | None:
+    reports = []
+    for path in sorted(folder.glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            reports.append(AgentReport(**json.loads(path.read_text())))
+    shutil.rmtree(folder, ignore_errors=True)
+    if not reports:
+        return None
+    return AgentReport(
+        sum(report.calls for report in reports),
+        any(report.policy_failing for report in reports),
+        [reward for report in reports for reward in report.rewards],
+    )
+
+
+def _ended(
+    code: int | None, timed_out: bool, duration_s: float, streams: _Streams, report: AgentReport | None
+) -> Ended:
+    stdout = streams.stdout.decode(errors="replace")
+    last = (streams.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
+    if timed_out:
+        return Ended("timeout", duration_s, None, stdout, code, "ran past its time", report)
+    if code == 0:
+        return Ended("ok", duration_s, None, stdout, code, None, report)
+    failing = report is not None and report.policy_failing
+    killed = code == -signal.SIGKILL  # not by us: out of memory, most likely
+    status: RolloutStatus = "infra_error" if failing or killed or code == TEMPORARY_FAILURE else "agent_error"
+    return Ended(status, duration_s, None, stdout, code, f"exit code {code}: {last}", report)

@@ -1,0 +1,221 @@
+"""Agents that are functions: a few worker processes, each under `opentelemetry-instrument`, that can be killed."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from trainspan_rollouts.commands import GRACE_S, agent_environment, instrumented
+from trainspan_rollouts.execution import Ended, Execution
+from trainspan_schemas.errors import ProcessError, UsageError
+from trainspan_schemas.status import RolloutStatus
+from trainspan_schemas.worker import MAX_LINE_BYTES, Cancel, Job, Outcome, Ready, Refusal, decode, encode
+
+__all__ = ["WorkerPool"]
+
+CANCEL_GRACE_S: Final = 1.0
+"""What a cancelled coroutine gets to end by itself before its worker is killed."""
+START_TIMEOUT_S: Final = 120.0
+"""For the import of the agent's module."""
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerPool:
+    """Spreads executions over `workers` processes that hold the target imported.
+
+    A synchronous function that hangs cannot be stopped but with its process: the other executions there end as
+    `infra_error`, blameless, and are to be tried again.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        workers: int,
+        policy_url: str,
+        collector: str,
+        timeout_s: float,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._target = target
+        self._count = workers
+        self._timeout_s = timeout_s
+        self._environ = {**agent_environment(environ, policy_url, collector), "TRAINSPAN_BOUNDARY": "explicit"}
+        self._slots = [asyncio.Lock() for _ in range(workers)]
+        self._workers: list[_Worker | None] = [None] * workers
+        self._waiting = [0] * workers
+
+    async def start(self) -> None:
+        """Starts the first worker alone, so that a wrong target is told once, then the others with it."""
+        await asyncio.gather(*(self._worker(slot) for slot in range(self._count)))
+
+    async def execute(self, execution: Execution) -> Ended:
+        """Executes the function once in the least busy worker."""
+        slot = min(range(self._count), key=lambda index: self._waiting[index])
+        self._waiting[slot] += 1
+        try:
+            worker = await self._worker(slot)
+            return await worker.execute(execution, self._timeout_s)
+        finally:
+            self._waiting[slot] -= 1
+
+    async def close(self) -> None:
+        """Lets the workers flush and leave; kills those that do not."""
+        live = [worker for worker in self._workers if worker is not None]
+        await asyncio.gather(*(worker.close() for worker in live))
+
+    async def _worker(self, slot: int) -> "_Worker":
+        async with self._slots[slot]:
+            worker = self._workers[slot]
+            if worker is None or worker.is_lost:
+                worker = await _Worker.start(self._target, self._environ)
+                self._workers[slot] = worker
+            return worker
+
+
+class _Worker:
+    """One process, and the executions under way in it."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        is_async: bool,
+    ) -> None:
+        self._process = process
+        self._writer = writer
+        self._is_async = is_async
+        self._numbers = itertools.count()
+        self._answers: dict[int, asyncio.Future[Outcome | Ended]] = {}
+        self._listener = asyncio.create_task(self._listen(reader))
+        self.is_lost = False
+
+    @classmethod
+    async def start(cls, target: str, environ: Mapping[str, str]) -> "_Worker":
+        """A worker that is ready. Raises UsageError or ProcessError where the target cannot be used."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = instrumented(
+                [sys.executable, "-m", "trainspan._worker", "--fd", str(theirs.fileno()), target], environ
+            )
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                env=dict(environ),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
+        try:
+            line = await asyncio.wait_for(reader.readline(), START_TIMEOUT_S)
+            message = decode(line) if line else None
+        except TimeoutError:
+            message = Refusal(f"importing {target} took more than {START_TIMEOUT_S:.0f} s", usage=False)
+        except BaseException:
+            await asyncio.shield(_kill(process))
+            raise
+        if isinstance(message, Ready):
+            return cls(process, reader, writer, message.is_async)
+        writer.close()
+        await _kill(process)
+        if isinstance(message, Refusal):
+            raise (UsageError if message.usage else ProcessError)(message.message)
+        raise ProcessError(f"the worker for {target} ended with code {process.returncode} while it started")
+
+    async def execute(self, execution: Execution, timeout_s: float) -> Ended:
+        number = next(self._numbers)
+        answer: asyncio.Future[Outcome | Ended] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        start_s = time.monotonic()
+        job = Job(number, execution.task.for_agent(), execution.identity.attributes(), str(execution.parent))
+        self._writer.write(encode(job))
+        try:
+            done, _ = await asyncio.wait([answer], timeout=timeout_s)
+            if not done:
+                await self._stop_late(number, answer)
+                self._answers.pop(number, None)
+                return Ended("timeout", time.monotonic() - start_s, error=f"ran past {timeout_s:g} s")
+        except asyncio.CancelledError:
+            self._answers.pop(number, None)
+            self._say(Cancel(number))
+            raise
+        return _ended(answer.result())
+
+    async def close(self) -> None:
+        """Says good-bye; the process sends its spans and leaves."""
+        self.is_lost = True
+        self._writer.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), GRACE_S)
+        except TimeoutError:
+            await _kill(self._process)
+        self._listener.cancel()
+        await asyncio.gather(self._listener, return_exceptions=True)
+
+    async def _stop_late(self, number: int, answer: "asyncio.Future[Any]") -> None:
+        """Cancels a coroutine; where that does not help, or the function is synchronous, ends the worker."""
+        if self._is_async:
+            self._say(Cancel(number))
+            done, _ = await asyncio.wait([answer], timeout=CANCEL_GRACE_S)
+            if done:
+                return
+        if not self.is_lost:
+            _log.warning("event=worker_killed pid=%d reason=hung others=%d", self._process.pid, len(self._answers) - 1)
+            self._answers.pop(number, None)
+            self._lose(Ended("infra_error", 0.0, error="another rollout hung in the same worker", blameless=True))
+            await asyncio.shield(_kill(self._process))
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError, ValueError):
+            while line := await reader.readline():
+                message = decode(line)
+                if not isinstance(message, Outcome):
+                    continue
+                answer = self._answers.pop(message.number, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+        if not self.is_lost:
+            code = await self._process.wait()
+            self._lose(Ended("infra_error", 0.0, exit_code=code, error=f"the worker died with code {code}"))
+
+    def _lose(self, ended: Ended) -> None:
+        self.is_lost = True
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_result(ended)
+
+    def _say(self, message: Cancel) -> None:
+        if not self.is_lost:
+            self._writer.write(encode(message))
+
+
+def _ended(answer: Outcome | Ended) -> Ended:
+    if isinstance(answer, Ended):
+        return answer
+    if answer.cancelled:
+        return Ended("cancelled", answer.duration_s, error="the agent cancelled itself", report=answer.report)
+    if answer.error is None:
+        return Ended("ok", answer.duration_s, value=answer.value, report=answer.report)
+    status: RolloutStatus = "infra_error" if answer.report.policy_failing else "agent_error"
+    return Ended(status, answer.duration_s, error=answer.error, report=answer.report)
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    """SIGTERM, so that spans are sent, then SIGKILL, to the whole group."""
+    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), patience_s)
+            if number == signal.SIGKILL:
+                return

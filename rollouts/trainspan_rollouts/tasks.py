@@ -1,0 +1,132 @@
+"""Task files: JSON lines, CSV or Parquet, one task per line or row, read as a stream.
+
+Fields: `id` and `input`, and where wanted `answer` (for the judge alone), `split` ("train" or "val") and `meta`.
+"""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from trainspan_schemas.errors import TaskFileError
+from trainspan_schemas.identity import Split
+
+__all__ = ["Task", "read_tasks"]
+
+_FIELDS: Final = frozenset({"id", "input", "answer", "split", "meta"})
+_MAX_FIELD_CHARS: Final = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One input to the agent, with what is needed to judge it."""
+
+    id: str
+    input: Any
+    answer: Any = None
+    split: Split | None = None
+    meta: Any = None
+
+    def for_agent(self) -> dict[str, Any]:
+        """What the agent may see."""
+        return {"id": self.id, "input": self.input}
+
+    def for_judge(self) -> dict[str, Any]:
+        """Everything."""
+        return asdict(self)
+
+
+def read_tasks(path: Path, split: Split | None = None) -> Iterator[Task]:
+    """The tasks of a file, in order; with `split`, without those that are marked for the other one.
+
+    Raises TaskFileError, with the line's (or row's) number, at the first that is no task or repeats an id.
+    """
+    seen: set[str] = set()
+    for where, fields in _rows(path):
+        task = _task(where, fields)
+        if task.id in seen:
+            raise TaskFileError(f"{where}: the id {task.id!r} occurs a second time; ids are unique within a file")
+        seen.add(task.id)
+        if split is None or task.split in (None, split):
+            yield task
+    if not seen:
+        raise TaskFileError(f"{path} has no tasks")
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".csv": _csv_rows, ".parquet": _parquet_rows}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise TaskFileError(f"{path}: a task file ends in {', '.join(readers)}")
+    if not path.is_file():
+        raise TaskFileError(f"no task file {path}")
+    return reader(path)
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            try:
+                fields = json.loads(line)
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                raise TaskFileError(f"{where}: not JSON ({error})") from error
+            if not isinstance(fields, dict):
+                raise TaskFileError(f'{where}: not an object; write {{"id": …, "input": …}}')
+            yield where, fields
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    csv.field_size_limit(_MAX_FIELD_CHARS)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        while True:
+            try:
+                row = next(reader, None)
+            except (csv.Error, UnicodeDecodeError) as error:
+                raise TaskFileError(f"{path}:{reader.reader.line_num}: not CSV ({error})") from error
+            if row is None:
+                return
+            where = f"{path}:{reader.line_num}"
+            if None in row or None in row.values():
+                raise TaskFileError(f"{where}: not as many fields as the header has ({len(reader.fieldnames or [])})")
+            yield where, {key: value for key, value in row.items() if value or key in ("id", "input")}
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError as error:
+        raise TaskFileError(
+            f"{path}: Parquet needs pyarrow: pip install 'trainspan[processing]', or write the tasks as JSON lines"
+        ) from error
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}: row {number}", {key: value for key, value in row.items() if value is not None}
+    except (pa.ArrowException, OSError) as error:
+        raise TaskFileError(f"{path}: not Parquet ({' '.join(str(error).split())})") from error
+
+
+def _task(where: str, fields: Mapping[str, Any]) -> Task:
+    if unknown := sorted(set(fields) - _FIELDS):
+        raise TaskFileError(f"{where}: unknown field {unknown[0]!r}; fields are id, input, answer, split, meta")
+    task_id = fields.get("id")
+    if isinstance(task_id, bool) or not isinstance(task_id, (str, int)) or task_id == "":
+        raise TaskFileError(
+            f"{where}: the field 'id' is {'missing' if task_id is None else f'{task_id!r}'}; it is text or an integer"
+        )
+    if fields.get("input") is None:
+        raise TaskFileError(f"{where}: task {str(task_id)!r} has no field 'input'")
+    split = fields.get("split")
+    if split not in (None, "train", "val"):
+        raise TaskFileError(f"{where}: split {split!r} is neither 'train' nor 'val'")
+    return Task(str(task_id), fields["input"], fields.get("answer"), cast("Split | None", split), fields.get("meta"))

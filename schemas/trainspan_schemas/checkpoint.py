@@ -1,0 +1,118 @@
+"""The checkpoint contract: folder names, `trainspan.json` and `canary.json`, and the text file `latest`.
+
+A checkpoint is written whole under a temporary name, then renamed; `latest` is moved afterwards, by rename too.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from trainspan_schemas.errors import CheckpointError
+
+__all__ = [
+    "CANARY_FILE",
+    "LATEST",
+    "META_FILE",
+    "Canary",
+    "CanaryPrompt",
+    "CheckpointMeta",
+    "checkpoint_name",
+    "read_latest",
+    "write_latest",
+]
+
+META_FILE: Final = "trainspan.json"
+CANARY_FILE: Final = "canary.json"
+LATEST: Final = "latest"
+
+
+def checkpoint_name(version: int) -> str:
+    """Folder name of a policy version, e.g. `policy-000007`."""
+    return f"policy-{version:06d}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMeta:
+    """`trainspan.json`: what the weights are and where they come from."""
+
+    kind: Literal["full", "lora"]
+    version: int
+    parent: str | None
+    """Name of the checkpoint, or path of the model, that training started from."""
+    base: str
+    """Model path or Hugging Face id of version 0."""
+    dataset_sha256: str | None
+    """Hash of the manifest of the dataset that made it."""
+    weights_sha256: str | None = None
+
+    def write(self, folder: Path) -> None:
+        (folder / META_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> "CheckpointMeta":
+        """Raises CheckpointError where the file is missing or malformed."""
+        try:
+            raw: dict[str, Any] = json.loads((folder / META_FILE).read_text())
+            return cls(**{name: raw.get(name) for name in cls.__dataclass_fields__})  # type: ignore[arg-type]
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{folder} has no {META_FILE}: it is no trainspan checkpoint") from error
+        except (json.JSONDecodeError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{folder / META_FILE} is malformed: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryPrompt:
+    """One scored sequence: P prompt tokens, then C fixed completion tokens."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs_new: list[float]
+    """(C,) log-probabilities at temperature 1 under this checkpoint, by the trainer."""
+    logprobs_parent: list[float]
+    """(C,) the same under the weights that training started from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """`canary.json`: what a server that really holds these weights must answer."""
+
+    dtype: str
+    """The trainer's compute dtype, e.g. "float32"."""
+    tolerance: float
+    """Greatest |Δ log-probability| that counts as agreement."""
+    prompts: list[CanaryPrompt]
+
+    def write(self, folder: Path) -> None:
+        (folder / CANARY_FILE).write_text(json.dumps(asdict(self)) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Canary":
+        """Raises CheckpointError where the file is missing or malformed."""
+        try:
+            raw = json.loads((folder / CANARY_FILE).read_text())
+            return cls(raw["dtype"], float(raw["tolerance"]), [CanaryPrompt(**prompt) for prompt in raw["prompts"]])
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{folder} has no {CANARY_FILE}") from error
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{folder / CANARY_FILE} is malformed: {error}") from error
+
+
+def read_latest(checkpoints: Path) -> Path | None:
+    """Folder of the newest good checkpoint; None where none was published. Raises CheckpointError if it is gone."""
+    try:
+        name = (checkpoints / LATEST).read_text().strip()
+    except FileNotFoundError:
+        return None
+    folder = checkpoints / name
+    if not name or "/" in name or not folder.is_dir():
+        raise CheckpointError(f"{checkpoints / LATEST} names {name!r}, which is not a folder there")
+    return folder
+
+
+def write_latest(checkpoints: Path, name: str) -> None:
+    """Points `latest` at the checkpoint `name`, atomically."""
+    temporary = checkpoints / f".{LATEST}.{os.getpid()}"
+    temporary.write_text(name + "\n")
+    temporary.replace(checkpoints / LATEST)

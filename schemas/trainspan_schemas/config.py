@@ -1,0 +1,121 @@
+"""Reads settings: defaults < `trainspan.toml` < environment < flags.
+
+Environment: `TRAINSPAN_<SECTION>__<KEY>`, and the standard variable where one exists. An unknown key is an error that
+names the nearest known one.
+"""
+
+import dataclasses
+import difflib
+import tomllib
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.settings import Settings
+
+__all__ = ["CONFIG_FILE", "load_settings", "override"]
+
+CONFIG_FILE = "trainspan.toml"
+ENV_PREFIX = "TRAINSPAN_"
+
+_STANDARD_VARIABLES = {
+    "OTEL_EXPORTER_OTLP_ENDPOINT": (("serving", "collector"), ("rollouts", "collector")),
+    "OPENAI_BASE_URL": (("rollouts", "policy_url"),),
+}
+
+_Section = TypeVar("_Section")
+
+
+def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
+    """Settings from a TOML file and the environment.
+
+    Without `config`, `./trainspan.toml` is read where it exists. Raises ConfigError.
+    """
+    values: dict[str, dict[str, object]] = {}
+    path = config or Path(CONFIG_FILE)
+    if config is not None or path.is_file():
+        values = _read_toml(path)
+    for name, targets in _STANDARD_VARIABLES.items():
+        if text := environ.get(name):
+            for section, key in targets:
+                values.setdefault(section, {})[key] = text
+    for name, text in sorted(environ.items()):
+        if name.startswith(ENV_PREFIX) and "__" in name:
+            section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
+            _check_known(name, section, key)
+            values.setdefault(section, {})[key] = text
+    return Settings(**{section: _build(section, values.get(section, {})) for section in _sections()})
+
+
+def override(section: _Section, **flags: object) -> _Section:
+    """The section with those flags that were given (are not None)."""
+    given = {key: value for key, value in flags.items() if value is not None}
+    return dataclasses.replace(section, **given)  # type: ignore[type-var]
+
+
+def _sections() -> dict[str, type]:
+    return get_type_hints(Settings)
+
+
+def _read_toml(path: Path) -> dict[str, dict[str, object]]:
+    try:
+        raw = tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"no configuration file {path}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    for section, table in raw.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: {section!r} stands outside a section; sections are {', '.join(_sections())}")
+        if not table:
+            _check_known(str(path), section, None)
+        for key in table:
+            _check_known(str(path), section, key)
+    return raw
+
+
+def _check_known(where: str, section: str, key: str | None) -> None:
+    sections = _sections()
+    if section not in sections:
+        raise ConfigError(f"{where}: unknown section [{section}]{_nearest(section, sections)}")
+    known = [field.name for field in dataclasses.fields(sections[section])]
+    if key is not None and key not in known:
+        raise ConfigError(f"{where}: unknown key {key!r} in [{section}]{_nearest(key, known)}")
+
+
+def _nearest(word: str, known: "Mapping[str, object] | list[str]") -> str:
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
+    return f"; did you mean {matches[0]!r}?" if matches else f"; known are {', '.join(known)}"
+
+
+def _build(section: str, values: Mapping[str, object]) -> Any:
+    cls = _sections()[section]
+    hints = get_type_hints(cls)
+    return cls(**{key: _convert(f"{section}.{key}", value, hints[key]) for key, value in values.items()})
+
+
+def _convert(name: str, value: object, hint: object) -> object:
+    """`value` as the field's type; text from the environment is parsed."""
+    optional = isinstance(hint, types.UnionType)
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)] if optional else [hint]
+    kind = kinds[0]
+    if optional and value in ("", "none") and kind is not str:
+        return None
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        if str(value).lower() in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+            return str(value).lower() in ("1", "true", "yes", "on")
+    elif kind in (int, float) and not isinstance(value, bool) and isinstance(value, (int, float, str)):
+        try:
+            number = float(value) if kind is float else int(str(value))
+        except ValueError:
+            pass
+        else:
+            return number
+    elif kind is str and isinstance(value, str):
+        return value
+    wanted = "true or false" if kind is bool else f"of type {getattr(kind, '__name__', kind)}"
+    raise ConfigError(f"{name} = {value!r} is not {wanted}")

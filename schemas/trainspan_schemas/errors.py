@@ -1,0 +1,67 @@
+"""The error tree. Each member is also the standard-library error that a caller would expect.
+
+A message says what is wrong, the value, and what to do next; commands print it as one line and exit 1 (2 for `UsageError`).
+"""
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DatasetError",
+    "InvalidRecordError",
+    "PolicyServerError",
+    "ProcessError",
+    "StoreError",
+    "StoreLockedError",
+    "TaskFileError",
+    "TrainingError",
+    "TrainspanError",
+    "UsageError",
+]
+
+
+class TrainspanError(Exception):
+    """Root of everything that trainspan raises on purpose."""
+
+
+class UsageError(TrainspanError, ValueError):
+    """A command was called with arguments that cannot be meant; exit code 2."""
+
+
+class ConfigError(UsageError):
+    """A setting is unknown, of the wrong type, or contradicts another."""
+
+
+class TaskFileError(TrainspanError, ValueError):
+    """A task file has a line or row that is not a task."""
+
+
+class InvalidRecordError(TrainspanError, ValueError):
+    """A record that came over a process border does not have the agreed form."""
+
+
+class StoreError(TrainspanError, RuntimeError):
+    """The span store cannot be opened, read or written."""
+
+
+class StoreLockedError(StoreError):
+    """Another collector owns the store."""
+
+
+class DatasetError(TrainspanError, RuntimeError):
+    """A dataset cannot be built or read."""
+
+
+class CheckpointError(TrainspanError, ValueError):
+    """A checkpoint is missing, damaged, or does not fit the served model."""
+
+
+class PolicyServerError(TrainspanError, ConnectionError):
+    """The policy server is out of reach or refused."""
+
+
+class TrainingError(TrainspanError, RuntimeError):
+    """A training step cannot be made, or went wrong (not finite, diverged)."""
+
+
+class ProcessError(TrainspanError, RuntimeError):
+    """A child process failed to start, ended early, or did not answer in time."""

@@ -1,0 +1,46 @@
+"""Where state lies: `$TRAINSPAN_HOME`, default `./.trainspan`."""
+
+import os
+import secrets
+from pathlib import Path
+
+__all__ = ["checkpoints_dir", "datasets_dir", "home", "runs_dir", "store_path", "token"]
+
+
+def home() -> Path:
+    """The state folder; not created."""
+    return Path(os.environ.get("TRAINSPAN_HOME") or ".trainspan")
+
+
+def store_path(setting: str | None = None) -> Path:
+    return Path(setting) if setting else home() / "spans.duckdb"
+
+
+def datasets_dir(setting: str | None = None) -> Path:
+    return Path(setting) if setting else home() / "dataset"
+
+
+def checkpoints_dir(setting: str | None = None) -> Path:
+    return Path(setting) if setting else home() / "checkpoints"
+
+
+def runs_dir() -> Path:
+    return home() / "runs"
+
+
+def token() -> str:
+    """The secret that guards the policy server's swap; made on first use, file mode 0600."""
+    path = home() / "token"
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        pass
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_text().strip()
+    secret = secrets.token_urlsafe(32)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secret + "\n")
+    return secret

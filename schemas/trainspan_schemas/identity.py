@@ -1,0 +1,124 @@
+"""Identity of a rollout, and how it travels: span attributes, W3C `baggage` and environment variables.
+
+Spec: https://www.w3.org/TR/baggage/ (values percent-encoded) and https://www.w3.org/TR/trace-context/.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import quote, unquote
+
+from trainspan_schemas import keys
+
+__all__ = [
+    "ENV_BAGGAGE",
+    "ENV_REPORT",
+    "ENV_TASK",
+    "ENV_TRACEPARENT",
+    "ENV_TRACESTATE",
+    "Identity",
+    "Split",
+    "TraceParent",
+    "parse_baggage",
+    "strip_identity",
+]
+
+Split = Literal["train", "val"]
+
+ENV_TRACEPARENT = "TRACEPARENT"
+ENV_TRACESTATE = "TRACESTATE"
+ENV_BAGGAGE = "BAGGAGE"
+ENV_TASK = "TRAINSPAN_TASK"  # JSON {"id", "input"}; never the answer
+ENV_REPORT = "TRAINSPAN_REPORT"  # folder where each agent process leaves an AgentReport for its runner
+
+_TRACEPARENT = re.compile(r"^([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceParent:
+    """A W3C `traceparent`; ids as lower-case hex."""
+
+    trace_id: str
+    span_id: str
+    sampled: bool = True
+
+    @classmethod
+    def parse(cls, text: str) -> "TraceParent | None":
+        """The parsed header, or None where it is not a valid version-00 (or later, compatible) traceparent."""
+        match = _TRACEPARENT.match(text.strip().lower())
+        if match is None or match[1] == "ff" or not int(match[2], 16) or not int(match[3], 16):
+            return None
+        return cls(match[2], match[3], bool(int(match[4], 16) & 1))
+
+    def __str__(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which rollout a span belongs to."""
+
+    rollout_id: str
+    run_id: str | None = None
+    task_id: str | None = None
+    attempt: int = 0
+    round: int | None = None
+    split: Split = "train"
+
+    def attributes(self) -> dict[str, str | int]:
+        """Span attributes; absent values are left out."""
+        pairs: dict[str, str | int | None] = {
+            keys.RUN_ID: self.run_id,
+            keys.ROLLOUT_ID: self.rollout_id,
+            keys.TASK_ID: self.task_id,
+            keys.ATTEMPT: self.attempt,
+            keys.ROUND: self.round,
+            keys.SPLIT: self.split,
+        }
+        return {key: value for key, value in pairs.items() if value is not None}
+
+    @classmethod
+    def from_attributes(cls, attributes: Mapping[str, object]) -> "Identity | None":
+        """The identity in span attributes or parsed baggage; None without a rollout id or with malformed values."""
+        rollout_id = attributes.get(keys.ROLLOUT_ID)
+        if not rollout_id:
+            return None
+        run_id, task_id = attributes.get(keys.RUN_ID), attributes.get(keys.TASK_ID)
+        round_, split = attributes.get(keys.ROUND), attributes.get(keys.SPLIT) or "train"
+        if split not in ("train", "val"):
+            return None
+        try:
+            return cls(
+                rollout_id=str(rollout_id),
+                run_id=None if run_id is None else str(run_id),
+                task_id=None if task_id is None else str(task_id),
+                attempt=int(str(attributes.get(keys.ATTEMPT, 0))),
+                round=None if round_ is None else int(str(round_)),
+                split="val" if split == "val" else "train",
+            )
+        except ValueError:
+            return None
+
+    def to_baggage(self, agent: str | None = None) -> str:
+        """A `baggage` header (or environment) value; `agent` is the calling agent's name."""
+        pairs = {**self.attributes(), **({keys.GEN_AI_AGENT_NAME: agent} if agent else {})}
+        return ",".join(f"{key}={quote(str(value), safe='')}" for key, value in pairs.items())
+
+
+def parse_baggage(header: str) -> dict[str, str]:
+    """Members of a `baggage` header, decoded; properties after `;` and malformed members are ignored."""
+    members: dict[str, str] = {}
+    for member in header.split(","):
+        key, separator, value = member.partition(";")[0].partition("=")
+        if separator and key.strip():
+            members[key.strip()] = unquote(value.strip())
+    return members
+
+
+def strip_identity(header: str) -> str:
+    """The `baggage` header without the members that are ours, for every other host."""
+    ours = (*(key for key in Identity("x", "x", "x", 0, 0).attributes()), keys.GEN_AI_AGENT_NAME)
+    return ",".join(
+        member for member in header.split(",") if member.strip() and member.partition("=")[0].strip() not in ours
+    )

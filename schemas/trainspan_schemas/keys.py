@@ -1,0 +1,84 @@
+"""Attribute keys of spans, events and log records.
+
+Standard `gen_ai.*` names where OpenTelemetry's GenAI semantic conventions define them, `trainspan.*` elsewhere.
+The constants in `opentelemetry.semconv` for `gen_ai` are deprecated (the conventions moved to their own repository),
+hence this table.
+"""
+
+from typing import Final
+
+# Identity, on every span of a rollout.
+RUN_ID: Final = "trainspan.run.id"
+ROLLOUT_ID: Final = "trainspan.rollout.id"
+TASK_ID: Final = "trainspan.task.id"
+ATTEMPT: Final = "trainspan.attempt"  # int, from 0
+ROUND: Final = "trainspan.round"  # int
+SPLIT: Final = "trainspan.split"  # "train" | "val"
+
+# The rollout's own span (runner, explicit block or process). ROLLOUT_STATUS on a span is what makes it one.
+ROLLOUT_STATUS: Final = "trainspan.rollout.status"
+ROLLOUT_CALLS: Final = "trainspan.rollout.calls"  # int: calls the agent's side saw succeed, if known
+ROLLOUT_BOUNDARY: Final = "trainspan.rollout.boundary"  # "runner" | "explicit" | "request" | "process"
+ROLLOUT_JUDGE: Final = "trainspan.rollout.judge"  # "module:function"; then only evaluations of source "judge" count
+ROLLOUT_SPAN_NAME: Final = "trainspan.rollout"
+
+# A call, emitted by the policy server as span `chat {model}` of kind SERVER.
+PROMPT_TOKEN_IDS: Final = "trainspan.prompt.token_ids"  # bytes, int32 little-endian
+COMPLETION_TOKEN_IDS: Final = "trainspan.completion.token_ids"  # bytes, int32 little-endian
+COMPLETION_LOGPROBS: Final = "trainspan.completion.logprobs"  # bytes, float32 little-endian
+LOGPROBS_MODE: Final = "trainspan.logprobs.mode"  # "processed" | "raw"
+SAMPLING_CONSTRAINED: Final = "trainspan.sampling.constrained"  # bool
+POLICY_NAME: Final = "trainspan.policy.name"
+POLICY_VERSION: Final = "trainspan.policy.version"  # int
+POLICY_VERSION_SPANS: Final = "trainspan.policy.version_spans"  # JSON [[version, first token, end token], …]
+CALL_INDEX: Final = "trainspan.call.index"  # int, counter per rollout, given at request start
+CALL_DELIVERED: Final = "trainspan.call.delivered"  # bool: the client got the whole answer
+CALL_INTERNAL: Final = "trainspan.call.internal"  # bool: canary and other requests of our own
+CALL_MULTIMODAL: Final = "trainspan.call.multimodal"  # bool
+CALL_ENDPOINT: Final = "trainspan.call.endpoint"  # request path, e.g. "/v1/chat/completions"
+CHOICE_INDEX: Final = "trainspan.choice.index"  # int
+STATE_KEY: Final = "trainspan.state.key"  # str, user-given state for step-level grouping
+NO_BOUNDARY: Final = "trainspan.no_boundary"  # bool: nothing says where one rollout ends and the next begins
+
+GEN_AI_OPERATION: Final = "gen_ai.operation.name"
+GEN_AI_PROVIDER: Final = "gen_ai.provider.name"
+GEN_AI_REQUEST_MODEL: Final = "gen_ai.request.model"
+GEN_AI_RESPONSE_MODEL: Final = "gen_ai.response.model"
+GEN_AI_RESPONSE_ID: Final = "gen_ai.response.id"
+GEN_AI_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"  # str[]
+GEN_AI_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+GEN_AI_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+GEN_AI_AGENT_NAME: Final = "gen_ai.agent.name"
+GEN_AI_TEMPERATURE: Final = "gen_ai.request.temperature"
+GEN_AI_TOP_P: Final = "gen_ai.request.top_p"
+GEN_AI_TOP_K: Final = "gen_ai.request.top_k"
+GEN_AI_MIN_P: Final = "gen_ai.request.min_p"
+GEN_AI_FREQUENCY_PENALTY: Final = "gen_ai.request.frequency_penalty"
+GEN_AI_PRESENCE_PENALTY: Final = "gen_ai.request.presence_penalty"
+GEN_AI_REPETITION_PENALTY: Final = "gen_ai.request.repetition_penalty"
+GEN_AI_SEED: Final = "gen_ai.request.seed"
+GEN_AI_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
+GEN_AI_INPUT_MESSAGES: Final = "gen_ai.input.messages"
+GEN_AI_OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
+
+# Rewards: the standard event, as a span event or a log record.
+EVALUATION_EVENT: Final = "gen_ai.evaluation.result"
+EVALUATION_NAME: Final = "gen_ai.evaluation.name"
+EVALUATION_SCORE: Final = "gen_ai.evaluation.score.value"  # int or double
+EVALUATION_LABEL: Final = "gen_ai.evaluation.score.label"
+EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"
+EVALUATION_ID: Final = "trainspan.evaluation.id"
+EVALUATION_SOURCE: Final = "trainspan.evaluation.source"  # "judge" | "return" | "agent" | "human"
+EVALUATION_OF: Final = "trainspan.evaluation.of"  # "rollout" | "call"
+
+REWARD: Final = "reward"  # the evaluation name that is the reward by default
+
+OPERATION_CHAT: Final = "chat"
+OPERATION_TEXT_COMPLETION: Final = "text_completion"
+OPERATION_INVOKE_AGENT: Final = "invoke_agent"
+OPERATION_EXECUTE_TOOL: Final = "execute_tool"
+
+# HTTP between agent and policy server.
+HEADER_POLICY_VERSION: Final = "x-trainspan-policy-version"
+ROLLOUT_PATH_PREFIX: Final = "/rollout/"  # /rollout/{traceparent}/v1/…
+API_KEY_PREFIX: Final = "trainspan-"  # trainspan-{traceparent}[-{secret}]

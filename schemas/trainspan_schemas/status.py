@@ -1,0 +1,41 @@
+"""Fixed names: how a rollout ended, and why a call is not trained."""
+
+from typing import Final, Literal, get_args
+
+__all__ = ["DROP_REASONS", "ROLLOUT_STATUSES", "DropReason", "RolloutStatus"]
+
+RolloutStatus = Literal["ok", "agent_error", "timeout", "cancelled", "infra_error", "judge_error"]
+ROLLOUT_STATUSES: Final[tuple[str, ...]] = get_args(RolloutStatus)
+
+DropReason = Literal[
+    "unfinished",
+    "agent_error",
+    "timeout",
+    "cancelled",
+    "infra_error",
+    "judge_error",
+    "no_reward",
+    "incomplete",
+    "not_delivered",
+    "superseded_by_retry",
+    "no_token_ids",
+    "no_logprobs",
+    "greedy",
+    "sampling_truncated",
+    "constrained",
+    "mixed_versions",
+    "attributes_dropped",
+    "redacted",
+    "untrusted",
+    "stale",
+    "too_long",
+    "internal",
+    "multimodal",
+    "not_selected",
+    "validation",
+    "late_after_consumed",
+    "zero_spread_group",
+    "singleton_group",
+    "no_boundary",
+]
+DROP_REASONS: Final[tuple[str, ...]] = get_args(DropReason)

@@ -1,0 +1,100 @@
+"""The reading surface: SQL views of the store, stable across store versions.
+
+Ids are lower-case hex, times BIGINT nanoseconds since the epoch; exactly one row per item.
+`attributes`, `resource`, `events` and `links` are JSON text that keeps types: string, bool and double as in JSON,
+64-bit integers as JSON integers, bytes as {"bytes": base64}, arrays as arrays, key-value lists as {"kvlist": [[k, v], …]}.
+Token columns that were promoted are not stored a second time in `attributes`.
+"""
+
+from typing import Final
+
+__all__ = ["STORE_VERSION", "VIEWS"]
+
+STORE_VERSION: Final = 1
+"""Version of the tables under the views; kept in the store's `meta` table."""
+
+VIEWS: Final[dict[str, dict[str, str]]] = {
+    "spans": {
+        "seq": "BIGINT",
+        "trace_id": "VARCHAR",
+        "span_id": "VARCHAR",
+        "parent_span_id": "VARCHAR",
+        "name": "VARCHAR",
+        "kind": "INTEGER",
+        "start_ns": "BIGINT",
+        "end_ns": "BIGINT",
+        "status_code": "INTEGER",
+        "status_message": "VARCHAR",
+        "service_name": "VARCHAR",
+        "scope_name": "VARCHAR",
+        "attributes": "VARCHAR",
+        "resource": "VARCHAR",
+        "events": "VARCHAR",
+        "links": "VARCHAR",
+        "trace_state": "VARCHAR",
+        "flags": "BIGINT",
+        "dropped_attributes": "BIGINT",
+        "dropped_events": "BIGINT",
+        "dropped_links": "BIGINT",
+    },
+    "logs": {
+        "seq": "BIGINT",
+        "time_ns": "BIGINT",
+        "trace_id": "VARCHAR",
+        "span_id": "VARCHAR",
+        "event_name": "VARCHAR",
+        "severity": "INTEGER",
+        "body": "VARCHAR",
+        "attributes": "VARCHAR",
+        "resource": "VARCHAR",
+    },
+    "calls": {
+        "seq": "BIGINT",
+        "trace_id": "VARCHAR",
+        "span_id": "VARCHAR",
+        "rollout_id": "VARCHAR",
+        "attempt": "INTEGER",
+        "task_id": "VARCHAR",
+        "run_id": "VARCHAR",
+        "round": "INTEGER",
+        "split": "VARCHAR",
+        "agent": "VARCHAR",
+        "call_index": "INTEGER",
+        "policy_name": "VARCHAR",
+        "policy_version": "INTEGER",
+        "prompt_ids": "INTEGER[]",
+        "completion_ids": "INTEGER[]",
+        "logprobs": "FLOAT[]",
+        "finish_reason": "VARCHAR",
+        "delivered": "BOOLEAN",
+        "start_ns": "BIGINT",
+        "end_ns": "BIGINT",
+    },
+    "evaluations": {
+        "seq": "BIGINT",
+        "trace_id": "VARCHAR",
+        "span_id": "VARCHAR",
+        "rollout_id": "VARCHAR",
+        "name": "VARCHAR",
+        "score": "DOUBLE",
+        "label": "VARCHAR",
+        "explanation": "VARCHAR",
+        "source": "VARCHAR",
+        "time_ns": "BIGINT",
+    },
+    "rollouts": {
+        "rollout_id": "VARCHAR",
+        "attempt": "INTEGER",
+        "trace_id": "VARCHAR",
+        "task_id": "VARCHAR",
+        "run_id": "VARCHAR",
+        "round": "INTEGER",
+        "split": "VARCHAR",
+        "status": "VARCHAR",
+        "reward": "DOUBLE",
+        "n_calls": "INTEGER",
+        "start_ns": "BIGINT",
+        "end_ns": "BIGINT",
+    },
+}
+"""View name → column name → DuckDB type, in order."""

@@ -1,0 +1,109 @@
+"""Between the runner and the agent's process: jobs and outcomes of a function worker (JSON lines), reports of a command.
+
+A worker is started as `python -m trainspan._worker --fd N TARGET` with one end of a socket pair. It says `Ready` or
+`Refusal` once; then it gets a `Job` for each rollout, `Cancel` for one that took too long, and answers with an `Outcome`.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.identity import Identity
+
+__all__ = ["MAX_LINE_BYTES", "AgentReport", "Cancel", "Job", "Outcome", "Ready", "Refusal", "decode", "encode"]
+
+MAX_LINE_BYTES: Final = 64 * 1024 * 1024
+"""Greatest size of one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One rollout for a function."""
+
+    number: int
+    """Unique within the worker."""
+    task: dict[str, Any]
+    """{"id", "input"}; never the answer."""
+    identity: dict[str, str | int]
+    traceparent: str
+    """The runner's rollout span."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop this job: it ran past its time."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The target is imported."""
+
+    is_async: bool
+    """Whether a job can be cancelled; a synchronous function can only be killed with its process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The target cannot be used."""
+
+    message: str
+    usage: bool
+    """Whether the user named something wrong (as against: the module raised)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentReport:
+    """What one agent process saw of its rollout."""
+
+    calls: int = 0
+    """Model calls that succeeded."""
+    policy_failing: bool = False
+    """The last request to the policy server got no answer, or 429 or 5xx."""
+    rewards: list[float] = field(default_factory=list)
+    """Values that the agent gave by `trainspan.reward`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended."""
+
+    number: int
+    value: Any
+    """The return value, as JSON (text where it is not serializable)."""
+    error: str | None
+    """`ExceptionType: message`, None where it returned."""
+    cancelled: bool
+    duration_s: float
+    report: AgentReport
+
+
+_KINDS: Final = {cls.__name__: cls for cls in (Job, Cancel, Ready, Refusal, Outcome)}
+Message = Job | Cancel | Ready | Refusal | Outcome
+
+
+def encode(message: Message) -> bytes:
+    """The message as one line."""
+    return json.dumps({"kind": type(message).__name__, **asdict(message)}, default=str).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """The message of one line. Raises InvalidRecordError."""
+    try:
+        fields = json.loads(line)
+        cls = _KINDS[fields.pop("kind")]
+        if cls is Outcome:
+            fields["report"] = AgentReport(**fields["report"])
+        return cls(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidRecordError(f"not a worker message ({error}): {line[:80]!r}") from error
+
+
+def identity_of(job: Job) -> Identity:
+    """The job's identity. Raises InvalidRecordError."""
+    identity = Identity.from_attributes(job.identity)
+    if identity is None:
+        raise InvalidRecordError(f"job {job.number} has no identity: {job.identity!r}")
+    return identity

@@ -1,0 +1,103 @@
+"""`/trainspan/policy`: GET tells what is served, POST exchanges it."""
+
+import hmac
+import ipaddress
+import json
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from trainspan_schemas.errors import CheckpointError
+
+from .policy import CheckpointNotFoundError, PolicyServer, SwapUndoneError
+from .response import answer_json
+
+__all__ = ["POLICY_PATH", "handle_policy"]
+
+POLICY_PATH = "/trainspan/policy"
+
+_MAX_BODY_BYTES = 65_536
+
+Message = MutableMapping[str, Any]
+
+
+class _Refusal(Exception):
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+async def handle_policy(
+    server: PolicyServer,
+    scope: MutableMapping[str, Any],
+    receive: Callable[[], Awaitable[Message]],
+    send: Callable[[Message], Awaitable[None]],
+) -> None:
+    """Answers one request; every refusal is one line of JSON, `{"error": …}`."""
+    try:
+        if scope["method"] == "GET":
+            await answer_json(send, 200, server.state())
+            return
+        if scope["method"] != "POST":
+            raise _Refusal(405, f"{scope['method']} is not allowed here: GET or POST")
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        _check_headers(headers, server.plan.token, server.plan.host)
+        checkpoint, version = _parse(await _read_body(receive))
+        result = await server.swap(checkpoint, version)
+        body = {"version": result.version, "checkpoint": result.checkpoint}
+        await answer_json(send, 200, {**body, "canary": result.canary.as_json(), "seconds": result.seconds})
+    except _Refusal as refusal:
+        await answer_json(send, refusal.status, {"error": refusal.reason})
+    except SwapUndoneError as error:
+        await answer_json(send, 409, {"error": str(error), "canary": error.canary.as_json()})
+    except CheckpointNotFoundError as error:
+        await answer_json(send, 404, {"error": str(error)})
+    except CheckpointError as error:
+        await answer_json(send, 400, {"error": str(error)})
+
+
+def _check_headers(headers: dict[str, str], token: str, bind_host: str) -> None:
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), token.encode()):
+        raise _Refusal(401, "a swap needs `Authorization: Bearer TOKEN` with the token in $TRAINSPAN_HOME/token")
+    if not _is_own_host(headers.get("host", ""), bind_host):
+        raise _Refusal(400, f"Host {headers.get('host', '')!r} is not this server: name it by address, or as localhost")
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise _Refusal(400, "a swap needs `Content-Type: application/json`")
+
+
+def _is_own_host(header: str, bind_host: str) -> bool:
+    """An address cannot be rebound by a foreign DNS name; a name must be one of ours."""
+    host = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
+    host = host.strip("[]").lower()
+    if host in ("localhost", bind_host.lower(), socket.gethostname().lower()):
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+async def _read_body(receive: Callable[[], Awaitable[Message]]) -> bytes:
+    body = b""
+    while True:
+        message = await receive()
+        body += bytes(message.get("body", b""))
+        if len(body) > _MAX_BODY_BYTES:
+            raise _Refusal(413, f"the body is longer than {_MAX_BODY_BYTES} bytes")
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return body
+
+
+def _parse(body: bytes) -> tuple[str, int]:
+    try:
+        request = json.loads(body)
+    except ValueError as error:
+        raise _Refusal(400, f"the body is no JSON: {error}") from error
+    checkpoint, version = (
+        (request.get("checkpoint"), request.get("version")) if isinstance(request, dict) else (None, None)
+    )
+    if not isinstance(checkpoint, str) or not isinstance(version, int) or isinstance(version, bool) or version < 0:
+        raise _Refusal(400, 'the body must be {"checkpoint": "policy-000001", "version": 1}')
+    return checkpoint, version

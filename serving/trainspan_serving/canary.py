@@ -1,0 +1,101 @@
+"""Whether the server really holds the weights it was given: its log-probabilities against the trainer's."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from trainspan_schemas.checkpoint import Canary, CanaryPrompt
+from trainspan_schemas.errors import CheckpointError
+
+from .caller import Caller
+from .capture import EngineTap, Exchange
+
+__all__ = ["ABSENT", "CanaryReport", "check_prompts", "judge", "score"]
+
+_LOW_PRECISION_TOLERANCE = 0.05
+"""Least tolerance where the server computes in bfloat16 or float16."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryReport:
+    """The verdict: `fresh`, `stale`, `inconclusive` (the new weights hardly differ from their parent's) or `absent`."""
+
+    status: Literal["fresh", "stale", "inconclusive", "absent"]
+    max_abs_diff: float | None = None
+    """Greatest |server − trainer| on the new weights."""
+    max_abs_change: float | None = None
+    """Greatest |new − parent| by the trainer."""
+    tolerance: float | None = None
+
+    def as_json(self) -> dict[str, str | float | None]:
+        """As the server answers it; JSON has no infinity, which stands for "not a number"."""
+        values = asdict(self)
+        return {key: None if value in (math.inf, -math.inf) else value for key, value in values.items()}
+
+
+ABSENT = CanaryReport("absent")
+
+
+def check_prompts(canary: Canary, *, vocab_size: int, max_tokens: int) -> None:
+    """Raises CheckpointError for a canary that this server cannot score."""
+    if not canary.prompts:
+        raise CheckpointError("canary.json has no prompts")
+    for prompt in canary.prompts:
+        tokens = [*prompt.prompt_ids, *prompt.completion_ids]
+        scores = {len(prompt.completion_ids), len(prompt.logprobs_new), len(prompt.logprobs_parent)}
+        if len(scores) != 1 or not prompt.prompt_ids or not prompt.completion_ids:
+            raise CheckpointError("canary.json is malformed: its token and log-probability lists differ in length")
+        if not all(0 <= token < vocab_size for token in tokens):
+            raise CheckpointError(f"canary.json has a token outside the vocabulary of {vocab_size}")
+        if len(tokens) >= max_tokens:
+            raise CheckpointError(f"canary.json has a prompt of {len(tokens)} tokens; the server takes {max_tokens}")
+
+
+async def score(tap: EngineTap, canary: Canary, version: int) -> list[list[float]]:
+    """Log-probabilities of each prompt's completion tokens by the served weights, at temperature 1; one list per prompt."""
+    return list(await asyncio.gather(*(_score_prompt(tap, prompt, version) for prompt in canary.prompts)))
+
+
+async def _score_prompt(tap: EngineTap, prompt: CanaryPrompt, version: int) -> list[float]:
+    from vllm.inputs.engine import tokens_input
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    # Prompt log-probabilities are those of the whole distribution, untouched by temperature.
+    params = SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        prompt_logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    exchange = Exchange(Caller(None, None, None), "canary", version, internal=True)
+    tokens = tokens_input([*prompt.prompt_ids, *prompt.completion_ids])
+    logprobs: Any = None
+    with tap.exchange(exchange):
+        outputs = tap.generate(tokens, params, f"trainspan-canary-{exchange.trace_id}")
+    try:
+        async for output in outputs:
+            logprobs = output.prompt_logprobs
+    finally:
+        exchange.end_http(delivered=True)
+    return [logprobs.logprobs[start] for start in logprobs.start_indices[len(prompt.prompt_ids) :]]
+
+
+def judge(canary: Canary, scores: Sequence[Sequence[float]], *, tolerance: float | None, dtype: str) -> CanaryReport:
+    """Compares server and trainer. `tolerance` overrides the checkpoint's; `dtype` is the server's (e.g. "float32")."""
+    if tolerance is None:
+        tolerance = canary.tolerance if dtype == "float32" else max(canary.tolerance, _LOW_PRECISION_TOLERANCE)
+    diff = max(_distance(scored, prompt.logprobs_new) for scored, prompt in zip(scores, canary.prompts, strict=True))
+    change = max(_distance(prompt.logprobs_new, prompt.logprobs_parent) for prompt in canary.prompts)
+    if not diff <= tolerance:
+        return CanaryReport("stale", diff, change, tolerance)
+    return CanaryReport("fresh" if change > tolerance else "inconclusive", diff, change, tolerance)
+
+
+def _distance(left: Sequence[float], right: Sequence[float]) -> float:
+    """Greatest absolute difference; infinite where a value is not a number."""
+    differences = [abs(a - b) for a, b in zip(left, right, strict=True)]
+    return math.inf if any(math.isnan(value) for value in differences) else max(differences)

@@ -1,0 +1,174 @@
+"""Token-exact capture: every generation of the engine becomes call spans, whatever endpoint asked for it.
+
+`EngineTap` wraps the engine client's `generate`; an `Exchange` (one HTTP request) carries who asked and gathers what the
+engine answered. Neither request nor response is changed: the engine is asked for the chosen tokens' log-probabilities,
+which the endpoints leave out of an answer whose client did not ask for them.
+"""
+
+import contextlib
+import contextvars
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any
+
+from trainspan_schemas import keys
+
+from .caller import Caller
+from .generation import Generation, override_sampling, with_logprobs
+from .otlp import CallSpan
+
+__all__ = ["EngineTap", "Exchange"]
+
+_CURRENT: contextvars.ContextVar["Exchange | None"] = contextvars.ContextVar("trainspan_exchange", default=None)
+_MAX_COUNTERS = 65_536
+
+
+class Exchange:
+    """One HTTP request and the generations it caused; all its calls share one call index.
+
+    It is settled, and its spans leave, when the HTTP side and every generation have ended.
+    """
+
+    def __init__(self, caller: Caller, endpoint: str, version: int, *, internal: bool = False) -> None:
+        self.caller, self.endpoint, self.version, self.internal = caller, endpoint, version, internal
+        self.start_ns = time.time_ns()
+        self.trace_id = caller.parent.trace_id if caller.parent else secrets.token_hex(16)
+        self.call_index: int | None = None
+        self.choices = 0
+        """Choices of all generations so far; a further generation's choices are numbered on from here."""
+        self.delivered = False
+        self.generations: list[Generation] = []
+        self._running = 0
+        self._open = True
+        self._on_settled: list[Callable[[], None]] = []
+
+    def when_settled(self, action: Callable[[], None]) -> None:
+        self._on_settled.append(action)
+
+    def begin(self, generation: Generation) -> None:
+        self._running += 1
+        self.generations.append(generation)
+
+    def end_generation(self) -> None:
+        self._running -= 1
+        self._settle()
+
+    def end_http(self, *, delivered: bool) -> None:
+        """The application has answered, or given up. `delivered`: the client was sent the whole of a good answer."""
+        self.delivered = delivered
+        self._open = False
+        self._settle()
+
+    def _settle(self) -> None:
+        if not self._open and not self._running:
+            actions, self._on_settled = self._on_settled, []
+            for action in actions:
+                action()
+
+
+class EngineTap:
+    """Stands before the engine client's `generate` and hands finished calls to `sink`."""
+
+    def __init__(
+        self, engine: Any, policy_name: str, sink: Callable[[CallSpan], None], *, train_sampling: bool = False
+    ) -> None:
+        self._generate: Callable[..., AsyncGenerator[Any, None]] = engine.generate
+        self._policy_name = policy_name
+        self._sink = sink
+        self._train_sampling = train_sampling
+        self._logprobs_mode = "processed" if "processed" in str(engine.model_config.logprobs_mode) else "raw"
+        self._calls: OrderedDict[str, int] = OrderedDict()
+        engine.generate = self.generate
+
+    @contextlib.contextmanager
+    def exchange(self, exchange: Exchange) -> Iterator[None]:
+        """Generations started in this block, and in tasks started in it, belong to `exchange`."""
+        exchange.when_settled(lambda: self._emit(exchange))
+        token = _CURRENT.set(exchange)
+        try:
+            yield
+        finally:
+            _CURRENT.reset(token)
+
+    def generate(self, prompt: Any, sampling_params: Any, request_id: str, **options: Any) -> AsyncGenerator[Any, None]:
+        """As the engine client's; the outputs are passed on as they are."""
+        exchange = _CURRENT.get()
+        if exchange is None or not isinstance(prompt, dict):
+            return self._generate(prompt, sampling_params, request_id, **options)
+        identity = exchange.caller.identity
+        if self._train_sampling and identity and identity.split == "train":
+            sampling_params = override_sampling(sampling_params)
+        if sampling_params.logprobs is None:
+            sampling_params = with_logprobs(sampling_params)
+        generation = Generation(prompt, sampling_params, request_id, exchange.choices, options.get("lora_request"))
+        exchange.choices += sampling_params.n
+        outputs = self._generate(prompt, sampling_params, request_id, **options)
+        return self._observe(exchange, generation, outputs)
+
+    async def _observe(
+        self, exchange: Exchange, generation: Generation, outputs: AsyncGenerator[Any, None]
+    ) -> AsyncGenerator[Any, None]:
+        if exchange.call_index is None:
+            exchange.call_index = self._next_index(exchange.caller.counter_key)
+        exchange.begin(generation)
+        try:
+            async for output in outputs:
+                generation.add(output)
+                yield output
+        finally:
+            try:
+                await outputs.aclose()
+            finally:
+                exchange.end_generation()
+
+    def _next_index(self, key: str | None) -> int:
+        if key is None:
+            return 0
+        index = self._calls.pop(key, 0)
+        self._calls[key] = index + 1
+        if len(self._calls) > _MAX_COUNTERS:
+            self._calls.popitem(last=False)
+        return index
+
+    def _emit(self, exchange: Exchange) -> None:
+        end_ns = time.time_ns()
+        for generation in exchange.generations:
+            for choice, attributes in generation.choices(exchange.endpoint, exchange.version):
+                attributes.update(self._attributes_of(exchange))
+                attributes[keys.CALL_DELIVERED] = exchange.delivered and choice.finished
+                if generation.adapter is None:
+                    attributes[keys.POLICY_NAME] = self._policy_name
+                operation = attributes[keys.GEN_AI_OPERATION]
+                self._sink(
+                    CallSpan(
+                        trace_id=exchange.trace_id,
+                        span_id=secrets.token_hex(8),
+                        parent_span_id=exchange.caller.parent.span_id if exchange.caller.parent else None,
+                        name=f"{operation} {self._policy_name}",
+                        start_ns=exchange.start_ns,
+                        end_ns=end_ns,
+                        attributes=attributes,
+                        error=None if choice.finished else "the generation did not finish",
+                    )
+                )
+
+    def _attributes_of(self, exchange: Exchange) -> dict[str, Any]:
+        caller = exchange.caller
+        attributes: dict[str, Any] = {
+            keys.GEN_AI_PROVIDER: "vllm",
+            keys.GEN_AI_REQUEST_MODEL: self._policy_name,
+            keys.GEN_AI_RESPONSE_MODEL: self._policy_name,
+            keys.LOGPROBS_MODE: self._logprobs_mode,
+            keys.CALL_INDEX: exchange.call_index or 0,
+            keys.CALL_ENDPOINT: exchange.endpoint,
+            **(caller.identity.attributes() if caller.identity else {}),
+        }
+        if caller.agent:
+            attributes[keys.GEN_AI_AGENT_NAME] = caller.agent
+        for key, value in caller.notes:
+            attributes[key] = value.lower() == "true" if key == keys.NO_BOUNDARY else value
+        if exchange.internal:
+            attributes[keys.CALL_INTERNAL] = True
+        return attributes

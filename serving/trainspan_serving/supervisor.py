@@ -1,0 +1,133 @@
+"""Keeps the server process up: starts it, restarts it with the last good policy after a crash, stops it on a signal."""
+
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from trainspan_schemas.errors import ProcessError
+
+from .link import LINK_VARIABLE
+from .plan import PLAN_VARIABLE, ServerPlan
+
+__all__ = ["Supervisor"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_RESTARTS = 5
+_RESTART_WINDOW_S = 600.0
+_STOP_S = 20.0
+_POLL_S = 0.2
+
+
+class Supervisor:
+    """Runs one server at a time; at most 5 restarts within 10 minutes."""
+
+    def __init__(
+        self,
+        plan: ServerPlan,
+        host: str,
+        port: int,
+        flags: Sequence[str],
+        environment: Mapping[str, str],
+        on_ready: Callable[[str, int], None],
+    ) -> None:
+        self._first = self._good = plan
+        self._host, self._port = host, port
+        self._flags, self._environment = flags, environment
+        self._on_ready = on_ready
+        self._crashes: deque[float] = deque()
+        self._stop_signal: int | None = None
+        self._was_ready = False
+
+    def run(self) -> int:
+        """Until a signal; 0. Raises ProcessError where the server never came up, or crashed too often."""
+        earlier = {number: signal.signal(number, self._note_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            while self._stop_signal is None:
+                code = self._run_once()
+                if self._stop_signal is None:
+                    self._after_crash(code)
+            return 0
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+
+    def _note_signal(self, number: int, frame: object) -> None:
+        self._stop_signal = number
+
+    def _run_once(self) -> int:
+        """One life of the server process; its exit code."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                process = self._start(theirs)
+            try:
+                self._follow(process, ours)
+            finally:
+                self._stop(process)
+        return process.returncode
+
+    def _start(self, link: socket.socket) -> "subprocess.Popen[bytes]":
+        environment = {**self._environment, PLAN_VARIABLE: self._good.to_json(), LINK_VARIABLE: str(link.fileno())}
+        command = [sys.executable, "-m", "trainspan_serving.server", "--model", self._good.model, *self._flags]
+        # A session of its own: Ctrl-C reaches only this process, which then stops the server in order.
+        # vLLM writes its log to stdout, which is ours for results: it goes to stderr.
+        return subprocess.Popen(command, env=environment, stdout=2, pass_fds=[link.fileno()], start_new_session=True)
+
+    def _follow(self, process: "subprocess.Popen[bytes]", link: socket.socket) -> None:
+        """Takes the server's events until it ends or a signal asks to stop."""
+        buffer = b""
+        while self._stop_signal is None and process.poll() is None:
+            if not select.select([link], [], [], _POLL_S)[0]:
+                continue
+            data = link.recv(65_536)
+            if not data:
+                process.wait(_STOP_S)
+                return
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                self._take(json.loads(line))
+
+    def _take(self, event: Mapping[str, object]) -> None:
+        if event["event"] == "ready":
+            self._was_ready = True
+            self._on_ready(f"http://{self._host}:{self._port}/v1", self._good.version)
+        elif event["event"] == "policy":
+            self._good = self._good.serving(str(event["model"]), int(str(event["version"])))
+
+    def _stop(self, process: "subprocess.Popen[bytes]") -> None:
+        """SIGTERM, then SIGKILL for the server and whatever it started."""
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                _log.warning("server did not stop pid=%d: killing it", process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def _after_crash(self, code: int) -> None:
+        """Prepares the restart, or raises ProcessError."""
+        if not self._was_ready:
+            raise ProcessError(f"vLLM ended with code {code} before it was ready; its messages stand above")
+        now = time.monotonic()
+        self._crashes.append(now)
+        while now - self._crashes[0] > _RESTART_WINDOW_S:
+            self._crashes.popleft()
+        if len(self._crashes) > _MAX_RESTARTS:
+            raise ProcessError(f"vLLM crashed {len(self._crashes)} times within {_RESTART_WINDOW_S:g} s; giving up")
+        if not Path(self._good.model).is_dir() and self._good != self._first:
+            _log.error("checkpoint gone model=%s: restarting with %s", self._good.model, self._first.model)
+            self._good = self._first
+        _log.error("server crashed code=%d: restarting version=%d", code, self._good.version)

@@ -1,0 +1,144 @@
+"""What lies in a folder of weights, read without loading them, and whether it fits what is served.
+
+A swap is validated here first: vLLM's `reload_weights` kills the engine, or silently keeps old tensors, where a folder
+does not fit.
+"""
+
+import hashlib
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainspan_schemas.checkpoint import META_FILE, CheckpointMeta
+from trainspan_schemas.errors import CheckpointError
+
+__all__ = ["Weights", "check_fits", "check_kind", "has_tokenizer", "read_weights"]
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_CONFIG_IGNORED = {
+    "_name_or_path",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "use_cache",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+}
+"""Keys that do not change what the weights compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The outline of a model folder."""
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, tuple[int, ...]]
+    """Tensor name → shape."""
+    tokenizer_sha256: str
+
+
+def read_weights(folder: Path) -> Weights:
+    """Reads config, safetensors headers and tokenizer. Raises CheckpointError for what is missing or damaged."""
+    check_kind(folder)
+    config = _read_json(folder / "config.json")
+    return Weights(folder, config, _read_tensors(folder), _hash_vocabulary(folder))
+
+
+def check_kind(folder: Path) -> None:
+    """Raises CheckpointError for a LoRA adapter."""
+    is_lora = (folder / META_FILE).is_file() and CheckpointMeta.read(folder).kind == "lora"
+    if is_lora or (folder / "adapter_config.json").is_file():
+        raise CheckpointError(
+            f"{folder.name} is a LoRA adapter, which this server cannot serve: merge it into full weights"
+        )
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
+
+
+def check_fits(candidate: Weights, served: Weights) -> None:
+    """Raises CheckpointError that names the first thing by which `candidate` differs from the served model."""
+    name = candidate.folder.name
+    for key in sorted((candidate.config.keys() & served.config.keys()) - _CONFIG_IGNORED):
+        if candidate.config[key] != served.config[key]:
+            raise CheckpointError(
+                f"{name} does not fit the served model: config {key} is {candidate.config[key]!r}, "
+                f"served is {served.config[key]!r}; start a server with this checkpoint instead"
+            )
+    missing = sorted(served.tensors.keys() - candidate.tensors.keys())
+    if missing:
+        raise CheckpointError(f"{name} lacks {len(missing)} tensors, first {missing[0]!r}: save the whole model")
+    unknown = sorted(candidate.tensors.keys() - served.tensors.keys())
+    if unknown:
+        raise CheckpointError(f"{name} has {len(unknown)} tensors that the served model lacks, first {unknown[0]!r}")
+    for tensor, shape in sorted(candidate.tensors.items()):
+        if shape != served.tensors[tensor]:
+            raise CheckpointError(
+                f"{name}: tensor {tensor!r} has shape {list(shape)}, the served model's has {list(served.tensors[tensor])}"
+            )
+    if candidate.tokenizer_sha256 != served.tokenizer_sha256:
+        raise CheckpointError(f"{name} has another vocabulary than the served model; start a server with it instead")
+
+
+def _read_tensors(folder: Path) -> dict[str, tuple[int, ...]]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted({folder / str(name) for name in _read_json(index).get("weight_map", {}).values()})
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{folder.name} has no *.safetensors file")
+    tensors: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        tensors.update(_read_header(file))
+    return tensors
+
+
+def _read_header(file: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a safetensors file, whose size must be what its header says.
+
+    Format: https://huggingface.co/docs/safetensors/index#format
+    """
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            size = file.stat().st_size
+            if length > size:
+                raise ValueError("the header is cut off")
+            header = json.loads(stream.read(length))
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+        if size != 8 + length + end:
+            raise ValueError(f"it has {size} bytes instead of {8 + length + end}")
+        return {name: tuple(entry["shape"]) for name, entry in entries.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise CheckpointError(f"{file.parent.name}/{file.name} is no whole safetensors file: {error}") from error
+
+
+def _hash_vocabulary(folder: Path) -> str:
+    file = next((folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()), None)
+    if file is None:
+        raise CheckpointError(f"{folder.name} has no tokenizer ({', '.join(_TOKENIZER_FILES)})")
+    if file.name != "tokenizer.json":
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    tokenizer = _read_json(file)
+    added = [[token.get("id"), token.get("content")] for token in tokenizer.get("added_tokens") or []]
+    vocabulary = [tokenizer.get("model", {}).get("vocab"), tokenizer.get("model", {}).get("merges"), added]
+    return hashlib.sha256(json.dumps(vocabulary, sort_keys=True).encode()).hexdigest()
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{file.parent.name} has no {file.name}") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file.parent.name}/{file.name} is damaged: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file.parent.name}/{file.name} is damaged: not a JSON object")
+    return value

@@ -1,0 +1,31 @@
+"""What runs inside vLLM's workers: reloading weights so that really all of them are the new ones."""
+
+import logging
+from typing import Any
+
+__all__ = ["PolicyWorker"]
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Rotary embeddings are computed, never loaded; vLLM warns of each at every reload."""
+    subject = record.args[0] if isinstance(record.args, tuple) and record.args else None
+    return not str(subject).endswith("RotaryEmbedding")
+
+
+class PolicyWorker:
+    """A worker extension (`--worker-extension-cls`): its methods join vLLM's worker class and answer `collective_rpc`."""
+
+    def trainspan_reload(self: Any, weights_path: str) -> None:
+        """Loads the safetensors of a folder in place.
+
+        On a CPU vLLM multiplies by a packed copy of each matrix. `reload_weights` packs linear layers anew but not the
+        output head, which with tied embeddings then keeps the old weights: it is packed anew here.
+        """
+        from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").addFilter(_is_news)
+        self.reload_weights(weights_path=weights_path)
+        for module in self.model_runner.get_model().modules():
+            method = getattr(module, "quant_method", None)
+            if isinstance(method, UnquantizedEmbeddingMethod):
+                method.process_weights_after_loading(module)

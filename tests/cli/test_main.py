@@ -1,0 +1,42 @@
+import subprocess
+import sys
+
+import pytest
+
+
+def trainspan(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "trainspan_cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_names_every_command() -> None:
+    done = trainspan("--help")
+    assert done.returncode == 0
+    for name in ("collector", "serve", "rollout", "dataset", "train", "loop", "sql", "status", "doctor"):
+        assert f"\n  {name} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["collector", "serve", "rollout", "dataset", "train", "loop", "sql", "status", "doctor"]
+)
+def test_every_command_explains_itself_with_an_example(name: str) -> None:
+    done = trainspan(name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"trainspan {name}" in done.stdout
+    assert "Example" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["datset"], "no command 'datset'; did you mean 'dataset'?"),
+        (["loop", "--ronds", "3"], "--ronds"),
+        (["loop", "--config", "missing.toml"], "no configuration file missing.toml"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
+    done = trainspan(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""

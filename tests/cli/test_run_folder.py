@@ -1,0 +1,51 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from trainspan_cli.loop.run_folder import RunFolder, newest_unfinished, task_lines
+from trainspan_schemas.errors import TaskFileError
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+
+
+def test_only_an_unfinished_run_of_the_same_settings_is_resumed() -> None:
+    assert newest_unfinished({"a": 1}) is None
+    folder = RunFolder.create({"a": 1, "b": [2]})
+    assert newest_unfinished({"a": 1, "b": [2]}) == folder
+    assert newest_unfinished({"a": 2, "b": [2]}) is None
+    folder.finish("finished")
+    assert newest_unfinished({"a": 1, "b": [2]}) is None
+
+
+def test_a_record_torn_by_a_kill_is_left_out() -> None:
+    folder = RunFolder.create({})
+    folder.append({"round": 1})
+    with (folder.path / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 2, "tra')
+    assert folder.records() == [{"round": 1}]
+    folder.append({"round": 2})
+    assert folder.records() == [{"round": 1}, {"round": 2}]
+
+
+def test_tasks_are_drawn_by_seed_without_repetition() -> None:
+    folder = RunFolder.create({})
+    lines = [json.dumps({"id": str(number)}) for number in range(50)]
+    first = folder.draw_tasks("round-0001", lines, 10, "0-1").read_text()
+    assert folder.draw_tasks("round-0001", lines, 10, "0-1").read_text() == first
+    assert folder.draw_tasks("round-0002", lines, 10, "0-2").read_text() != first
+    assert len(set(first.splitlines())) == 10
+    assert len(folder.draw_tasks("all", lines, 99, "0").read_text().splitlines()) == 50
+
+
+def test_task_lines_are_split_and_a_malformed_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"id": "a"}\n\n{"id": "b", "split": "val"}\n')
+    assert task_lines(path, "train") == ['{"id": "a"}']
+    assert task_lines(path, "val") == ['{"id": "b", "split": "val"}']
+    path.write_text('{"id": "a"}\n{"id": \n')
+    with pytest.raises(TaskFileError, match=r"tasks.jsonl:2: not a JSON object"):
+        task_lines(path, "train")

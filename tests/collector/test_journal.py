@@ -1,0 +1,162 @@
+"""The journal on a real disk: what was appended is read, whatever happened to the bytes after it."""
+
+import os
+import resource
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainspan_collector.frames import HEADER_BYTES, Damage, Frame, Signal, encode_header, scan_frames
+from trainspan_collector.journal import Journal, Position
+from trainspan_schemas.errors import StoreError
+
+START = Position(0, 0)
+
+
+def _frame(body: bytes, signal: Signal = Signal.TRACES) -> bytes:
+    return encode_header(signal, 7, body) + body
+
+
+def _bodies(data: bytes) -> list[bytes]:
+    return [item.body for item in scan_frames(data, complete=True) if isinstance(item, Frame)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(Signal), st.binary(max_size=200)), max_size=8))
+def test_what_is_framed_is_scanned_back(items: list[tuple[Signal, bytes]]) -> None:
+    data = b"".join(_frame(body, signal) for signal, body in items)
+    scanned = list(scan_frames(data, complete=True))
+    assert [(item.signal, item.body) for item in scanned if isinstance(item, Frame)] == items
+    assert not [item for item in scanned if isinstance(item, Damage)]
+
+
+def test_a_tail_cut_anywhere_costs_only_the_frame_it_cuts() -> None:
+    whole = _frame(b"first") + _frame(b"second")
+    for length in range(len(_frame(b"first")), len(whole)):
+        assert _bodies(whole[:length]) == [b"first"]
+
+
+def test_a_flipped_bit_anywhere_costs_only_the_frame_it_is_in() -> None:
+    first, second, third = _frame(b"first"), _frame(b"second"), _frame(b"third")
+    for place in range(len(first), len(first) + len(second)):
+        data = bytearray(first + second + third)
+        data[place] ^= 0x10
+        assert _bodies(bytes(data)) == [b"first", b"third"]
+
+
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=5), st.data())
+def test_a_reader_that_sees_the_file_grow_takes_each_frame_once(bodies: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(map(_frame, bodies))
+    cut = data.draw(st.integers(0, len(whole)))
+    before = [item for item in scan_frames(whole[:cut], complete=False) if isinstance(item, Frame)]
+    read_to = before[-1].end if before else 0
+    after = _bodies(whole[read_to:])
+    assert [frame.body for frame in before] + after == bodies
+
+
+def test_concurrent_appends_are_all_on_disk_when_they_return(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    bodies = [f"{writer}-{index}".encode() * 50 for writer in range(8) for index in range(20)]
+
+    def write(mine: list[bytes]) -> None:
+        for body in mine:
+            journal.append(Signal.TRACES, body, 1)
+            assert body in (tmp_path / "j" / "000000000001.journal").read_bytes()
+
+    threads = [threading.Thread(target=write, args=(bodies[start::8],)) for start in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    frames, end = journal.read(START, 10**9)
+    assert sorted(frame.body for frame in frames) == sorted(bodies)
+    assert end == journal.end()
+    journal.close()
+
+
+def test_a_read_takes_about_max_bytes_but_at_least_one_request(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for size in (10, 10, 5_000, 10):
+        journal.append(Signal.TRACES, bytes(size), 1)
+    sizes, position = [], START
+    while True:
+        frames, position = journal.read(position, 2 * (HEADER_BYTES + 10))
+        if not frames:
+            break
+        sizes.append([len(frame.body) for frame in frames])
+    assert sizes == [[10, 10], [5_000], [10]]
+    journal.close()
+
+
+def test_full_segments_are_followed_by_new_ones_and_deleted_when_released(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, segment_bytes=100)
+    for _ in range(4):
+        journal.append(Signal.LOGS, bytes(60), 1)
+    names = [f"{number:012d}.journal" for number in (1, 2)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    frames, position = [], START
+    while journal.bytes_after(position):
+        more, position = journal.read(position, 1)
+        frames += more
+    assert len(frames) == 4
+    journal.release(Position(1, 2 * (HEADER_BYTES + 60)))
+    assert [path.name for path in tmp_path.iterdir()] == names[1:]
+    journal.release(position)
+    assert [path.name for path in tmp_path.iterdir()] == names[1:]  # still being written
+    journal.close()
+    journal.release(position)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_new_process_reads_on_after_a_torn_tail_and_never_appends_to_the_old_file(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(Signal.TRACES, b"acknowledged", 1)
+    journal.close()
+    with (tmp_path / "000000000001.journal").open("ab") as file:
+        file.write(_frame(b"torn")[:-1])
+    second = Journal(tmp_path)
+    second.append(Signal.TRACES, b"after the crash", 1)
+    frames, position = second.read(START, 10**6)
+    assert [frame.body for frame in frames] == [b"acknowledged"]
+    frames, position = second.read(position, 10**6)
+    assert [frame.body for frame in frames] == [b"after the crash"]
+    assert second.bytes_after(position) == 0
+    second.close()
+
+
+def test_segments_are_numbered_after_those_that_the_store_has_loaded(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, last_segment=41)
+    journal.append(Signal.TRACES, b"x", 1)
+    assert journal.end() == Position(42, HEADER_BYTES + 1)
+    journal.close()
+
+
+def test_a_failed_write_is_told_to_the_sender_and_the_next_one_works(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(Signal.TRACES, b"before", 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, hard))  # a write over it fails as on a full disk
+    try:
+        with pytest.raises(StoreError, match="cannot write the journal"):
+            journal.append(Signal.TRACES, bytes(128 * 1024), 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    journal.append(Signal.TRACES, b"after", 1)
+    bodies, position = [], START
+    while journal.bytes_after(position):
+        frames, position = journal.read(position, 10**6)
+        bodies += [frame.body for frame in frames]
+    assert bodies == [b"before", b"after"]
+    journal.close()
+
+
+def test_files_belong_to_their_owner_alone(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.append(Signal.TRACES, b"secret prompt", 1)
+    assert (tmp_path / "j").stat().st_mode & 0o777 == 0o700
+    assert os.stat(tmp_path / "j" / "000000000001.journal").st_mode & 0o777 == 0o600
+    journal.close()
+    with pytest.raises(StoreError, match="stopping"):
+        journal.append(Signal.TRACES, b"x", 1)

@@ -1,0 +1,238 @@
+"""OTLP/gRPC over real connections: what is taken, what is refused, and with which status."""
+
+import json
+import math
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags
+
+from tests.support.collector import (
+    LOGS,
+    METRICS,
+    TRACES,
+    CollectorProcess,
+    channel,
+    export,
+    read,
+    running,
+    select,
+    send,
+    span,
+    trace_id,
+    trace_request,
+)
+
+MIB = 1024 * 1024
+
+
+def _stored(collector: CollectorProcess, trace: int) -> list[tuple[str, str]]:
+    return select(
+        collector.address,
+        f"SELECT span_id, name FROM spans WHERE trace_id = '{trace_id(trace).hex()}' ORDER BY seq",
+    )
+
+
+def _refusal(collector: CollectorProcess, method: str, body: bytes, **options: object) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as caught:
+        send(collector.address, method, body, **options)
+    return caught.value
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_the_sdk_exporter_delivers_every_field_of_a_span(
+    collector: CollectorProcess, compression: grpc.Compression
+) -> None:
+    exporter = OTLPSpanExporter(endpoint=f"http://{collector.address.grpc}", insecure=True, compression=compression)
+    provider = TracerProvider(resource=Resource({"service.name": "agent", "replicas": 2}))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    tracer = provider.get_tracer("my.scope", "1.2", attributes={"scoped": True})
+    linked = SpanContext(0xABC, 0xDEF, True, TraceFlags(1))
+    with tracer.start_as_current_span("parent") as parent:
+        child = tracer.start_span(
+            "child", kind=SpanKind.CLIENT, attributes={"n": 1, "x": 2.0, "many": ["a", "b"]}, links=[Link(linked, {"l": 1})]
+        )  # fmt: skip
+        child.add_event("happened", {"b": b"\x01"}, timestamp=77)
+        child.set_status(StatusCode.ERROR, "it broke")
+        child.end()
+    provider.shutdown()
+
+    context = parent.get_span_context()
+    stored = {row["name"]: row for row in _rows_of_trace(collector, f"{context.trace_id:032x}")}
+    row = stored["child"]
+    assert row["parent_span_id"] == f"{context.span_id:016x}" == stored["parent"]["span_id"]
+    assert stored["parent"]["parent_span_id"] is None
+    assert (row["kind"], row["status_code"], row["status_message"]) == (3, 2, "it broke")
+    assert (row["service_name"], row["scope_name"]) == ("agent", "my.scope")
+    assert row["start_ns"] == child.start_time  # type: ignore[attr-defined]
+    assert row["end_ns"] == child.end_time  # type: ignore[attr-defined]
+    assert json.loads(row["attributes"]) == {"n": 1, "x": 2.0, "many": ["a", "b"]}
+    assert json.loads(row["resource"]) == {"service.name": "agent", "replicas": 2}
+    assert json.loads(row["events"]) == [
+        {"name": "happened", "time_ns": 77, "dropped_attributes": 0, "attributes": {"b": {"bytes": "AQ=="}}}
+    ]
+    [link] = json.loads(row["links"])
+    assert link["trace_id"] == f"{0xABC:032x}"
+    assert (link["span_id"], link["attributes"]) == (f"{0xDEF:016x}", {"l": 1})
+
+
+def _rows_of_trace(collector: CollectorProcess, trace: str) -> list[dict[str, object]]:
+    return [row for row in read(collector.address, "spans") if row["trace_id"] == trace]
+
+
+def test_hostile_keys_values_and_numbers_are_stored_as_they_came(collector: CollectorProcess) -> None:
+    attributes = {
+        "'; DROP TABLE spans; --": "x' OR 1=1",
+        "k" * 3_000: "long key",
+        "nul\x00\x1b[31m😀": "\x00\u202e",
+        "nan": math.nan,
+        "deep": [{"a": [b"\x00", {"b": None}]}],
+        "": "",
+    }
+    sent = span(
+        101, 1, attributes, name="n\x00😀'\"", flags=0x301, trace_state="a=b", dropped_attributes_count=3,
+        dropped_events_count=4, dropped_links_count=2**32 - 1, kind=99, start_time_unix_nano=2**63 - 1, end_time_unix_nano=2**64 - 1,
+    )  # fmt: skip
+    sent.links.add(trace_id=trace_id(9), span_id=b"\x01", trace_state="k=v", flags=1, dropped_attributes_count=2)
+    assert export(collector.address, sent, resource={"r'": "\x00"}) == b""
+    [row] = _rows_of_trace(collector, trace_id(101).hex())
+    assert json.loads(str(row["attributes"])) == {
+        "'; DROP TABLE spans; --": "x' OR 1=1",
+        "k" * 3_000: "long key",
+        "nul\x00\x1b[31m😀": "\x00\u202e",
+        "nan": {"double": "NaN"},
+        "deep": [{"kvlist": [["a", [{"bytes": "AA=="}, {"kvlist": [["b", None]]}]]]}],
+        "": "",
+    }
+    assert json.loads(str(row["resource"])) == {"r'": "\x00"}
+    assert json.loads(str(row["links"])) == [
+        {
+            "trace_id": trace_id(9).hex(), "span_id": "01", "trace_state": "k=v", "flags": 1, "dropped_attributes": 2,
+            "attributes": {},
+        }
+    ]  # fmt: skip
+    assert (row["name"], row["flags"], row["trace_state"], row["kind"]) == ("n\x00😀'\"", 0x301, "a=b", 99)
+    assert (row["dropped_attributes"], row["dropped_events"], row["dropped_links"]) == (3, 4, 2**32 - 1)
+    assert (row["start_ns"], row["end_ns"]) == (2**63 - 1, 2**63 - 1)  # BIGINT: what does not fit is its greatest
+
+
+@pytest.mark.parametrize("method", [TRACES, LOGS, METRICS])
+def test_an_empty_request_is_a_full_success(collector: CollectorProcess, method: str) -> None:
+    assert send(collector.address, method, b"") == b""
+
+
+@pytest.mark.parametrize("method", [TRACES, LOGS, METRICS])
+def test_a_body_that_is_no_such_message_is_an_invalid_argument(collector: CollectorProcess, method: str) -> None:
+    error = _refusal(collector, method, b"\xff\xff\xff\xffnot protobuf")
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "not protobuf" not in error.details()
+    assert not error.trailing_metadata()  # nothing that invites a retry
+
+
+def test_spans_without_valid_ids_are_counted_and_named_and_the_others_are_stored(collector: CollectorProcess) -> None:
+    good = span(102, 1)
+    bad = [
+        span(102, 2, name="short trace"),
+        span(102, 3, name="long span"),
+        span(0, 4, name="zero trace"),
+        span(102, 0, name="zero span"),
+    ]
+    bad[0].trace_id = b"\x01\x02"
+    bad[1].span_id = bytes(9)
+    answer = ExportTraceServiceResponse.FromString(export(collector.address, *bad, good))
+    assert answer.partial_success.rejected_spans == 4
+    message = answer.partial_success.error_message
+    assert "'short trace' (0102/0000000000000002): trace id has 2 bytes, not 16" in message
+    assert "'long span'" in message
+    assert "span id has 9 bytes, not 8" in message
+    assert "'zero trace'" in message
+    assert "trace id is all zeros" in message
+    assert "'zero span'" in message
+    assert "span id is all zeros" in message
+    assert _stored(collector, 102) == [(good.span_id.hex(), "s")]
+
+
+def test_a_thousand_bad_spans_do_not_make_a_thousand_line_message(collector: CollectorProcess) -> None:
+    spans = [span(0, number, name="x" * 500) for number in range(1, 1001)]
+    answer = ExportTraceServiceResponse.FromString(export(collector.address, *spans))
+    assert answer.partial_success.rejected_spans == 1000
+    assert answer.partial_success.error_message.endswith("and 995 more")
+    assert len(answer.partial_success.error_message) < 2_000
+
+
+def _body_of(n_bytes: int, trace: int) -> bytes:
+    body = trace_request(span(trace, 1, {"text": "a" * (n_bytes - 200)})).SerializeToString()
+    missing = n_bytes - len(body)
+    return trace_request(span(trace, 1, {"text": "a" * (n_bytes - 200 + missing)})).SerializeToString()
+
+
+def test_a_request_of_64_mib_is_stored_and_one_byte_more_is_refused_for_good(collector: CollectorProcess) -> None:
+    largest = _body_of(64 * MIB, 103)
+    assert len(largest) == 64 * MIB
+    assert send(collector.address, TRACES, largest) == b""
+    assert len(_stored(collector, 103)) == 1
+    error = _refusal(collector, TRACES, largest + b"\x00")
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert not [key for key, _ in error.trailing_metadata() if "retry" in key]
+
+
+def test_a_decompression_bomb_is_cut_before_it_fills_memory(collector: CollectorProcess) -> None:
+    before = _peak_mib(collector)
+    error = _refusal(collector, TRACES, bytes(300 * MIB), compression=grpc.Compression.Gzip)  # 0.3 MiB on the wire
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert not [key for key, _ in error.trailing_metadata() if "retry" in key]
+    assert _peak_mib(collector) - before < 200
+
+
+def _peak_mib(collector: CollectorProcess) -> float:
+    status = Path(f"/proc/{collector.process.pid}/status").read_text()
+    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def test_the_health_service_answers_for_the_process_and_its_services(collector: CollectorProcess) -> None:
+    with channel(collector.address) as opened:
+        check = opened.unary_unary("/grpc.health.v1.Health/Check")
+        assert check(b"", timeout=5) == b"\x08\x01"
+        name = b"opentelemetry.proto.collector.trace.v1.TraceService"
+        assert check(b"\x0a" + bytes([len(name)]) + name, timeout=5) == b"\x08\x01"
+        with pytest.raises(grpc.RpcError) as caught:
+            check(b"\x0a\x01x", timeout=5)
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_keepalive_pings_of_an_idle_client_are_welcome(collector: CollectorProcess) -> None:
+    options = [
+        ("grpc.keepalive_time_ms", 100), ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0), ("grpc.use_local_subchannel_pool", 1),
+    ]  # fmt: skip
+    with grpc.insecure_channel(str(collector.address.grpc), options=options) as opened:
+        call = opened.unary_unary(TRACES)
+        for _ in range(3):
+            assert call(b"", timeout=5) == b""
+            time.sleep(0.3)
+
+
+def test_want_of_disk_is_unavailable_with_the_time_to_come_back_in_both_trailers(tmp_path: Path) -> None:
+    with running(tmp_path / "spans.duckdb", min_free_disk_bytes=2**62, overload_wait_s=0.3) as full:
+        began = time.monotonic()
+        error = _refusal(full, TRACES, trace_request(span(1, 1)).SerializeToString())
+        assert 0.3 <= time.monotonic() - began < 5  # it waited first, but not for long
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        assert "disk" in error.details()
+        trailers = dict(error.trailing_metadata())
+        assert RetryInfo.FromString(trailers["google.rpc.retryinfo-bin"]).retry_delay.seconds > 0
+        status = Status.FromString(trailers["grpc-status-details-bin"])
+        detail = RetryInfo()
+        assert status.details[0].Unpack(detail)
+        assert (status.code, detail.retry_delay.seconds) == (14, 10)
+        assert send(full.address, TRACES, b"") == b""  # nothing to store, nothing to refuse
+        assert select(full.address, "SELECT count(*) FROM spans") == [(0,)]

@@ -1,0 +1,42 @@
+"""The store's tables and views against what other processes and our own rows rely on."""
+
+import pytest
+
+from tests.support.collector import CollectorProcess, get, select
+from trainspan_collector.reads import READS
+from trainspan_collector.rows import EvaluationRow, LogRow, SpanRow
+from trainspan_schemas.views import STORE_VERSION, VIEWS
+
+
+def _describe(collector: CollectorProcess, table: str) -> list[tuple[str, str]]:
+    return [(row[0], row[1]) for row in select(collector.address, f"DESCRIBE {table}")]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_view_has_exactly_the_agreed_columns(collector: CollectorProcess, view: str) -> None:
+    assert _describe(collector, view) == list(VIEWS[view].items())
+
+
+def test_the_public_views_are_the_agreed_ones_and_no_more(collector: CollectorProcess) -> None:
+    query = "SELECT view_name FROM duckdb_views() WHERE schema_name = 'main' AND NOT internal"
+    assert {name for (name,) in select(collector.address, query)} == set(VIEWS)
+
+
+@pytest.mark.parametrize(
+    ("table", "row_type"), [("spans", SpanRow), ("logs", LogRow), ("evaluations", EvaluationRow)]
+)
+def test_rows_have_the_columns_of_their_table(collector: CollectorProcess, table: str, row_type: type) -> None:
+    assert [name for name, _ in _describe(collector, f"stored.{table}")] == list(row_type.__annotations__)
+
+
+@pytest.mark.parametrize("name", READS)
+def test_each_named_read_gives_the_columns_it_promises(collector: CollectorProcess, name: str) -> None:
+    everything = {"run_id": "r", "round": 1, "rollout_ids": ["a"], "since_seq": 0}
+    for parameters in ({}, everything):
+        table = get(collector.address, {"read": name, "parameters": parameters})
+        assert tuple(table.schema.names) == READS[name]
+    assert READS[name][: len(VIEWS[name])] == tuple(VIEWS[name])
+
+
+def test_the_store_says_its_version(collector: CollectorProcess) -> None:
+    assert select(collector.address, "SELECT * FROM meta") == [("schema_version", str(STORE_VERSION))]

@@ -1,0 +1,143 @@
+"""However an agent ends, its spans arrive, its rollout has the right status, and its exit is what it would have been."""
+
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.otlp_recorder import OtlpRecorder
+from tests.support.programs import environment, run, write
+from trainspan._hook import _is_helper
+from trainspan_schemas import keys
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "status"),
+    [
+        pytest.param("raise KeyError('x')", 1, "agent_error", id="an exception"),
+        pytest.param("import sys\ndef main(): sys.exit(3)\nmain()", 3, "agent_error", id="sys.exit(3)"),
+        pytest.param("import sys\nsys.exit('no')", 1, "agent_error", id="sys.exit with a message"),
+        pytest.param(
+            "import sys\ndef parse():\n    try: sys.exit(2)\n    except SystemExit: pass\nparse()\nsys.exit()",
+            0,
+            "ok",
+            id="a caught sys.exit, then sys.exit()",
+        ),
+        pytest.param(
+            "import asyncio, sys\nasync def main():\n    sys.exit(2)\ntry:\n    asyncio.run(main())\nfinally:\n    print()",
+            2,
+            "agent_error",
+            id="sys.exit in a task below a finally",
+        ),
+        pytest.param("import os\nos._exit(4)", 4, "agent_error", id="os._exit(4)"),
+        pytest.param("import os\nos._exit(0)", 0, "ok", id="os._exit(0)"),
+        pytest.param("raise KeyboardInterrupt", -signal.SIGINT, "cancelled", id="Ctrl-C"),
+        pytest.param(
+            "import threading\nt = threading.Thread(target=lambda: 1 / 0)\nt.start()\nt.join()",
+            0,
+            "ok",
+            id="an exception in a thread",
+        ),
+    ],
+)
+def test_an_ending_process_sends_its_rollout_with_its_status(
+    tmp_path: Path, recorder: OtlpRecorder, source: str, code: int, status: str
+) -> None:
+    ran = run(write(tmp_path, source), {"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint})
+    assert ran.code == code
+    assert recorder.one("trainspan.rollout").attributes[keys.ROLLOUT_STATUS] == status
+    assert "event=" not in ran.stderr
+
+
+@pytest.mark.parametrize("own_handler", [False, True])
+def test_sigterm_flushes_where_no_handler_stands_and_leaves_an_own_handler_alone(
+    tmp_path: Path, recorder: OtlpRecorder, own_handler: bool
+) -> None:
+    install = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))" if own_handler else ""
+    source = f"""
+    import signal, sys, time
+    import trainspan
+    {install}
+    with trainspan.rollout(task_id="open"):
+        print("ready", flush=True)
+        time.sleep(30)
+    """
+    process = subprocess.Popen(
+        ["opentelemetry-instrument", "python", str(write(tmp_path, source))],
+        env=environment({"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint}),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.wait(10) == (7 if own_handler else -signal.SIGTERM)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close() if process.stdout else None
+    statuses = {
+        span.attributes.get(keys.TASK_ID): span.attributes.get(keys.ROLLOUT_STATUS)
+        for span in recorder.named("trainspan.rollout")
+    }
+    assert statuses == {"open": "agent_error" if own_handler else "cancelled", None: None}
+
+
+def test_without_a_collector_the_agent_ends_as_it_would_at_most_three_seconds_later_and_says_it_once(
+    tmp_path: Path,
+) -> None:
+    source = """
+    import sys
+    from opentelemetry import trace
+    for number in range(300):
+        trace.get_tracer("agent").start_span("work").end()
+    import trainspan
+    trainspan.reward(1.0)
+    print("done")
+    sys.exit(5)
+    """
+    agent = write(tmp_path, source)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never answers
+        endpoints = ["http://127.0.0.1:9", f"http://127.0.0.1:{silent.getsockname()[1]}"]
+        plain = run(agent, {}, instrument=False)
+        base = run(agent, {"TRAINSPAN_DISABLED": "1", "OTEL_TRACES_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none"})
+        for endpoint in endpoints:
+            ran = run(agent, {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint})
+            assert (ran.code, ran.stdout) == (plain.code, plain.stdout) == (5, "done\n")
+            assert ran.seconds <= base.seconds + 3.0
+            (line,) = ran.stderr.splitlines()
+            assert "event=telemetry_lost lost='1 log records and 301 spans'" in line
+            assert endpoint.removeprefix("http://") in line
+
+
+def test_without_a_policy_server_the_agent_sees_the_error_it_would_see(tmp_path: Path, recorder: OtlpRecorder) -> None:
+    source = """
+    from openai import OpenAI
+    try:
+        OpenAI(max_retries=0).chat.completions.create(model="policy", messages=[])
+    except Exception as error:
+        print(type(error).__name__, type(error.__cause__).__name__)
+    """
+    agent = write(tmp_path, source)
+    wired = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": "key"}
+    plain = run(agent, wired, instrument=False)
+    ran = run(agent, {**wired, "OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint})
+    assert (ran.code, ran.stdout, ran.stderr) == (plain.code, plain.stdout, plain.stderr)
+    assert ran.stdout.startswith("APIConnectionError")
+    assert recorder.one("trainspan.rollout").attributes[keys.ROLLOUT_CALLS] == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["python", "-c", "from multiprocessing.resource_tracker import main;main(5)"], True),
+        (["/venv/bin/python", "/venv/bin/opentelemetry-instrument", "python", "agent.py"], True),
+        (["python", "agent.py", "opentelemetry-instrument"], False),
+        (["python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main()"], False),
+    ],
+)
+def test_helper_processes_are_no_agents(argv: list[str], expected: bool) -> None:
+    assert _is_helper(argv) is expected

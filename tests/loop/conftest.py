@@ -1,0 +1,46 @@
+"""One run of the demo on ports of its own; what follows uses its model."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.places import ROOT, DemoRun, make_place
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
+    place = make_place(tmp_path_factory.mktemp("demo") / "home")
+    process = subprocess.Popen(
+        ["make", "demo", "ROUNDS=3"],
+        cwd=ROOT,
+        env=place.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=420)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)
+        out, err = process.communicate()
+        pytest.fail(f"make demo ROUNDS=3 took more than 420 s: {err[-2000:]}")
+    return DemoRun(place, subprocess.CompletedProcess(process.args, process.returncode, out, err))
+
+
+@pytest.fixture
+def background() -> "Iterator[list[subprocess.Popen[str]]]":
+    """Processes that are ended after the test."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in reversed(processes):
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

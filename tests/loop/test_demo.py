@@ -1,0 +1,56 @@
+"""The demo with three rounds: the whole loop on real parts."""
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.places import DemoRun
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def records(demo: DemoRun, kind: str) -> list[dict[str, Any]]:
+    lines = (demo.folder / "rounds.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def test_the_demo_succeeds_and_every_check_holds(demo: DemoRun) -> None:
+    assert demo.process.returncode == 0, demo.process.stderr[-3000:]
+    assert "✗" not in demo.process.stderr
+    for name in (
+        "held-out tasks",
+        "success at the start",
+        "every call is stored",
+        "no acknowledged span is missing",
+        "ids and logprobs have equal length",
+        "every drop is named",
+        "server and trainer agree",
+        "the swap is fresh",
+    ):
+        assert f"✓ {name}: " in demo.process.stderr
+
+
+def test_each_round_made_a_policy_that_then_answered(demo: DemoRun) -> None:
+    rounds = records(demo, "round")
+    assert [record["round"] for record in rounds] == [1, 2, 3]
+    assert [record["policy_version"] for record in rounds] == [1, 2, 3]
+    weights = {
+        hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in (demo.folder / "checkpoints").glob("policy-*/model.safetensors")
+    }
+    assert len(weights) == 3
+    assert [record["policy_version"] for record in records(demo, "eval")] == [0, 0, 3, 3]
+    for record in rounds:
+        assert record["dataset"]["calls_kept"] > 100
+        assert record["train"]["tokens"]["forwarded"] > record["train"]["tokens"]["trained"] > 0
+
+
+def test_the_report_shows_the_curves_and_loads_nothing(demo: DemoRun) -> None:
+    page = (demo.folder / "report.html").read_text()
+    assert "default-src 'none'" in page
+    assert "data:image/png;base64," in page
+    assert "http://" not in page
+    assert "https://" not in page
+    assert (demo.folder / "curves.png").read_bytes().startswith(b"\x89PNG")

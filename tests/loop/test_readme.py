@@ -1,0 +1,133 @@
+"""The README's commands, run as they stand there: an agent that is only traced becomes a better policy's agent."""
+
+import hashlib
+import itertools
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.support.places import ROOT, DemoRun, Place, make_place
+
+pytestmark = pytest.mark.timeout(600)
+
+AGENTS = 64
+
+
+def blocks() -> list[list[str]]:
+    """The commands of each `sh` block of the README, without comments."""
+    found = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [[re.sub(r"\s{2,}#.*", "", line).strip() for line in block.splitlines() if line.strip()] for block in found]
+
+
+def test_the_first_block_is_the_two_commands() -> None:
+    assert [line.split(" #")[0].strip() for line in blocks()[0]] == ["make demo", "make test"]
+
+
+def run(command: str, place: Place, timeout_s: float = 180) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=ROOT,
+        env=place.environ,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def answer_version(place: Place) -> int:
+    request = urllib.request.Request(
+        f"{place.policy_url}/v1/completions",
+        data=json.dumps({"model": "policy", "prompt": "1+1", "max_tokens": 1}).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return int(response.headers["x-trainspan-policy-version"])
+
+
+def wait_for(url: str, process: "subprocess.Popen[str]", timeout_s: float = 180) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the policy server ended"
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except OSError:
+            time.sleep(0.3)
+    pytest.fail(f"{url} did not answer within {timeout_s} s")
+
+
+def problems(count: int) -> list[tuple[str, str]]:
+    program = (
+        "import itertools, json; from problems import problems\n"
+        f"print(json.dumps([(p.text, p.answer) for p in itertools.islice(problems('train', 5), {count})]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT / "examples" / "calculator",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [(text, answer) for text, answer in json.loads(done.stdout)]
+
+
+def sha256(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_your_own_agent_is_traced_and_trained_by_the_commands_of_the_readme(
+    demo: DemoRun, tmp_path: Path, background: "list[subprocess.Popen[str]]"
+) -> None:
+    collector, serve, export, agent, dataset, train = blocks()[1]
+    model = demo.place.home / "calculator" / "model"
+    place = make_place(tmp_path / "home")
+
+    for command in (collector, serve.replace("MODEL_DIR", str(model))):
+        assert command.endswith(" &")
+        background.append(
+            subprocess.Popen(
+                ["bash", "-c", f"exec {command.removesuffix(' &')}"],
+                cwd=ROOT,
+                env=place.environ,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        )
+    wait_for(f"{place.policy_url}/health", background[1])
+    assert answer_version(place) == 0
+
+    assert agent == "opentelemetry-instrument python agent.py"
+    export = export.replace("http://127.0.0.1:8000", place.policy_url)
+    repeated = agent.replace("agent.py", "examples/calculator/agent.py")
+    with ThreadPoolExecutor(4) as pool:
+        lines = [f"{export}; {repeated} '{text}' {answer}" for text, answer in problems(AGENTS)]
+        runs = list(pool.map(run, lines, itertools.repeat(place)))
+    failed = [done.stderr for done in runs if done.returncode != 0]
+    assert not failed, failed[0]
+
+    # Hours later: the collector may have stopped meanwhile, its store is read all the same.
+    background[0].terminate()
+    assert background[0].wait(30) == 0
+    assert dataset.startswith("trainspan dataset")
+    made = run("make dataset", place)
+    assert made.returncode == 0, made.stderr
+    manifest = json.loads(next((place.home / "dataset").glob("round=*/manifest.json")).read_text())
+    assert manifest["rollouts"] == AGENTS
+    assert manifest["credit"]["baseline"] == "running"
+    assert manifest["calls_kept"] + sum(manifest["dropped"].values()) == manifest["calls_seen"]
+
+    assert train.startswith("trainspan train")
+    trained = run(f"TRAINSPAN_TRAIN__MODEL={model} make train", place)
+    assert trained.returncode == 0, trained.stderr
+    checkpoint = place.home / "checkpoints" / "policy-000001"
+    assert sha256(checkpoint) != sha256(model)
+    assert answer_version(place) == 1

@@ -1,0 +1,145 @@
+"""A real collector per test session, and datasets built from it."""
+
+import dataclasses
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from tests.processing.traces import SECOND, START_NS, TestRollout, send
+from trainspan_processing.build import BuiltDataset, Request, build_dataset
+from trainspan_processing.ledger import read_ledger
+from trainspan_processing.rewards import bind_rewards
+from trainspan_processing.source import Selection, Source
+from trainspan_processing.survey import Clock, Survey, survey_when_settled
+from trainspan_schemas.settings import DatasetSettings
+from trainspan_schemas.store import running_collector
+
+_numbers = itertools.count()
+
+
+class RunningCollector:
+    """`trainspan collector` on free ports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = folder / "spans.duckdb"
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "trainspan_cli", "collector", "--store", str(self.store)),
+                *("--grpc", "127.0.0.1:0", "--flight", "127.0.0.1:0"),
+            ],
+            env={
+                **os.environ,
+                "TRAINSPAN_HOME": str(folder / "home"),
+                "TRAINSPAN_COLLECTOR__LOAD_INTERVAL_S": "0.02",
+            },
+            stdout=subprocess.DEVNULL,
+        )
+
+    def wait(self) -> "RunningCollector":
+        deadline = time.monotonic() + 60
+        while (address := running_collector(self.store)) is None:
+            assert self._process.poll() is None, "the collector ended"
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert address.grpc is not None
+        self.grpc = address.grpc
+        return self
+
+    def send(self, rollouts: Sequence[TestRollout]) -> None:
+        send(self.grpc, rollouts)
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def collectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningCollector]]:
+    """Three collectors, each with a store of its own."""
+    running = [RunningCollector(tmp_path_factory.mktemp(f"store{number}")) for number in range(3)]
+    try:
+        yield [collector.wait() for collector in running]
+    finally:
+        for collector in running:
+            collector.stop()
+
+
+@pytest.fixture
+def run_id() -> str:
+    """A run of its own for each test, so that tests share the stores."""
+    return f"run-{next(_numbers)}"
+
+
+class Bench:
+    """Sends rollouts to a store and builds datasets of one run."""
+
+    def __init__(self, collectors: list[RunningCollector], run_id: str, out: Path) -> None:
+        self.collectors, self.run_id, self.out = collectors, run_id, out
+        self.now = START_NS + 10_000 * SECOND
+        self.slept: list[float] = []
+        self.on_sleep: Callable[[], None] = lambda: None
+
+    def rollout(self, name: str, **more: Any) -> TestRollout:
+        return TestRollout(f"{self.run_id}-{name}", run=self.run_id, **more)
+
+    def send(self, *rollouts: TestRollout, store: int = 0) -> None:
+        self.collectors[store].send(rollouts)
+
+    def build(
+        self, *, stores: Sequence[int] = (0,), round_: int | None = None, out: Path | None = None, **settings: Any
+    ) -> BuiltDataset:
+        request = Request(
+            stores=[str(self.collectors[number].store) for number in stores],
+            out=out or self.out,
+            settings=dataclasses.replace(DatasetSettings(), **settings),
+            run_id=self.run_id,
+            round=round_,
+        )
+        return build_dataset(request, self.clock)
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(lambda: self.now, self._sleep)
+
+    def survey(self) -> Survey:
+        """What the first pass sees of the run in the first store."""
+        with Source([str(self.collectors[0].store)]) as source:
+            ledger = read_ledger(self.out)
+            return survey_when_settled(source, Selection(self.run_id), ledger, self.clock, settle_s=60.0, wait_s=0.0)
+
+    def edges(self) -> list[tuple[str, str, int | None, float]]:
+        """(rollout, rule, call index or None for the rollout, score) of each reward, sorted."""
+        survey = self.survey()
+        bound = bind_rewards(survey.evaluations, survey.calls, survey.spans, survey.twins, survey.rollouts, "reward")
+        index = {row[:2]: row[2] for row in survey.calls.select("trace_id", "span_id", "call_index").iter_rows()}
+        found = [
+            (rollout.removeprefix(f"{self.run_id}-"), rule, index.get((trace_id, span_id)), score)
+            for rollout, rule, trace_id, span_id, score in bound.edges.select(
+                "rollout_id", "rule", "call_trace_id", "call_span_id", "score"
+            ).iter_rows()
+        ]
+        return sorted(found, key=lambda edge: (edge[0], -1 if edge[2] is None else edge[2], edge[3]))
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += int(seconds * SECOND)
+        self.on_sleep()
+
+
+@pytest.fixture
+def bench(collectors: list[RunningCollector], run_id: str, tmp_path: Path) -> Bench:
+    return Bench(collectors, run_id, tmp_path / "dataset")
+
+
+def rows(built: BuiltDataset) -> pl.DataFrame:
+    """The dataset's rows."""
+    return pl.concat([pl.read_parquet(built.path / file["name"]) for file in built.manifest["files"]])

@@ -1,0 +1,46 @@
+"""What a user would pass as --reward, --credit and --baseline."""
+
+import polars as pl
+
+from trainspan_processing.stored import StoredRollout
+
+
+def length(rollout: StoredRollout) -> float:
+    return float(sum(len(call.completion_ids) for call in rollout.calls))
+
+
+def seen(rollout: StoredRollout) -> dict[str, float] | None:
+    """0 where the rollout is not what the test sent, None for the task "skip"."""
+    if rollout.task_id == "skip":
+        return None
+    call = rollout.calls[0]
+    as_sent = (
+        call.text == "four",
+        call.messages == [{"role": "user", "content": "2+2?"}],
+        call.attributes["gen_ai.request.model"] == "policy",
+        rollout.attributes["trainspan.rollout.boundary"] == "runner",
+        [(item.name, item.score, item.source) for item in rollout.evaluations] == [("reward", 0.5, "agent")],
+    )
+    return {"reward": float(all(as_sent)) * (2.0 if rollout.task_id == "double" else 1.0), "other": 9.0}
+
+
+def fails_on_b(rollout: StoredRollout) -> float:
+    if rollout.rollout_id.endswith("b"):
+        raise KeyError("no answer")
+    return float("nan") if rollout.rollout_id.endswith("c") else 1.0
+
+
+def last_call_only(calls: pl.DataFrame, gamma: float) -> pl.DataFrame:
+    last = pl.col("position") == pl.col("position").max().over("rollout")
+    return calls.with_columns(pl.when(last).then("rollout_reward").otherwise(0.0).alias("return"))
+
+
+def doubled(rollouts: pl.DataFrame) -> pl.DataFrame:
+    none = pl.lit(None, dtype=pl.String)
+    return rollouts.filter(~pl.col("history")).with_columns(
+        pl.lit(0.0).alias("center"), pl.lit(2.0).alias("scale"), none.alias("drop")
+    )
+
+
+def forgets(rollouts: pl.DataFrame) -> pl.DataFrame:
+    return doubled(rollouts).head(1)

@@ -1,0 +1,118 @@
+"""Each baseline, worked by hand."""
+
+import math
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainspan_processing.baselines import BASELINES, EPSILON
+
+
+def _rollouts(groups: list[list[float]], *, history: list[float] | None = None) -> pl.DataFrame:
+    """Rollouts of these rewards; they ended in this order, after those of `history`."""
+    rewards = [(reward, None, True) for reward in history or []]
+    rewards += [(reward, group, False) for group, members in enumerate(groups) for reward in members]
+    return pl.DataFrame(
+        {
+            "rollout": [None if past else number for number, (_, _, past) in enumerate(rewards)],
+            "rollout_id": [f"r{number:04d}" for number in range(len(rewards))],
+            "attempt": [0] * len(rewards),
+            "group": [group for _, group, _ in rewards],
+            "reward": [reward for reward, _, _ in rewards],
+            "run_id": ["run"] * len(rewards),
+            "end_ns": list(range(len(rewards))),
+            "history": [past for _, _, past in rewards],
+        },
+        schema_overrides={"rollout": pl.UInt32, "group": pl.UInt32, "attempt": pl.Int32, "reward": pl.Float64},
+    )
+
+
+def _advantages(name: str, groups: list[list[float]], *, history: list[float] | None = None) -> list[float]:
+    """Advantages of rollouts whose calls are worth their reward."""
+    compared = BASELINES[name](_rollouts(groups, history=history)).sort("rollout")
+    return compared.select((pl.col("reward") - pl.col("center")) * pl.col("scale")).to_series().to_list()
+
+
+def _reasons(name: str, groups: list[list[float]]) -> list[str | None]:
+    return BASELINES[name](_rollouts(groups)).sort("rollout")["drop"].to_list()
+
+
+def test_grpo_divides_the_distance_from_the_group_mean_by_its_spread() -> None:
+    # μ = 3, σ = √((4 + 0 + 4) / 2) = 2
+    assert _advantages("grpo", [[1.0, 3.0, 5.0]]) == pytest.approx([-2 / 2.0001, 0.0, 2 / 2.0001])
+
+
+def test_dr_grpo_is_the_distance_from_the_group_mean() -> None:
+    assert _advantages("dr_grpo", [[1.0, 3.0, 5.0], [0.0, 1.0]]) == pytest.approx([-2.0, 0.0, 2.0, -0.5, 0.5])
+
+
+def test_rloo_is_the_distance_from_the_mean_of_the_others() -> None:
+    # 1 − (3+5)/2, 3 − (1+5)/2, 5 − (1+3)/2
+    assert _advantages("rloo", [[1.0, 3.0, 5.0]]) == pytest.approx([-3.0, 0.0, 3.0])
+
+
+def test_batch_centres_by_group_and_scales_by_all_rollouts() -> None:
+    # all: 0, 2, 4, 6 → μ = 3, σ = √((9 + 1 + 1 + 9) / 3) = √(20/3)
+    scale = math.sqrt(20 / 3)
+    assert _advantages("batch", [[0.0, 2.0], [4.0, 6.0]]) == pytest.approx([-1 / scale, 1 / scale] * 2)
+
+
+def test_global_centres_and_scales_by_all_rollouts() -> None:
+    scale = math.sqrt(20 / 3)
+    expected = [-3 / scale, -1 / scale, 1 / scale, 3 / scale]
+    assert _advantages("global", [[0.0], [2.0], [4.0], [6.0]]) == pytest.approx(expected)
+
+
+def test_running_compares_with_the_rewards_before_it_in_order_of_end() -> None:
+    # nothing before the first; then 4; then (4+2)/2 = 3; then (4+2+6)/3 = 4
+    assert _advantages("running", [[4.0, 2.0, 6.0, 5.0]]) == pytest.approx([0.0, -2.0, 3.0, 1.0])
+    assert _reasons("running", [[4.0, 2.0]]) == ["singleton_group", None]
+
+
+def test_running_takes_earlier_datasets_into_its_mean_and_no_more_than_256_rewards() -> None:
+    assert _advantages("running", [[4.0]], history=[1.0, 2.0]) == pytest.approx([2.5])
+    # the one far reward of 1000 is the 257th before it
+    assert _advantages("running", [[4.0]], history=[1000.0] + [1.0] * 256) == pytest.approx([3.0])
+
+
+def test_running_looks_only_at_its_own_run() -> None:
+    rollouts = _rollouts([[4.0]], history=[1.0]).with_columns(pl.Series("run_id", ["other", "run"]))
+    assert BASELINES["running"](rollouts)["drop"].to_list() == ["singleton_group"]
+
+
+def test_none_is_the_reward_itself() -> None:
+    assert _advantages("none", [[1.0, -3.0]]) == [1.0, -3.0]
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "batch"])
+def test_groups_without_contrast_have_advantage_zero_and_a_reason(name: str) -> None:
+    groups = [[0.1, 0.1, 0.1], [5.0], [0.0, 1.0]]
+    assert _advantages(name, groups)[:4] == [0.0] * 4
+    zero, alone = "zero_spread_group", "singleton_group"
+    assert _reasons(name, groups) == [zero, zero, zero, alone, None, None]
+
+
+def test_a_batch_without_spread_has_nothing_to_scale_by() -> None:
+    assert _reasons("global", [[2.0], [2.0]]) == ["zero_spread_group"] * 2
+    assert _reasons("global", [[2.0]]) == ["singleton_group"]
+    assert _advantages("global", [[2.0], [2.0]]) == [0.0, 0.0]
+
+
+_REWARDS = st.lists(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6), min_size=1, max_size=5)
+
+
+@given(_REWARDS, st.sampled_from(["grpo", "dr_grpo", "batch", "rloo"]))
+def test_advantages_of_a_group_sum_to_zero_and_are_finite(groups: list[list[float]], name: str) -> None:
+    advantages = _advantages(name, groups)
+    start = 0
+    for members in groups:
+        of_group = advantages[start : start + len(members)]
+        start += len(members)
+        assert all(math.isfinite(value) for value in of_group)
+        assert sum(of_group) == pytest.approx(0.0, abs=1e-6 * max(1.0, *map(abs, of_group)))
+
+
+def test_epsilon_is_the_usual_one() -> None:
+    assert EPSILON == 1e-4

@@ -1,0 +1,73 @@
+"""`trainspan dataset` as a user runs it."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+
+from tests.processing.conftest import Bench
+from tests.processing.traces import chain
+from trainspan_training.transitions import open_dataset, read_calls
+
+
+def _run(bench: Bench, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    store = str(bench.collectors[0].store)
+    return subprocess.run(
+        [sys.executable, "-m", "trainspan_cli", "dataset", "--store", store, "--out", str(bench.out), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env={**os.environ, "COLUMNS": "120"},
+    )
+
+
+def test_a_round_is_built_printed_and_read_by_its_consumers(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name, round=3), 2).reward(float(name == "a")) for name in "ab"))
+    table = _run(bench, "--run", bench.run_id, "--round", "3")
+    assert table.returncode == 0, table.stderr
+    assert "calls kept" in table.stdout
+    assert "identical × grpo" in table.stdout
+    answer = _run(bench, "--run", bench.run_id, "--round", "3", "--format", "json")
+    manifest = json.loads(answer.stdout)
+    folder = bench.out / "round=0003"
+    assert Path(manifest["path"]) == folder
+    assert manifest["sha256"] == hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    assert len(read_calls(open_dataset(folder))) == 4
+    count = duckdb.sql(f"SELECT count(*), sum(len(completion_ids)) FROM '{folder}/*.parquet'").fetchall()
+    assert count == [(4, 20)]
+
+
+def test_a_failure_is_one_line_and_exit_code_1(bench: Bench) -> None:
+    bench.send(chain(bench.rollout("a"), 1))
+    failed = _run(bench, "--run", bench.run_id)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert len(failed.stderr.splitlines()) == 1
+    assert "most excluded by no_reward (1): call trainspan.reward" in failed.stderr
+
+
+def test_a_round_without_contrast_is_no_failure(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(1.0) for name in "ab"))
+    answer = _run(bench, "--run", bench.run_id, "--round", "0", "--format", "json")
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout)["rows"] == 0
+
+
+def test_an_unknown_baseline_is_a_usage_error(bench: Bench) -> None:
+    assert _run(bench, "--baseline", "grp").returncode == 2
+
+
+def test_a_store_that_is_not_there_is_named(bench: Bench) -> None:
+    missing = _run(bench, "--store", "/nowhere/spans.duckdb")
+    assert missing.returncode == 1
+    assert "no store at /nowhere/spans.duckdb" in missing.stderr
+
+
+def test_the_command_loads_neither_the_collector_nor_the_trainer(bench: Bench) -> None:
+    code = "import sys, trainspan_processing.build; print([m for m in ('duckdb', 'torch', 'datasets', 'grpc') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

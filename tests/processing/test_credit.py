@@ -1,0 +1,76 @@
+"""Credit rules, worked by hand, and their laws."""
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainspan_processing.credit import CREDITS, assign_credit
+
+Rollout = tuple[float | None, list[float | None]]
+
+
+def _calls(rollouts: list[Rollout]) -> pl.DataFrame:
+    rows = [
+        (number, position, step, whole)
+        for number, (whole, steps) in enumerate(rollouts)
+        for position, step in enumerate(steps)
+    ]
+    schema = {"rollout": pl.UInt32, "position": pl.UInt32, "step_reward": pl.Float64, "rollout_reward": pl.Float64}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _returns(name: str, rollouts: list[Rollout], gamma: float = 1.0) -> list[float]:
+    return CREDITS[name](_calls(rollouts), gamma).sort("rollout", "position")["return"].to_list()
+
+
+def test_identical_gives_every_call_the_return_of_its_rollout() -> None:
+    assert _returns("identical", [(1.0, [None, 0.5, None]), (None, [2.0]), (3.0, [None])]) == [1.5, 1.5, 1.5, 2.0, 3.0]
+
+
+def test_return_to_go_sums_what_comes_after_and_puts_the_rollouts_reward_on_its_last_call() -> None:
+    assert _returns("return_to_go", [(1.0, [0.5, None, 0.25]), (2.0, [1.0])]) == [1.75, 1.25, 1.25, 3.0]
+
+
+def test_return_to_go_discounts_per_call() -> None:
+    # last: 1; before it: 0 + .5·1; first: .5 + .5·.5
+    assert _returns("return_to_go", [(1.0, [0.5, None, None]), (4.0, [None])], 0.5) == [0.75, 0.5, 1.0, 4.0]
+
+
+def test_a_discount_does_not_vanish_over_a_thousand_calls() -> None:
+    returns = _returns("return_to_go", [(1.0, [1.0] * 1_000)], 0.5)
+    assert returns[0] == pytest.approx(2.0)
+    assert returns[-1] == 2.0
+
+
+def test_advantage_is_the_distance_from_the_center_times_the_scale() -> None:
+    returns = CREDITS["return_to_go"](_calls([(1.0, [1.0, None])]), 1.0)
+    compared = pl.DataFrame(
+        {"rollout": [0], "center": [0.5], "scale": [2.0], "drop": [None]},
+        schema_overrides={"rollout": pl.UInt32, "drop": pl.String},
+    )
+    assert assign_credit(returns, compared)["advantage"].to_list() == [3.0, 1.0]
+
+
+_ROLLOUTS = st.lists(
+    st.tuples(st.floats(-9, 9) | st.none(), st.lists(st.floats(-9, 9) | st.none(), min_size=1, max_size=6)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(_ROLLOUTS)
+def test_credit_of_the_first_call_sums_to_the_return(rollouts: list[Rollout]) -> None:
+    first = [position for _, steps in rollouts for position in range(len(steps))]
+    to_go = [value for value, position in zip(_returns("return_to_go", rollouts), first, strict=True) if position == 0]
+    whole = [value for value, position in zip(_returns("identical", rollouts), first, strict=True) if position == 0]
+    assert to_go == pytest.approx(whole)
+
+
+@given(_ROLLOUTS, st.sampled_from(sorted(CREDITS)))
+def test_the_order_of_rows_changes_nothing(rollouts: list[Rollout], name: str) -> None:
+    calls = _calls(rollouts)
+    shuffled = calls.sample(fraction=1.0, shuffle=True, seed=3)
+    key = ["rollout", "position"]
+    expected, actual = (CREDITS[name](frame, 0.9).sort(key)["return"].to_list() for frame in (calls, shuffled))
+    assert actual == pytest.approx(expected)

@@ -1,0 +1,88 @@
+"""A user's own reward, credit and baseline."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.processing.conftest import Bench, rows
+from tests.processing.traces import TestRollout, chain
+from trainspan_schemas.errors import DatasetError, UsageError
+
+_MODULE = "tests.processing.reward_functions"
+
+
+def _with_text(rollout: TestRollout, **dialect: str) -> TestRollout:
+    client = rollout.span("client", 1.0, 2.0, **{"gen_ai.request.model": "policy", **dialect})
+    rollout.call(0, [1], [2], at=1.1, parent=client)
+    return rollout.reward(0.5)
+
+
+_DIALECTS = {
+    "genai": {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": "2+2?"}]}]),
+        "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "four"}]}]),
+    },
+    "traceloop": {
+        "llm.request.type": "chat",
+        "gen_ai.prompt.0.role": "user",
+        "gen_ai.prompt.0.content": "2+2?",
+        "gen_ai.completion.0.content": "four",
+    },
+    "openinference": {
+        "openinference.span.kind": "LLM",
+        "llm.input_messages.0.message.role": "user",
+        "llm.input_messages.0.message.content": "2+2?",
+        "llm.output_messages.0.message.content": "four",
+    },
+}
+
+
+@pytest.mark.parametrize("dialect", _DIALECTS)
+def test_a_reward_function_sees_the_stored_rollout_in_every_dialect(bench: Bench, dialect: str) -> None:
+    for name, task in (("a", "double"), ("b", "skip"), ("c", "t")):
+        bench.send(_with_text(bench.rollout(name, task=task), **_DIALECTS[dialect]))
+    built = bench.build(round_=0, reward=f"{_MODULE}:seen", baseline="none")
+    assert rows(built)["return"].to_list() == [2.0, 1.0]
+    assert built.manifest["dropped"] == {"no_reward": 1}
+
+
+def test_a_reward_function_replaces_what_was_stored_and_may_lie_in_a_file(bench: Bench) -> None:
+    bench.send(chain(bench.rollout("a"), 1).reward(9.0), chain(bench.rollout("b"), 2).reward(9.0))
+    path = Path(__file__).with_name("reward_functions.py")
+    table = rows(bench.build(round_=0, reward=f"{path}:length", baseline="dr_grpo"))
+    assert table["return"].to_list() == [5.0, 10.0, 10.0]
+    assert table["advantage"].to_list() == [-2.5, 2.5, 2.5]
+
+
+def test_a_reward_function_that_raises_gives_no_reward_and_never_zero(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1) for name in "abcd"))
+    built = bench.build(round_=0, reward=f"{_MODULE}:fails_on_b", baseline="none")
+    assert built.manifest["dropped"] == {"judge_error": 2}
+    assert rows(built)["return"].to_list() == [1.0, 1.0]
+    with pytest.raises(DatasetError, match="the reward function raised KeyError: 'no answer'"):
+        bench.build(round_=0, out=bench.out / "strict", reward=f"{_MODULE}:fails_on_b", min_coverage=0.9)
+
+
+def test_credit_and_baseline_of_ones_own(bench: Bench) -> None:
+    bench.send(chain(bench.rollout("a"), 2).reward(1.5))
+    built = bench.build(round_=0, credit=f"{_MODULE}:last_call_only", baseline=f"{_MODULE}:doubled")
+    assert rows(built).select("return", "advantage").rows() == [(0.0, 0.0), (1.5, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"credit": "unknown"}, "no credit 'unknown': take one of identical, return_to_go"),
+        ({"baseline": "grp"}, "no baseline 'grp': take one of grpo"),
+        ({"reward": f"{_MODULE}:missing"}, "has no function 'missing'"),
+        ({"reward": "no_such_module:f"}, "cannot load 'no_such_module:f'"),
+        ({"reward": "no/such/file.py:f"}, "no file no/such/file.py"),
+        ({"baseline": f"{_MODULE}:forgets"}, "returned 1 rollouts for 2"),
+    ],
+)
+def test_what_cannot_be_used_is_named(bench: Bench, settings: dict[str, str], message: str) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(float(name == "a")) for name in "ab"))
+    with pytest.raises(UsageError, match=message):
+        bench.build(round_=0, **settings)

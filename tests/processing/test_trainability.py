@@ -1,0 +1,166 @@
+"""Every call is a row or dropped for exactly one reason."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.processing.conftest import Bench, rows
+from tests.processing.traces import TestRollout, chain
+from trainspan_processing.advice import ADVICE
+from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.status import DROP_REASONS
+
+_CALLS: dict[str, list[dict[str, Any]]] = {
+    "incomplete": [{"gen_ai.response.finish_reasons": None}, {"gen_ai.response.finish_reasons": ["abort"]}],
+    "not_delivered": [{"trainspan.call.delivered": False}],
+    "attributes_dropped": [{"dropped_attributes": 1}],
+    "multimodal": [{"trainspan.call.multimodal": True}],
+    "constrained": [{"trainspan.sampling.constrained": True}],
+    "greedy": [{"gen_ai.request.temperature": 0.0}, {"gen_ai.request.temperature": 0}],
+    "sampling_truncated": [
+        {"gen_ai.request.top_p": 0.9},
+        {"gen_ai.request.top_k": 40},
+        {"gen_ai.request.min_p": 0.05},
+        {"gen_ai.request.frequency_penalty": 0.1},
+        {"gen_ai.request.presence_penalty": -0.1},
+        {"gen_ai.request.repetition_penalty": 1.1},
+    ],
+    "no_token_ids": [{"trainspan.completion.token_ids": b"", "trainspan.completion.logprobs": b""}],
+    "no_logprobs": [
+        {"logprobs": [-1.0]},
+        {"logprobs": [-1.0, float("nan")]},
+        {"logprobs": [-1.0, float("-inf")]},
+        {"trainspan.completion.logprobs": None},
+        {"trainspan.logprobs.mode": "raw", "gen_ai.request.temperature": 0.7},
+        {"trainspan.logprobs.mode": None, "gen_ai.request.temperature": 0.7},
+    ],
+    "mixed_versions": [
+        {"trainspan.policy.version_spans": "[[0, 0, 1], [1, 1, 3]]"},
+        {"trainspan.policy.version_spans": "[[0, 0, 1], [1, 0, 2]]"},
+        {"trainspan.policy.version_spans": "unknown"},
+    ],
+    "too_long": [{"prompt": list(range(2, 60))}],
+    "stale": [{"version": 0}],
+    "no_boundary": [{"trainspan.no_boundary": True}],
+}
+_SOUND: list[dict[str, Any]] = [
+    {},
+    {"gen_ai.response.finish_reasons": ["length"]},
+    {"gen_ai.request.temperature": 0.7},
+    {"trainspan.logprobs.mode": "raw"},
+    {"trainspan.call.delivered": None},
+    {"trainspan.policy.version_spans": "[[4, 0, 1], [5, 1, 2]]"},
+    {"gen_ai.request.top_k": -1},
+]
+
+
+def _call(rollout: TestRollout, index: int, change: dict[str, Any]) -> None:
+    change = {"version": 5, **change}
+    prompt, version = change.pop("prompt", [1, index + 2]), change.pop("version")
+    rollout.call(index, prompt, [3, 4], version=version, **change)
+
+
+@pytest.mark.parametrize("reason", _CALLS)
+def test_an_unsound_call_is_dropped_by_name_and_leaves_its_rollout(bench: Bench, reason: str) -> None:
+    for name, reward in (("a", 1.0), ("b", 0.0)):
+        rollout = bench.rollout(name).reward(reward)
+        for index, change in enumerate([{}, *_CALLS[reason]]):
+            _call(rollout, index, change)
+        bench.send(rollout)
+    built = bench.build(round_=0, max_staleness=4, max_tokens=50, min_coverage=0.0)
+    assert built.manifest["dropped"] == {reason: 2 * len(_CALLS[reason])}
+    assert rows(built)["call_index"].to_list() == [0, 0]
+
+
+def test_sound_calls_are_all_kept(bench: Bench) -> None:
+    for name, reward in (("a", 1.0), ("b", 0.0)):
+        rollout = bench.rollout(name).reward(reward)
+        for index, change in enumerate(_SOUND):
+            _call(rollout, index, change)
+        bench.send(rollout)
+    built = bench.build(round_=0, max_staleness=4)
+    assert built.manifest["dropped"] == {}
+    assert rows(built)["policy_version_spans"].drop_nulls().to_list() == ["[[4, 0, 1], [5, 1, 2]]"] * 2
+
+
+@pytest.mark.parametrize("status", ["agent_error", "timeout", "cancelled", "infra_error", "judge_error"])
+def test_a_failed_rollout_is_dropped_by_its_status_and_does_not_count_as_reward_zero(bench: Bench, status: str) -> None:
+    bench.send(
+        chain(bench.rollout("a"), 1).reward(1.0),
+        chain(bench.rollout("b"), 1).reward(0.5),
+        chain(bench.rollout("c", status=status), 2),
+    )
+    built = bench.build(round_=0, min_coverage=0.0)
+    assert built.manifest["dropped"] == {status: 2}
+    assert built.manifest["dropped_rollouts"] == {status: 1}
+    assert built.manifest["rewards"]["mean"] == 0.75
+
+
+def test_a_rollout_without_reward_is_dropped_as_such(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(reward) for name, reward in (("a", 1.0), ("b", 0.0))))
+    bench.send(chain(bench.rollout("c"), 1))
+    assert bench.build(round_=0).manifest["dropped"] == {"no_reward": 1}
+
+
+def test_validation_is_never_trained_and_does_not_lower_the_coverage(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(reward) for name, reward in (("a", 1.0), ("b", 0.0))))
+    bench.send(*(chain(bench.rollout(f"v{number}", split="val"), 1).reward(1.0) for number in range(9)))
+    built = bench.build(round_=0)
+    assert built.manifest["dropped"] == {"validation": 9}
+    assert built.manifest["coverage"] == 1.0
+    assert built.manifest["rewards"]["n"] == 2
+
+
+def test_groups_without_contrast_are_dropped_by_name_unless_they_are_kept_with_advantage_zero(bench: Bench) -> None:
+    for task, rewards in {"same": [1.0, 1.0], "alone": [0.3], "told": [0.0, 1.0]}.items():
+        bench.send(
+            *(
+                chain(bench.rollout(f"{task}{number}", task=task), 1).reward(reward)
+                for number, reward in enumerate(rewards)
+            )
+        )
+    built = bench.build(round_=0)
+    assert built.manifest["dropped"] == {"zero_spread_group": 2, "singleton_group": 1}
+    assert (built.manifest["groups_seen"], built.manifest["groups"]) == (3, 1)
+    assert built.manifest["rewards"]["n"] == 5
+    kept = rows(bench.build(round_=0, out=bench.out / "all", keep_zero_spread=True))
+    assert kept.filter(kept["task_id"] != "told")["advantage"].to_list() == [0.0, 0.0, 0.0]
+
+
+def test_a_round_in_which_nothing_differs_is_a_dataset_without_rows(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 2).reward(1.0) for name in "ab"))
+    built = bench.build(round_=0)
+    assert (built.manifest["rows"], built.manifest["dropped"]) == (0, {"zero_spread_group": 4})
+    assert rows(built).height == 0
+    with pytest.raises(DatasetError, match=r"none of 4 calls .* zero_spread_group"):
+        bench.build(out=bench.out / "next")
+
+
+def test_too_few_trainable_calls_fail_with_the_reason_that_excluded_most(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(reward) for name, reward in (("a", 1.0), ("b", 0.0))))
+    bench.send(chain(bench.rollout("c", status="timeout"), 2), chain(bench.rollout("d", status="agent_error"), 1))
+    with pytest.raises(DatasetError, match=r"only 40% .* excluded by timeout \(2\): .* timeout_s"):
+        bench.build(round_=0)
+    assert not bench.out.exists() or not list(bench.out.iterdir())
+    assert bench.build(round_=0, min_coverage=0.4).manifest["coverage"] == 0.4
+
+
+def test_the_first_reason_of_the_documented_order_is_the_one(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(reward) for name, reward in (("a", 1.0), ("b", 0.0))))
+    rollout = bench.rollout("c", split="val", status="timeout")
+    _call(rollout, 0, {"gen_ai.request.temperature": 0.0, "gen_ai.request.top_p": 0.5})
+    other = bench.rollout("d").reward(0.0)
+    _call(other, 0, {"gen_ai.request.temperature": 0.0, "gen_ai.request.top_p": 0.5, "logprobs": [-1.0]})
+    bench.send(rollout, other)
+    assert bench.build(round_=0).manifest["dropped"] == {"greedy": 1, "validation": 1}
+
+
+def test_there_is_advice_for_every_reason() -> None:
+    assert set(ADVICE) == set(DROP_REASONS)
+
+
+def test_the_manifest_is_strict_json(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(reward) for name, reward in (("a", 1.0), ("b", 0.0))))
+    text = (bench.build(round_=0).path / "manifest.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["calls_seen"] == 2

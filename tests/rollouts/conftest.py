@@ -1,0 +1,55 @@
+"""A policy server and a collector that record, and runs of small agents between them."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.openai_server import OpenAIServer
+from tests.support.otlp_recorder import OtlpRecorder
+from tests.support.programs import environment, write
+from trainspan_rollouts import RunResult, RunSettings, run_rollouts
+
+Run = Callable[..., RunResult]
+
+
+@pytest.fixture
+def policy() -> Iterator[OpenAIServer]:
+    with OpenAIServer() as server:
+        yield server
+
+
+@pytest.fixture
+def recorder() -> Iterator[OtlpRecorder]:
+    with OtlpRecorder() as recorder:
+        yield recorder
+
+
+def write_tasks(folder: Path, *tasks: dict[str, Any]) -> Path:
+    path = folder / "tasks.jsonl"
+    path.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`run(source, tasks, target, **settings)`: writes `agent.py`, runs the rollouts in its folder, n = 1."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("TRACEPARENT", "BAGGAGE"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("PATH", environment({})["PATH"])
+
+    def run_agent(source: str, tasks: list[dict[str, Any]], *target: str, **settings: Any) -> RunResult:
+        write(tmp_path, source)
+        defaults = {
+            "run_id": "run",
+            "n": 1,
+            "timeout_s": 20.0,
+            "policy_url": policy.url,
+            "collector": recorder.endpoint,
+        }
+        return run_rollouts(RunSettings(write_tasks(tmp_path, *tasks), target, **{**defaults, **settings}))
+
+    return run_agent

@@ -1,0 +1,88 @@
+"""Task files of every kind, and what is told of a wrong one."""
+
+import json
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainspan_rollouts.tasks import Task, read_tasks
+from trainspan_schemas.errors import TaskFileError
+
+GOOD = '{"id": 1, "input": {"q": "é"}, "answer": [4], "split": "val", "meta": {"k": 1}}\n\n{"id": "b", "input": "x"}\n'
+
+
+def test_json_lines_keep_values_and_skip_empty_lines(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(GOOD)
+    assert list(read_tasks(path)) == [Task("1", {"q": "é"}, [4], "val", {"k": 1}), Task("b", "x")]
+    assert Task("1", {"q": 1}, "secret", None, "secret").for_agent() == {"id": "1", "input": {"q": 1}}
+
+
+def test_a_split_leaves_out_the_tasks_of_the_other_one_only(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(GOOD)
+    assert [task.id for task in read_tasks(path, "train")] == ["b"]
+    assert [task.id for task in read_tasks(path, "val")] == ["1", "b"]
+
+
+def test_csv_rows_may_span_lines_and_empty_cells_are_absent(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.csv"
+    path.write_text('id,input,answer,split\n1,"two\nlines",4,\n2,x,,val\n', encoding="utf-8-sig")
+    assert list(read_tasks(path)) == [Task("1", "two\nlines", "4"), Task("2", "x", None, "val")]
+
+
+def test_parquet_rows_are_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.parquet"
+    pq.write_table(pa.table({"id": [1, 2], "input": ["a", "b"], "answer": [None, "z"]}), path)
+    assert list(read_tasks(path)) == [Task("1", "a"), Task("2", "b", "z")]
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tasks.parquet"
+    path.write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(TaskFileError, match=r"needs pyarrow: pip install"):
+        list(read_tasks(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("t.jsonl", '{"id": "a", "input": 1}\n{"id": "b"}\n', r"t\.jsonl:2: task 'b' has no field 'input'"),
+        ("t.jsonl", '{"id": "a", "input": 1}\n\n{"id"\n', r"t\.jsonl:3: not JSON"),
+        ("t.jsonl", "\ufffd[1]\n", r"t\.jsonl:1: not JSON"),
+        ("t.jsonl", "[1]\n", r"t\.jsonl:1: not an object"),
+        ("t.jsonl", '{"input": 1}\n', r"t\.jsonl:1: the field 'id' is missing"),
+        ("t.jsonl", '{"id": 1.5, "input": 1}\n', r"t\.jsonl:1: the field 'id' is 1\.5"),
+        ("t.jsonl", '{"id": "a", "input": 1, "anwser": 2}\n', r"t\.jsonl:1: unknown field 'anwser'"),
+        ("t.jsonl", '{"id": "a", "input": 1, "split": "dev"}\n', r"t\.jsonl:1: split 'dev'"),
+        ("t.jsonl", '{"id": "1", "input": 1}\n{"id": 1, "input": 2}\n', r"t\.jsonl:2: the id '1' occurs a second time"),
+        ("t.jsonl", "\n", r"has no tasks"),
+        ("t.csv", "id,input\n1,a\n2\n", r"t\.csv:3: not as many fields as the header has \(2\)"),
+        ("t.csv", 'id,input\n1,"a\n', r"t\.csv:2: not CSV"),
+        ("t.parquet", "no parquet", r"t\.parquet: not Parquet"),
+        ("t.txt", "", r"t\.txt: a task file ends in \.jsonl"),
+    ],
+)
+def test_a_wrong_task_file_is_told_with_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(TaskFileError, match=message):
+        list(read_tasks(path))
+
+
+def test_a_missing_task_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TaskFileError, match="no task file"):
+        list(read_tasks(tmp_path / "none.jsonl"))
+
+
+def test_tasks_are_read_as_a_stream(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(json.dumps({"id": number, "input": "x"}) + "\n" for number in range(3)) + "broken\n")
+    tasks = read_tasks(path)
+    assert [next(tasks).id for _ in range(3)] == ["0", "1", "2"]
+    with pytest.raises(TaskFileError, match=":4: not JSON"):
+        next(tasks)

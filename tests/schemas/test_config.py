@@ -1,0 +1,62 @@
+from pathlib import Path
+
+import pytest
+
+from trainspan_schemas.config import load_settings, override
+from trainspan_schemas.errors import ConfigError
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "trainspan.toml"
+    path.write_text(text)
+    return path
+
+
+def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> None:
+    config = written(tmp_path, "[rollouts]\nn = 4\nconcurrency = 5\n")
+    settings = load_settings(config, {"TRAINSPAN_ROLLOUTS__N": "6"}).rollouts
+    assert (settings.n, settings.concurrency, settings.timeout_s) == (6, 5, 120.0)
+    assert override(settings, n=7, concurrency=None).n == 7
+    assert override(settings, n=7, concurrency=None).concurrency == 5
+
+
+def test_standard_variables_are_read_and_ours_win_over_them() -> None:
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://otel:4317", "OPENAI_BASE_URL": "http://p:1/v1"}
+    settings = load_settings(None, environ)
+    assert settings.serving.collector == settings.rollouts.collector == "http://otel:4317"
+    assert settings.rollouts.policy_url == "http://p:1/v1"
+    assert load_settings(None, {**environ, "TRAINSPAN_ROLLOUTS__POLICY_URL": "u"}).rollouts.policy_url == "u"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[train]\nlearningrate = 1\n", "unknown key 'learningrate' in [train]; did you mean 'learning_rate'?"),
+        ("[trian]\nseed = 1\n", "unknown section [trian]; did you mean 'train'?"),
+        ("[train]\nseed = 'x'\n", "train.seed = 'x' is not of type int"),
+        ("[train]\nmerge = 3\n", "train.merge = 3 is not true or false"),
+        ("seed = 1\n", "'seed' stands outside a section"),
+        ("[train\n", "trainspan.toml"),
+    ],
+)
+def test_a_wrong_file_is_one_error_that_says_what_to_write(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=r".*") as caught:
+        load_settings(written(tmp_path, text), {})
+    assert message in str(caught.value)
+
+
+def test_an_unknown_variable_names_the_nearest_key() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'max_staleness'"):
+        load_settings(None, {"TRAINSPAN_DATASET__MAX_STALENES": "3"})
+
+
+def test_optional_numbers_and_integers_for_floats_are_read(tmp_path: Path) -> None:
+    config = written(tmp_path, "[dataset]\nmax_staleness = 2\nsettle_s = 5\n")
+    dataset = load_settings(config, {"TRAINSPAN_DATASET__MAX_TOKENS": "512"}).dataset
+    assert (dataset.max_staleness, dataset.max_tokens, dataset.settle_s) == (2, 512, 5.0)
+    assert isinstance(dataset.settle_s, float)
+
+
+def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no configuration file"):
+        load_settings(tmp_path / "none.toml", {})

@@ -1,0 +1,50 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainspan_schemas.identity import Identity, TraceParent, parse_baggage, strip_identity
+
+IDS = st.text(min_size=1, max_size=40)
+
+
+@given(rollout=IDS, run=IDS, task=IDS, attempt=st.integers(0, 9), round_=st.none() | st.integers(0, 10**6))
+def test_identity_survives_the_baggage_header(
+    rollout: str, run: str, task: str, attempt: int, round_: int | None
+) -> None:
+    identity = Identity(rollout, run, task, attempt, round_, "val")
+    header = identity.to_baggage(agent="plan,ner=1;x")
+    assert header.isascii()
+    assert Identity.from_attributes(parse_baggage(header)) == identity
+    assert parse_baggage(header)["gen_ai.agent.name"] == "plan,ner=1;x"
+
+
+def test_foreign_baggage_is_kept_and_ours_is_taken_out() -> None:
+    header = "user=7;p=1," + Identity("r1").to_baggage("writer") + ", tenant=a%20b"
+    assert strip_identity(header) == "user=7;p=1, tenant=a%20b"
+
+
+def test_baggage_without_a_rollout_or_with_a_false_split_is_no_identity() -> None:
+    assert Identity.from_attributes({"trainspan.run.id": "x"}) is None
+    assert Identity.from_attributes({"trainspan.rollout.id": "x", "trainspan.split": "test"}) is None
+    assert Identity.from_attributes({"trainspan.rollout.id": "x", "trainspan.round": "seven"}) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "00-0-0-01",
+        "ff-" + "1" * 32 + "-" + "1" * 16 + "-01",
+        "00-" + "0" * 32 + "-" + "1" * 16 + "-01",
+        "00-" + "1" * 32 + "-" + "0" * 16 + "-01",
+    ],
+)
+def test_invalid_traceparents_are_refused(text: str) -> None:
+    assert TraceParent.parse(text) is None
+
+
+def test_a_traceparent_is_printed_as_it_was_read() -> None:
+    text = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"
+    parsed = TraceParent.parse(text)
+    assert parsed == TraceParent("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", sampled=False)
+    assert str(parsed) == text

@@ -1,0 +1,145 @@
+"""What clients are sent, byte for byte, with our server and with vLLM alone under the same flags."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.serving.conftest import Models, Stack
+from tests.support.otlp_sink import free_port
+from trainspan_schemas.settings import ServingSettings
+from trainspan_serving.launch import prepare
+
+MESSAGES = [{"role": "user", "content": "calc 7*5"}]
+CHAT = {"model": "policy", "messages": MESSAGES, "max_tokens": 24, "seed": 3}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", {**CHAT, "n": 2}),
+    ("/v1/chat/completions", {**CHAT, "temperature": 0, "logprobs": True, "top_logprobs": 3}),
+    ("/v1/chat/completions", {**CHAT, "return_token_ids": True, "tools": [TOOL]}),
+    ("/v1/chat/completions", {**CHAT, "stream": True, "stream_options": {"include_usage": True}}),
+    ("/v1/chat/completions", {**CHAT, "stream": True, "logprobs": True}),
+    ("/v1/chat/completions", {**CHAT, "stop": ["a"], "temperature": 0.7, "top_p": 0.9}),
+    ("/v1/chat/completions", {"model": "unknown", "messages": MESSAGES}),
+    ("/v1/chat/completions", {**CHAT, "max_tokens": 100_000}),
+    ("/v1/completions", {"model": "policy", "prompt": "calc 7", "max_tokens": 20, "seed": 4, "n": 2}),
+    ("/v1/completions", {"model": "policy", "prompt": ["calc", "the"], "max_tokens": 9, "seed": 4, "logprobs": 2}),
+    (
+        "/v1/completions",
+        {"model": "policy", "prompt": "calc", "max_tokens": 9, "seed": 4, "echo": True, "stream": True},
+    ),
+    ("/v1/responses", {"model": "policy", "input": "calc", "max_output_tokens": 16, "temperature": 0}),
+    ("/v1/messages", {"model": "policy", "messages": MESSAGES, "max_tokens": 16, "temperature": 0}),
+    ("/tokenize", {"model": "policy", "prompt": "calc 7"}),
+]
+
+# Identifiers and times differ from one request to the next.
+_VARYING = re.compile(
+    r'"(?:id|item_id|response_id)": ?"[^"]*"'
+    r'|"(?:created|created_at|completed_at)": ?[0-9.]+'
+    r"|(?:chatcmpl|cmpl|resp|msg|call)[-_][0-9a-f]{8,}[-_0-9a-f]*"
+)
+_VARYING_HEADERS = {"date", "content-length", "x-trainspan-policy-version"}
+
+
+@pytest.fixture(scope="module")
+def bare(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a vLLM server with our flags but without our middleware and worker."""
+    port = free_port()
+    launch = prepare(ServingSettings(model=str(models.base), port=port), (), {**os.environ, "TRAINSPAN_HOME": "unused"})
+    flags = _without(launch.flags, "--middleware", "--worker-extension-cls")
+    command = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", launch.plan.model]
+    log = tmp_path_factory.mktemp("bare") / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*command, *flags, "--max-num-seqs", "32"], env=dict(launch.environment), stdout=file, stderr=file
+        )
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+                break
+            assert process.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_no_client_can_tell_our_answers_from_vllms(bare: str, base_policy: Stack) -> None:
+    for path, body in REQUESTS:
+        ours, theirs = _ask(base_policy.server.url, path, body), _ask(bare, path, body)
+        assert ours[:2] == theirs[:2], (path, body)
+        if body.get("stream"):
+            assert _joined(ours[2]) == _joined(theirs[2]), (path, body)
+        else:
+            assert ours[2] == theirs[2], (path, body)
+
+
+def _ask(url: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], str]:
+    """Status, headers and raw body, without what varies."""
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            status, headers, text = answer.status, answer.headers, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        status, headers, text = error.code, error.headers, error.read().decode()
+    kept = {name.lower(): value for name, value in headers.items() if name.lower() not in _VARYING_HEADERS}
+    return status, kept, _VARYING.sub("VARYING", text)
+
+
+def _joined(stream: str) -> Any:
+    """The events of a stream as one value: how many tokens share an event depends on time alone."""
+    *events, done, rest = stream.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    joined: Any = {}
+    for event in events:
+        joined = _join(joined, json.loads(event.removeprefix("data: ").replace("VARYING", '"VARYING":0')))
+    return joined
+
+
+def _join(left: Any, right: Any, key: str = "") -> Any:
+    """Objects by key, choices by place; generated text and lists of tokens end to end, anything else as last said."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        return {
+            **left,
+            **{name: _join(left[name], right[name], name) if name in left else right[name] for name in right},
+        }
+    if isinstance(left, list) and isinstance(right, list):
+        if key == "choices":
+            return [_join(left[0], right[0])] if left and right else left or right
+        return left + right
+    return left + right if key in ("content", "text") and isinstance(left, str) and isinstance(right, str) else right
+
+
+def _without(flags: tuple[str, ...], *names: str) -> list[str]:
+    pairs = list(flags)
+    for name in names:
+        place = pairs.index(name)
+        del pairs[place : place + 2]
+    return pairs
+
+
+def test_the_comparison_itself_sees_a_difference() -> None:
+    event = 'data: {"choices":[{"index":0,"delta":{"content":"%s"}}]}'
+    whole, halves, other = (
+        _joined("\n\n".join([*(event % text for text in texts), "data: [DONE]", ""]))
+        for texts in (["ab"], ["a", "b"], ["aa"])
+    )
+    assert whole == halves != other
+    one = '{"id":"chatcmpl-0011223344556677","choices":[{"text":"a"}]}'
+    assert _VARYING.sub("VARYING", one) != _VARYING.sub("VARYING", one.replace('"a"', '"b"'))
+    assert _VARYING.sub("VARYING", one) == _VARYING.sub("VARYING", one.replace("0011", "1100"))

@@ -1,0 +1,96 @@
+"""Who calls, by header, URL or key; and what vLLM is left to see."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainspan_schemas import keys
+from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.identity import Identity, TraceParent
+from trainspan_serving.caller import Caller, identify
+
+TRACE = TraceParent("ab" * 16, "cd" * 8)
+ELSEWHERE = TraceParent("ab" * 16, "ef" * 8)
+OTHER = TraceParent("12" * 16, "34" * 8)
+
+
+def scope_of(path: str = "/v1/chat/completions", **headers: str) -> dict[str, Any]:
+    pairs = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+    return {"path": path, "raw_path": path.encode(), "headers": pairs}
+
+
+def test_a_stranger_has_neither_trace_nor_identity() -> None:
+    scope = scope_of(authorization="Bearer sk-1")
+    assert identify(scope, []) == Caller(None, None, None)
+    assert scope == scope_of(authorization="Bearer sk-1")
+
+
+def test_the_headers_span_wins_over_the_urls_within_one_trace() -> None:
+    scope = scope_of(f"/rollout/{TRACE}/v1/models", traceparent=str(ELSEWHERE))
+    assert identify(scope, []).parent == ELSEWHERE
+    assert (scope["path"], scope["raw_path"]) == ("/v1/models", b"/v1/models")
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        scope_of(f"/rollout/{TRACE}/v1/models", traceparent=str(OTHER)),
+        scope_of(f"/rollout/{TRACE}/v1/models", authorization=f"Bearer trainspan-{OTHER}"),
+        scope_of(authorization=f"Bearer trainspan-{TRACE}", traceparent=str(OTHER)),
+    ],
+)
+def test_two_traces_contradict_each_other(scope: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRecordError, match="names two traces"):
+        identify(scope, [])
+
+
+@pytest.mark.parametrize("token", ["", "x", str(TRACE)[:-1], f"{TRACE}x", f"00-{'0' * 32}-{'1' * 16}-01"])
+def test_a_url_without_a_traceparent_is_refused(token: str) -> None:
+    with pytest.raises(InvalidRecordError, match="is no traceparent"):
+        identify(scope_of(f"/rollout/{token}/v1/models"), [])
+
+
+def test_a_key_of_ours_never_reaches_vllm_and_its_secret_becomes_vllms_key() -> None:
+    for name in ("authorization", "x_api_key"):
+        prefix = "Bearer " if name == "authorization" else ""
+        scope = scope_of(**{name: f"{prefix}trainspan-{TRACE}-top-secret"})
+        assert identify(scope, ["other", "top-secret"]).parent == TRACE
+        assert scope["headers"] == [(b"authorization", b"Bearer top-secret")]
+        scope = scope_of(**{name: f"{prefix}trainspan-{TRACE}-guess"})
+        assert identify(scope, ["top-secret"]).parent == TRACE
+        assert scope["headers"] == []
+
+
+def test_a_key_that_only_looks_like_ours_is_left_alone() -> None:
+    scope = scope_of(authorization="Bearer trainspan-my-own-key")
+    assert identify(scope, ["trainspan-my-own-key"]) == Caller(None, None, None)
+    assert scope["headers"] == [(b"authorization", b"Bearer trainspan-my-own-key")]
+
+
+def test_baggage_may_come_in_several_headers_and_carries_notes() -> None:
+    scope = scope_of()
+    identity = Identity("r1", "run", "t", 2, 5, "val")
+    for value in ("x=1", identity.to_baggage("critic"), f"{keys.NO_BOUNDARY}=true,{keys.STATE_KEY}=s%201"):
+        scope["headers"].append((b"baggage", value.encode()))
+    caller = identify(scope, [])
+    assert (caller.identity, caller.agent, caller.counter_key) == (identity, "critic", "r1/2")
+    assert dict(caller.notes) == {keys.NO_BOUNDARY: "true", keys.STATE_KEY: "s 1"}
+
+
+def test_without_a_rollout_calls_are_counted_by_trace() -> None:
+    assert identify(scope_of(traceparent=str(TRACE)), []).counter_key == TRACE.trace_id
+    assert identify(scope_of(), []).counter_key is None
+
+
+@given(st.text(max_size=80), st.binary(max_size=80), st.binary(max_size=80), st.binary(max_size=80))
+def test_no_request_can_break_it(path: str, traceparent: bytes, baggage: bytes, authorization: bytes) -> None:
+    headers = [(b"traceparent", traceparent), (b"baggage", baggage), (b"authorization", authorization)]
+    for start in ("/", "/rollout/"):
+        scope = {"path": start + path, "raw_path": None, "headers": list(headers)}
+        try:
+            caller = identify(scope, ["key"])
+        except InvalidRecordError:
+            continue
+        assert caller.parent is None or len(caller.parent.trace_id) == 32

@@ -1,0 +1,157 @@
+"""A second server with a planted fault, short timeouts, an API key and --train-sampling; at the end it is killed."""
+
+import os
+import secrets
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serving.conftest import Models, Stack
+from tests.support.canary import write_checkpoint_files
+from tests.support.otlp_sink import OtlpSink, otlp_sink
+from tests.support.policy_server import RunningServer, policy_server
+from trainspan_schemas import keys
+from trainspan_schemas.checkpoint import CANARY_FILE
+from trainspan_schemas.identity import Identity, TraceParent
+
+KEY = {"Authorization": "Bearer sesame"}
+MESSAGES = [{"role": "user", "content": "calc 7"}]
+
+
+@pytest.fixture(scope="module")
+def faulty(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, OtlpSink, Path]]:
+    root = tmp_path_factory.mktemp("faulty")
+    checkpoints = root / "checkpoints"
+    shutil.copytree(models.folder(1), checkpoints / "policy-000001")
+    shutil.copytree(models.folder(2), checkpoints / "policy-000002")
+    (checkpoints / "policy-000002" / CANARY_FILE).unlink()
+    with otlp_sink() as (sink, url):
+        arguments = ("--collector", url, "--checkpoints", str(checkpoints), "--train-sampling")
+        flags = ["--worker-extension-cls", "tests.support.unpacked_worker.UnpackedWorker", "--api-key", "sesame"]
+        environment = {"TRAINSPAN_SERVING__SWAP_TIMEOUT_S": "0.2", "TRAINSPAN_SERVING__DRAIN_TIMEOUT_S": "0.6"}
+        with policy_server(models.base, root, *arguments, flags=flags, environment=environment) as server:
+            yield server, sink, checkpoints
+
+
+def test_tied_embeddings_without_a_repacked_head_are_stale(
+    faulty: tuple[RunningServer, OtlpSink, Path],
+) -> None:
+    server, _, _ = faulty
+    status, answer = server.swap("policy-000001", 1)
+    assert status == 409
+    assert answer["canary"]["status"] == "stale"
+    assert answer["canary"]["max_abs_diff"] > 0.1
+    status, _, headers = _chat(server, KEY)
+    assert (status, headers[keys.HEADER_POLICY_VERSION]) == (200, "0")
+    assert server.policy()["version"] == 0
+
+
+def test_a_request_held_too_long_gets_503_and_a_swap_that_cannot_drain_gives_up(
+    faulty: tuple[RunningServer, OtlpSink, Path],
+) -> None:
+    server, _, _ = faulty
+    body = {"model": "policy", "prompt": [5] * 100, "max_tokens": 900, "ignore_eos": True, "n": 16}
+    statuses: list[int] = []
+    thread = threading.Thread(target=lambda: statuses.append(server.post("/v1/completions", body, KEY)[0]))
+    thread.start()
+    while server.policy()["in_flight"] == 0:
+        time.sleep(0.005)
+    answers: list[tuple[int, str]] = []
+    swap = threading.Thread(target=lambda: answers.append(_swap(server)))
+    swap.start()
+    while server.policy()["open"]:
+        time.sleep(0.005)
+    status, told, headers = _chat(server, KEY)
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert "new weights are being loaded" in told["error"]["message"]
+    swap.join(30)
+    thread.join(60)
+    ((status, reason),) = answers
+    assert status == 409
+    assert reason == "1 requests were still under way after 0.6 s; try again"
+    assert statuses == [200]
+    assert server.policy()["open"] is True
+
+
+def test_the_secret_in_url_or_key_stands_for_the_servers_own_key(
+    faulty: tuple[RunningServer, OtlpSink, Path],
+) -> None:
+    server, sink, _ = faulty
+    parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
+    attempts = [
+        ("/v1/chat/completions", {"Authorization": f"Bearer trainspan-{parent}-sesame"}, 200),
+        (f"/rollout/{parent}-sesame/v1/chat/completions", {}, 200),
+        (f"/rollout/{parent}/v1/chat/completions", KEY, 200),
+        ("/v1/chat/completions", {"Authorization": f"Bearer trainspan-{parent}-guess"}, 401),
+        ("/v1/chat/completions", {"Authorization": f"Bearer trainspan-{parent}"}, 401),
+        (f"/rollout/{parent}-guess/v1/chat/completions", {}, 401),
+    ]
+    body = {"model": "policy", "messages": MESSAGES, "max_tokens": 3}
+    assert [server.post(path, body, headers)[0] for path, headers, _ in attempts] == [want for *_, want in attempts]
+    assert len(sink.wait(3, lambda span: span.trace_id == parent.trace_id)) == 3
+
+
+def test_train_sampling_overrides_training_rollouts_only(
+    faulty: tuple[RunningServer, OtlpSink, Path],
+) -> None:
+    server, sink, _ = faulty
+    body = {"model": "policy", "messages": MESSAGES, "max_tokens": 3, "temperature": 0, "top_p": 0.5, "top_k": 3}
+    recorded = []
+    for identity in (Identity(secrets.token_hex(8)), Identity(secrets.token_hex(8), split="val")):
+        assert server.post("/v1/chat/completions", body, {**KEY, "baggage": identity.to_baggage()})[0] == 200
+        (span,) = sink.wait(1, lambda span, id_=identity.rollout_id: span.attributes.get(keys.ROLLOUT_ID) == id_)
+        recorded.append(
+            [span.attributes[key] for key in (keys.GEN_AI_TEMPERATURE, keys.GEN_AI_TOP_P, keys.GEN_AI_TOP_K)]
+        )
+    assert recorded == [[1.0, 1.0, 0], [0.0, 1.0, 0]]  # vLLM itself clears top_p and top_k where it decodes greedily
+
+
+def test_while_the_collector_is_away_requests_go_on_and_their_spans_come_later(models: Models, stack: Stack) -> None:
+    parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
+    before = stack.server.policy()
+    stack.stop_collector()
+    for _ in range(3):
+        body = {"model": "policy", "messages": MESSAGES, "max_tokens": 3}
+        assert stack.server.post("/v1/chat/completions", body, {"traceparent": str(parent)})[0] == 200
+    state = stack.server.policy()
+    assert state["calls_captured"] == before["calls_captured"] + 3
+    assert state["calls_exported"] <= before["calls_captured"]
+    stack.start_collector()
+    spans = stack.sink.wait(3, lambda span: span.trace_id == parent.trace_id)
+    assert sorted(span.attributes[keys.CALL_INDEX] for span in spans) == [0, 1, 2]
+    assert stack.server.policy()["calls_dropped"] == before["calls_dropped"]
+
+
+def test_after_a_crash_the_last_good_policy_is_served_again(
+    faulty: tuple[RunningServer, OtlpSink, Path], models: Models
+) -> None:
+    server, _, checkpoints = faulty
+    status, answer = server.swap("policy-000002", 2)
+    assert (status, answer["canary"]["status"]) == (200, "absent")
+    (child,) = _children(server.process.pid)
+    os.kill(child, signal.SIGKILL)
+    assert server.process.stdout is not None
+    assert '"version": 2' in server.process.stdout.readline()
+    state = server.policy()
+    assert (state["version"], state["checkpoint"]) == (2, "policy-000002")
+    write_checkpoint_files(checkpoints / "policy-000002", 2, models.base)
+    assert _chat(server, KEY)[2][keys.HEADER_POLICY_VERSION] == "2"
+
+
+def _chat(server: RunningServer, headers: dict[str, str]) -> tuple[int, dict[str, object], dict[str, str]]:
+    return server.post("/v1/chat/completions", {"model": "policy", "messages": MESSAGES, "max_tokens": 3}, headers)
+
+
+def _swap(server: RunningServer) -> tuple[int, str]:
+    status, answer = server.swap("policy-000002", 2)
+    return status, answer.get("error", "")
+
+
+def _children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]

@@ -1,0 +1,150 @@
+"""What `trainspan serve` checks and sets before vLLM is imported."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.serving.conftest import Models
+from trainspan_schemas.checkpoint import CheckpointMeta, write_latest
+from trainspan_schemas.errors import CheckpointError, UsageError
+from trainspan_schemas.settings import ServingSettings
+from trainspan_serving.launch import Launch, prepare
+
+
+def launch_of(home: Path, *flags: str, **settings: object) -> Launch:
+    values = {"port": 0, "checkpoints": str(home / "checkpoints"), **settings}
+    return prepare(ServingSettings(**values), flags, {"PATH": "/bin"})  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_flags_and_environment_are_those_of_the_design(home: Path, models: Models) -> None:
+    launch = launch_of(home, "--max-num-seqs", "4", model=str(models.base))
+    text = " ".join(launch.flags)
+    for wanted in (
+        f"--port {launch.port}",
+        "--served-model-name policy",
+        "--dtype float32",
+        "--logprobs-mode processed_logprobs",
+        "--generation-config vllm",
+        "--enable-auto-tool-choice --tool-call-parser hermes",
+        "--api-server-count 1",
+        "--distributed-executor-backend uni --enforce-eager",
+    ):
+        assert wanted in text
+    assert launch.flags[-2:] == ("--max-num-seqs", "4")
+    assert launch.port > 0
+    environment = launch.environment
+    assert {name: environment[name] for name in ("OMP_NUM_THREADS", "TORCHDYNAMO_DISABLE")} == {
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    quiet = ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_OFFLINE")
+    assert [environment[name] for name in quiet] == ["1"] * 4
+    assert launch.plan.version == 0
+
+
+def test_on_a_gpu_build_no_cpu_setting_is_made(home: Path, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainspan_serving.launch.version", lambda name: "0.32.0")
+    launch = launch_of(home, model=str(models.base))
+    assert "TORCHDYNAMO_DISABLE" not in launch.environment
+    assert "--enforce-eager" not in launch.flags
+    assert "bfloat16" in launch.flags
+
+
+def test_the_users_environment_wins(home: Path, models: Models) -> None:
+    settings = ServingSettings(model=str(models.base), port=0, checkpoints=str(home))
+    assert prepare(settings, (), {"OMP_NUM_THREADS": "8"}).environment["OMP_NUM_THREADS"] == "8"
+
+
+def test_without_a_model_the_newest_checkpoint_is_served_with_its_version(home: Path, models: Models) -> None:
+    checkpoints = home / "checkpoints"
+    with pytest.raises(UsageError, match="no model: name a MODEL_DIR; there is no checkpoint in"):
+        launch_of(home)
+    shutil.copytree(models.folder(2), checkpoints / "policy-000002")
+    write_latest(checkpoints, "policy-000002")
+    launch = launch_of(home)
+    assert (Path(launch.plan.model).name, launch.plan.version) == ("policy-000002", 2)
+    assert launch_of(home, model=str(models.base)).plan.version == 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (shutil.rmtree, "no model directory"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer: save one there"),
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "has no *.safetensors file"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "is a LoRA adapter"),
+        (lambda folder: CheckpointMeta("lora", 1, None, "x", None).write(folder), "is a LoRA adapter"),
+    ],
+)
+def test_a_folder_that_vllm_could_not_serve_is_named_in_one_line(
+    home: Path, models: Models, spoil: object, reason: str
+) -> None:
+    folder = shutil.copytree(models.base, home / "model")
+    spoil(folder)  # type: ignore[operator]
+    with pytest.raises(CheckpointError) as raised:
+        launch_of(home, model=str(folder))
+    assert reason in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_command_says_in_one_line_that_the_port_is_taken_and_does_not_load_vllm(home: Path, models: Models) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        started = time.monotonic()
+        result = subprocess.run(
+            [sys.executable, "-m", "trainspan_cli", "serve", str(models.base), "--port", str(port)],
+            env={**os.environ, "TRAINSPAN_HOME": str(home)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"trainspan: cannot listen on 127.0.0.1:{port}: Address already in use; choose another with --port\n"
+    )
+    assert time.monotonic() - started < 10
+
+
+def test_flags_without_a_model_are_flags(home: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "trainspan_cli", "serve", "--", "--max-num-seqs", "4"],
+        env={**os.environ, "TRAINSPAN_HOME": str(home)},
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith("trainspan: no model: name a MODEL_DIR")
+
+
+@pytest.mark.slow
+def test_a_server_that_never_comes_up_ends_the_command_with_its_last_words(home: Path, models: Models) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "trainspan_cli", "serve", str(models.base), "--port", "0", "--", "--no-such-flag"],
+        env={**os.environ, "TRAINSPAN_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "unrecognized arguments: --no-such-flag" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("trainspan: vLLM ended with code 2 before it was ready")

@@ -1,0 +1,118 @@
+"""A small HTTP server with the chat endpoint's answers, which keeps every request's headers."""
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+from trainspan_schemas.identity import TraceParent, parse_baggage
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One request as it arrived; header names in lower case."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+    @property
+    def traceparent(self) -> TraceParent | None:
+        return TraceParent.parse(self.headers.get("traceparent", ""))
+
+    @property
+    def baggage(self) -> dict[str, str]:
+        return parse_baggage(self.headers.get("baggage", ""))
+
+
+@dataclass
+class OpenAIServer:
+    """Answers `answer(body)` with `status(request number)`, or sends a path to the base URL that `redirect` gives."""
+
+    answer: Callable[[dict[str, Any]], str] = lambda _body: "ok"
+    status: Callable[[int], int] = lambda _number: 200
+    redirect: Callable[[str], str | None] = lambda _path: None
+    requests: list[Recorded] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __enter__(self) -> "OpenAIServer":
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        """Base URL, ending in `/v1`."""
+        return f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def do_GET(self) -> None:
+                self.do_POST()
+
+            def do_POST(self) -> None:
+                raw = self.rfile.read(int(self.headers.get("content-length") or 0))
+                body = json.loads(raw) if raw else {}
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                with outer._lock:
+                    outer.requests.append(Recorded(self.command, self.path, headers, body))
+                    number = len(outer.requests)
+                if target := outer.redirect(self.path):
+                    self.send_response(307)
+                    self.send_header("location", target + "/chat/completions")
+                    self.send_header("content-length", "0")
+                    self.end_headers()
+                    return
+                self._send(outer.status(number), body)
+
+            def _send(self, status: int, body: dict[str, Any]) -> None:
+                content = outer.answer(body) if status == 200 else "failed"
+                answer: dict[str, Any] = {"error": {"message": content}}
+                if status == 200:
+                    answer = {
+                        "id": "chatcmpl-1",
+                        "object": "chat.completion",
+                        "created": 0,
+                        "model": body.get("model", "policy"),
+                        "choices": [
+                            {
+                                "index": 0,
+                                "message": {"role": "assistant", "content": content},
+                                "finish_reason": "stop",
+                            }
+                        ],
+                        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+                    }
+                kind = "application/json"
+                data = json.dumps(answer).encode()
+                if status == 200 and body.get("stream"):
+                    kind = "text/event-stream"
+                    chunk = {**answer, "object": "chat.completion.chunk"}
+                    chunk["choices"] = [{"index": 0, "delta": {"content": content}, "finish_reason": "stop"}]
+                    data = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
+                self.send_response(status)
+                self.send_header("content-type", kind)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        return Handler

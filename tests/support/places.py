@@ -1,0 +1,58 @@
+"""A place of its own for the whole loop in tests: state folder, ports, environment."""
+
+import os
+import re
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A state folder and the environment whose commands use it."""
+
+    home: Path
+    environ: dict[str, str]
+    policy_url: str
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def make_place(home: Path) -> Place:
+    otlp, flight, policy = free_ports(3)
+    environ = {
+        **{name: value for name, value in os.environ.items() if not re.match("TRAINSPAN_|OTEL_|OPENAI_|MAKE", name)},
+        "PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}",
+        "TRAINSPAN_HOME": str(home),
+        "TRAINSPAN_COLLECTOR__GRPC": f"127.0.0.1:{otlp}",
+        "TRAINSPAN_COLLECTOR__FLIGHT": f"127.0.0.1:{flight}",
+        "TRAINSPAN_SERVING__PORT": str(policy),
+        "TRAINSPAN_TRAIN__POLICY_URL": f"http://127.0.0.1:{policy}",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{otlp}",
+        "OPENAI_API_KEY": "none",
+    }
+    return Place(home, environ, f"http://127.0.0.1:{policy}")
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRun:
+    """The finished `make demo ROUNDS=3`."""
+
+    place: Place
+    process: "subprocess.CompletedProcess[str]"
+
+    @property
+    def folder(self) -> Path:
+        (folder,) = (self.place.home / "runs").iterdir()
+        return folder

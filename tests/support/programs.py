@@ -1,0 +1,51 @@
+"""Runs small agent programs the way users do: `opentelemetry-instrument python agent.py`."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a program did."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment without anything that configures telemetry or a policy, and with `extra`."""
+    prefixes = ("OTEL_", "OPENAI_", "TRAINSPAN_", "TRACE", "BAGGAGE", "PYTEST_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+    return {**kept, "PATH": f"{BIN}{os.pathsep}{kept['PATH']}", **extra}
+
+
+def write(folder: Path, source: str, name: str = "agent.py") -> Path:
+    path = folder / name
+    path.write_text(textwrap.dedent(source))
+    return path
+
+
+def run(path: Path, extra: Mapping[str, str], *, instrument: bool = True, timeout_s: float = 60) -> Ran:
+    """Runs the program in its own folder."""
+    prefix = ["opentelemetry-instrument"] if instrument else []
+    start_s = time.monotonic()
+    done = subprocess.run(
+        [*prefix, "python", str(path)],
+        env=environment(extra),
+        cwd=path.parent,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr, time.monotonic() - start_s)

@@ -1,0 +1,72 @@
+"""Tiny models, made once, and trainers around them."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiny_model import make_tiny_model
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.model import import_training, load_model, load_tokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def training_imports() -> None:
+    """TRL without vLLM, and one thread: other processes share the cores."""
+    import_training()
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("untied"), hidden=32, context=512)
+
+
+@pytest.fixture(scope="session")
+def tied_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tied"), hidden=32, context=512, tied=True)
+
+
+@pytest.fixture(scope="session")
+def model(model_dir: Path) -> Any:
+    """The model in float32, for logging and for references; not to be changed."""
+    return load_model(model_dir).eval()
+
+
+@pytest.fixture(scope="session")
+def double_model(model: Any) -> Any:
+    """A GPT-2 in float64 with the same vocabulary: Llama computes its norms and rotations in float32 whatever its weights are."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=model.config.vocab_size,
+        n_positions=512,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    return GPT2LMHeadModel(config).double().eval()
+
+
+@pytest.fixture
+def make_trainer(model_dir: Path, double_model: Any, tmp_path: Path) -> Callable[..., Any]:
+    """A trainer with its own copy of the model, or of the double one."""
+
+    def make(settings: TrainSettings | None = None, *, double: bool = False, bf16: bool = False) -> Any:
+        from trainspan_training.trainer import TransitionGRPOTrainer
+
+        model = copy.deepcopy(double_model) if double else load_model(model_dir)
+        chosen = settings or TrainSettings()
+        return TransitionGRPOTrainer(model, load_tokenizer(model_dir), chosen, [], str(tmp_path / "trainer"), bf16=bf16)
+
+    return make

@@ -1,0 +1,46 @@
+"""A small HTTP server that answers swaps as it is told, and keeps what it was asked."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class PolicyServer:
+    url: str
+    answers: list[tuple[int, dict[str, Any]]]
+    """Status and body of each answer in turn; the last one stays."""
+    asked: list[tuple[str, str | None, dict[str, Any]]] = field(default_factory=list)
+    """(path, Authorization, body) of each request."""
+
+
+@contextmanager
+def policy_server(*answers: tuple[int, dict[str, Any]]) -> Iterator[PolicyServer]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            server.asked.append((self.path, self.headers["Authorization"], body))
+            status, answer = server.answers[min(len(server.asked), len(server.answers)) - 1]
+            content = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = PolicyServer(f"http://127.0.0.1:{http.server_port}", list(answers))
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()

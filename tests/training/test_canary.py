@@ -1,0 +1,46 @@
+"""The canary's sequences: drawn from the data, long enough to reach behind a prefix cache's blocks, the same each time."""
+
+import numpy as np
+import pytest
+
+from trainspan_training.canary import draw_prompts
+from trainspan_training.rows import Row
+
+
+def rows(lengths: list[int]) -> list[Row]:
+    """Rows whose tokens count on from 0 through all of them."""
+    ends = np.cumsum(lengths)
+    return [
+        Row(
+            "r/0",
+            np.arange(end - length, end, dtype=np.int32),
+            np.zeros(length, dtype=np.bool_),
+            *(np.zeros(length) for _ in range(3)),
+        )
+        for end, length in zip(ends, lengths, strict=True)
+    ]
+
+
+def test_prompts_are_longer_than_two_cache_blocks_where_the_context_allows() -> None:
+    prompts = draw_prompts(rows([100] * 10), 4096, seed=0)
+    assert [(len(prompt), len(completion)) for prompt, completion in prompts] == [(260, 64), (292, 64), (324, 64)]
+    assert all(prompt[0] % 100 == 0 for prompt, _ in prompts), "sequences start where a row does"
+    assert len({tuple(prompt) for prompt, _ in prompts}) == 3
+
+
+@pytest.mark.parametrize(("context", "prompt", "completion"), [(512, 260, 64), (128, 96, 31), (8, 6, 1)])
+def test_a_server_has_room_for_one_more_token(context: int, prompt: int, completion: int) -> None:
+    first, *_ = draw_prompts(rows([50, 60]), context, seed=0)
+    assert (len(first[0]), len(first[1])) == (prompt, completion)
+    assert prompt + completion < context
+
+
+def test_few_tokens_are_repeated_until_the_sequence_is_long_enough() -> None:
+    prompts = draw_prompts(rows([3]), 4096, seed=0)
+    assert prompts[0][0][:7] == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_the_same_rows_and_seed_give_the_same_sequences() -> None:
+    data = rows([40, 80, 120, 200])
+    assert draw_prompts(data, 4096, seed=1) == draw_prompts(data, 4096, seed=1)
+    assert draw_prompts(data, 4096, seed=1) != draw_prompts(data, 4096, seed=2)

@@ -1,0 +1,173 @@
+"""The checkpoints folder: kills at every file operation, refusals, pruning, the lock."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
+from trainspan_schemas.errors import CheckpointError
+from trainspan_training.checkpoints import Checkpoints
+from trainspan_training.ledger import Entry, Ledger
+
+DIES = """
+import os, sys
+from pathlib import Path
+from trainspan_schemas.checkpoint import CheckpointMeta
+from trainspan_training.checkpoints import Checkpoints
+from trainspan_training.ledger import Entry
+
+root, action, left = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+checkpoints = Checkpoints(root)
+
+def die_at_the_last_operation(event, _):
+    global left
+    if event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"):
+        left -= 1
+        if left < 0:
+            os._exit(9)
+
+sys.addaudithook(die_at_the_last_operation)
+if action == "write":
+    meta = CheckpointMeta("full", 2, "policy-000001", "base", "b")
+    def fill(folder):
+        (folder / "model.safetensors").write_text("2")
+        meta.write(folder)
+    checkpoints.write(meta, fill, lambda path: path.write_text("2"))
+    checkpoints.prune(1)
+else:
+    checkpoints.refuse(checkpoints.latest(), "stale canary")
+os._exit(0)
+"""
+
+
+def write(checkpoints: Checkpoints, version: int, dataset: str) -> Path:
+    parent = f"policy-{version - 1:06d}" if version > 1 else "/models/base"
+    meta = CheckpointMeta("full", version, parent, "/models/base", dataset)
+
+    def fill(folder: Path) -> None:
+        (folder / "model.safetensors").write_text(str(version))
+        meta.write(folder)
+
+    return checkpoints.write(meta, fill, lambda path: (path.write_text(str(version)), None)[1])
+
+
+def prepare(root: Path, versions: int) -> None:
+    checkpoints = Checkpoints(root)
+    for version in range(1, versions + 1):
+        write(checkpoints, version, "ab"[version - 1])
+        checkpoints.ledger.append(Entry("published", "ab"[version - 1], f"policy-{version:06d}"))
+    checkpoints.close()
+
+
+def die(root: Path, action: str, operations: int) -> int:
+    command = [sys.executable, "-c", DIES, str(root), action, str(operations)]
+    return subprocess.run(command, timeout=60, check=False).returncode
+
+
+def names(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir() if path.name.startswith(("policy", ".tmp"))}
+
+
+def test_a_kill_at_any_file_operation_leaves_the_old_checkpoint_or_the_new_one(tmp_path: Path) -> None:
+    outcomes = set()
+    for operations in range(60):
+        root = tmp_path / str(operations)
+        prepare(root, 1)
+        code = die(root, "write", operations)
+        checkpoints = Checkpoints(root)
+        latest, consumed = checkpoints.latest(), checkpoints.ledger.of_dataset("b")
+        assert latest is not None
+        outcomes.add((code, latest.name))
+        if latest.name == "policy-000001":
+            assert consumed is None
+            assert names(root) == {"policy-000001"}
+            latest = write(checkpoints, 2, "b")
+        else:
+            assert consumed == Entry("trained", "b", "policy-000002")
+            assert checkpoints.pending() == latest
+        assert latest.name == "policy-000002"
+        assert (latest / "model.safetensors").read_text() == "2"
+        assert CheckpointMeta.read(latest).version == 2
+        assert checkpoints.optimizer_file("policy-000002").read_text() == "2"
+        assert names(root) == {"policy-000001", "policy-000002"}
+        checkpoints.close()
+        if code == 0:
+            break
+    assert outcomes == {(9, "policy-000001"), (9, "policy-000002"), (0, "policy-000002")}
+
+
+def test_a_kill_at_any_file_operation_of_a_refusal_is_made_up_for(tmp_path: Path) -> None:
+    outcomes = set()
+    for operations in range(60):
+        root = tmp_path / str(operations)
+        prepare(root, 2)
+        code = die(root, "refuse", operations)
+        checkpoints = Checkpoints(root)
+        latest = checkpoints.latest()
+        assert latest is not None
+        outcomes.add((code, latest.name))
+        if latest.name == "policy-000001":
+            assert names(root) == {"policy-000001", "policy-000002.refused"}
+            assert checkpoints.ledger.of_dataset("b") == Entry("refused", "b", "policy-000002", "stale canary")
+            assert not checkpoints.optimizer_file("policy-000002").exists()
+            assert write(checkpoints, 2, "c").name == "policy-000002"
+        else:
+            assert names(root) == {"policy-000001", "policy-000002"}
+        checkpoints.close()
+        if code == 0:
+            break
+    assert outcomes == {(9, "policy-000001"), (9, "policy-000002"), (0, "policy-000001")}
+
+
+def test_a_refused_first_checkpoint_leaves_no_latest(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.refuse(write(checkpoints, 1, "a"), "bad") is None
+    assert read_latest(tmp_path) is None
+    assert write(checkpoints, 1, "b").name == "policy-000001"
+
+
+def test_the_outcome_of_publishing_is_asked_for_until_it_is_known(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    folder = write(checkpoints, 1, "a")
+    assert checkpoints.pending() == folder
+    checkpoints.ledger.append(Entry("unpublished", "a", folder.name))
+    assert checkpoints.pending() is None
+
+
+def test_pruning_keeps_the_newest_and_the_last_two_optimizer_states(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for version in range(1, 6):
+        write(checkpoints, version, f"dataset {version}")
+    checkpoints.prune(3)
+    assert names(tmp_path) == {"policy-000003", "policy-000004", "policy-000005"}
+    checkpoints.prune(1)
+    assert names(tmp_path) == {"policy-000004", "policy-000005"}, "latest and its parent stay"
+    states = {path.stem for path in (tmp_path / "optimizer").iterdir()}
+    assert states == {"policy-000004", "policy-000005"}
+    assert all(checkpoints.ledger.of_dataset(f"dataset {version}") for version in range(1, 6))
+
+
+def test_a_second_trainer_on_the_same_folder_is_refused(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(CheckpointError, match="another trainer works on"):
+        Checkpoints(tmp_path)
+    checkpoints.close()
+    Checkpoints(tmp_path).close()
+
+
+def test_a_line_of_the_ledger_torn_by_a_kill_is_ignored_and_spoils_no_other(tmp_path: Path) -> None:
+    Ledger(tmp_path).append(Entry("trained", "a", "policy-000001"))
+    with (tmp_path / "ledger.jsonl").open("a") as file:
+        file.write('{"event": "publ')
+    Ledger(tmp_path).append(Entry("skipped", "b"))
+    assert Ledger(tmp_path).entries == [Entry("trained", "a", "policy-000001"), Entry("skipped", "b")]
+
+
+def test_a_lost_ledger_is_made_again_from_the_checkpoints(tmp_path: Path) -> None:
+    prepare(tmp_path, 2)
+    (tmp_path / "ledger.jsonl").unlink()
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.ledger.of_dataset("a")
+    assert checkpoints.ledger.of_dataset("b")

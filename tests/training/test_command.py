@@ -1,0 +1,115 @@
+"""`trainspan train` as a process: what it prints, how it ends, what a kill leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.dataset_files import sample_rollouts, write_dataset
+from trainspan_cli.main import run
+from trainspan_schemas.checkpoint import CheckpointMeta
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "trainspan_cli", "train", *arguments]
+
+
+def environment(home: Path) -> dict[str, str]:
+    return os.environ | {"TRAINSPAN_HOME": str(home), "OMP_NUM_THREADS": "1"}
+
+
+def trainspan_train(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments),
+        env=environment(home),
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_one_round_prints_json_lines_and_nothing_else(tmp_path: Path, model: Any, model_dir: Path) -> None:
+    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4), round_=7)
+    options = ("--model", str(model_dir), "--policy-url", "none", "--learning-rate", "1e-5", "--format", "json")
+    done = trainspan_train(tmp_path, *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    ready, event = (json.loads(line) for line in done.stdout.splitlines())
+    assert ready == {"event": "ready"}
+    assert (event["event"], event["round"], event["version"]) == ("round", 7, 1)
+    assert (tmp_path / "checkpoints/latest").read_text() == "policy-000001\n"
+    again = trainspan_train(tmp_path, *options)
+    assert again.returncode == 1
+    assert again.stderr.startswith("trainspan: all 1 datasets in ")
+    assert again.stderr.count("\n") == 1
+
+
+def test_a_round_that_goes_wrong_exits_1_with_one_line(
+    tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4), round_=0)
+    options = ["train", "--model", str(model_dir), "--policy-url", "none", "--learning-rate", "0.1"]
+    assert run(options) == 1
+    captured = capsys.readouterr()
+    assert captured.out.startswith("round 0: the KL divergence from the sampling policy is ")
+    assert captured.out.endswith("policy 0 stays\n")
+    assert captured.err.startswith("trainspan: the KL divergence from the sampling policy is ")
+
+
+def test_a_job_that_cannot_be_done_ends_before_torch_is_imported(tmp_path: Path, model_dir: Path) -> None:
+    write_dataset(tmp_path / "dataset", [], round_=5)
+    program = (
+        "import sys; from trainspan_cli.main import run; code = run(sys.argv[1:]); "
+        "sys.exit(3 if {'torch', 'numpy', 'matplotlib'} & set(sys.modules) else code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "train", "--model", str(model_dir), "--format", "json"],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "trainspan: the dataset has no rows\n")
+    event = json.loads(done.stdout)
+    assert (event["round"], event["version"], event["skipped"]) == (5, 0, "the dataset has no rows")
+
+
+def test_a_trainer_that_is_killed_trains_each_dataset_once(tmp_path: Path, model: Any, model_dir: Path) -> None:
+    """Killed amid a round, as soon as it has told of the one before; its successor is told to stop when all is done."""
+    for round_ in range(3):
+        write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=12, seed=round_), round_=round_)
+    options = ("--model", str(model_dir), "--policy-url", "none", "--learning-rate", "1e-6", "--format", "json")
+    told: list[list[dict[str, Any]]] = []
+    for stop, code in ((signal.SIGKILL, -9), (signal.SIGTERM, 0)):
+        with subprocess.Popen(
+            command(*options, "--follow"),
+            env=environment(tmp_path),
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            told.append([])
+            for line in process.stdout:
+                told[-1].append(json.loads(line))
+                if told[-1][-1].get("round") == (0 if stop is signal.SIGKILL else 2):
+                    break
+            process.send_signal(stop)
+            process.communicate(timeout=60)
+            assert process.returncode == code
+    assert [event["event"] for event in told[0]] == ["ready", "round"]
+    assert [event["event"] for event in told[1]] in (["ready", "round", "round"], ["ready", "round"])
+    metas = [CheckpointMeta.read(tmp_path / f"checkpoints/policy-{version:06d}") for version in (1, 2, 3)]
+    assert len({meta.dataset_sha256 for meta in metas}) == 3
+    assert [meta.parent for meta in metas] == [str(model_dir), "policy-000001", "policy-000002"]
+    assert (tmp_path / "checkpoints/latest").read_text() == "policy-000003\n"

@@ -1,0 +1,106 @@
+"""Reading dataset folders: what is verified, and how it is said."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.dataset_files import LoggedCall, write_dataset
+from trainspan_schemas.dataset import MANIFEST
+from trainspan_schemas.errors import DatasetError
+from trainspan_training.transitions import find_datasets, open_dataset, read_calls
+
+CALL = LoggedCall("rollout", [1, 2, 3], [4, 5], [-0.5, -1.25], advantage=0.75, segment_id=2, temperature=0.7, attempt=1)
+
+
+def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    change(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def test_a_row_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    longer = dataclasses.replace(CALL, prompt_ids=[7] * 10, policy_version=3)
+    dataset = open_dataset(write_dataset(tmp_path, [CALL, longer], round_=4))
+    first, second = read_calls(dataset)
+    assert (dataset.round, dataset.rows, dataset.rollouts) == (4, 2, 1)
+    assert (first.rollout, first.segment, first.policy_version) == ("rollout/1", 2, 0)
+    assert (first.prompt_ids.tolist(), first.completion_ids.tolist()) == ([1, 2, 3], [4, 5])
+    assert first.logprobs.tolist() == [-0.5, -1.25]
+    assert (first.advantage, first.temperature) == (0.75, 0.7)
+    assert (second.prompt_ids.tolist(), second.policy_version) == ([7] * 10, 3)
+
+
+def test_datasets_are_found_by_round_and_unfinished_ones_are_not(tmp_path: Path) -> None:
+    for round_ in (10, 9, 12345):
+        write_dataset(tmp_path, [CALL], round_=round_)
+    (tmp_path / ".tmp-round=0011").mkdir()
+    (tmp_path / "round=0012.tmp").mkdir()
+    assert [path.name for path in find_datasets(tmp_path)] == ["round=0009", "round=0010", "round=12345"]
+    assert find_datasets(tmp_path / "nowhere") == []
+
+
+def test_the_identity_is_the_hash_of_the_manifest(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path, [CALL])
+    before = open_dataset(folder).sha256
+    edit_manifest(folder, lambda manifest: manifest.update(note="another"))
+    assert len(before) == 64
+    assert open_dataset(folder).sha256 != before
+
+
+def test_a_file_that_is_not_the_manifests_is_refused(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path, [CALL])
+    part = next(folder.glob("*.parquet"))
+    part.write_bytes(part.read_bytes() + b" ")
+    with pytest.raises(DatasetError, match=r"part-0000.parquet has sha256 .* build the dataset again"):
+        read_calls(open_dataset(folder))
+
+
+def test_a_count_that_is_not_the_manifests_is_refused(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path, [CALL])
+    edit_manifest(folder, lambda manifest: manifest.update(rows=2))
+    with pytest.raises(DatasetError, match="holds 1 rows, its manifest says 2"):
+        read_calls(open_dataset(folder))
+
+
+def test_a_dataset_of_another_version_is_refused(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path, [CALL])
+    edit_manifest(folder, lambda manifest: manifest.update(version=99))
+    with pytest.raises(DatasetError, match="dataset version 99"):
+        open_dataset(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1}', '{"version": 1, "round": null}'])
+def test_a_malformed_manifest_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(DatasetError, match="malformed"):
+        open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logprobs": [-0.5]}, "has 2 completion tokens but 1 log-probabilities"),
+        ({"completion_ids": [], "logprobs": []}, "has no prompt or no completion token"),
+        ({"prompt_ids": []}, "has no prompt or no completion token"),
+        ({"logprobs": [-0.5, float("nan")]}, "not finite"),
+        ({"advantage": float("inf")}, "not finite"),
+        ({"temperature": 0.0}, "was sampled at temperature 0.0"),
+        ({"advantage": None}, "has a row without advantage"),
+        ({"logprobs": None}, "has a row without logprobs"),
+    ],
+)
+def test_a_row_that_cannot_be_trained_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    folder = write_dataset(tmp_path, [CALL, dataclasses.replace(CALL, call_index=1, **change)])
+    with pytest.raises(DatasetError, match=message):
+        read_calls(open_dataset(folder))
+
+
+def test_a_null_inside_the_log_probabilities_is_not_finite(tmp_path: Path) -> None:
+    broken: Any = [-0.5, None]
+    folder = write_dataset(tmp_path, [dataclasses.replace(CALL, logprobs=broken)])
+    with pytest.raises(DatasetError, match="not finite"):
+        read_calls(open_dataset(folder))

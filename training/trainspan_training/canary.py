@@ -1,0 +1,77 @@
+"""The canary: fixed sequences whose log-probabilities tell these weights from their parent's.
+
+A policy server proves with it, after a swap, that it really serves the new weights (no stale prefix cache, no old
+output head). Prompts are longer than two blocks of a prefix cache where the context allows.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainspan_schemas.checkpoint import Canary, CanaryPrompt
+
+from .rows import Row
+from .scoring import score
+
+__all__ = ["draw_prompts", "make_canary", "score_prompts"]
+
+PROMPTS = 3
+COMPLETION = 64
+_BLOCK = 128  # the longest prefix-cache block in use: vLLM's on a CPU
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+
+Prompt = tuple[list[int], list[int]]
+"""Prompt ids (P,) and completion ids (C,)."""
+
+
+def draw_prompts(rows: Sequence[Row], context: int, seed: int) -> list[Prompt]:
+    """Three sequences cut from the rows' tokens put end to end, as long as `context` tokens allow.
+
+    A server scores a sequence by generating one token after it, so that P + C < context.
+    """
+    rng = np.random.default_rng(seed)
+    completion = max(1, min(COMPLETION, (context - 1) // 4))
+    prompts = []
+    for index in range(PROMPTS):
+        length = min(2 * _BLOCK + 4 + 32 * index, context - 1 - completion)
+        order = rng.permutation(len(rows))
+        pieces: list[int] = []
+        while len(pieces) < length + completion:
+            for row in order:
+                pieces += rows[row].tokens.tolist()
+                if len(pieces) >= length + completion:
+                    break
+        prompts.append((pieces[:length], pieces[length : length + completion]))
+    return prompts
+
+
+@torch.no_grad()
+def score_prompts(trainer: Any, prompts: Sequence[Prompt]) -> list[list[float]]:
+    """Log-probabilities (C,) of each completion, at temperature 1, under the trainer's weights as they are now."""
+    model, device = trainer.policy, trainer.accelerator.device
+    model.eval()
+    scored = []
+    for prompt, completion in prompts:
+        tokens = torch.tensor([prompt + completion], device=device)
+        chosen = torch.arange(tokens.shape[1], device=device).unsqueeze(0) >= len(prompt)
+        with trainer.accelerator.autocast():
+            scores = score(
+                model, model.get_output_embeddings(), tokens, chosen, torch.ones(len(completion), device=device)
+            )
+        scored.append(scores.logprobs.tolist())
+    return scored
+
+
+def make_canary(prompts: Sequence[Prompt], new: list[list[float]], parent: list[list[float]], *, bf16: bool) -> Canary:
+    """`canary.json` of a checkpoint."""
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    return Canary(
+        dtype=str(dtype).removeprefix("torch."),
+        tolerance=_TOLERANCE[dtype],
+        prompts=[
+            CanaryPrompt(prompt, completion, logprobs_new, logprobs_parent)
+            for (prompt, completion), logprobs_new, logprobs_parent in zip(prompts, new, parent, strict=True)
+        ],
+    )

@@ -1,0 +1,176 @@
+"""The checkpoints folder: whole checkpoints only, `latest`, optimizer states, and what a kill left behind.
+
+```
+checkpoints/policy-000003/             what a policy server loads
+checkpoints/policy-000004.refused/     a policy server found it wanting; kept to be looked at
+checkpoints/optimizer/policy-000003.safetensors
+checkpoints/latest  ledger.jsonl  metrics.jsonl  curves.png
+```
+A checkpoint is written under a temporary name and renamed; its optimizer state before it, `latest` after it. A kill at
+any moment leaves a state that `Checkpoints.recover` brings to the nearest whole one, forward.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from trainspan_schemas.checkpoint import CheckpointMeta, checkpoint_name, read_latest, write_latest
+from trainspan_schemas.errors import CheckpointError
+
+from .ledger import Entry, Ledger
+
+__all__ = ["KEEP_OPTIMIZERS", "Checkpoints"]
+
+KEEP_OPTIMIZERS = 2
+_NAME = re.compile(r"policy-(\d{6,})")
+_TEMPORARY = ".tmp-"
+_REFUSED = ".refused"
+
+
+class Checkpoints:
+    """One trainer's hold on a checkpoints folder. Raises CheckpointError where another trainer holds it."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self.root = root
+        self._lock = (root / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise CheckpointError(f"another trainer works on {root}: stop it, or give another --checkpoints") from error
+        self.ledger = Ledger(root)
+        self._recover()
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def latest(self) -> Path | None:
+        """Folder of the newest good checkpoint."""
+        return read_latest(self.root)
+
+    def pending(self) -> Path | None:
+        """`latest`, if the trainer was stopped before it knew whether the policy server has it."""
+        latest = self.latest()
+        entry = latest and self.ledger.of_checkpoint(latest.name)
+        return latest if entry and entry.event == "trained" else None
+
+    def optimizer_file(self, name: str) -> Path:
+        """Where the optimizer state of a checkpoint lies."""
+        return self.root / "optimizer" / f"{name}.safetensors"
+
+    def write(self, meta: CheckpointMeta, fill: Callable[[Path], None], optimizer: Callable[[Path], None]) -> Path:
+        """Publishes a checkpoint on disk: `fill` writes its folder, `optimizer` its optimizer state; the folder.
+
+        Afterwards the dataset is consumed and `latest` names the checkpoint.
+        """
+        name = checkpoint_name(meta.version)
+        folder = self.root / name
+        if folder.exists():
+            raise CheckpointError(
+                f"{folder} exists, but {self.root / 'latest'} does not follow it: move one of them away"
+            )
+        state = self.optimizer_file(name)
+        state.parent.mkdir(exist_ok=True)
+        temporary_state = state.with_name(_TEMPORARY + state.name)
+        optimizer(temporary_state)
+        _sync(temporary_state)
+        temporary_state.replace(state)
+
+        temporary = self.root / (_TEMPORARY + name)
+        temporary.mkdir()
+        fill(temporary)
+        for path in temporary.rglob("*"):
+            _sync(path)
+        _sync(temporary)
+        temporary.rename(folder)
+        _sync(self.root)
+        self._consume(folder, meta)
+        write_latest(self.root, name)
+        _sync(self.root)
+        return folder
+
+    def refuse(self, folder: Path, reason: str) -> Path | None:
+        """Marks `latest` as refused by the policy server and goes back to its parent; the parent checkpoint, if any."""
+        meta = CheckpointMeta.read(folder)
+        self.ledger.append(Entry("refused", meta.dataset_sha256, folder.name, reason))
+        self._set_aside(folder, meta)
+        return self.latest()
+
+    def prune(self, keep: int) -> None:
+        """Deletes all but the newest `keep` checkpoints, never `latest` or its parent, and old optimizer states."""
+        latest = self.latest()
+        parent = CheckpointMeta.read(latest).parent if latest else None
+        kept = {latest.name if latest else None, parent}
+        for folder in self._folders()[: -max(keep, 1)]:
+            if folder.name not in kept:
+                _delete(folder)
+        for folder in sorted(self.root.glob(f"policy-*{_REFUSED}"))[:-1]:
+            _delete(folder)
+        states = sorted((self.root / "optimizer").glob("policy-*.safetensors"))
+        for state in states[:-KEEP_OPTIMIZERS]:
+            if state.stem not in kept:
+                state.unlink()
+
+    def _folders(self) -> list[Path]:
+        """Whole checkpoints, oldest first."""
+        folders = [path for path in self.root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+        return sorted(folders, key=lambda path: int(path.name.removeprefix("policy-")))
+
+    def _recover(self) -> None:
+        for leftover in [*self.root.glob(f"{_TEMPORARY}*"), *(self.root / "optimizer").glob(f"{_TEMPORARY}*")]:
+            _delete(leftover)
+        for folder in self._folders():
+            meta = CheckpointMeta.read(folder)
+            entry = self.ledger.of_checkpoint(folder.name)
+            if entry and entry.event == "refused" and entry.dataset == meta.dataset_sha256:
+                self._set_aside(folder, meta)
+            else:
+                self._consume(folder, meta)
+        latest = self.latest()
+        for folder in self._folders():
+            parent = CheckpointMeta.read(folder).parent or ""
+            if parent == latest.name if latest else not _NAME.fullmatch(parent):
+                write_latest(self.root, folder.name)
+                break
+
+    def _consume(self, folder: Path, meta: CheckpointMeta) -> None:
+        """Enters the dataset of a whole checkpoint into the ledger, once."""
+        entry = self.ledger.of_checkpoint(folder.name)
+        if entry is None or entry.dataset != meta.dataset_sha256:
+            self.ledger.append(Entry("trained", meta.dataset_sha256, folder.name))
+
+    def _set_aside(self, folder: Path, meta: CheckpointMeta) -> None:
+        latest = self.root / "latest"
+        if latest.exists() and latest.read_text().strip() == folder.name:
+            if meta.parent and (self.root / meta.parent).is_dir() and _NAME.fullmatch(meta.parent):
+                write_latest(self.root, meta.parent)
+            else:
+                latest.unlink()
+        aside = folder.with_name(folder.name + _REFUSED)
+        if aside.exists():
+            _delete(aside)
+        self.optimizer_file(folder.name).unlink(missing_ok=True)
+        folder.rename(aside)
+        _sync(self.root)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _delete(path: Path) -> None:
+    """Deletes a file, or a folder, under a temporary name first: no half checkpoint is ever seen."""
+    if not path.name.startswith(_TEMPORARY):
+        path = path.rename(path.with_name(f"{_TEMPORARY}{path.name}"))
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -1,0 +1,71 @@
+"""What became of each dataset: an append-only file next to the checkpoints, so that nothing is trained twice.
+
+One JSON object per line, synced before the trainer goes on. The events of a round, in order:
+`trained` (the checkpoint stands whole on disk), then one of `published`, `unpublished` (no server, or out of reach) and
+`refused` (the server kept the old policy). Instead of `trained`: `skipped` (no rows, unreadable) or `aborted` (diverged).
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["CONSUMING", "Entry", "Event", "Ledger"]
+
+LEDGER_FILE = "ledger.jsonl"
+
+Event = Literal["trained", "published", "unpublished", "refused", "skipped", "aborted"]
+CONSUMING: frozenset[Event] = frozenset(("trained", "refused", "skipped", "aborted"))
+"""Events after which a dataset is not taken again on its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line."""
+
+    event: Event
+    dataset: str | None
+    """sha256 of the dataset's manifest."""
+    checkpoint: str | None = None
+    reason: str | None = None
+
+
+class Ledger:
+    """The entries of a checkpoints folder, in order."""
+
+    def __init__(self, checkpoints: Path) -> None:
+        self._path = checkpoints / LEDGER_FILE
+        self.entries = _read(self._path)
+
+    def append(self, entry: Entry) -> None:
+        """Adds the entry; it is on disk on return."""
+        with self._path.open("ab") as file:
+            if file.tell() and not self._path.read_bytes().endswith(b"\n"):
+                file.write(b"\n")  # a line torn by a kill ends here, and is ignored by every reader
+            file.write(json.dumps(asdict(entry)).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.entries.append(entry)
+
+    def of_dataset(self, sha256: str) -> Entry | None:
+        """The newest consuming entry of a dataset."""
+        return next((e for e in reversed(self.entries) if e.dataset == sha256 and e.event in CONSUMING), None)
+
+    def of_checkpoint(self, name: str) -> Entry | None:
+        """The newest entry of a checkpoint."""
+        return next((entry for entry in reversed(self.entries) if entry.checkpoint == name), None)
+
+
+def _read(path: Path) -> list[Entry]:
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    entries = []
+    for line in lines:
+        try:
+            entries.append(Entry(**json.loads(line)))
+        except (json.JSONDecodeError, TypeError):
+            continue  # torn by a kill while it was written: what it said had not been acted on
+    return entries

@@ -1,0 +1,131 @@
+"""One record per round: exact figures over its trained tokens, appended to `metrics.jsonl`."""
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainspan_schemas.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from .plan import Step
+    from .stats import StepStats
+
+__all__ = ["METRICS_FILE", "RoundRecord", "append", "read", "summarize"]
+
+METRICS_FILE = "metrics.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """A line of `metrics.jsonl`. Figures of steps that were not reached, or not measured, are NaN (`null` in the file)."""
+
+    round: int
+    version: int
+    checkpoint: str
+    """What holds afterwards: the new one, or, with an error, the previous policy."""
+    dataset: str
+    """sha256 of the manifest."""
+    error: str | None
+    rows: int
+    """Calls in the dataset."""
+    sequences: int
+    """Rows after merging."""
+    rollouts: int
+    steps: int
+    reward_mean: float
+    reward_std: float
+    loss: float
+    """Mean over the steps."""
+    grad_norm: float
+    """Mean over the steps, before clipping."""
+    grad_norm_max: float
+    learning_rate: float
+    kl: float
+    """k3 against the sampling policy after the last step, on a sample of its rows."""
+    k1: float
+    """As forwarded during the round: each token under the weights of its step."""
+    k3: float
+    ratio_max: float
+    logp_diff_mean: float
+    """|Δ log-probability| against the sampler at the first step, before any weight moved."""
+    logp_diff_max: float
+    clip_low: float
+    """Share of trained tokens."""
+    clip_high: float
+    entropy: float
+    """Mean over trained tokens, in nats."""
+    trained_tokens: int
+    forwarded_tokens: int
+    padding: float
+    """Share of padded tokens among those that went through the model."""
+    policy_versions: list[int]
+    """Smallest and greatest version among the calls."""
+    engine_mismatch: bool
+    """The first step's |Δ| exceeds the setting though server and trainer hold the same weights."""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def clip_fraction(self) -> float:
+        return self.clip_low + self.clip_high
+
+
+def summarize(steps: "list[Step]", stats: "list[StepStats]", settings: TrainSettings) -> dict[str, Any]:
+    """The fields that follow from plan and measurements."""
+    from .stats import TokenSums
+
+    total = sum((step.sums for step in stats), TokenSums())
+    first = stats[0].sums if stats else TokenSums(max_abs_diff=math.nan)
+    padded = sum(step.padded for step in steps)
+    forwarded = sum(step.forwarded for step in steps)
+    count = len(stats) or math.nan
+    return {
+        "sequences": sum(step.rows for step in steps),
+        "steps": len(steps),
+        "loss": sum(step.loss for step in stats) / count,
+        "grad_norm": sum(step.grad_norm for step in stats) / count,
+        "grad_norm_max": max((step.grad_norm for step in stats), default=math.nan),
+        "learning_rate": settings.learning_rate,
+        "k1": total.mean("k1"),
+        "k3": total.mean("k3"),
+        "ratio_max": total.max_ratio if stats else math.nan,
+        "logp_diff_mean": first.mean("abs_diff"),
+        "logp_diff_max": first.max_abs_diff,
+        "clip_low": total.mean("clipped_low"),
+        "clip_high": total.mean("clipped_high"),
+        "entropy": total.mean("entropy"),
+        "trained_tokens": sum(step.trained for step in steps),
+        "forwarded_tokens": forwarded,
+        "padding": 1 - forwarded / padded if padded else math.nan,
+    }
+
+
+def append(checkpoints: Path, record: RoundRecord) -> None:
+    """Adds the record's line."""
+    with (checkpoints / METRICS_FILE).open("a") as file:
+        file.write(json.dumps(finite(asdict(record))) + "\n")
+
+
+def read(checkpoints: Path) -> list[dict[str, Any]]:
+    """All records; a line torn by a kill is left out."""
+    records = []
+    try:
+        lines = (checkpoints / METRICS_FILE).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records
+
+
+def finite(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: None instead."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,200 @@
+"""Reads a dataset folder: manifest, verification by hash, and one `Call` per row."""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainspan_schemas.dataset import DATASET_VERSION, MANIFEST
+from trainspan_schemas.errors import DatasetError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Call", "DatasetFolder", "find_datasets", "open_dataset", "read_calls"]
+
+_ROUND_FOLDER = re.compile(r"round=(\d{4,})")
+_COLUMNS = (
+    "rollout_id",
+    "attempt",
+    "policy_version",
+    "call_index",
+    "segment_id",
+    "segment_pos",
+    "prompt_ids",
+    "completion_ids",
+    "logprobs",
+    "temperature",
+    "advantage",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFolder:
+    """A dataset as its manifest describes it; its Parquet files are not yet read."""
+
+    path: Path
+    sha256: str
+    """Hash of the manifest file: the dataset's identity."""
+    round: int
+    rows: int
+    rollouts: int
+    reward_mean: float | None
+    reward_std: float | None
+    files: tuple[tuple[str, str], ...]
+    """(name, sha256) of each Parquet file, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One trainable call: P prompt tokens, then C sampled ones."""
+
+    rollout: str
+    """Rollout id and attempt."""
+    index: int
+    segment: int
+    position: int
+    """Place in the segment."""
+    policy_version: int | None
+    prompt_ids: "NDArray[np.int32]"
+    """(P,)"""
+    completion_ids: "NDArray[np.int32]"
+    """(C,)"""
+    logprobs: "NDArray[np.float32]"
+    """(C,) as sampled, at `temperature`."""
+    temperature: float
+    advantage: float
+
+
+def find_datasets(root: Path) -> list[Path]:
+    """The dataset folders under `root`, by round number; temporary names are no datasets yet."""
+    try:
+        names = [path.name for path in root.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    numbered = [(int(match[1]), name) for name in names if (match := _ROUND_FOLDER.fullmatch(name))]
+    return [root / name for _, name in sorted(numbered)]
+
+
+def open_dataset(path: Path) -> DatasetFolder:
+    """The dataset's manifest. Raises DatasetError where it is missing, malformed, or of another version."""
+    try:
+        text = (path / MANIFEST).read_bytes()
+    except OSError as error:
+        raise DatasetError(f"{path} is no dataset: cannot read {MANIFEST} ({error.strerror})") from error
+    try:
+        manifest: dict[str, Any] = json.loads(text)
+        version = manifest["version"]
+        if version != DATASET_VERSION:
+            raise DatasetError(
+                f"{path} has dataset version {version}, this trainer reads {DATASET_VERSION}: rebuild it"
+            )
+        rewards = manifest.get("rewards") or {}
+        return DatasetFolder(
+            path=path,
+            sha256=hashlib.sha256(text).hexdigest(),
+            round=int(manifest["round"]),
+            rows=int(manifest["rows"]),
+            rollouts=int(manifest["rollouts"]),
+            reward_mean=rewards.get("mean"),
+            reward_std=rewards.get("std"),
+            files=tuple((str(file["name"]), str(file["sha256"])) for file in manifest["files"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DatasetError(f"{path / MANIFEST} is malformed ({error!r}): build the dataset again") from error
+
+
+def read_calls(dataset: DatasetFolder) -> list[Call]:
+    """Every row, verified against the manifest's hashes and counts.
+
+    Raises DatasetError naming the file or row for: a hash that differs, missing columns or values, lengths that do not
+    match, a number that is not finite, a temperature that is not positive.
+    """
+    calls: list[Call] = []
+    for name, sha256 in dataset.files:
+        calls += _read_file(dataset.path / name, sha256)
+    if len(calls) != dataset.rows:
+        raise DatasetError(f"{dataset.path} holds {len(calls)} rows, its manifest says {dataset.rows}: build it again")
+    return calls
+
+
+def _read_file(path: Path, sha256: str) -> list[Call]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DatasetError(f"cannot read {path} ({error.strerror}): build the dataset again") from error
+    if (actual := hashlib.sha256(content).hexdigest()) != sha256:
+        raise DatasetError(
+            f"{path} has sha256 {actual[:12]}…, its manifest says {sha256[:12]}…: build the dataset again"
+        )
+    try:
+        table = pq.read_table(pa.BufferReader(content), columns=list(_COLUMNS))
+    except (pa.ArrowException, OSError) as error:
+        raise DatasetError(f"{path} cannot be read as transitions: {error}") from error
+    missing = [name for name in _COLUMNS if name not in table.column_names]
+    if missing:
+        raise DatasetError(f"{path} has no column {missing[0]!r}: build the dataset again")
+    for name in _COLUMNS:
+        if name != "policy_version" and table.column(name).null_count:
+            raise DatasetError(f"{path} has a row without {name}: build the dataset again")
+    return _calls(table, path)
+
+
+def _calls(table: Any, path: Path) -> list[Call]:
+    prompts, completions, logprobs = (_lists(table, name) for name in ("prompt_ids", "completion_ids", "logprobs"))
+    scalars = table.select([name for name in _COLUMNS if name not in ("prompt_ids", "completion_ids", "logprobs")])
+    calls = [
+        Call(
+            rollout=f"{row['rollout_id']}/{row['attempt']}",
+            index=row["call_index"],
+            segment=row["segment_id"],
+            position=row["segment_pos"],
+            policy_version=row["policy_version"],
+            prompt_ids=prompt,
+            completion_ids=completion,
+            logprobs=logprob,
+            temperature=row["temperature"],
+            advantage=row["advantage"],
+        )
+        for row, prompt, completion, logprob in zip(scalars.to_pylist(), prompts, completions, logprobs, strict=True)
+    ]
+    for call in calls:
+        if fault := _fault(call):
+            raise DatasetError(f"{path}: call {call.index} of rollout {call.rollout} {fault}")
+    return calls
+
+
+def _lists(table: Any, name: str) -> "list[NDArray[Any]]":
+    """One array per row, views into the column's values."""
+    import numpy as np
+    import pyarrow as pa
+
+    rows: list[NDArray[Any]] = []
+    dtype = np.float32 if name == "logprobs" else np.int32
+    for chunk in table.column(name).chunks:
+        column = chunk.cast(pa.list_(pa.from_numpy_dtype(dtype)))
+        offsets = column.offsets.to_numpy()
+        values = column.values.to_numpy(zero_copy_only=False)
+        rows += [values[start:end] for start, end in pairwise(offsets)]
+    return rows
+
+
+def _fault(call: Call) -> str | None:
+    import numpy as np
+
+    if not len(call.prompt_ids) or not len(call.completion_ids):
+        return "has no prompt or no completion token"
+    if len(call.logprobs) != len(call.completion_ids):
+        return f"has {len(call.completion_ids)} completion tokens but {len(call.logprobs)} log-probabilities"
+    if not np.isfinite(call.logprobs).all() or not np.isfinite(call.advantage):
+        return "has a log-probability or advantage that is not finite"
+    if not (np.isfinite(call.temperature) and call.temperature > 0):
+        return f"was sampled at temperature {call.temperature}, which cannot be trained"
+    return None
