@@ -138,7 +138,12 @@ def _span(generator: random.Random, index: int) -> Span:
         start_time_unix_nano=now,
         end_time_unix_nano=now + 10**8,
     )
-    for key, text in {keys.ROLLOUT_ID: f"r{index}", keys.RUN_ID: "bench", keys.TASK_ID: "t", keys.SPLIT: "train"}.items():
+    for key, text in {
+        keys.ROLLOUT_ID: f"r{index}",
+        keys.RUN_ID: "bench",
+        keys.TASK_ID: "t",
+        keys.SPLIT: "train",
+    }.items():
         span.attributes.add(key=key).value.string_value = text
     for key, number in {keys.ATTEMPT: 0, keys.ROUND: 1, keys.CALL_INDEX: index, keys.POLICY_VERSION: 1}.items():
         span.attributes.add(key=key).value.int_value = number

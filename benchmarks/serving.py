@@ -126,6 +126,7 @@ def _calls(url: str, extra: dict[str, Any], count: int) -> list[float]:
 @contextlib.contextmanager
 def _vllm_alone(model: Path, root: Path) -> Iterator[str]:
     """URL of a vLLM server with our flags but without our middleware and worker."""
+    os.environ.setdefault("TRAINSPAN_HOME", str(root / "alone"))
     launch = prepare(ServingSettings(model=str(model), port=free_port()), (), os.environ)
     flags = list(launch.flags)
     for name in ("--middleware", "--worker-extension-cls"):

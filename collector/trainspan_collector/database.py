@@ -121,7 +121,7 @@ def _open_error(path: Path, error: duckdb.Error) -> StoreError:
 
 
 def _is_damaged_wal(error: duckdb.Error, wal: Path) -> bool:
-    return wal.exists() and not isinstance(error, duckdb.IOException) and "WAL" in str(error).upper()
+    return wal.exists() and "while replaying WAL" in str(error)
 
 
 def _set_aside(wal: Path, error: duckdb.Error) -> None:

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 _CHECKPOINT_IDLE_S = 30.0
 _RETRY_S = 0.5
+_MAY_PASS = (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.TransactionException)
+"""What a full memory or disk raises, the last of them at COMMIT."""
 
 _SAME_SPANS = """
 SELECT i.seq, i.richness, s.seq, s.richness FROM incoming i
@@ -136,7 +138,7 @@ class Loader:
         while True:
             try:
                 self._commit(batch, progress)
-            except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
+            except _MAY_PASS as error:
                 self._roll_back()
                 if self._stopping.is_set():
                     raise
@@ -193,7 +195,7 @@ class Loader:
         started = time.monotonic()
         try:
             self._database.checkpoint()
-        except (duckdb.TransactionException, duckdb.OutOfMemoryException, duckdb.IOException) as error:
+        except _MAY_PASS as error:
             log.warning("checkpoint put off error=%r", str(error))
             return
         self._checkpointed = position

@@ -16,23 +16,27 @@ READS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Read → its columns."""
 
+_IDENTITY_COLUMNS: Final = frozenset(
+    ("seq", "trace_id", "span_id", "rollout_id", "attempt", "task_id", "run_id", "round", "split")
+)
+"""Columns of a call that `stored.span_identities` completes; the others come from the span's own row."""
+
+_OF_ROLLOUT: Final = """
+LEFT JOIN (
+    SELECT rollout_id, min(run_id) AS run_id, min(round) AS round FROM stored.rollout_identities GROUP BY ALL
+) i ON i.rollout_id = """
+
 _SOURCES: Final = {
-    "calls": "stored.calls r",
-    "spans": "(SELECT s.*, i.rollout_id, i.run_id, i.round FROM spans s JOIN stored.span_identities i ON i.seq = s.seq) r",
-    "rollouts": "rollouts r",
-    "evaluations": (
-        "(SELECT e.*, i.run_id, i.round FROM evaluations e LEFT JOIN "
-        "(SELECT rollout_id, min(run_id) AS run_id, min(round) AS round FROM stored.rollout_identities GROUP BY ALL) i "
-        "ON i.rollout_id = e.rollout_id) r"
-    ),
+    "spans": "stored.span_identities",
+    "calls": "(SELECT * FROM stored.span_identities WHERE is_call)",
+    "rollouts": "rollouts",
+    "evaluations": f"(SELECT e.*, i.run_id, i.round FROM evaluations e {_OF_ROLLOUT} e.rollout_id)",
     "logs": (
         "(SELECT l.*, b.rollout_id, i.run_id, i.round FROM logs l "
-        "LEFT JOIN stored.log_rollouts b ON b.seq = l.seq LEFT JOIN "
-        "(SELECT rollout_id, min(run_id) AS run_id, min(round) AS round FROM stored.rollout_identities GROUP BY ALL) i "
-        "ON i.rollout_id = b.rollout_id) r"
+        f"LEFT JOIN stored.log_rollouts b ON b.seq = l.seq {_OF_ROLLOUT} b.rollout_id)"
     ),
 }
-"""Each has, besides the read's columns, trace_id, rollout_id, run_id and round."""
+"""What a read's rows are chosen from: each has trace_id, rollout_id, run_id and round."""
 
 _TOUCHED: Final = """
 touched AS MATERIALIZED (
@@ -56,7 +60,7 @@ def named_read(name: str, parameters: Mapping[str, object]) -> Query:
     if unknown := [key for key in parameters if key not in known]:
         raise UsageError(f"read {name!r} has no parameter {unknown[0]!r}; there are {', '.join(known)}")
     given = {key: value for key, value in parameters.items() if value is not None}
-    conditions: list[str] = []
+    conditions = ["true"]
     bound: dict[str, object] = {}
     if "run_id" in given:
         conditions.append("r.run_id = $run_id")
@@ -67,17 +71,24 @@ def named_read(name: str, parameters: Mapping[str, object]) -> Query:
     if "rollout_ids" in given:
         conditions.append("r.rollout_id IN (SELECT unnest($rollout_ids::VARCHAR[]))")
         bound["rollout_ids"] = _texts(given, "rollout_ids")
-    common_tables = ""
+    tables = []
     if "since_seq" in given:
-        common_tables = f"WITH {_TOUCHED}\n"
+        tables.append(_TOUCHED)
         conditions.append(
             "(r.trace_id IN (SELECT trace_id FROM touched WHERE trace_id IS NOT NULL)"
             " OR r.rollout_id IN (SELECT rollout_id FROM touched WHERE rollout_id IS NOT NULL))"
         )
         bound["since"] = _checked(given, "since_seq", int)
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    columns = ", ".join(f"r.{column}" for column in _columns(name, given))
-    return Query(f"{common_tables}SELECT {columns} FROM {_SOURCES[name]}{where}", bound)
+    # Rows are chosen on narrow columns first: a plan of one piece reads every span's payload.
+    tables.append(f"chosen AS MATERIALIZED (SELECT * FROM {_SOURCES[name]} r WHERE {' AND '.join(conditions)})")
+    columns = ", ".join(_qualified(name, column) for column in _columns(name, given))
+    payload = " JOIN stored.spans s ON s.seq = i.seq" if name in ("spans", "calls") else ""
+    return Query(f"WITH {', '.join(tables)} SELECT {columns} FROM chosen i{payload}", bound)
+
+
+def _qualified(name: str, column: str) -> str:
+    from_span = name == "spans" or (name == "calls" and column not in _IDENTITY_COLUMNS)
+    return f"{'s' if from_span else 'i'}.{column}"
 
 
 def _columns(name: str, given: Mapping[str, object]) -> tuple[str, ...]:

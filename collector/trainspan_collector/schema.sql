@@ -153,20 +153,14 @@ CREATE VIEW logs AS
 SELECT seq, time_ns, trace_id, span_id, event_name, severity, body, attributes, resource
 FROM stored.logs;
 
--- The view `calls` and the columns that the Flight read `calls` adds.
-CREATE VIEW stored.calls AS
+CREATE VIEW calls AS
 SELECT
     i.seq, i.trace_id, i.span_id, i.rollout_id, i.attempt, i.task_id, i.run_id, i.round, i.split, s.agent, s.call_index,
     s.policy_name, s.policy_version, s.prompt_ids, s.completion_ids, s.logprobs, s.finish_reason, s.delivered,
-    s.start_ns, s.end_ns,
-    s.parent_span_id, s.status_code, s.attributes, s.resource, s.scope_name, s.dropped_attributes
+    s.start_ns, s.end_ns
 FROM stored.span_identities i
 JOIN stored.spans s ON s.seq = i.seq
 WHERE i.is_call;
-
-CREATE VIEW calls AS
-SELECT * EXCLUDE (parent_span_id, status_code, attributes, resource, scope_name, dropped_attributes)
-FROM stored.calls;
 
 -- Each evaluation with its rollout: by its own attribute, else its span's, else its trace's.
 CREATE VIEW stored.bound_evaluations AS

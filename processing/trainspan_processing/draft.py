@@ -136,8 +136,8 @@ def _compare(
 
 
 def _payloads(source: Source, firsts: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    for part in firsts.iter_slices(4096):
-        yield read_payload(source, part)
+    for part in firsts.iter_slices(1024):
+        yield read_payload(source, part, columns=(*SPAN_KEY, "prompt_ids"))
 
 
 def _judge(

@@ -85,11 +85,10 @@ SPANS: Final[Schema] = {
     "boundary": pl.String,
     "stated_calls": pl.Int32,
     "judge": pl.String,
-    "no_boundary": pl.Boolean,
     "evaluation_events": pl.String,
 }
-"""Every span, narrowed. `status` makes it a rollout's own span; `evaluation_events` is the events' JSON where one is an
-evaluation; `is_client_call` means that a client's instrumentation describes a model call."""
+"""Every span but the policy server's calls, narrowed. `status` makes it a rollout's own span; `is_client_call` means that a
+client's instrumentation describes a model call; `evaluation_events` is the events' JSON where one is an evaluation."""
 
 EVALUATIONS: Final[Schema] = {
     "trace_id": pl.String,

@@ -1,6 +1,6 @@
 """The second pass: reads tokens chunk by chunk, so that memory does not grow with the dataset."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import polars as pl
@@ -10,7 +10,7 @@ from .source import Selection, Source
 
 __all__ = ["CALLS_PER_CHUNK", "chunks_of_rollouts", "read_payload"]
 
-CALLS_PER_CHUNK: Final = 16_384
+CALLS_PER_CHUNK: Final = 8_192
 
 
 def chunks_of_rollouts(calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
@@ -23,17 +23,18 @@ def chunks_of_rollouts(calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
     yield from numbered.partition_by("chunk", maintain_order=True, include_key=False)
 
 
-def read_payload(source: Source, calls: pl.DataFrame, whole: Selection | None = None) -> pl.DataFrame:
-    """PAYLOAD of `calls` (with `store`); by `whole` where `calls` are all of that selection."""
-    columns = list(PAYLOAD)
-    frames = [empty(PAYLOAD)]
-    for (store,), part in calls.group_by(["store"], maintain_order=True):
+def read_payload(
+    source: Source, calls: pl.DataFrame, whole: Selection | None = None, columns: Sequence[str] = tuple(PAYLOAD)
+) -> pl.DataFrame:
+    """PAYLOAD (its `columns`) of at least `calls` (with `store`); by `whole` where they are all of that selection."""
+    schema = {name: PAYLOAD[name] for name in columns}
+    frames = [empty(schema)]
+    parts = calls.partition_by("store", as_dict=True)
+    for (store,), part in parts.items():
         selection = whole or Selection(rollout_ids=part["rollout_id"].unique().sort().to_list())
-        wanted = part.select(SPAN_KEY)
         frames += [
-            batch.select(pl.col(name).cast(kind) for name, kind in PAYLOAD.items()).join(
-                wanted, on=SPAN_KEY, how="semi"
-            )
+            batch.select(pl.col(name).cast(kind) for name, kind in schema.items())
             for batch in source.read("calls", selection, columns, store=int(str(store)))
         ]
-    return pl.concat(frames).unique(SPAN_KEY, keep="first")
+    payload = pl.concat(frames)
+    return payload.unique(SPAN_KEY, keep="first") if len(parts) > 1 else payload

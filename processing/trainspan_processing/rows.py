@@ -76,33 +76,30 @@ def rows_of(calls: pl.DataFrame, payload: pl.DataFrame, limits: Limits, counts: 
 
 def _with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
     """Adds segment_id, segment_pos and prefix_len; over kept calls only, so that what is not trained is environment."""
-    merged_by = [*ROLLOUT_KEY, "policy_name", "temperature"]
-    strand = pl.struct(merged_by).rank("dense").cast(pl.Int64)
-    frame = calls.with_row_index("row").with_columns(strand.alias("strand")).sort("strand", "row")
-    segment, position, prefix = trace_lineage(
-        frame["strand"].to_numpy(), _tokens(frame["prompt_ids"]), _tokens(frame["completion_ids"])
-    )
-    frame = frame.with_columns(
-        pl.Series("segment", segment), pl.Series("segment_pos", position), pl.Series("prefix_len", prefix)
-    )
+    strands = calls.select(
+        pl.struct(*ROLLOUT_KEY, "policy_name", "temperature").rank("dense").cast(pl.Int64)
+    ).to_series()
+    order = np.argsort(strands.to_numpy(), kind="stable")
+    prompts, completions = (_tokens(calls[name]).take(order) for name in ("prompt_ids", "completion_ids"))
+    lineage = trace_lineage(strands.to_numpy()[order], prompts, completions)
+    columns = dict(zip(("segment", "segment_pos", "prefix_len"), lineage, strict=True))
+    traced = pl.DataFrame({"row": order, "strand": strands.to_numpy()[order], **columns}).sort("row")
     first_row = pl.col("row").min().over("strand", "segment")
+    segment_id = pl.col("first_row").rank("dense").over(ROLLOUT_KEY).cast(pl.Int32) - 1
     return (
-        frame.with_columns(first_row.alias("first_row"))
-        .sort("row")
-        .with_columns(
-            (pl.col("first_row").rank("dense").over(ROLLOUT_KEY).cast(pl.Int32) - 1).alias("segment_id"),
-            pl.col("segment_pos", "prefix_len").cast(pl.Int32),
+        calls.hstack(
+            traced.with_columns(first_row.alias("first_row"), pl.col("segment_pos", "prefix_len").cast(pl.Int32))
         )
+        .with_columns(segment_id.alias("segment_id"))
         .drop("row", "strand", "segment", "first_row")
     )
 
 
 def _tokens(lists: pl.Series) -> Tokens:
     array = lists.rechunk().to_arrow()
-    return Tokens(
-        array.values.to_numpy(zero_copy_only=False).astype(np.int32, copy=False),
-        array.offsets.to_numpy().astype(np.int64, copy=False),
-    )
+    offsets = array.offsets.to_numpy().astype(np.int64, copy=False)
+    values = array.values.to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
+    return Tokens(values, offsets[:-1], np.diff(offsets))
 
 
 def _count(kept: pl.DataFrame, counts: RowCounts) -> None:

@@ -36,7 +36,7 @@ _is_model_call = (
     | has_key("gen_ai.prompt.")
     | has_key("llm.input_messages.")
 )
-_is_server_call = has_key(keys.POLICY_NAME) | has_key(keys.LOGPROBS_MODE) | has_key(keys.CALL_INDEX)
+_is_server_call = pl.col("attributes").str.contains_any([f'"{keys.LOGPROBS_MODE}":', f'"{keys.CALL_INDEX}":'])
 
 _EXPRESSIONS: Final = {
     "rollout_id": text(keys.ROLLOUT_ID),
@@ -49,7 +49,7 @@ _EXPRESSIONS: Final = {
     "agent": pl.coalesce(text(keys.GEN_AI_AGENT_NAME), text("agent.name")),
     "model": pl.coalesce(text(keys.GEN_AI_REQUEST_MODEL), text("llm.model_name")),
     "response_id": text(keys.GEN_AI_RESPONSE_ID),
-    "is_client_call": _is_model_call.fill_null(False) & ~_is_server_call,
+    "is_client_call": _is_model_call.fill_null(False),
     "is_agent": (
         (_operation == keys.OPERATION_INVOKE_AGENT) | (_traceloop_kind == "agent") | (_openinference_kind == "AGENT")
     ).fill_null(False),
@@ -57,15 +57,19 @@ _EXPRESSIONS: Final = {
     "boundary": text(keys.ROLLOUT_BOUNDARY),
     "stated_calls": number(keys.ROLLOUT_CALLS),
     "judge": text(keys.ROLLOUT_JUDGE),
-    "no_boundary": has_key(keys.NO_BOUNDARY),
     "evaluation_events": pl.when(pl.col("events").str.contains(keys.EVALUATION_EVENT, literal=True)).then("events"),
 }
 
 
 def narrow_spans(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    """The read `spans` → frame SPANS without duplicates, call spans of the policy server included."""
+    """The read `spans` → frame SPANS without duplicates and without the policy server's call spans.
+
+    These are in the read `calls`; only those that carry an evaluation are needed here too, as no client's.
+    """
     frames = [
-        batch.with_columns(**_EXPRESSIONS).select(pl.col(name).cast(kind) for name, kind in SPANS.items())
+        batch.filter(~_is_server_call.fill_null(False) | _EXPRESSIONS["evaluation_events"].is_not_null())
+        .with_columns(**_EXPRESSIONS)
+        .select(pl.col(name).cast(kind) for name, kind in SPANS.items())
         for batch in batches
     ]
     spans = pl.concat(frames) if frames else empty(SPANS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import polars as pl
@@ -118,9 +119,9 @@ def survey_when_settled(
 def _survey(source: Source, selection: Selection, ledger: Ledger, now_ns: int, settle_s: float) -> Survey:
     spans = narrow_spans(source.read("spans", selection, SPAN_COLUMNS))
     evaluations = collect_evaluations(list(source.read("evaluations", selection, EVALUATION_COLUMNS)))
-    batches = list(source.read("calls", selection, CALL_COLUMNS))
+    batches = source.read("calls", selection, CALL_COLUMNS)
     if selection.rollout_ids is not None and selection.run_id is None and selection.round is None:
-        batches += source.query(_CALLS_OF_NO_ROLLOUT)
+        batches = chain(batches, source.query(_CALLS_OF_NO_ROLLOUT))
     calls = ordered_calls(narrow_calls(batches))
     used = ledger.used.select(*ROLLOUT_KEY)
     calls = calls.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left")

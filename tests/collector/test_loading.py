@@ -77,7 +77,9 @@ def test_a_call_span_becomes_a_call_with_its_columns_and_keeps_the_rest_as_attri
 def test_token_ids_of_foreign_senders_are_read_and_malformed_ones_stay_attributes(collector: CollectorProcess) -> None:
     export(
         collector.address,
-        span(2, 1, {keys.PROMPT_TOKEN_IDS: [300, 2], keys.COMPLETION_TOKEN_IDS: "[7]", keys.COMPLETION_LOGPROBS: [-1.5]}),
+        span(
+            2, 1, {keys.PROMPT_TOKEN_IDS: [300, 2], keys.COMPLETION_TOKEN_IDS: "[7]", keys.COMPLETION_LOGPROBS: [-1.5]}
+        ),
         span(2, 2, {keys.PROMPT_TOKEN_IDS: b"12345", keys.COMPLETION_TOKEN_IDS: [], keys.COMPLETION_LOGPROBS: "none"}),
         span(2, 3, {keys.PROMPT_TOKEN_IDS: "text"}),
     )

@@ -22,9 +22,7 @@ def test_the_public_views_are_the_agreed_ones_and_no_more(collector: CollectorPr
     assert {name for (name,) in select(collector.address, query)} == set(VIEWS)
 
 
-@pytest.mark.parametrize(
-    ("table", "row_type"), [("spans", SpanRow), ("logs", LogRow), ("evaluations", EvaluationRow)]
-)
+@pytest.mark.parametrize(("table", "row_type"), [("spans", SpanRow), ("logs", LogRow), ("evaluations", EvaluationRow)])
 def test_rows_have_the_columns_of_their_table(collector: CollectorProcess, table: str, row_type: type) -> None:
     assert [name for name, _ in _describe(collector, f"stored.{table}")] == list(row_type.__annotations__)
 

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from trainspan_processing.attributes import boolean, has_key, number, text
 
-_TEXT = st.text(max_size=12) | st.sampled_from(['"a.b":1', '\\"a.b\\":"x"', '{"a.b":true}', "\\", "a.b", '":', ',"a.b":1'])
+_TEXT = st.text(max_size=12) | st.sampled_from(
+    ['"a.b":1', '\\"a.b\\":"x"', '{"a.b":true}', "\\", "a.b", '":', ',"a.b":1']
+)
 _VALUE = _TEXT | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 _KEYS = st.sampled_from(["a.b", "a.b.c", "x.a.b", "ab", 'q"uote', 'x"a.b', 'x,"a.b'])
 

@@ -13,7 +13,8 @@ Call = tuple[list[int], list[int]]
 
 def _lists(lists: list[list[int]]) -> Tokens:
     values = np.array([token for tokens in lists for token in tokens], dtype=np.int32)
-    return Tokens(values, np.cumsum([0, *map(len, lists)], dtype=np.int64))
+    lengths = np.array([len(tokens) for tokens in lists], dtype=np.int64)
+    return Tokens(values, np.cumsum(lengths) - lengths, lengths)
 
 
 def _trace(calls: list[Call], strands: list[int] | None = None) -> list[tuple[int, int, int]]:

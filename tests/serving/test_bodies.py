@@ -56,7 +56,9 @@ _VARYING_HEADERS = {"date", "content-length", "x-trainspan-policy-version"}
 def bare(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a vLLM server with our flags but without our middleware and worker."""
     port = free_port()
-    launch = prepare(ServingSettings(model=str(models.base), port=port), (), {**os.environ, "TRAINSPAN_HOME": "unused"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINSPAN_HOME", str(tmp_path_factory.mktemp("bare-home")))
+        launch = prepare(ServingSettings(model=str(models.base), port=port), (), os.environ)
     flags = _without(launch.flags, "--middleware", "--worker-extension-cls")
     command = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", launch.plan.model]
     log = tmp_path_factory.mktemp("bare") / "log"

@@ -143,6 +143,26 @@ def test_after_a_crash_the_last_good_policy_is_served_again(
     assert _chat(server, KEY)[2][keys.HEADER_POLICY_VERSION] == "2"
 
 
+def test_when_the_supervisor_is_killed_the_server_goes_too(faulty: tuple[RunningServer, OtlpSink, Path]) -> None:
+    server, _, _ = faulty
+    family = _children(server.process.pid)
+    family += [grandchild for child in family for grandchild in _children(child)]
+    assert len(family) >= 2  # the server and its engine
+    server.process.kill()
+    server.process.wait(10)
+    deadline = time.monotonic() + 10
+    while any(_is_running(pid) for pid in family):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def _chat(server: RunningServer, headers: dict[str, str]) -> tuple[int, dict[str, object], dict[str, str]]:
     return server.post("/v1/chat/completions", {"model": "policy", "messages": MESSAGES, "max_tokens": 3}, headers)
 

@@ -135,6 +135,21 @@ def test_flags_without_a_model_are_flags(home: Path) -> None:
     assert result.stderr.startswith("trainspan: no model: name a MODEL_DIR")
 
 
+def test_a_signal_during_start_ends_it_at_once(home: Path, models: Models) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainspan_cli", "serve", str(models.base), "--port", "0"],
+        env={**os.environ, "TRAINSPAN_HOME": str(home)},
+        stderr=subprocess.DEVNULL,
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not children.read_text():
+        time.sleep(0.01)
+    started = time.monotonic()
+    process.terminate()
+    assert process.wait(30) == 0
+    assert time.monotonic() - started < 5
+
+
 @pytest.mark.slow
 def test_a_server_that_never_comes_up_ends_the_command_with_its_last_words(home: Path, models: Models) -> None:
     result = subprocess.run(

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 import torch
 
 from tests.support.dataset_files import LoggedCall, sample_rollouts
+from trainspan_schemas.errors import TrainingError
 from trainspan_schemas.settings import TrainSettings
+from trainspan_training.model import load_model, load_tokenizer
 from trainspan_training.plan import Step, plan_steps
 from trainspan_training.rows import make_rows
 from trainspan_training.transitions import Call
@@ -148,6 +151,29 @@ def test_bfloat16_changes_loss_and_gradient_by_its_rounding_only(make_trainer: C
     assert rough_loss == pytest.approx(loss, abs=0.02)
     exact, rough = (torch.cat([value.flatten() for value in values.values()]) for values in (gradient, rough_gradient))
     assert float(torch.cosine_similarity(exact, rough, dim=0)) > 0.99
+
+
+def test_dropout_in_attention_is_off_while_training(
+    model_dir: Path, make_trainer: Callable[..., Any], model: Any, tmp_path: Path
+) -> None:
+    """Llama keeps it as a number, where no switch for dropout layers finds it; the ratio would be noise."""
+    dropping = load_model(model_dir)
+    for layer in dropping.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    from trainspan_training.trainer import TransitionGRPOTrainer
+
+    trainer = TransitionGRPOTrainer(dropping, load_tokenizer(model_dir), TrainSettings(), [], str(tmp_path))
+    step = one_step(sample_rollouts(model, rollouts=3))
+    assert measured(trainer, step)[0] == measured(make_trainer(), step)[0]
+    assert dropping.training
+
+
+def test_one_process_of_several_is_refused_by_name(
+    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TrainingError, match="one process, not one of 2: start it without torchrun"):
+        make_trainer()
 
 
 def test_clipping_happens_on_both_sides_in_these_data(make_trainer: Callable[..., Any], double_model: Any) -> None:

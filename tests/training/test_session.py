@@ -257,6 +257,8 @@ def test_a_refused_checkpoint_gives_way_to_its_parent(run: Run, tmp_path: Path, 
     assert (first.version, refused.version, third.version) == (1, 1, 2)
     assert refused.error == "the policy server refused policy-000002: canary is stale"
     assert refused.event()["swap"] == stale
+    assert refused.record is not None
+    assert (refused.record.version, refused.record.checkpoint) == (1, "policy-000001")
     checkpoints = tmp_path / "checkpoints"
     assert (checkpoints / "policy-000002.refused").is_dir()
     assert read_latest(checkpoints) == checkpoints / "policy-000002"
@@ -282,6 +284,21 @@ def test_another_error_of_the_policy_server_is_a_failure_of_the_command(run: Run
     assert read_latest(tmp_path / "checkpoints") == tmp_path / "checkpoints/policy-000001"
 
 
+def test_a_checkpoint_whose_swap_a_kill_forestalled_is_swapped_in_at_the_next_start(
+    run: Run, tmp_path: Path, model: Any
+) -> None:
+    for round_ in range(2):
+        write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2, seed=round_), round_=round_)
+    run(rounds=1)
+    ledger = tmp_path / "checkpoints/ledger.jsonl"
+    trained, unpublished = ledger.read_text().splitlines(keepends=True)
+    assert "unpublished" in unpublished
+    ledger.write_text(trained)
+    with policy_server((200, {})) as server:
+        run(dataclasses.replace(GENTLE, policy_url=server.url), rounds=1)
+    assert [body["checkpoint"] for _, _, body in server.asked] == ["policy-000001", "policy-000002"]
+
+
 def test_a_model_that_has_a_version_is_counted_on_from_there(run: Run, tmp_path: Path, model: Any) -> None:
     for round_ in range(2):
         write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2, seed=round_), round_=round_)
@@ -297,6 +314,7 @@ def test_a_model_that_has_a_version_is_counted_on_from_there(run: Run, tmp_path:
         (TrainSettings(loss="bnpo"), "train.loss = 'bnpo' is not admitted; choose dapo or cispo"),
         (TrainSettings(weights="const"), "train.weights = 'const' is not known; choose rollout or token"),
         (TrainSettings(steps_per_round=0), "train.steps_per_round = 0 must be greater than 0"),
+        (TrainSettings(policy_url="localhost:8000"), "train.policy_url = 'localhost:8000' is neither"),
         (TrainSettings(loss="cispo", epsilon_high=0.2), "clip the ratio to 0 … 0.2: that must hold 1"),
     ],
 )

@@ -22,12 +22,12 @@ def find_model(model: str) -> Path:
     """
     path = Path(model)
     if path.is_dir():
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
         return check_folder(path)
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
         raise CheckpointError(
             f"model {model!r} is no folder here and no Hugging Face id: give [train] model or --model"
         )
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -69,6 +69,7 @@ def import_training() -> None:
     TRL imports vLLM wherever it is installed, to generate with it: four seconds for nothing here.
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what had to be downloaded was, in `find_model`
     with _hidden("vllm"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers.utils import logging as transformers_logging

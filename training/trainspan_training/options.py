@@ -27,6 +27,10 @@ def check(settings: TrainSettings) -> None:
     for name in positive:
         if not getattr(settings, name) > 0:
             raise ConfigError(f"train.{name} = {getattr(settings, name)} must be greater than 0")
+    if settings.policy_url != "none" and not settings.policy_url.startswith(("http://", "https://")):
+        raise ConfigError(
+            f'train.policy_url = {settings.policy_url!r} is neither "none" nor starts with http:// or https://'
+        )
     low, high = clip_range(settings)
     if not 0 <= low <= 1 <= high:
         raise ConfigError(

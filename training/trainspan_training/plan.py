@@ -5,7 +5,7 @@ together by length, up to a number of padded tokens; how they are put together c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +41,14 @@ class MicroBatch:
         """Its first rows, as many as `tokens` padded tokens hold, and at least one."""
         rows = max(1, tokens // self.tokens.shape[1])
         trained = int(self.trained[:rows].sum())
-        return MicroBatch(
-            *(values[:rows] for values in (self.tokens, self.lengths, self.trained)),
-            *(values[:trained] for values in (self.logprobs, self.advantages, self.temperatures)),
-            self.n_step,
+        return replace(
+            self,
+            tokens=self.tokens[:rows],
+            lengths=self.lengths[:rows],
+            trained=self.trained[:rows],
+            logprobs=self.logprobs[:trained],
+            advantages=self.advantages[:trained],
+            temperatures=self.temperatures[:trained],
         )
 
 

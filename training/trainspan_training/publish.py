@@ -1,5 +1,6 @@
 """Asks the policy server to swap to a checkpoint."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -58,7 +59,7 @@ def publish(url: str, checkpoint: str, version: int) -> Swap:
         answer = _parsed(error.read())
         answer.setdefault("error", f"HTTP {error.code}")
         return Swap("refused" if error.code == 409 else "failed", answer)
-    except (urllib.error.URLError, OSError) as error:
+    except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
         return Swap("unreachable", {"error": f"no answer from {base}: {getattr(error, 'reason', error)}"})
 
 

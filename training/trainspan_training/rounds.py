@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -208,6 +209,8 @@ class Rounds:
             log.error("checkpoint=%s refused by the policy server: %s", saved.checkpoint, swap.error)
             self._checkpoints.refuse(saved.folder, str(swap.error))
             self._go_back()
+            error = f"the policy server refused {saved.checkpoint}: {swap.error}"
+            record = replace(record, version=self._policy.version, checkpoint=self._policy.name, error=error)
         else:
             reason = swap.error
             if reason:
@@ -215,8 +218,7 @@ class Rounds:
             self._checkpoints.ledger.append(Entry(EVENTS[swap.outcome], dataset.sha256, saved.checkpoint, reason))
             self._policy, self._scores = saved, scores
         metrics.append(self._checkpoints.root, record)
-        error = f"the policy server refused {saved.checkpoint}: {swap.error}" if swap.outcome == "refused" else None
-        return self._result(dataset, record, swap, error=error)
+        return self._result(dataset, record, swap, error=record.error)
 
     def _abort(self, dataset: DatasetFolder, record: metrics.RoundRecord, failure: str) -> Result:
         log.error("round=%d aborted, policy %s stays: %s", dataset.round, self._policy.name, failure)

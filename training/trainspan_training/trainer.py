@@ -16,6 +16,7 @@ changes nothing. The others of TRL normalise within a micro-batch.
 
 import contextlib
 import math
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -45,7 +46,7 @@ class TransitionGRPOTrainer(GRPOTrainer):
 
     A step whose loss or gradient is not finite, or whose k3 exceeds `settings.max_kl`, moves no weight: `failure`
     then says why. `bf16`: compute in bfloat16 from float32 weights; by default on a GPU only. Raises TrainingError in a
-    process group of more than one.
+    group of processes, or where several GPUs are visible.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class TransitionGRPOTrainer(GRPOTrainer):
         *,
         bf16: bool | None = None,
     ) -> None:
+        _check_alone()
         self._steps = steps
         self._max_kl = settings.max_kl
         self._max_norm = settings.max_grad_norm
@@ -73,12 +75,11 @@ class TransitionGRPOTrainer(GRPOTrainer):
             train_dataset=Dataset.from_dict({"prompt": [""] * 2}),
             processing_class=tokenizer,
         )
-        if self.accelerator.num_processes > 1:
-            raise TrainingError(
-                f"this trainer runs in one process, not in a group of {self.accelerator.num_processes}: "
-                "start it without torchrun or accelerate launch"
-            )
         self.remove_callback(PrinterCallback)
+        self.aux_loss_enabled = False  # a mixture's load balancing is a mean over a micro-batch
+        for module in list[Any](model.modules()):
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.0  # TRL switches off the dropout layers, but not this one
         self._clip_range = clip_range(settings)
 
     @property
@@ -174,6 +175,17 @@ def kl_fault(sums: TokenSums, max_kl: float) -> str | None:
     """Why the policy is too far from the one that sampled, if it is."""
     k3 = sums.mean("k3")
     return None if k3 <= max_kl else f"the KL divergence from the sampling policy is {k3:.3g}, above max_kl {max_kl:g}"
+
+
+def _check_alone() -> None:
+    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise TrainingError(
+            f"this trainer is one process, not one of {processes}: start it without torchrun or accelerate"
+        )
+    if (devices := torch.cuda.device_count()) > 1:
+        raise TrainingError(
+            f"this trainer uses one GPU, {devices} are visible: set CUDA_VISIBLE_DEVICES to one of them"
+        )
 
 
 def _config(settings: TrainSettings, output_dir: str, bf16: bool) -> GRPOConfig:

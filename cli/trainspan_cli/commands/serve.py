@@ -15,7 +15,7 @@ COMMAND_OPTIONS = {"context_settings": {"allow_extra_args": True}}
 def serve(
     context: typer.Context,
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL_DIR]", help="Model directory [default: the newest checkpoint].")
+        str | None, typer.Argument(metavar="MODEL_DIR", help="Model directory [default: the newest checkpoint].")
     ] = None,
     checkpoints: Annotated[Path | None, typer.Option(help="Folder of checkpoints that may be swapped in.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,

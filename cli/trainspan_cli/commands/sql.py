@@ -5,7 +5,9 @@ import json
 import math
 import os
 import sys
+from base64 import b64encode
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +24,7 @@ __all__ = ["sql"]
 
 _FORMATS = ("table", "json", "csv")
 _TABLE_ROWS = 100
+_FILE_WIDTH = 10_000  # nothing is wrapped in a file or pipe
 
 
 def sql(
@@ -108,7 +111,8 @@ def _print_table(names: list[str], rows: Iterator[tuple[Any, ...]], limit: int |
             break
         table.add_row(*(Text(_visible(_cell(value))) for value in row))
         n_rows += 1
-    Console(markup=False, highlight=False, emoji=False).print(table)
+    width = None if sys.stdout.isatty() else _FILE_WIDTH
+    Console(markup=False, highlight=False, emoji=False, width=width).print(table)
     if cut:
         print(f"trainspan: the first {n_rows} rows; --max-rows 0 prints all", file=sys.stderr)
 
@@ -141,11 +145,13 @@ def _visible(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
+def _exact(value: Decimal) -> float | str:
+    """A decimal as a JSON number where that is the same number."""
+    return float(value) if Decimal(repr(float(value))) == value else str(value)
+
+
 def _typed(value: Any) -> Any:
     """A value as JSON has it: bytes as {"bytes": base64}, numbers that JSON lacks and other types as text."""
-    from base64 import b64encode
-    from decimal import Decimal
-
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
@@ -153,7 +159,7 @@ def _typed(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"bytes": b64encode(value).decode()}
     if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else str(value)
+        return int(value) if value == value.to_integral_value() else _exact(value)
     if isinstance(value, (list, tuple)):
         return [_typed(item) for item in value]
     if isinstance(value, dict):

@@ -1,0 +1,168 @@
+"""The collector as a process: start, stop, and what stands in the way of either."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.support.collector import (
+    TRACES,
+    CollectorProcess,
+    channel,
+    export,
+    read,
+    running,
+    select,
+    span,
+    spawn_collector,
+    trace_request,
+)
+from trainspan_schemas.store import address_file, open_store, running_collector
+
+
+def _failure(store: Path, *arguments: str) -> str:
+    """The one line on stderr of a collector that does not start."""
+    process = spawn_collector(store, *arguments)
+    _, text = process.communicate(timeout=30)
+    assert process.returncode != 0
+    [line] = text.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_under_load_drains_everything_acknowledged_into_the_file(tmp_path: Path, number: int) -> None:
+    store = tmp_path / "spans.duckdb"
+    collector = CollectorProcess(store, load_interval_s=30)
+    acknowledged: list[int] = []
+    refusals: list[grpc.StatusCode] = []
+
+    def send_until_refused() -> None:
+        with channel(collector.address) as opened:
+            for index in range(1, 100_000):
+                body = trace_request(span(1, index, {"text": "x" * 1_000})).SerializeToString()
+                try:
+                    opened.unary_unary(TRACES)(body, timeout=10)
+                except grpc.RpcError as error:
+                    refusals.append(error.code())
+                    return
+                acknowledged.append(index)
+                if index == 50:
+                    enough.set()
+
+    enough = threading.Event()
+    client = threading.Thread(target=send_until_refused)
+    client.start()
+    assert enough.wait(20)
+    collector.process.send_signal(number)
+    assert collector.process.wait(30) == 0
+    client.join()
+    assert set(refusals) <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}  # both: try again
+    assert not address_file(store).exists()
+    assert not list(tmp_path.glob("spans.duckdb.journal/*.journal"))  # all of it is checkpointed
+    with open_store(str(store)) as address:  # a reader starts a collector of its own
+        found = _count(address)
+    assert found >= len(acknowledged) >= 50
+
+
+def _count(address: str) -> int:
+    from pyarrow import flight
+
+    with flight.connect(address) as client:
+        table = client.do_get(flight.Ticket(b'{"sql": "SELECT count(*) AS n FROM spans"}')).read_all()
+    count: int = table["n"][0].as_py()
+    return count
+
+
+def test_the_address_file_and_the_store_belong_to_their_owner_alone(tmp_path: Path) -> None:
+    store = tmp_path / "spans.duckdb"
+    with running(store) as collector:
+        export(collector.address, span(1, 1))
+        assert len(read(collector.address, "spans")) == 1
+        assert running_collector(store) == collector.address
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert {path.name for path in files} >= {"spans.duckdb", "spans.duckdb.wal", "spans.duckdb.json", "lock"}
+        assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+def test_a_second_collector_on_a_store_names_the_first_and_leaves_it_alone(tmp_path: Path) -> None:
+    store = tmp_path / "spans.duckdb"
+    with running(store) as first:
+        line = _failure(store)
+        assert line.startswith("trainspan: ")
+        assert f"pid {first.process.pid}" in line
+        assert running_collector(store) == first.address
+        export(first.address, span(1, 1))
+        assert select(first.address, "SELECT count(*) FROM spans") == [(1,)]
+
+
+def test_a_database_that_another_program_has_open_is_named_with_its_holder(tmp_path: Path) -> None:
+    store = tmp_path / "spans.duckdb"
+    code = f"import duckdb; connection = duckdb.connect({str(store)!r}); print('open', flush=True); input()"
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        line = _failure(store)
+    finally:
+        holder.communicate(b"\n", timeout=10)
+    assert f"process {holder.pid}" in line
+
+
+@pytest.mark.parametrize("option", ["--grpc", "--flight"])
+def test_a_taken_port_is_one_line_that_names_its_holder(tmp_path: Path, option: str) -> None:
+    import os
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = _failure(tmp_path / "spans.duckdb", option, f"127.0.0.1:{port}")
+    assert f"{option} 127.0.0.1:{port} is in use by pid {os.getpid()}" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--http", "127.0.0.1:4318"], "--http off"),
+        (["--flight", "off"], "--flight HOST:PORT"),
+        (["--grpc", "4317"], "'4317' is not HOST:PORT"),
+        (["--grpc", "0.0.0.0:0"], "--insecure-allow-remote"),
+        (["--flight", "example.com:1"], "--insecure-allow-remote"),
+    ],
+)
+def test_listeners_that_cannot_be_meant_are_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
+    assert message in _failure(tmp_path / "spans.duckdb", *arguments)
+
+
+def test_other_machines_are_let_in_only_when_asked_for(tmp_path: Path) -> None:
+    with running(tmp_path / "s.duckdb", "--grpc", "0.0.0.0:0", "--insecure-allow-remote") as open_to_all:
+        assert str(open_to_all.address.grpc).startswith("0.0.0.0:")
+        with grpc.insecure_channel(f"127.0.0.1:{str(open_to_all.address.grpc).rpartition(':')[2]}") as opened:
+            assert opened.unary_unary(TRACES)(b"", timeout=5) == b""
+
+
+def test_a_file_that_is_no_store_of_this_version_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    text = tmp_path / "text.duckdb"
+    text.write_text("hello " * 1_000)
+    assert "cannot open" in _failure(text)
+    assert text.read_text() == "hello " * 1_000
+    for name, statements, message in [
+        ("foreign", "CREATE TABLE t (x INTEGER)", "is a DuckDB file but no trainspan store"),
+        ("newer", "CREATE TABLE meta AS SELECT 'schema_version' AS key, '999' AS value", "store version 999"),
+    ]:
+        path = tmp_path / f"{name}.duckdb"
+        code = f"import duckdb; duckdb.connect({str(path)!r}).execute({statements!r})"
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+        assert message in _failure(path)
+
+
+def test_a_reader_alone_reads_a_store_with_grpc_off(tmp_path: Path) -> None:
+    store = tmp_path / "spans.duckdb"
+    with running(store) as collector:
+        export(collector.address, span(1, 1))
+    with running(store, "--grpc", "off") as reader:
+        assert reader.address.grpc is None
+        assert len(read(reader.address, "spans")) == 1
