@@ -1,6 +1,8 @@
 """Journal frames → the rows of one load: `seq` given out in journal order, duplicates within the batch resolved."""
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable
+from itertools import islice
 from typing import TypeVar
 
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
@@ -17,7 +19,7 @@ from trainspan_schemas import keys
 
 __all__ = ["Batch"]
 
-_Row = TypeVar("_Row")
+_Row = TypeVar("_Row", SpanRow, LogRow, EvaluationRow)
 _Key = TypeVar("_Key")
 
 
@@ -47,12 +49,30 @@ class Batch:
     def evaluations(self) -> list[EvaluationRow]:
         return list(self._evaluations.values())
 
-    def add(self, frames: Iterable[Frame]) -> None:
-        for frame in frames:
-            if frame.signal is Signal.TRACES:
-                self._add_traces(frame)
-            else:
-                self._add_logs(frame)
+    @property
+    def n_spans(self) -> int:
+        return len(self._spans)
+
+    def add(self, frame: Frame) -> None:
+        if frame.signal is Signal.TRACES:
+            self._add_traces(frame)
+        else:
+            self._add_logs(frame)
+
+    def split(self, n_spans: int) -> "Batch":
+        """Keeps the first `n_spans` spans and what was numbered before the last of them; returns the rest."""
+        rest = Batch(self.last_seq)
+        self.last_seq = next(islice(self._spans.values(), n_spans - 1, None)).seq
+        self._spans, rest._spans = self._parts(self._spans)
+        self._logs, rest._logs = self._parts(self._logs)
+        self._evaluations, rest._evaluations = self._parts(self._evaluations)
+        return rest
+
+    def _parts(self, rows: dict[_Key, _Row]) -> tuple[dict[_Key, _Row], dict[_Key, _Row]]:
+        """Rows up to `last_seq`, and those after; a dictionary's order is that of `seq`."""
+        n_before = bisect_right(list(rows.values()), self.last_seq, key=lambda row: row.seq)
+        items = list(rows.items())
+        return dict(items[:n_before]), dict(items[n_before:])
 
     def _add_traces(self, frame: Frame) -> None:
         for resource_spans in parse_traces(frame.body).resource_spans:

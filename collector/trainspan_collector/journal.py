@@ -16,7 +16,7 @@ from pathlib import Path
 from trainspan_collector.frames import Damage, Frame, Signal, encode_header, scan_frames
 from trainspan_schemas.errors import StoreError
 
-__all__ = ["Journal", "Position"]
+__all__ = ["Entry", "Journal", "Position"]
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,15 @@ class Position:
 
     segment: int
     offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An acknowledged request and where it lies."""
+
+    frame: Frame
+    start: Position
+    end: Position
 
 
 @dataclass(slots=True)
@@ -79,6 +88,11 @@ class Journal:
         with self._changed:
             return self._bytes_after(position)
 
+    def bytes_before(self, position: Position) -> int:
+        """What `release` could delete now, the segment being written aside."""
+        with self._changed:
+            return sum(size for segment, size in self._sizes.items() if segment < position.segment)
+
     def wait_for_bytes(self, position: Position, n_bytes: int, timeout_s: float) -> bool:
         """Waits until `n_bytes` lie after `position`, or `nudge` is called, or the time is over; whether they do."""
         with self._changed:
@@ -92,10 +106,10 @@ class Journal:
             self._nudged = True
             self._changed.notify_all()
 
-    def read(self, position: Position, max_bytes: int) -> tuple[list[Frame], Position]:
-        """Frames after `position`, of about `max_bytes` but at least one where there is one, and where they end.
+    def read(self, position: Position, max_bytes: int) -> tuple[list[Entry], Position]:
+        """Requests after `position`, of about `max_bytes` but at least one where there is one, and where they end.
 
-        Damage is skipped with a warning; frames after it are found.
+        Damage is skipped with a warning; requests after it are found.
         """
         with self._changed:
             sizes = dict(self._sizes)
@@ -141,28 +155,28 @@ class Journal:
             if segment >= position.segment
         )
 
-    def _read_segment(self, segment: int, start: int, size: int, max_bytes: int) -> tuple[list[Frame], Position]:
+    def _read_segment(self, segment: int, start: int, size: int, max_bytes: int) -> tuple[list[Entry], Position]:
         wanted = max_bytes
         while True:
             with self._path(segment).open("rb") as file:
                 file.seek(start)
                 data = file.read(min(wanted, size - start))
             complete = start + len(data) >= size
-            frames: list[Frame] = []
+            entries: list[Entry] = []
             end = start
             for item in scan_frames(data, complete=complete):
-                end = start + item.end
+                begin, end = end, start + item.end
                 if isinstance(item, Damage):
                     log.warning(
                         "journal damage segment=%d from=%d to=%d bytes_skipped=%d",
                         segment, start + item.start, end, item.end - item.start,
                     )  # fmt: skip
                 else:
-                    frames.append(item)
+                    entries.append(Entry(item, Position(segment, begin), Position(segment, end)))
                 if wanted > max_bytes:  # read on for the sake of this one
                     break
             if end > start or complete:
-                return frames, Position(segment, end)
+                return entries, Position(segment, end)
             wanted *= 2
 
     def _write_all(self) -> None:

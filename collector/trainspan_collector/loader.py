@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from trainspan_collector.batch import Batch
 from trainspan_collector.database import Database, Progress
+from trainspan_collector.gathering import Gathering
 from trainspan_collector.journal import Journal, Position
 from trainspan_collector.rows import evaluation_table, log_table, span_table
 
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _CHECKPOINT_IDLE_S = 30.0
 _RETRY_S = 0.5
+_GATHER_BYTES = 1024 * 1024
 _MAY_PASS = (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.TransactionException)
 """What a full memory or disk raises, the last of them at COMMIT."""
 
@@ -50,7 +52,7 @@ class Loader:
         *,
         interval_s: float,
         max_bytes: int,
-        checkpoint_wal_bytes: int,
+        checkpoint_bytes: int,
         cancel_queries: Callable[[], None],
         on_failure: Callable[[], None],
     ) -> None:
@@ -58,12 +60,12 @@ class Loader:
         self._database = database
         self._journal = journal
         self._interval_s = interval_s
-        self._max_bytes = max_bytes
-        self._checkpoint_wal_bytes = checkpoint_wal_bytes
+        self._checkpoint_bytes = checkpoint_bytes
         self._cancel_queries = cancel_queries
         self._on_failure = on_failure
         self._cursor = database.cursor()
         self._progress = database.progress()
+        self._gathering = Gathering(journal, self._progress, max_bytes=max_bytes)
         self._loaded = threading.Condition()
         self._n_waiting = 0
         self._stopping = threading.Event()
@@ -108,30 +110,32 @@ class Loader:
             self._on_failure()
 
     def _load_until_stopped(self) -> None:
-        last_load = time.monotonic()
+        idle_since = time.monotonic()
+        due: float | None = None
         while True:
             stopping = self._stopping.is_set()
-            if self._journal.wait_for_bytes(self._progress.position, 1, 0 if stopping else _CHECKPOINT_IDLE_S):
-                if not stopping and not self._n_waiting:
-                    self._journal.wait_for_bytes(self._progress.position, self._max_bytes, self._interval_s)
-                self._load_one_batch()
-                last_load = time.monotonic()
-                if self._database.wal_bytes() >= self._checkpoint_wal_bytes:
+            if not self._journal.wait_for_bytes(self._progress.position, 1, 0 if stopping else _CHECKPOINT_IDLE_S):
+                if stopping:
+                    return
+                if time.monotonic() - idle_since >= _CHECKPOINT_IDLE_S:
                     self._checkpoint()
-            elif stopping:
-                return
-            elif time.monotonic() - last_load >= _CHECKPOINT_IDLE_S:
-                self._checkpoint()
+                continue
+            self._gathering.fill()
+            due = due or time.monotonic() + self._interval_s
+            if self._gathering.is_full or stopping or self._n_waiting or time.monotonic() >= due:
+                self._load()
+                due, idle_since = None, time.monotonic()
+            else:
+                self._gathering.wait_for_more(_GATHER_BYTES, due - time.monotonic())
 
-    def _load_one_batch(self) -> None:
-        frames, end = self._journal.read(self._progress.position, self._max_bytes)
-        batch = Batch(self._progress.last_seq)
-        batch.add(frames)
-        progress = Progress(end, batch.last_seq)
+    def _load(self) -> None:
+        batch, progress = self._gathering.take()
         self._commit_with_retries(batch, progress)
         with self._loaded:
             self._progress = progress
             self._loaded.notify_all()
+        if max(self._database.wal_bytes(), self._journal.bytes_before(progress.position)) >= self._checkpoint_bytes:
+            self._checkpoint()
 
     def _commit_with_retries(self, batch: Batch, progress: Progress) -> None:
         """Memory that a query took, and a full disk, come back; what else fails is an error of ours and is raised."""

@@ -77,7 +77,7 @@ def _start(
         journal,
         interval_s=settings.load_interval_s,
         max_bytes=settings.load_max_bytes,
-        checkpoint_wal_bytes=settings.checkpoint_wal_bytes,
+        checkpoint_bytes=settings.checkpoint_bytes,
         cancel_queries=user_queries.cancel_all,
         on_failure=stop.set,
     )
@@ -117,13 +117,15 @@ def _start(
 
 
 class _Stop:
-    """A flag that a signal handler may set: a pipe, since locks are not safe there."""
+    """A flag that any thread, and a signal whichever thread it meets, can set: a pipe that the main thread reads."""
 
     def __init__(self) -> None:
-        self._read, self._write = os.pipe()
+        self._read, self.write_end = os.pipe()
+        os.set_blocking(self.write_end, False)
 
     def set(self) -> None:
-        os.write(self._write, b".")
+        with contextlib.suppress(BlockingIOError):  # full: set often enough
+            os.write(self.write_end, b".")
 
     def wait(self) -> None:
         os.read(self._read, 1)
@@ -133,13 +135,15 @@ class _Stop:
 def _stop_signal() -> Iterator[_Stop]:
     """Turns SIGTERM and SIGINT into a flag for the time of the block, draining included."""
     stop = _Stop()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+    wakeup_before = signal.set_wakeup_fd(stop.write_end, warn_on_full_buffer=False)
     try:
         yield stop
     finally:
+        signal.set_wakeup_fd(wakeup_before)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """The interpreter has written the signal to the pipe already."""

@@ -59,12 +59,15 @@ def prepare(workspace: Path, console: Console) -> None:
         ):
             made = subprocess.run(
                 [sys.executable, str(HERE / "policy.py"), str(workspace / ".model")],
+                env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},  # threads that spin double the time on a busy machine
                 capture_output=True,
                 text=True,
                 check=False,
             )
         if made.returncode != 0:
-            sys.exit(f"trainspan: the model could not be made: {made.stderr.strip().splitlines()[-1]}")
+            sys.exit(
+                f"trainspan: the model could not be made: {(made.stderr.strip().splitlines() or ['no message'])[-1]}"
+            )
         (workspace / ".model").rename(workspace / "model")
         loss = json.loads(made.stdout.strip().splitlines()[-1])["loss"]
         console.print(

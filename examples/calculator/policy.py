@@ -113,7 +113,8 @@ def warm_up(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: i
         rate = LEARNING_RATE * min(1.0, (step + 1) / 20) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
         for group in optimizer.param_groups:
             group["lr"] = rate
-        loss: Any = model(input_ids=ids, attention_mask=(ids != tokenizer.pad_token_id).long(), labels=labels).loss
+        # Padding is on the right and attention causal: no mask is needed.
+        loss: Any = model(input_ids=ids, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

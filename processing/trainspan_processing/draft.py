@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import polars as pl
 
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.functions import is_function_name, load_function
 from trainspan_schemas.settings import DatasetSettings
 
 from .credit import CREDITS, Credit, assign_credit
 from .frames import ROLLOUT_KEY, SPAN_KEY
-from .functions import is_function_name, load_function
 from .grouping import compare, first_calls, hash_first_prompts, with_groups
 from .ledger import Ledger
 from .payload import read_payload

@@ -8,10 +8,10 @@ from typing import Final
 import polars as pl
 
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.functions import is_function_name, load_function
 
 from .baselines import BASELINES, Baseline
 from .frames import ROLLOUT_KEY, SPAN_KEY
-from .functions import is_function_name, load_function
 from .ledger import Ledger
 
 __all__ = ["compare", "first_calls", "hash_first_prompts", "with_groups"]

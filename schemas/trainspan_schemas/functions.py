@@ -21,12 +21,15 @@ def is_function_name(text: str) -> bool:
 def load_function(name: str) -> Callable[..., Any]:
     """The function of that name; its module is imported with the working directory (or the file's folder) on the path.
 
-    Raises UsageError where the name has another form or nothing callable is there; what the module raises passes through.
+    Raises UsageError where the name has another form, the module cannot be imported, or nothing callable is there.
     """
     if not is_function_name(name):
         raise UsageError(f"{name!r} does not name a function: write module:function or path/to/file.py:function")
     place, _, function = name.rpartition(":")
-    module = _from_file(Path(place)) if place.endswith(".py") else _from_path(place)
+    try:
+        module = _from_file(Path(place)) if place.endswith(".py") else _from_path(place)
+    except (ImportError, SyntaxError) as error:
+        raise UsageError(f"cannot load {name!r}: {type(error).__name__}: {error}") from error
     found = getattr(module, function, None)
     if not callable(found):
         known = ", ".join(
@@ -48,12 +51,7 @@ def _put_first(folder: Path) -> None:
 
 def _from_path(module: str) -> Any:
     _put_first(Path.cwd())
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise UsageError(f"no module {module!r} in {Path.cwd()} or the environment") from error
+    return importlib.import_module(module)
 
 
 def _from_file(path: Path) -> Any:

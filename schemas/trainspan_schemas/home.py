@@ -4,7 +4,16 @@ import os
 import secrets
 from pathlib import Path
 
-__all__ = ["checkpoints_dir", "datasets_dir", "home", "runs_dir", "store_path", "token"]
+__all__ = [
+    "checkpoints_dir",
+    "datasets_dir",
+    "home",
+    "remember_served_model",
+    "runs_dir",
+    "served_model",
+    "store_path",
+    "token",
+]
 
 
 def home() -> Path:
@@ -44,3 +53,20 @@ def token() -> str:
     with os.fdopen(descriptor, "w") as file:
         file.write(secret + "\n")
     return secret
+
+
+def remember_served_model(model: str) -> None:
+    """Keeps which model `trainspan serve` was given, so that `trainspan train` can start from it by itself."""
+    path = home() / "served-model"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(model + "\n")
+    temporary.replace(path)
+
+
+def served_model() -> str | None:
+    """The model that `trainspan serve` was last given: an absolute path or a Hugging Face id; None if it never ran."""
+    try:
+        return (home() / "served-model").read_text().strip() or None
+    except FileNotFoundError:
+        return None

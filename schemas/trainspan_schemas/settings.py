@@ -28,10 +28,10 @@ class CollectorSettings:
     """HOST:PORT of OTLP/HTTP, or "off"."""
     flight: str = "127.0.0.1:4319"
     """HOST:PORT of Arrow Flight."""
-    load_interval_s: float = 0.5
-    """Greatest age of journalled spans before the loader takes them."""
+    load_interval_s: float = 2.0
+    """Greatest age of journalled spans before the loader takes them; a reader does not wait for it."""
     load_max_bytes: int = 8 * 1024 * 1024
-    """Journal bytes that make the loader start at once, and the greatest batch it takes."""
+    """Journal bytes that the loader reads at a time."""
     max_request_bytes: int = 64 * 1024 * 1024
     """Greatest size of one OTLP request, before and after decompression."""
     max_inflight_bytes: int = 256 * 1024 * 1024
@@ -44,8 +44,8 @@ class CollectorSettings:
     """Time after which a user's query is ended."""
     duckdb_memory: str = "256MB"
     """DuckDB's memory limit; larger work spills to disk."""
-    checkpoint_wal_bytes: int = 512 * 1024 * 1024
-    """Size of DuckDB's write-ahead log at which it is checkpointed and the loaded journal deleted."""
+    checkpoint_bytes: int = 256 * 1024 * 1024
+    """Size of the loaded journal, or of DuckDB's write-ahead log, at which DuckDB is checkpointed and that journal deleted."""
     insecure_allow_remote: bool = False
     """Listen on addresses that other machines can reach, without access control."""
 
@@ -137,7 +137,7 @@ class TrainSettings:
     """`[train]`: Parquet in, optimizer steps, checkpoints out."""
 
     model: str | None = None
-    """Model directory or Hugging Face id to start from where there is no checkpoint yet."""
+    """Model directory or Hugging Face id to start from where there is no checkpoint yet; default: the one last served."""
     checkpoints: str | None = None
     """Folder of checkpoints; default `$TRAINSPAN_HOME/checkpoints`."""
     policy_url: str = "http://127.0.0.1:8000"

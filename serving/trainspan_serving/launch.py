@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainspan_schemas.checkpoint import META_FILE, CheckpointMeta, read_latest
 from trainspan_schemas.errors import CheckpointError, ProcessError, UsageError
-from trainspan_schemas.home import checkpoints_dir, token
+from trainspan_schemas.home import checkpoints_dir, remember_served_model, token
 from trainspan_schemas.settings import ServingSettings
 
 from .plan import ServerPlan
@@ -60,6 +60,7 @@ def serve(
     Raises CheckpointError, UsageError and ProcessError before vLLM starts, ProcessError when it does not stay up.
     """
     launch = prepare(settings, flags, os.environ)
+    remember_served_model(launch.plan.model)
     return Supervisor(launch.plan, launch.host, launch.port, launch.flags, launch.environment, on_ready).run()
 
 

@@ -74,12 +74,8 @@ def test_every_decodable_request_becomes_rows_with_growing_numbers(
     logs = ExportLogsServiceRequest()
     logs.resource_logs.add().scope_logs.add().log_records.extend(some_records)
     batch = Batch(last_seq=10)
-    batch.add(
-        [
-            Frame(Signal.TRACES, 5, trace_request(*some_spans).SerializeToString(), 0),
-            Frame(Signal.LOGS, 5, logs.SerializeToString(), 0),
-        ]
-    )
+    batch.add(Frame(Signal.TRACES, 5, trace_request(*some_spans).SerializeToString(), 0))
+    batch.add(Frame(Signal.LOGS, 5, logs.SerializeToString(), 0))
     valid = {
         (item.trace_id, item.span_id)
         for item in some_spans

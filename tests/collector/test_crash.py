@@ -54,9 +54,7 @@ def _run_and_kill(store: Path, clients: list[Client], n_kills: int, seed: int) -
     moments = random.Random(seed)
     for _ in range(n_kills):
         # Small limits, so that kills meet loads, checkpoints and journal files being deleted.
-        collector = CollectorProcess(
-            store, load_interval_s=0.05, load_max_bytes=200_000, checkpoint_wal_bytes=1_000_000
-        )
+        collector = CollectorProcess(store, load_interval_s=0.05, load_max_bytes=200_000, checkpoint_bytes=1_000_000)
         threads = [threading.Thread(target=client.send_until_killed, args=(collector,)) for client in clients]
         for thread in threads:
             thread.start()

@@ -70,8 +70,8 @@ def test_concurrent_appends_are_all_on_disk_when_they_return(tmp_path: Path) -> 
         thread.start()
     for thread in threads:
         thread.join()
-    frames, end = journal.read(START, 10**9)
-    assert sorted(frame.body for frame in frames) == sorted(bodies)
+    entries, end = journal.read(START, 10**9)
+    assert sorted(entry.frame.body for entry in entries) == sorted(bodies)
     assert end == journal.end()
     journal.close()
 
@@ -82,10 +82,10 @@ def test_a_read_takes_about_max_bytes_but_at_least_one_request(tmp_path: Path) -
         journal.append(Signal.TRACES, bytes(size), 1)
     sizes, position = [], START
     while True:
-        frames, position = journal.read(position, 2 * (HEADER_BYTES + 10))
-        if not frames:
+        entries, position = journal.read(position, 2 * (HEADER_BYTES + 10))
+        if not entries:
             break
-        sizes.append([len(frame.body) for frame in frames])
+        sizes.append([len(entry.frame.body) for entry in entries])
     assert sizes == [[10, 10], [5_000], [10]]
     journal.close()
 
@@ -96,11 +96,11 @@ def test_full_segments_are_followed_by_new_ones_and_deleted_when_released(tmp_pa
         journal.append(Signal.LOGS, bytes(60), 1)
     names = [f"{number:012d}.journal" for number in (1, 2)]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    frames, position = [], START
+    everything, position = [], START
     while journal.bytes_after(position):
         more, position = journal.read(position, 1)
-        frames += more
-    assert len(frames) == 4
+        everything += more
+    assert len(everything) == 4
     journal.release(Position(1, 2 * (HEADER_BYTES + 60)))
     assert [path.name for path in tmp_path.iterdir()] == names[1:]
     journal.release(position)
@@ -118,10 +118,10 @@ def test_a_new_process_reads_on_after_a_torn_tail_and_never_appends_to_the_old_f
         file.write(_frame(b"torn")[:-1])
     second = Journal(tmp_path)
     second.append(Signal.TRACES, b"after the crash", 1)
-    frames, position = second.read(START, 10**6)
-    assert [frame.body for frame in frames] == [b"acknowledged"]
-    frames, position = second.read(position, 10**6)
-    assert [frame.body for frame in frames] == [b"after the crash"]
+    entries, position = second.read(START, 10**6)
+    assert [entry.frame.body for entry in entries] == [b"acknowledged"]
+    entries, position = second.read(position, 10**6)
+    assert [entry.frame.body for entry in entries] == [b"after the crash"]
     assert second.bytes_after(position) == 0
     second.close()
 
@@ -146,8 +146,8 @@ def test_a_failed_write_is_told_to_the_sender_and_the_next_one_works(tmp_path: P
     journal.append(Signal.TRACES, b"after", 1)
     bodies, position = [], START
     while journal.bytes_after(position):
-        frames, position = journal.read(position, 10**6)
-        bodies += [frame.body for frame in frames]
+        entries, position = journal.read(position, 10**6)
+        bodies += [entry.frame.body for entry in entries]
     assert bodies == [b"before", b"after"]
     journal.close()
 

@@ -216,7 +216,7 @@ def test_with_a_judge_only_its_verdict_is_the_reward_and_an_agent_cannot_pay_its
     ("target", "judge", "error", "message"),
     [
         ("agent:solv", None, UsageError, r"agent has no function 'solv'; it has solve"),
-        ("agnt:solve", None, UsageError, r"no module 'agnt'"),
+        ("agnt:solve", None, UsageError, r"No module named 'agnt'"),
         ("other.py:solve", None, UsageError, r"no file other\.py"),
         ("broken:solve", None, ProcessError, r"importing broken:solve failed: ZeroDivisionError"),
         ("leaves:solve", None, ProcessError, r"the worker for leaves:solve ended with code 3 while it started"),

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from trainspan_schemas import home
 from trainspan_schemas.checkpoint import (
     Canary,
     CanaryPrompt,
@@ -39,11 +38,3 @@ def test_a_damaged_meta_file_is_a_checkpoint_error(tmp_path: Path, text: str) ->
     (tmp_path / "trainspan.json").write_text(text)
     with pytest.raises(CheckpointError):
         CheckpointMeta.read(tmp_path)
-
-
-def test_the_token_is_made_once_and_for_its_owner_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "state"))
-    token = home.token()
-    assert len(token) >= 32
-    assert home.token() == token
-    assert (tmp_path / "state" / "token").stat().st_mode & 0o777 == 0o600

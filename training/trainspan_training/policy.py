@@ -36,7 +36,9 @@ def starting_policy(checkpoints: Checkpoints, model: str | None) -> Policy:
         meta = CheckpointMeta.read(latest)
         return Policy(check_folder(latest), latest.name, meta.base, meta.version)
     if not model:
-        raise CheckpointError(f"no checkpoint in {checkpoints.root} and no model: give [train] model or --model")
+        raise CheckpointError(
+            f"no checkpoint in {checkpoints.root} and no model: give --model, or start `trainspan serve MODEL_DIR`"
+        )
     folder = find_model(model)
     version = CheckpointMeta.read(folder).version if (folder / META_FILE).exists() else 0
     folder = folder.resolve()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trainspan_schemas.checkpoint import CheckpointMeta
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.home import served_model
 from trainspan_schemas.settings import TrainSettings
 
 from .checkpoints import Checkpoints
@@ -73,7 +74,7 @@ def _stop(*_: object) -> None:
 
 def _run(job: Job, checkpoints: Checkpoints, on_ready: Callable[[], None], on_result: Callable[[Result], None]) -> None:
     _publish_pending(job.settings.policy_url, checkpoints)
-    policy = starting_policy(checkpoints, job.settings.model)
+    policy = starting_policy(checkpoints, job.settings.model or served_model())
     picture = _Picture(job.checkpoints)
     datasets: Iterator[DatasetFolder]
     if job.follow:

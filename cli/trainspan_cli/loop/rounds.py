@@ -12,6 +12,7 @@ from typing import Any, Literal
 from trainspan_schemas.checkpoint import LATEST
 from trainspan_schemas.dataset import MANIFEST, round_dir_name
 from trainspan_schemas.errors import ConfigError, ProcessError
+from trainspan_schemas.functions import is_function_name
 from trainspan_schemas.home import store_path
 from trainspan_schemas.settings import Settings
 from trainspan_schemas.store import running_collector
@@ -162,7 +163,7 @@ class Loop:
         assert self._settings.loop.target is not None
         target = self._settings.loop.target
         self._command(
-            "rollout", arguments, [target] if _is_function(target) else ["--", *shlex.split(target)], on_event
+            "rollout", arguments, [target] if is_function_name(target) else ["--", *shlex.split(target)], on_event
         )
         counts = meter.stop(result["total"], result["calls"])
         return Collected(result, [check.record() for check in stage_checks(counts)], time.monotonic() - began)
@@ -255,11 +256,6 @@ class Loop:
                 return event
             if event.get("event") == "error":
                 raise ProcessError(f"trainer: {event.get('error')} (log: {self._trainer.log})")
-
-
-def _is_function(target: str) -> bool:
-    """`module:function` or `file.py:function`, as opposed to a command line."""
-    return ":" in target and " " not in target.strip()
 
 
 def settings_record(settings: Settings) -> dict[str, Any]:

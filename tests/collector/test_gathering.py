@@ -1,0 +1,89 @@
+"""How the loader cuts the journal into row groups."""
+
+from pathlib import Path
+
+from tests.support.collector import CollectorProcess, event, export, get, select, span, trace_id, trace_request
+from trainspan_collector.batch import Batch
+from trainspan_collector.database import ROW_GROUP_ROWS, Progress
+from trainspan_collector.frames import HEADER_BYTES, Signal
+from trainspan_collector.gathering import Gathering
+from trainspan_collector.journal import Journal, Position
+from trainspan_schemas import keys
+
+START = Progress(Position(0, 0), 0)
+REWARD = event(keys.EVALUATION_EVENT, {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 1.0})
+
+
+def _journal(folder: Path, *requests: list[int]) -> tuple[Journal, list[int]]:
+    """A journal of requests, each of the spans of those numbers; span 3 bears an evaluation. And where each ends."""
+    journal, ends = Journal(folder), [0]
+    for numbers in requests:
+        spans = (span(1, number, events=[REWARD] if number == 3 else []) for number in numbers)
+        body = trace_request(*spans).SerializeToString()
+        journal.append(Signal.TRACES, body, 1)
+        ends.append(ends[-1] + HEADER_BYTES + len(body))
+    return journal, ends
+
+
+def _take(gathering: Gathering) -> tuple[list[int], list[int], int, Progress]:
+    """Span numbers, their seqs, the number of evaluations, and the progress."""
+    gathering.fill()
+    batch, progress = gathering.take()
+    rows = batch.spans
+    return [int(row.span_id, 16) for row in rows], [row.seq for row in rows], len(batch.evaluations), progress
+
+
+def test_batches_are_whole_row_groups_and_the_rest_comes_next(tmp_path: Path) -> None:
+    journal, ends = _journal(tmp_path, [1, 2, 3], [4, 5, 6], [7])
+    gathering = Gathering(journal, START, max_bytes=10**6, n_rows=4)
+    # Numbers: spans 1 to 3 have seq 1, 2, 3, the evaluation 4, span 4 has 5.
+    assert _take(gathering) == ([1, 2, 3, 4], [1, 2, 3, 5], 1, Progress(Position(1, ends[1]), 5))
+    assert _take(gathering) == ([5, 6, 7], [6, 7, 8], 0, Progress(Position(1, ends[3]), 8))
+    assert not gathering.is_full
+    assert journal.end() == Position(1, ends[3])
+    journal.close()
+
+
+def test_an_evaluation_of_the_last_span_before_a_cut_comes_with_the_next_batch(tmp_path: Path) -> None:
+    journal, ends = _journal(tmp_path, [1, 2], [3, 4])
+    gathering = Gathering(journal, START, max_bytes=10**6, n_rows=3)
+    assert _take(gathering) == ([1, 2, 3], [1, 2, 3], 0, Progress(Position(1, ends[1]), 3))
+    assert _take(gathering) == ([4], [5], 1, Progress(Position(1, ends[2]), 5))
+    journal.close()
+
+
+def test_a_request_of_many_row_groups_is_cut_without_moving_past_it(tmp_path: Path) -> None:
+    journal, ends = _journal(tmp_path, [1], [4, 5, 6, 7, 8], [9])
+    gathering = Gathering(journal, START, max_bytes=10, n_rows=2)
+    taken = [_take(gathering) for _ in range(4)]
+    assert [numbers for numbers, *_ in taken] == [[1, 4], [5, 6], [7, 8], [9]]
+    assert [progress.position.offset for *_, progress in taken] == [ends[1], ends[1], ends[2], ends[3]]
+    journal.close()
+
+
+def test_after_a_crash_within_a_request_its_rows_come_again_numbered_after_what_is_stored(tmp_path: Path) -> None:
+    journal, _ = _journal(tmp_path, [1, 2], [4, 5])
+    *_, progress = _take(Gathering(journal, START, max_bytes=10**6, n_rows=3))
+    again = Gathering(journal, progress, max_bytes=10**6, n_rows=3)
+    assert _take(again)[:2] == ([4, 5], [4, 5])  # 4 is stored already: the loader's anti-join drops it
+    journal.close()
+
+
+def test_a_split_batch_numbers_on_from_where_it_was_cut(tmp_path: Path) -> None:
+    batch = Batch(last_seq=0)
+    journal, _ = _journal(tmp_path, [1, 2, 3, 4])
+    [entry], _ = journal.read(START.position, 10**6)
+    batch.add(entry.frame)
+    rest = batch.split(2)
+    assert ([row.seq for row in batch.spans], batch.last_seq) == ([1, 2], 2)
+    assert ([row.seq for row in rest.spans], [row.seq for row in rest.evaluations], rest.last_seq) == ([3, 5], [4], 5)
+    journal.close()
+
+
+def test_a_request_larger_than_two_row_groups_is_all_there(collector: CollectorProcess) -> None:
+    n_spans = 2 * ROW_GROUP_ROWS + 100
+    export(collector.address, *(span(77, number) for number in range(1, n_spans + 1)))
+    query = f"SELECT count(*), max(seq) - min(seq) FROM spans WHERE trace_id = '{trace_id(77).hex()}'"
+    assert select(collector.address, query) == [(n_spans, n_spans - 1)]
+    answer = get(collector.address, {"sql": "SELECT max(seq) AS seq FROM spans"})
+    assert answer.schema.metadata[b"watermark"] == str(answer["seq"][0].as_py()).encode()
