@@ -19,7 +19,7 @@ run() {
     echo "trainspan: $1 (log: $log)"
     shift
     if ! "$@" >>"$log" 2>&1; then
-        if grep -qE "NewConnectionError|Temporary failure in name resolution|ConnectTimeout|Failed to establish|Network is unreachable|Could not fetch" "$log"; then
+        if grep -qE "NewConnectionError|Temporary failure in name resolution|ConnectTimeout|Failed to establish|Network is unreachable|Could not fetch|No matching distribution found for pip" "$log"; then
             fail "the package index cannot be reached: check the network or pip's index settings, then run make again (details: $log)"
         fi
         if grep -q "No space left on device" "$log"; then

@@ -8,34 +8,38 @@ from trainspan_collector.journal import Entry, Journal
 
 __all__ = ["Gathering"]
 
+_READ_BYTES = 8 * 1024 * 1024
+
 
 class Gathering:
     """Rows read from the journal and not yet loaded. For one thread."""
 
     def __init__(self, journal: Journal, progress: Progress, *, max_bytes: int, n_rows: int = ROW_GROUP_ROWS) -> None:
-        """Starts after `progress`; reads about `max_bytes` of the journal at a time."""
+        """Starts after `progress`; a batch is full with `n_rows` spans or `max_bytes` of the journal."""
         self._journal = journal
         self._max_bytes = max_bytes
         self._n_rows = n_rows
         self._read_to = progress.position
         self._ahead: deque[Entry] = deque()
         self._batch = Batch(progress.last_seq)
+        self._n_bytes = 0
         self._last: Entry | None = None
 
     @property
     def is_full(self) -> bool:
-        return self._batch.n_spans >= self._n_rows
+        return self._batch.n_spans >= self._n_rows or self._n_bytes >= self._max_bytes
 
     def fill(self) -> None:
-        """Reads until there is a whole row group, or the journal is at its end."""
+        """Reads until the batch is full, or the journal is at its end."""
         while not self.is_full:
             if not self._ahead:
-                entries, self._read_to = self._journal.read(self._read_to, self._max_bytes)
+                entries, self._read_to = self._journal.read(self._read_to, _READ_BYTES)
                 self._ahead.extend(entries)
             if not self._ahead:
                 return
             self._last = self._ahead.popleft()
             self._batch.add(self._last.frame)
+            self._n_bytes += len(self._last.frame.body)
 
     def wait_for_more(self, n_bytes: int, timeout_s: float) -> None:
         self._journal.wait_for_bytes(self._read_to, n_bytes, timeout_s)
@@ -47,6 +51,7 @@ class Gathering:
         is read again, and those of its rows that were loaded are found as duplicates.
         """
         batch, entry = self._batch, self._last
+        self._n_bytes = 0
         if batch.n_spans > self._n_rows and entry is not None:
             self._batch, position = batch.split(self._n_rows), entry.start
         else:

@@ -130,27 +130,34 @@ class Loader:
 
     def _load(self) -> None:
         batch, progress = self._gathering.take()
-        self._commit_with_retries(batch, progress)
-        with self._loaded:
-            self._progress = progress
-            self._loaded.notify_all()
+        self._commit_with_retries(batch, progress.position)
         if max(self._database.wal_bytes(), self._journal.bytes_before(progress.position)) >= self._checkpoint_bytes:
             self._checkpoint()
 
-    def _commit_with_retries(self, batch: Batch, progress: Progress) -> None:
+    def _commit_with_retries(self, batch: Batch, position: Position) -> None:
         """Memory that a query took, and a full disk, come back; what else fails is an error of ours and is raised."""
         while True:
+            progress = Progress(position, batch.last_seq)
             try:
                 self._commit(batch, progress)
             except _MAY_PASS as error:
                 self._roll_back()
-                if self._stopping.is_set():
+                if self._stopping.is_set() and not isinstance(error, duckdb.OutOfMemoryException):
                     raise
-                log.warning("load failed, trying again error=%r", str(error))
+                log.warning("load failed, trying again spans=%d error=%r", batch.n_spans, str(error))
                 self._cancel_queries()
-                self._stopping.wait(_RETRY_S)
+                if isinstance(error, duckdb.OutOfMemoryException) and batch.n_spans > 1:
+                    # Half of it needs less. The position stays: after a crash these rows are found as duplicates.
+                    rest = batch.split(batch.n_spans // 2)
+                    self._commit_with_retries(batch, self._progress.position)
+                    batch = rest
+                elif self._stopping.wait(_RETRY_S):
+                    raise
             else:
-                return
+                break
+        with self._loaded:
+            self._progress = progress
+            self._loaded.notify_all()
 
     def _commit(self, batch: Batch, progress: Progress) -> None:
         execute = self._cursor.execute

@@ -30,8 +30,8 @@ class CollectorSettings:
     """HOST:PORT of Arrow Flight."""
     load_interval_s: float = 2.0
     """Greatest age of journalled spans before the loader takes them; a reader does not wait for it."""
-    load_max_bytes: int = 8 * 1024 * 1024
-    """Journal bytes that the loader reads at a time."""
+    load_max_bytes: int = 32 * 1024 * 1024
+    """Journal bytes after which a batch is loaded whatever its number of spans."""
     max_request_bytes: int = 64 * 1024 * 1024
     """Greatest size of one OTLP request, before and after decompression."""
     max_inflight_bytes: int = 256 * 1024 * 1024

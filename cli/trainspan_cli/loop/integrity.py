@@ -101,6 +101,13 @@ def training_checks(event: Mapping[str, Any], engine_mismatch: float) -> list[Ch
     )
     swap = event.get("swap") or {}
     canary = swap.get("canary") or {}
+    if event.get("recovered") and not canary:
+        # The server was started from the checkpoint after an interruption: nothing was swapped.
+        detail = f"version {swap.get('version')} of {event.get('version')}"
+        return [
+            *checks,
+            Check("the server has the round's policy", swap.get("version") == event.get("version"), detail),
+        ]
     fresh = canary.get("status") == "fresh" and swap.get("version") == event.get("version")
     detail = swap.get("error") or (
         f"canary {canary.get('status')}, Δ {canary.get('max_abs_diff', float('nan')):.1e}, "

@@ -1,5 +1,6 @@
 """The loop itself: evaluate, then round after round collect rollouts, build the dataset, train and swap; evaluate again."""
 
+import hashlib
 import os
 import queue
 import shlex
@@ -243,19 +244,33 @@ class Loop:
         return time.monotonic() - began
 
     def _trained(self, round_: int) -> dict[str, Any]:
-        """The trainer's event for the round's dataset; the trainer finds the dataset by itself."""
+        """The trainer's event for the round's dataset, which the trainer finds by itself.
+
+        Where the trainer used it before the loop (or the trainer) was killed, no event comes: its metrics then serve.
+        """
         assert self._trainer is not None
+        manifest = self._folder.datasets / round_dir_name(round_) / MANIFEST
+        sha256 = hashlib.sha256(manifest.read_bytes()).hexdigest()
         while True:
+            earlier = self._folder.trained_before(sha256)
             try:
                 event = self._trainer.events.get(timeout=0.5)
             except queue.Empty:
+                if earlier is not None:
+                    return self._recovered(earlier)
                 self._keep_alive()
                 continue
             if event.get("event") == "round" and event.get("round") == round_:
                 self._screen.policy(event.get("version"))
                 return event
-            if event.get("event") == "error":
-                raise ProcessError(f"trainer: {event.get('error')} (log: {self._trainer.log})")
+
+    def _recovered(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """An event from the trainer's metrics and what the policy server says of its last swap."""
+        served = self._policy.policy()
+        self._screen.policy(served["version"])
+        tokens = {"trained": metrics.get("trained_tokens"), "forwarded": metrics.get("forwarded_tokens")}
+        swap = {"version": served["version"], "canary": served["canary"]}
+        return {**metrics, "event": "round", "recovered": True, "tokens": tokens, "swap": swap, "skipped": None}
 
 
 def settings_record(settings: Settings) -> dict[str, Any]:

@@ -69,14 +69,14 @@ class RunFolder:
 
     def records(self) -> list[dict[str, Any]]:
         """All whole records of `rounds.jsonl`; a line torn by a kill is left out."""
-        path = self.path / "rounds.jsonl"
-        records = []
-        for line in path.read_text().splitlines() if path.exists() else []:
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-        return records
+        return _json_lines(self.path / "rounds.jsonl")
+
+    def trained_before(self, dataset_sha256: str) -> dict[str, Any] | None:
+        """The trainer's own line of `checkpoints/metrics.jsonl` for a dataset that it has used already."""
+        for line in _json_lines(self.checkpoints / "metrics.jsonl"):
+            if line.get("dataset") == dataset_sha256:
+                return line
+        return None
 
     def finish(self, status: str) -> None:
         self.write("run.json", {**self.read("run.json"), "status": status})
@@ -88,6 +88,16 @@ class RunFolder:
         drawn = random.Random(seed).sample(list(tasks), min(count, len(tasks)))
         path.write_text("".join(line + "\n" for line in drawn))
         return path
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    records = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records
 
 
 def newest_unfinished(settings: Mapping[str, Any]) -> RunFolder | None:

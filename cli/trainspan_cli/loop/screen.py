@@ -162,9 +162,14 @@ class Screen:
         if record["kind"] == "eval":
             rate = Rate(record["successes"], record["n"])
             return f"{record['name']} after round {record['round']} (version {record['policy_version']}): {rate}"
-        names = ("round", "version", "rollouts", "failed", "train", "", "tok/s", "max|dlogp|", "ok", "s", "s", "s")
-        cells = self._cells(record, None)
-        return "  ".join(f"{name} {cell}".strip() for name, cell in zip(names, cells, strict=True) if cell)
+        round_, version, rollouts, failed, train, _, rate, difference, ok, *seconds = self._cells(record, None)
+        stages = ", ".join(
+            f"{stage} {s} s" for stage, s in zip(("rollouts", "dataset", "training"), seconds, strict=True)
+        )
+        return (
+            f"round {round_}: version {version}, {rollouts} rollouts ({failed} failed), reward {train}, {rate} tok/s, "
+            f"max |Δlogp| {difference}, checks {ok} ({stages})"
+        )
 
     def _clock(self) -> str:
         elapsed = int(time.monotonic() - self._began)

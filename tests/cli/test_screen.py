@@ -1,0 +1,65 @@
+"""The live screen, in a terminal and in a pipe."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from trainspan_cli.loop.screen import Screen
+
+OK = {"name": "every call is stored", "ok": True, "detail": "3"}
+EVAL: dict[str, Any] = {
+    "kind": "eval",
+    "name": "validation",
+    "round": 0,
+    "policy_version": 0,
+    "n": 100,
+    "successes": 20.0,
+    "checks": [OK],
+}
+ROUND: dict[str, Any] = {
+    "kind": "round",
+    "round": 1,
+    "policy_version": 1,
+    "rollout": {"total": 64, "mean_reward": 0.25, "status": {"ok": 62, "timeout": 2}},
+    "train": {"tokens": {"trained": 700}, "logp_diff_max": 3e-6},
+    "seconds": {"rollouts": 4.0, "dataset": 1.0, "train": 2.0, "total": 7.0},
+    "checks": [{"name": "the swap is fresh", "ok": False, "detail": "[bold]canary stale[/bold]"}],
+}
+
+
+def show(*, terminal: bool) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=150, color_system=None)
+    with Screen(console, "run [x]") as screen:
+        screen.stage("validation")
+        screen.record(EVAL)
+        screen.round(1, 3)
+        screen.policy(1)
+        screen.progress({"done": 10, "failed": 2, "total": 64, "mean_reward": 0.2})
+        screen.record(ROUND)
+    return out.getvalue()
+
+
+def test_a_pipe_gets_one_line_per_record() -> None:
+    lines = [line.split(" ", 1)[1] for line in show(terminal=False).splitlines()]
+    assert lines == [
+        "validation",
+        "validation after round 0 (version 0): 0.200 [0.133, 0.289]",
+        "ALARM the swap is fresh: [bold]canary stale[/bold]",
+        "round 1: version 1, 64 rollouts (2 failed), reward 0.250, 100 tok/s, max |Δlogp| 3e-06, checks ✗ "
+        "(rollouts 4.0 s, dataset 1.0 s, training 2.0 s)",
+    ]
+
+
+def test_a_terminal_shows_round_version_progress_and_success_with_its_interval() -> None:
+    shown = show(terminal=True)
+    for part in (
+        "run [x]",
+        "round 1 of 3",
+        "policy version 1",
+        "0.200 [0.133, 0.289]",
+        "[bold]canary stale[/bold]",
+        "3e-06",
+    ):
+        assert part in shown
