@@ -136,7 +136,8 @@ def _capture(store: str) -> list[Finding]:
         ),
         (
             "identity",
-            "SELECT count(*) FROM calls WHERE rollout_id IS NULL",
+            "SELECT count(*) FROM calls c JOIN spans s USING (trace_id, span_id) WHERE c.rollout_id IS NULL "
+            """AND s.attributes NOT LIKE '%"trainspan.call.internal"%'""",
             lambda n: f"{n} calls belong to no rollout",
             "run the agent under `opentelemetry-instrument`, or give it the base URL …/rollout/{traceparent}/v1",
         ),

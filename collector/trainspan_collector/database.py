@@ -1,5 +1,6 @@
 """The DuckDB file: opened with nothing but itself in reach, tables made or checked, checkpoints."""
 
+import contextlib
 import logging
 import re
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import duckdb
 
+from trainspan_collector.failures import ReopenError, first_line, lacks_memory
 from trainspan_collector.journal import Position
 from trainspan_schemas.errors import StoreError, StoreLockedError
 from trainspan_schemas.views import STORE_VERSION
@@ -35,18 +37,21 @@ class Progress:
 class Database:
     """The store's file, open for writing. Each thread takes a cursor of its own.
 
-    Raises StoreLockedError where another process has it open, StoreError where it is no store of this version.
+    Raises StoreLockedError where another process has it open, ReopenError where it needs more memory, StoreError where it
+    is no store of this version.
     """
 
-    def __init__(self, path: Path, *, memory: str) -> None:
+    def __init__(self, path: Path, *, memory_bytes: int) -> None:
         self._path = path
         try:
-            self._connection = _connect(path, memory)
+            self._connection = _connect(path, memory_bytes)
         except duckdb.Error as error:
+            if lacks_memory(error):
+                raise ReopenError.because(error) from error
             if not _is_damaged_wal(error, _wal(path)):
                 raise _open_error(path, error) from error
             _set_aside(_wal(path), error)
-            self._connection = _connect(path, memory)
+            self._connection = _connect(path, memory_bytes)
         path.chmod(0o600)
         try:
             self._prepare()
@@ -75,7 +80,8 @@ class Database:
         self.cursor().execute("CHECKPOINT")
 
     def close(self) -> None:
-        self._connection.close()
+        with contextlib.suppress(duckdb.Error):  # a database that a failed checkpoint left unusable says so once more
+            self._connection.close()
 
     def _prepare(self) -> None:
         cursor = self.cursor()
@@ -105,13 +111,13 @@ def _wal(path: Path) -> Path:
     return path.with_name(path.name + ".wal")
 
 
-def _connect(path: Path, memory: str) -> duckdb.DuckDBPyConnection:
+def _connect(path: Path, memory_bytes: int) -> duckdb.DuckDBPyConnection:
     """A connection whose settings no query can change and that reaches no other file."""
     connection = duckdb.connect(
         config={
             "python_enable_replacements": "false",
             "autoload_known_extensions": "false",
-            "memory_limit": memory,
+            "memory_limit": f"{memory_bytes // 2**20}MiB",
             "temp_directory": f"{path}.tmp",
             "wal_autocheckpoint": _WAL_LIMIT,
         }
@@ -133,7 +139,7 @@ def _open_error(path: Path, error: duckdb.Error) -> StoreError:
         holder = re.search(r"held in (.+?) \(PID (\d+)\)", text)
         by = f"process {holder[2]} ({holder[1]})" if holder else "another process"
         return StoreLockedError(f"{path} is open in {by}: stop it first; DuckDB lets one process write a file")
-    return StoreError(f"cannot open {path}: {text.splitlines()[0]}")
+    return StoreError(f"cannot open {path}: {first_line(error)}")
 
 
 def _is_damaged_wal(error: duckdb.Error, wal: Path) -> bool:

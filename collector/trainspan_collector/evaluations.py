@@ -27,6 +27,7 @@ def read_evaluation(
     `stated_time_ns` is the sender's own time, 0 where it gave none: unlike the time of arrival the same in a re-sent copy.
     """
     rollout_id, attempt = look.text(attributes, keys.ROLLOUT_ID), look.integer(attributes, keys.ATTEMPT)
+    said = rollout_id
     if rollout_id is None:
         rollout_id, attempt = span_rollout
     name = look.text(attributes, keys.EVALUATION_NAME)
@@ -35,7 +36,7 @@ def read_evaluation(
     evaluation_id = look.text(attributes, keys.EVALUATION_ID)
     return EvaluationRow(
         seq=seq,
-        key=_hash([evaluation_id] if evaluation_id else [trace_id, span_id, name, stated_time_ns, score, label]),
+        key=_hash([evaluation_id] if evaluation_id else [trace_id, span_id, said, name, stated_time_ns, score, label]),
         on_span=on_span,
         trace_id=trace_id,
         span_id=span_id,

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from trainspan_collector.database import Database
+from trainspan_collector.failures import first_line, lacks_memory
 from trainspan_collector.journal import Journal
 from trainspan_collector.loader import Loader
 from trainspan_collector.reads import named_read
@@ -56,11 +57,11 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             request = _parse(ticket.ticket)
             behind = not self._loader.wait_for(self._journal.end(), request.wait_s)
             if self._loader.failure is not None:
-                raise StoreError(f"the collector is stopping, loading failed: {_one_line(self._loader.failure)}")
+                raise StoreError(f"the collector is stopping, loading failed: {first_line(self._loader.failure)}")
             batches = self._batches(request, behind)
             schema = next(batches)
-        except (UsageError, StoreError, duckdb.Error) as error:
-            raise flight.FlightServerError(_one_line(error)) from error
+        except (UsageError, StoreError) as error:
+            raise flight.FlightServerError(first_line(error)) from error
         return flight.GeneratorStream(schema, batches)
 
     def _batches(self, request: Request, behind: bool) -> Iterator[pa.Schema | pa.RecordBatch]:
@@ -78,7 +79,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 for batch in reader:
                     yield batch.replace_schema_metadata(metadata)
             except (duckdb.Error, pa.ArrowException, OSError) as error:
-                raise flight.FlightServerError(_one_line(error)) from error
+                raise flight.FlightServerError(_explained(error)) from error
 
 
 def _parse(ticket: bytes) -> Request:
@@ -99,6 +100,6 @@ def _parse(ticket: bytes) -> Request:
     return Request(fields.get("sql"), fields.get("read", ""), parameters, wait_ms / 1000)
 
 
-def _one_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+def _explained(error: Exception) -> str:
+    line = first_line(error)
+    return f"{line}: raise duckdb_memory_bytes in [collector]" if lacks_memory(error) else line

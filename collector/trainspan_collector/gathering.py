@@ -8,7 +8,7 @@ from trainspan_collector.journal import Entry, Journal
 
 __all__ = ["Gathering"]
 
-_READ_BYTES = 8 * 1024 * 1024
+_READ_BYTES = 4 * 1024 * 1024
 
 
 class Gathering:

@@ -4,7 +4,7 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import pyarrow as pa
@@ -38,6 +38,10 @@ class Address:
                 "use 127.0.0.1, or add --insecure-allow-remote"
             )
         return cls(option, host, int(port))
+
+    def bound_to(self, text: str | None) -> "Address":
+        """The same listener on the port that it got: `text` is its HOST:PORT."""
+        return self if text is None else replace(self, port=int(text.rpartition(":")[2]))
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"

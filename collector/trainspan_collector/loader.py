@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from trainspan_collector.batch import Batch
 from trainspan_collector.database import Database, Progress
+from trainspan_collector.failures import ReopenError, first_line, is_invalidated, lacks_memory
 from trainspan_collector.gathering import Gathering
 from trainspan_collector.journal import Journal, Position
 from trainspan_collector.rows import evaluation_table, log_table, span_table
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _CHECKPOINT_IDLE_S = 30.0
 _RETRY_S = 0.5
+_MEMORY_ATTEMPTS = 3
+_CHECKPOINT_WAL_BYTES = 96 * 1024 * 1024  # DuckDB holds long texts among these in memory
 _GATHER_BYTES = 1024 * 1024
 _MAY_PASS = (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.TransactionException)
 """What a full memory or disk raises, the last of them at COMMIT."""
@@ -130,31 +133,31 @@ class Loader:
 
     def _load(self) -> None:
         batch, progress = self._gathering.take()
-        self._commit_with_retries(batch, progress.position)
-        if max(self._database.wal_bytes(), self._journal.bytes_before(progress.position)) >= self._checkpoint_bytes:
+        self._commit_with_retries(batch, progress)
+        wal_bytes, journal_bytes = self._database.wal_bytes(), self._journal.bytes_before(progress.position)
+        if wal_bytes >= _CHECKPOINT_WAL_BYTES or journal_bytes >= self._checkpoint_bytes:
             self._checkpoint()
 
-    def _commit_with_retries(self, batch: Batch, position: Position) -> None:
-        """Memory that a query took, and a full disk, come back; what else fails is an error of ours and is raised."""
+    def _commit_with_retries(self, batch: Batch, progress: Progress) -> None:
+        """Memory that a query took, and a full disk, come back; what else fails is an error of ours and is raised.
+
+        Raises ReopenError where the file must be opened anew, with more memory if that is what lacked.
+        """
+        attempt = 0
         while True:
-            progress = Progress(position, batch.last_seq)
+            attempt += 1
             try:
                 self._commit(batch, progress)
+                break
             except _MAY_PASS as error:
                 self._roll_back()
-                if self._stopping.is_set() and not isinstance(error, duckdb.OutOfMemoryException):
+                log.warning("load failed spans=%d attempt=%d error=%r", batch.n_spans, attempt, first_line(error))
+                if is_invalidated(error) or (lacks_memory(error) and attempt >= _MEMORY_ATTEMPTS):
+                    raise ReopenError.because(error) from error
+                if self._stopping.is_set():
                     raise
-                log.warning("load failed, trying again spans=%d error=%r", batch.n_spans, str(error))
-                self._cancel_queries()
-                if isinstance(error, duckdb.OutOfMemoryException) and batch.n_spans > 1:
-                    # Half of it needs less. The position stays: after a crash these rows are found as duplicates.
-                    rest = batch.split(batch.n_spans // 2)
-                    self._commit_with_retries(batch, self._progress.position)
-                    batch = rest
-                elif self._stopping.wait(_RETRY_S):
-                    raise
-            else:
-                break
+            self._cancel_queries()
+            self._stopping.wait(_RETRY_S)
         with self._loaded:
             self._progress = progress
             self._loaded.notify_all()
@@ -201,13 +204,15 @@ class Loader:
 
     def _checkpoint(self) -> None:
         position = self._progress.position
-        if position == self._checkpointed:
+        if position == self._checkpointed and not self._database.wal_bytes():
             return
         started = time.monotonic()
         try:
             self._database.checkpoint()
         except _MAY_PASS as error:
-            log.warning("checkpoint put off error=%r", str(error))
+            if is_invalidated(error):
+                raise ReopenError.because(error) from error
+            log.warning("checkpoint put off error=%r", first_line(error))
             return
         self._checkpointed = position
         self._journal.release(position)

@@ -4,10 +4,12 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 from trainspan_collector.database import Database
+from trainspan_collector.failures import ReopenError, first_line
 from trainspan_collector.flight import FlightServer
 from trainspan_collector.intake import Intake
 from trainspan_collector.journal import Journal
@@ -26,6 +28,7 @@ __all__ = ["run"]
 log = logging.getLogger(__name__)
 
 _GRACE_S = 5.0
+_REOPEN_S = 0.5
 
 
 def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None]) -> None:
@@ -42,31 +45,53 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None]) -
     grpc = None if settings.grpc == "off" else Address.parse("--grpc", settings.grpc, allow_remote=remote)
     flight = Address.parse("--flight", settings.flight, allow_remote=remote)
     os.umask(0o077)
-    with _stop_signal() as stop, contextlib.ExitStack() as cleanup:
-        loader = _start(settings, grpc, flight, stop, cleanup, on_ready)
-        stop.wait()
-        log.info("draining")
-    if loader.failure is not None:
-        first_line = str(loader.failure).strip().splitlines()[:1] or [type(loader.failure).__name__]
-        raise StoreError(
-            f"loading failed, the journal keeps what was acknowledged: {first_line[0]}"
-        ) from loader.failure
+    memory_bytes = settings.duckdb_memory_bytes
+    with _stop_signal() as stop:
+        while True:
+            try:
+                with contextlib.ExitStack() as cleanup:
+                    loader, address = _start(settings, memory_bytes, grpc, flight, stop, cleanup)
+                    on_ready(address)
+                    grpc, flight = grpc and grpc.bound_to(address.grpc), flight.bound_to(address.flight)
+                    stop.wait()
+                    log.info("draining")
+                failure = loader.failure
+            except ReopenError as error:
+                failure = error
+            if failure is None:
+                return
+            if not isinstance(failure, ReopenError):
+                raise StoreError(
+                    f"loading failed, the journal keeps what was acknowledged: {first_line(failure)}"
+                ) from failure
+            if failure.lacks_memory:
+                memory_bytes = _more_memory(memory_bytes, failure)
+            log.error("opening the store again duckdb_memory_bytes=%d reason=%r", memory_bytes, first_line(failure))
+            time.sleep(_REOPEN_S)
+
+
+def _more_memory(memory_bytes: int, failure: ReopenError) -> int:
+    """Twice the memory, up to half of the machine's. Raises StoreError where that is used up."""
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    if memory_bytes >= most:
+        raise StoreError(f"DuckDB needs more than {memory_bytes} bytes of memory: {first_line(failure)}") from failure
+    return min(2 * memory_bytes, most)
 
 
 def _start(
     settings: CollectorSettings,
+    memory_bytes: int,
     grpc: Address | None,
     flight: Address,
     stop: "_Stop",
     cleanup: contextlib.ExitStack,
-    on_ready: Callable[[StoreAddress], None],
-) -> Loader:
-    """Starts all parts; `cleanup` ends them: receiver, journal, loader, Flight, address file, DuckDB, lock."""
+) -> tuple[Loader, StoreAddress]:
+    """Starts all parts and writes the address file; `cleanup` ends them: receiver, journal, loader, Flight, address file, DuckDB, lock."""
     store = store_path(settings.store).resolve()
     folder = store.with_name(store.name + ".journal")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     cleanup.callback(StoreLock(folder, store).release)
-    database = Database(store, memory=settings.duckdb_memory)
+    database = Database(store, memory_bytes=memory_bytes)
     cleanup.callback(database.close)
     cleanup.callback(address_file(store).unlink, missing_ok=True)
 
@@ -112,8 +137,7 @@ def _start(
         flight=f"{flight.host}:{flight_server.port}",
     )
     write_address(address)
-    on_ready(address)
-    return loader
+    return loader, address
 
 
 class _Stop:

@@ -8,6 +8,7 @@ import duckdb
 import pyarrow as pa
 
 from trainspan_collector.database import Database
+from trainspan_collector.failures import first_line
 from trainspan_schemas.errors import StoreError, UsageError
 
 __all__ = ["Snapshot", "UserQueries"]
@@ -25,7 +26,7 @@ class Snapshot:
             [(last_seq,)] = self._cursor.execute("SELECT last_seq FROM stored.progress").fetchall()
         except duckdb.Error as error:
             self._cursor.close()
-            raise StoreError(f"cannot read the store: {_first_line(error)}") from error
+            raise StoreError(f"cannot read the store: {first_line(error)}") from error
         self.watermark: int = last_seq
 
     def query(self, sql: str, parameters: Mapping[str, object]) -> pa.RecordBatchReader:
@@ -37,7 +38,7 @@ class Snapshot:
         try:
             statements = self._cursor.extract_statements(sql)
         except duckdb.Error as error:
-            raise UsageError(_first_line(error)) from error
+            raise UsageError(first_line(error)) from error
         kinds = [statement.type for statement in statements]
         if kinds != [duckdb.StatementType.SELECT]:
             found = ", ".join(kind.name for kind in kinds) or "nothing"
@@ -80,7 +81,3 @@ class UserQueries:
         with self._lock:
             for snapshot in self._running:
                 snapshot.interrupt()
-
-
-def _first_line(error: duckdb.Error) -> str:
-    return str(error).strip().splitlines()[0]

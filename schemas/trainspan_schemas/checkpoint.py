@@ -81,7 +81,7 @@ class Canary:
     dtype: str
     """The trainer's compute dtype, e.g. "float32"."""
     tolerance: float
-    """Greatest |Δ log-probability| that counts as agreement."""
+    """Greatest |Δ log-probability| that counts as agreement, beside a rounding of 2e-5 of the value."""
     prompts: list[CanaryPrompt]
 
     def write(self, folder: Path) -> None:

@@ -42,10 +42,10 @@ class CollectorSettings:
     """How long a request waits for room before it is refused; less than exporters' timeouts."""
     sql_timeout_s: float = 60.0
     """Time after which a user's query is ended."""
-    duckdb_memory: str = "256MB"
-    """DuckDB's memory limit; larger work spills to disk."""
+    duckdb_memory_bytes: int = 1024 * 1024 * 1024
+    """DuckDB's memory limit. Larger work spills to disk; where loading cannot, the store is opened again with twice of it."""
     checkpoint_bytes: int = 256 * 1024 * 1024
-    """Size of the loaded journal, or of DuckDB's write-ahead log, at which DuckDB is checkpointed and that journal deleted."""
+    """Size of the loaded journal at which DuckDB is checkpointed and that journal deleted."""
     insecure_allow_remote: bool = False
     """Listen on addresses that other machines can reach, without access control."""
 

@@ -16,6 +16,8 @@ __all__ = ["ABSENT", "CanaryReport", "check_prompts", "judge", "score"]
 
 _LOW_PRECISION_TOLERANCE = 0.05
 """Least tolerance where the server computes in bfloat16 or float16."""
+_ROUNDING = 2e-5
+"""Rounding that grows with the value: log-probabilities of -20 differed by up to 1.6e-4 in float32 on the same weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +90,18 @@ def judge(canary: Canary, scores: Sequence[Sequence[float]], *, tolerance: float
     """Compares server and trainer. `tolerance` overrides the checkpoint's; `dtype` is the server's (e.g. "float32")."""
     if tolerance is None:
         tolerance = canary.tolerance if dtype == "float32" else max(canary.tolerance, _LOW_PRECISION_TOLERANCE)
-    diff = max(_distance(scored, prompt.logprobs_new) for scored, prompt in zip(scores, canary.prompts, strict=True))
+    pairs = [(scored, prompt.logprobs_new) for scored, prompt in zip(scores, canary.prompts, strict=True)]
+    diff = max(_distance(scored, expected) for scored, expected in pairs)
     change = max(_distance(prompt.logprobs_new, prompt.logprobs_parent) for prompt in canary.prompts)
-    if not diff <= tolerance:
+    if not all(_agree(scored, expected, tolerance) for scored, expected in pairs):
         return CanaryReport("stale", diff, change, tolerance)
-    return CanaryReport("fresh" if change > tolerance else "inconclusive", diff, change, tolerance)
+    moved = any(not _agree(prompt.logprobs_parent, prompt.logprobs_new, tolerance) for prompt in canary.prompts)
+    return CanaryReport("fresh" if moved else "inconclusive", diff, change, tolerance)
+
+
+def _agree(scored: Sequence[float], expected: Sequence[float], tolerance: float) -> bool:
+    """True if each value is within `tolerance` plus its rounding; never for a value that is not a number."""
+    return all(abs(a - b) <= tolerance + _ROUNDING * abs(b) for a, b in zip(scored, expected, strict=True))
 
 
 def _distance(left: Sequence[float], right: Sequence[float]) -> float:

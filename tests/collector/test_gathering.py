@@ -54,10 +54,17 @@ def test_an_evaluation_of_the_last_span_before_a_cut_comes_with_the_next_batch(t
 
 def test_a_request_of_many_row_groups_is_cut_without_moving_past_it(tmp_path: Path) -> None:
     journal, ends = _journal(tmp_path, [1], [4, 5, 6, 7, 8], [9])
-    gathering = Gathering(journal, START, max_bytes=10, n_rows=2)
+    gathering = Gathering(journal, START, max_bytes=10**6, n_rows=2)
     taken = [_take(gathering) for _ in range(4)]
     assert [numbers for numbers, *_ in taken] == [[1, 4], [5, 6], [7, 8], [9]]
     assert [progress.position.offset for *_, progress in taken] == [ends[1], ends[1], ends[2], ends[3]]
+    journal.close()
+
+
+def test_a_batch_of_enough_bytes_is_full_whatever_its_number_of_spans(tmp_path: Path) -> None:
+    journal, ends = _journal(tmp_path, [1], [2], [4])
+    gathering = Gathering(journal, START, max_bytes=ends[1] + 1 - HEADER_BYTES, n_rows=100)
+    assert [_take(gathering)[0] for _ in range(2)] == [[1, 2], [4]]
     journal.close()
 
 

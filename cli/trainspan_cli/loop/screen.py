@@ -162,12 +162,12 @@ class Screen:
         if record["kind"] == "eval":
             rate = Rate(record["successes"], record["n"])
             return f"{record['name']} after round {record['round']} (version {record['policy_version']}): {rate}"
-        round_, version, rollouts, failed, train, _, rate, difference, ok, *seconds = self._cells(record, None)
+        round_, version, rollouts, failed, train, _, speed, difference, ok, *seconds = self._cells(record, None)
         stages = ", ".join(
             f"{stage} {s} s" for stage, s in zip(("rollouts", "dataset", "training"), seconds, strict=True)
         )
         return (
-            f"round {round_}: version {version}, {rollouts} rollouts ({failed} failed), reward {train}, {rate} tok/s, "
+            f"round {round_}: version {version}, {rollouts} rollouts ({failed} failed), reward {train}, {speed} tok/s, "
             f"max |Δlogp| {difference}, checks {ok} ({stages})"
         )
 

@@ -1,0 +1,35 @@
+"""What DuckDB's errors mean for the collector."""
+
+import duckdb
+
+from trainspan_schemas.errors import StoreError
+
+__all__ = ["ReopenError", "first_line", "is_invalidated", "lacks_memory"]
+
+
+class ReopenError(StoreError):
+    """The database must be closed and opened again; nothing is lost, the journal has what was not loaded."""
+
+    def __init__(self, message: str, *, lacks_memory: bool) -> None:
+        super().__init__(message)
+        self.lacks_memory = lacks_memory
+
+    @classmethod
+    def because(cls, error: duckdb.Error) -> "ReopenError":
+        return cls(first_line(error), lacks_memory=lacks_memory(error))
+
+
+def first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def is_invalidated(error: duckdb.Error) -> bool:
+    """A checkpoint that failed half-way, for want of memory or disk, leaves a database that only a reopening mends."""
+    return isinstance(error, duckdb.FatalException) or "has been invalidated" in str(error)
+
+
+def lacks_memory(error: Exception) -> bool:
+    """DuckDB handles 2,048 rows at a time: with long texts that can be more than its memory limit."""
+    text = str(error)
+    return isinstance(error, duckdb.OutOfMemoryException) or "failed to pin" in text or "failed to allocate" in text
