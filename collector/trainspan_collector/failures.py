@@ -26,7 +26,7 @@ def first_line(error: BaseException) -> str:
 
 def is_invalidated(error: duckdb.Error) -> bool:
     """A checkpoint that failed half-way, for want of memory or disk, leaves a database that only a reopening mends."""
-    return isinstance(error, duckdb.FatalException) or "has been invalidated" in str(error)
+    return "has been invalidated" in str(error)
 
 
 def lacks_memory(error: Exception) -> bool:

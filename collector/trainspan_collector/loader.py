@@ -106,7 +106,8 @@ class Loader:
             self._load_until_stopped()
             self._checkpoint()
         except Exception as error:
-            log.exception("loader failed")
+            if not isinstance(error, ReopenError):
+                log.exception("loader failed")
             self.failure = error
             with self._loaded:
                 self._loaded.notify_all()

@@ -30,6 +30,12 @@ def test_the_first_block_is_the_two_commands() -> None:
     assert [line.split(" #")[0].strip() for line in blocks()[0]] == ["make demo", "make test"]
 
 
+def test_every_file_that_the_readme_names_is_there() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
+    assert len(links) > 5
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
 def run(command: str, place: Place, timeout_s: float = 180) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         ["bash", "-c", command],
