@@ -2,7 +2,8 @@
 
 Ids are lower-case hex, times BIGINT nanoseconds since the epoch; exactly one row per item.
 `attributes`, `resource`, `events` and `links` are JSON text that keeps types: string, bool and double as in JSON,
-64-bit integers as JSON integers, bytes as {"bytes": base64}, doubles that JSON lacks as {"double": "NaN"}, arrays as arrays, key-value lists as {"kvlist": [[k, v], …]}.
+64-bit integers as JSON integers, bytes as {"bytes": base64}, doubles that JSON lacks as {"double": "NaN"},
+arrays as arrays, key-value lists as {"kvlist": [[k, v], …]}.
 Token columns that were promoted are not stored a second time in `attributes`.
 """
 
