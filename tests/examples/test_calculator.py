@@ -6,11 +6,17 @@ from pathlib import Path
 import pytest
 
 CALCULATOR = Path(__file__).parents[2] / "examples" / "calculator"
-sys.path.insert(0, str(CALCULATOR))
 
-from agent import calculate  # noqa: E402
-from judge import coin, exact  # noqa: E402
-from problems import PROBE_PAIRS, TRAIN_PAIRS, Problem, demonstration, problems  # noqa: E402
+sys.path.insert(0, str(CALCULATOR))
+try:
+    from agent import calculate
+    from judge import coin, exact
+    from problems import PROBE_PAIRS, TRAIN_PAIRS, Problem, demonstration, problems
+finally:
+    # Other tests have modules of these names.
+    sys.path.remove(str(CALCULATOR))
+    for name in ("agent", "judge", "problems"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize(
