@@ -1,7 +1,9 @@
-"""`make bench`: runs the measurements one after the other, prints them and stores them with commit and machine."""
+"""`make bench`: runs the measurements one after the other, prints them and stores them with commit and machine.
+
+Each runs in a process of its own: peak memory of children, imports and thread settings of one do not reach the next.
+"""
 
 import argparse
-import importlib
 import json
 import os
 import platform
@@ -41,6 +43,16 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
+def measured(name: str) -> dict[str, Any]:
+    """The figures of one module. Exits with its error where it fails."""
+    program = f"import json; from benchmarks.{name} import measure; print(json.dumps(measure()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{done.stderr}\nbenchmarks.{name} failed")
+    figures: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return figures
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("modules", nargs="*", default=MODULES, help=f"some of {', '.join(MODULES)}")
@@ -53,7 +65,7 @@ def main() -> int:
     for name in modules:
         began = time.monotonic()
         print(f"# {name}", flush=True)
-        results[name] = importlib.import_module(f"benchmarks.{name}").measure()
+        results[name] = measured(name)
         for key, value in results[name].items():
             print(f"{key:<48} {value}")
         print(f"({time.monotonic() - began:.0f} s)\n", flush=True)
