@@ -15,7 +15,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 help:
 	@echo "make demo          run the whole loop on a small agent until it is better (10 minutes on 2 cores)"
 	@echo "make test          run the tests, the end-to-end one with a real vLLM server included"
-	@echo "make demo-control  the demo with random rewards: it must not get better"
+	@echo "make demo-control  the demo with random rewards: success must stay within .10"
 	@echo "make check         ruff, mypy, pyright;  make test-slow: the long tests;  make bench: measurements"
 	@echo "make collector | serve | dataset | train   one process of the loop each, as the command of that name"
 	@echo "make setup         only install into .venv;  make clean: remove .venv and caches (never .trainspan)"
