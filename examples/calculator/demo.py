@@ -148,8 +148,6 @@ def verdicts(folder: Path, records: list[dict[str, Any]], control: bool, whole: 
     elif whole:
         better = gain >= LEAST_GAIN and end.interval[0] > start.interval[1]
         result.append(("the agent got better", better, f"{start} to {end}, {gain:+.3f} (at least +{LEAST_GAIN:.2f})"))
-    else:
-        result.append(("held-out success (too few rounds to be judged)", True, f"{start} to {end}, {gain:+.3f}"))
     names = dict.fromkeys(check["name"] for record in records for check in record["checks"])
     for name in names:
         checks = [check for record in records for check in record["checks"] if check["name"] == name]
@@ -182,6 +180,8 @@ def main() -> int:
             markup=False,
             soft_wrap=True,
         )
+    if not whole and not options.control:
+        console.print("  too few rounds to judge whether the agent got better", highlight=False, soft_wrap=True)
     for record in records:
         if record["kind"] == "eval" and record["name"] == "probe":
             rate = Rate(record["successes"], record["n"])

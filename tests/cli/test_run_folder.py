@@ -31,6 +31,22 @@ def test_a_record_torn_by_a_kill_is_left_out() -> None:
     assert folder.records() == [{"round": 1}, {"round": 2}]
 
 
+def test_what_the_trainer_did_before_a_kill_is_found_with_and_without_metrics() -> None:
+    folder = RunFolder.create({})
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "metrics.jsonl").write_text('{"dataset": "a", "version": 1}\n')
+    (folder.checkpoints / "ledger.jsonl").write_text(
+        '{"event": "skipped", "dataset": "b", "reason": "the dataset has no rows"}\n'
+        '{"event": "trained", "dataset": "c", "reason": null}\n'
+        '{"event": "published", "dataset": "c", "reason": null}\n'
+        '{"event": "trained", "dataset": "d", "reason": null}\n'
+    )
+    assert folder.trained_before("a") == {"dataset": "a", "version": 1}
+    assert folder.trained_before("b") == {"skipped": "the dataset has no rows"}
+    assert folder.trained_before("c") == {"skipped": "published, then interrupted before its metrics"}
+    assert folder.trained_before("d") is None
+
+
 def test_tasks_are_drawn_by_seed_without_repetition() -> None:
     folder = RunFolder.create({})
     lines = [json.dumps({"id": str(number)}) for number in range(50)]

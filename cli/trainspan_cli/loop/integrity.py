@@ -109,11 +109,15 @@ def training_checks(event: Mapping[str, Any], engine_mismatch: float) -> list[Ch
             Check("the server has the round's policy", swap.get("version") == event.get("version"), detail),
         ]
     fresh = canary.get("status") == "fresh" and swap.get("version") == event.get("version")
-    detail = swap.get("error") or (
-        f"canary {canary.get('status')}, Δ {canary.get('max_abs_diff', float('nan')):.1e}, "
-        f"moved {canary.get('max_abs_change', float('nan')):.1e}"
-        if canary
-        else "no canary"
+    detail = (
+        swap.get("error")
+        or event.get("error")
+        or (
+            f"canary {canary.get('status')}, Δ {canary.get('max_abs_diff', float('nan')):.1e}, "
+            f"moved {canary.get('max_abs_change', float('nan')):.1e}"
+            if canary
+            else "no canary"
+        )
     )
     checks.append(Check("the swap is fresh", fresh, f"version {event.get('version')}: {detail}"))
     return checks

@@ -270,7 +270,8 @@ class Loop:
         self._screen.policy(served["version"])
         tokens = {"trained": metrics.get("trained_tokens"), "forwarded": metrics.get("forwarded_tokens")}
         swap = {"version": served["version"], "canary": served["canary"]}
-        return {**metrics, "event": "round", "recovered": True, "tokens": tokens, "swap": swap, "skipped": None}
+        skipped = metrics.get("skipped")
+        return {**metrics, "event": "round", "recovered": True, "tokens": tokens, "swap": swap, "skipped": skipped}
 
 
 def settings_record(settings: Settings) -> dict[str, Any]:

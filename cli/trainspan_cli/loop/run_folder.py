@@ -72,10 +72,15 @@ class RunFolder:
         return _json_lines(self.path / "rounds.jsonl")
 
     def trained_before(self, dataset_sha256: str) -> dict[str, Any] | None:
-        """The trainer's own line of `checkpoints/metrics.jsonl` for a dataset that it has used already."""
+        """What the trainer says of a dataset that it is done with: its metrics, else its ledger's reason as `skipped`."""
         for line in _json_lines(self.checkpoints / "metrics.jsonl"):
             if line.get("dataset") == dataset_sha256:
                 return line
+        for entry in _json_lines(self.checkpoints / "ledger.jsonl"):
+            # After "trained" the trainer still swaps: only what ends a round counts.
+            ended = entry.get("event") in ("skipped", "published", "unpublished")
+            if ended and entry.get("dataset") == dataset_sha256:
+                return {"skipped": entry.get("reason") or f"{entry['event']}, then interrupted before its metrics"}
         return None
 
     def finish(self, status: str) -> None:
