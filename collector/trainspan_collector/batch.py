@@ -1,7 +1,7 @@
 """Journal frames → the rows of one load: `seq` given out in journal order, duplicates within the batch resolved."""
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TypeVar
 
@@ -27,13 +27,13 @@ class Batch:
     """Rows, each key once. `last_seq` is the last number given out.
 
     Two spans with the same ids are one: the richer stays (tokens, then an end time, then size; see `spans`).
-    Of two copies of an evaluation the event on its span stays, since that says where it belongs.
+    Of two copies of an evaluation the trusted one stays, then the event on its span, since that says where it belongs.
     """
 
     def __init__(self, last_seq: int) -> None:
         self.last_seq = last_seq
         self.n_duplicates = 0
-        self._spans: dict[tuple[bytes, bytes], SpanRow] = {}
+        self._spans: dict[tuple[str, str], SpanRow] = {}
         self._logs: dict[bytes, LogRow] = {}
         self._evaluations: dict[bytes, EvaluationRow] = {}
 
@@ -54,10 +54,20 @@ class Batch:
         return len(self._spans)
 
     def add(self, frame: Frame) -> None:
-        if frame.signal is Signal.TRACES:
-            self._add_traces(frame)
-        else:
-            self._add_logs(frame)
+        """Adds the rows of a request; raises what is wrong where one of them cannot be made, and adds none then."""
+        last_seq = self.last_seq
+        try:
+            rows = list(self._trace_rows(frame) if frame.signal is Signal.TRACES else self._log_rows(frame))
+        except Exception:
+            self.last_seq = last_seq
+            raise
+        for row in rows:
+            if isinstance(row, SpanRow):
+                self._put(self._spans, (row.trace_id, row.span_id), row, _span_rank)
+            elif isinstance(row, LogRow):
+                self._put(self._logs, row.content_hash, row, _log_rank)
+            else:
+                self._put(self._evaluations, row.key, row, _evaluation_rank)
 
     def split(self, n_spans: int) -> "Batch":
         """Keeps the first `n_spans` spans and what was numbered before the last of them; returns the rest."""
@@ -74,7 +84,7 @@ class Batch:
         items = list(rows.items())
         return dict(items[:n_before]), dict(items[n_before:])
 
-    def _add_traces(self, frame: Frame) -> None:
+    def _trace_rows(self, frame: Frame) -> Iterator[SpanRow | EvaluationRow]:
         for resource_spans in parse_traces(frame.body).resource_spans:
             for scope_spans in resource_spans.scope_spans:
                 origin = read_origin(
@@ -82,58 +92,52 @@ class Batch:
                 )
                 for span in scope_spans.spans:
                     if id_problem(span) is None:
-                        self._add_span(span, origin)
+                        yield from self._span_rows(span, origin, frame)
 
-    def _add_span(self, span: Span, origin: Origin) -> None:
+    def _span_rows(self, span: Span, origin: Origin, frame: Frame) -> Iterator[SpanRow | EvaluationRow]:
         events = span_events(span)
-        row = read_span(self._next_seq(), span, events, origin)
-        self._put(self._spans, (span.trace_id, span.span_id), row, lambda row: row.richness)
+        row = read_span(self._next_seq(), span, events, origin, untrusted=frame.untrusted)
+        yield row
         for event in events:
             if event.name == keys.EVALUATION_EVENT:
-                self._add_evaluation(
-                    read_evaluation(
-                        self._next_seq(),
-                        event.attributes.plain,
-                        on_span=True,
-                        trace_id=row.trace_id,
-                        span_id=row.span_id,
-                        time_ns=event.time_ns,
-                        stated_time_ns=event.time_ns,
-                        span_rollout=(row.rollout_id, row.attempt),
-                    )
+                yield read_evaluation(
+                    self._next_seq(),
+                    event.attributes.plain,
+                    on_span=True,
+                    trace_id=row.trace_id,
+                    span_id=row.span_id,
+                    time_ns=event.time_ns,
+                    stated_time_ns=event.time_ns,
+                    span_rollout=(row.rollout_id, row.attempt),
+                    untrusted=frame.untrusted,
                 )
 
-    def _add_logs(self, frame: Frame) -> None:
+    def _log_rows(self, frame: Frame) -> Iterator[LogRow | EvaluationRow]:
         for resource_logs in parse_logs(frame.body).resource_logs:
             for scope_logs in resource_logs.scope_logs:
                 origin = read_origin(
                     resource_logs.resource, resource_logs.schema_url, scope_logs.scope, scope_logs.schema_url
                 )
                 for record in scope_logs.log_records:
-                    self._add_log(record, origin, frame.received_ns)
+                    yield from self._record_rows(record, origin, frame)
 
-    def _add_log(self, record: LogRecord, origin: Origin, received_ns: int) -> None:
+    def _record_rows(self, record: LogRecord, origin: Origin, frame: Frame) -> Iterator[LogRow | EvaluationRow]:
         attributes = read_attributes(record.attributes)
-        row = read_log(self._next_seq(), record, attributes, origin, received_ns)
-        self._put(self._logs, row.content_hash, row, lambda row: 0)
+        row = read_log(self._next_seq(), record, attributes, origin, frame.received_ns)
+        yield row
         if row.event_name == keys.EVALUATION_EVENT:
-            self._add_evaluation(
-                read_evaluation(
-                    self._next_seq(),
-                    attributes.plain,
-                    on_span=False,
-                    trace_id=row.trace_id,
-                    span_id=row.span_id,
-                    time_ns=row.time_ns,
-                    stated_time_ns=signed(record.time_unix_nano or record.observed_time_unix_nano),
-                )
+            yield read_evaluation(
+                self._next_seq(),
+                attributes.plain,
+                on_span=False,
+                trace_id=row.trace_id,
+                span_id=row.span_id,
+                time_ns=row.time_ns,
+                stated_time_ns=signed(record.time_unix_nano or record.observed_time_unix_nano),
+                untrusted=frame.untrusted,
             )
 
-    def _add_evaluation(self, row: EvaluationRow) -> None:
-        self._put(self._evaluations, row.key, row, lambda row: row.on_span)
-
     def _put(self, rows: dict[_Key, _Row], key: _Key, row: _Row, rank: Callable[[_Row], int]) -> None:
-        """Keeps one row per key: of greatest rank, and among equals the first."""
         old = rows.get(key)
         if old is None:
             rows[key] = row
@@ -146,3 +150,15 @@ class Batch:
     def _next_seq(self) -> int:
         self.last_seq += 1
         return self.last_seq
+
+
+def _span_rank(row: SpanRow) -> int:
+    return row.richness
+
+
+def _log_rank(_: LogRow) -> int:
+    return 0
+
+
+def _evaluation_rank(row: EvaluationRow) -> int:
+    return (not row.untrusted) << 1 | row.on_span

@@ -21,6 +21,7 @@ def read_evaluation(
     time_ns: int,
     stated_time_ns: int,
     span_rollout: tuple[str | None, int | None] = (None, None),
+    untrusted: bool = False,
 ) -> EvaluationRow:
     """A row; `span_rollout` is (rollout id, attempt) of the span that the event lies on.
 
@@ -49,6 +50,7 @@ def read_evaluation(
         source=look.text(attributes, keys.EVALUATION_SOURCE),
         of_item=look.text(attributes, keys.EVALUATION_OF),
         time_ns=time_ns,
+        untrusted=untrusted,
     )
 
 

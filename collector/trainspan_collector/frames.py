@@ -1,7 +1,8 @@
 """The journal's file format: frames of one OTLP request each, with length and checksum.
 
-A frame is a 24-byte little-endian header (magic, signal, body bytes, CRC-32 of signal, time and body, receive time) and
-the body: the request's protobuf bytes, uncompressed. A reader that meets damage looks for the next intact frame.
+A frame is a 24-byte little-endian header (magic, kind, body bytes, CRC-32 of kind, time and body, receive time) and the
+body: the request's protobuf bytes, uncompressed. The kind is the signal, with a bit for senders that are not trusted.
+A reader that meets damage looks for the next intact frame.
 """
 
 import struct
@@ -17,6 +18,8 @@ _HEADER = struct.Struct("<4sIIIQ")
 _CHECKED = struct.Struct("<IQ")
 HEADER_BYTES = _HEADER.size
 MAX_BODY_BYTES = 2**31 - 1
+_SIGNAL_BITS = 0xFF
+_UNTRUSTED_BIT = 0x100
 
 
 class Signal(IntEnum):
@@ -37,6 +40,8 @@ class Frame:
     body: bytes
     end: int
     """Offset of the byte after the frame."""
+    untrusted: bool = False
+    """It came with the token of a role whose word on identities and evaluations does not count (see access.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +52,9 @@ class Damage:
     end: int
 
 
-def encode_header(signal: Signal, received_ns: int, body: bytes) -> bytes:
-    return _HEADER.pack(_MAGIC, signal, len(body), _checksum(signal, received_ns, body), received_ns)
+def encode_header(signal: Signal, received_ns: int, body: bytes, *, untrusted: bool = False) -> bytes:
+    kind = signal | _UNTRUSTED_BIT if untrusted else signal
+    return _HEADER.pack(_MAGIC, kind, len(body), _checksum(kind, received_ns, body), received_ns)
 
 
 def scan_frames(data: bytes, *, complete: bool) -> Iterator[Frame | Damage]:
@@ -70,21 +76,21 @@ def scan_frames(data: bytes, *, complete: bool) -> Iterator[Frame | Damage]:
         position = found.end
 
 
-def _checksum(signal: int, received_ns: int, body: bytes) -> int:
-    return zlib.crc32(body, zlib.crc32(_CHECKED.pack(signal, received_ns)))
+def _checksum(kind: int, received_ns: int, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(_CHECKED.pack(kind, received_ns)))
 
 
 def _frame_at(data: bytes, position: int) -> Frame | None:
     if len(data) - position < HEADER_BYTES:
         return None
-    magic, signal, length, checksum, received_ns = _HEADER.unpack_from(data, position)
+    magic, kind, length, checksum, received_ns = _HEADER.unpack_from(data, position)
     end = position + HEADER_BYTES + length
     if magic != _MAGIC or end > len(data):
         return None
     body = data[position + HEADER_BYTES : end]
-    if _checksum(signal, received_ns, body) != checksum:
+    if _checksum(kind, received_ns, body) != checksum:
         return None
-    return Frame(Signal(signal), received_ns, body, end)
+    return Frame(Signal(kind & _SIGNAL_BITS), received_ns, body, end, bool(kind & _UNTRUSTED_BIT))
 
 
 def _may_continue(data: bytes, position: int) -> bool:

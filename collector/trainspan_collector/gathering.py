@@ -5,6 +5,7 @@ from collections import deque
 from trainspan_collector.batch import Batch
 from trainspan_collector.database import ROW_GROUP_ROWS, Progress
 from trainspan_collector.journal import Entry, Journal
+from trainspan_collector.quarantine import Quarantine
 
 __all__ = ["Gathering"]
 
@@ -14,9 +15,18 @@ _READ_BYTES = 4 * 1024 * 1024
 class Gathering:
     """Rows read from the journal and not yet loaded. For one thread."""
 
-    def __init__(self, journal: Journal, progress: Progress, *, max_bytes: int, n_rows: int = ROW_GROUP_ROWS) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        progress: Progress,
+        quarantine: Quarantine,
+        *,
+        max_bytes: int,
+        n_rows: int = ROW_GROUP_ROWS,
+    ) -> None:
         """Starts after `progress`; a batch is full with `n_rows` spans or `max_bytes` of the journal."""
         self._journal = journal
+        self._quarantine = quarantine
         self._max_bytes = max_bytes
         self._n_rows = n_rows
         self._read_to = progress.position
@@ -38,7 +48,10 @@ class Gathering:
             if not self._ahead:
                 return
             self._last = self._ahead.popleft()
-            self._batch.add(self._last.frame)
+            try:
+                self._batch.add(self._last.frame)
+            except Exception as error:  # noqa: BLE001  # a fault of ours in one request must not end the loading of all
+                self._quarantine.put(self._last.frame, error)
             self._n_bytes += len(self._last.frame.body)
 
     def wait_for_more(self, n_bytes: int, timeout_s: float) -> None:

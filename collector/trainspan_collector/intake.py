@@ -39,12 +39,12 @@ class Intake:
         self._disk_checked = 0.0
         self._free_disk_bytes = 0
 
-    def keep(self, signal: Signal, body: bytes) -> None:
+    def keep(self, signal: Signal, body: bytes, *, untrusted: bool = False) -> None:
         """Returns once `body` is on disk. Raises OverloadError for want of room, StoreError where writing fails."""
         deadline = time.monotonic() + self._wait_s
         self._wait_for_disk(deadline)
         with self.reserved(len(body), deadline):
-            self._journal.append(signal, body, time.time_ns())
+            self._journal.append(signal, body, time.time_ns(), untrusted=untrusted)
 
     @contextlib.contextmanager
     def reserved(self, n_bytes: int, deadline: float) -> Iterator[None]:

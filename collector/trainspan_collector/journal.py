@@ -67,9 +67,9 @@ class Journal:
         self._writer = threading.Thread(target=self._write_all, name="journal", daemon=True)
         self._writer.start()
 
-    def append(self, signal: Signal, body: bytes, received_ns: int) -> None:
+    def append(self, signal: Signal, body: bytes, received_ns: int, *, untrusted: bool = False) -> None:
         """Returns once the request is on disk. Raises StoreError where it could not be written."""
-        waiting = _Waiting(encode_header(signal, received_ns, body), body)
+        waiting = _Waiting(encode_header(signal, received_ns, body, untrusted=untrusted), body)
         with self._changed:
             if self._closing:
                 raise StoreError("the journal is closed: the collector is stopping")

@@ -18,6 +18,7 @@ from trainspan_collector.database import Database, Progress
 from trainspan_collector.failures import ReopenError, first_line, is_invalidated, lacks_memory
 from trainspan_collector.gathering import Gathering
 from trainspan_collector.journal import Journal, Position
+from trainspan_collector.quarantine import Quarantine
 from trainspan_collector.rows import evaluation_table, log_table, span_table
 
 __all__ = ["Loader"]
@@ -39,7 +40,7 @@ ANTI JOIN stored.superseded d ON d.seq = s.seq
 """
 _SAME_LOGS = "SELECT i.seq, false, s.seq, false FROM incoming i JOIN stored.logs s ON s.content_hash = i.content_hash"
 _SAME_EVALUATIONS = """
-SELECT i.seq, i.on_span, s.seq, s.on_span FROM incoming i
+SELECT i.seq, (NOT i.untrusted, i.on_span), s.seq, (NOT s.untrusted, s.on_span) FROM incoming i
 JOIN stored.evaluations s ON s.key = i.key
 ANTI JOIN stored.superseded d ON d.seq = s.seq
 """
@@ -52,6 +53,7 @@ class Loader:
         self,
         database: Database,
         journal: Journal,
+        quarantine: Quarantine,
         *,
         interval_s: float,
         max_bytes: int,
@@ -68,7 +70,7 @@ class Loader:
         self._on_failure = on_failure
         self._cursor = database.cursor()
         self._progress = database.progress()
-        self._gathering = Gathering(journal, self._progress, max_bytes=max_bytes)
+        self._gathering = Gathering(journal, self._progress, quarantine, max_bytes=max_bytes)
         self._loaded = threading.Condition()
         self._n_waiting = 0
         self._stopping = threading.Event()

@@ -16,6 +16,7 @@ from trainspan_collector.journal import Journal
 from trainspan_collector.listeners import Address, bind
 from trainspan_collector.loader import Loader
 from trainspan_collector.ownership import StoreLock
+from trainspan_collector.quarantine import Quarantine
 from trainspan_collector.receiver import Receiver
 from trainspan_collector.snapshots import UserQueries
 from trainspan_schemas.errors import ConfigError, StoreError
@@ -97,9 +98,11 @@ def _start(
 
     user_queries = UserQueries(settings.sql_timeout_s)
     journal = Journal(folder, database.progress().position.segment)
+    quarantine = Quarantine(store.with_name(store.name + ".quarantine"))
     loader = Loader(
         database,
         journal,
+        quarantine,
         interval_s=settings.load_interval_s,
         max_bytes=settings.load_max_bytes,
         checkpoint_bytes=settings.checkpoint_bytes,

@@ -60,6 +60,7 @@ class SpanRow(NamedTuple):
     logprobs: bytes | None
     finish_reason: str | None
     delivered: bool | None
+    untrusted: bool
 
 
 class LogRow(NamedTuple):
@@ -100,6 +101,7 @@ class EvaluationRow(NamedTuple):
     source: str | None
     of_item: str | None
     time_ns: int
+    untrusted: bool
 
 
 _TOKEN_ITEMS: Final[Mapping[str, pa.DataType]] = {

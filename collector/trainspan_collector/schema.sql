@@ -57,7 +57,8 @@ CREATE TABLE stored.spans (
     completion_ids INTEGER[],
     logprobs FLOAT[],
     finish_reason VARCHAR,
-    delivered BOOLEAN
+    delivered BOOLEAN,
+    untrusted BOOLEAN            -- came with a token of the role agent
 );
 
 CREATE TABLE stored.logs (
@@ -93,7 +94,8 @@ CREATE TABLE stored.evaluations (
     explanation VARCHAR,
     source VARCHAR,
     of_item VARCHAR,             -- trainspan.evaluation.of
-    time_ns BIGINT
+    time_ns BIGINT,
+    untrusted BOOLEAN
 );
 
 CREATE VIEW stored.live_spans AS
@@ -110,15 +112,15 @@ WHERE rollout_id IS NOT NULL
 GROUP BY trace_id
 HAVING count(DISTINCT (rollout_id, attempt)) = 1;
 
--- What the spans of a rollout say of it. The rollout span's word comes first.
+-- What the spans of a rollout say of it. Trusted spans come first, and among them the rollout span.
 CREATE VIEW stored.rollout_identities AS
 SELECT
     rollout_id,
     attempt,
-    first(task_id ORDER BY rollout_status IS NULL, seq) FILTER (task_id IS NOT NULL) AS task_id,
-    first(run_id ORDER BY rollout_status IS NULL, seq) FILTER (run_id IS NOT NULL) AS run_id,
-    first(round ORDER BY rollout_status IS NULL, seq) FILTER (round IS NOT NULL) AS round,
-    first(split ORDER BY rollout_status IS NULL, seq) FILTER (split IS NOT NULL) AS split,
+    first(task_id ORDER BY untrusted, rollout_status IS NULL, seq) FILTER (task_id IS NOT NULL) AS task_id,
+    first(run_id ORDER BY untrusted, rollout_status IS NULL, seq) FILTER (run_id IS NOT NULL) AS run_id,
+    first(round ORDER BY untrusted, rollout_status IS NULL, seq) FILTER (round IS NOT NULL) AS round,
+    first(split ORDER BY untrusted, rollout_status IS NULL, seq) FILTER (split IS NOT NULL) AS split,
     sum(rollout_calls) FILTER (rollout_status IS NULL) AS process_calls
 FROM stored.live_spans
 WHERE rollout_id IS NOT NULL
@@ -146,7 +148,7 @@ CREATE VIEW spans AS
 SELECT
     seq, trace_id, span_id, parent_span_id, name, kind, start_ns, end_ns, status_code, status_message, service_name,
     scope_name, attributes, resource, events, links, trace_state, flags, dropped_attributes, dropped_events,
-    dropped_links
+    dropped_links, untrusted
 FROM stored.live_spans;
 
 CREATE VIEW logs AS
@@ -157,7 +159,7 @@ CREATE VIEW calls AS
 SELECT
     i.seq, i.trace_id, i.span_id, i.rollout_id, i.attempt, i.task_id, i.run_id, i.round, i.split, s.agent, s.call_index,
     s.policy_name, s.policy_version, s.prompt_ids, s.completion_ids, s.logprobs, s.finish_reason, s.delivered,
-    s.start_ns, s.end_ns
+    s.start_ns, s.end_ns, s.untrusted
 FROM stored.span_identities i
 JOIN stored.spans s ON s.seq = i.seq
 WHERE i.is_call;
@@ -176,6 +178,7 @@ SELECT
     e.explanation,
     coalesce(e.source, 'agent') AS source,
     e.time_ns,
+    e.untrusted,
     e.on_span,
     CASE
         WHEN e.of_item IS NOT NULL THEN e.of_item = 'rollout'
@@ -195,10 +198,10 @@ FROM stored.logs l
 LEFT JOIN stored.trace_rollouts t ON t.trace_id = l.trace_id AND l.rollout_id IS NULL;
 
 CREATE VIEW evaluations AS
-SELECT seq, trace_id, span_id, rollout_id, name, score, label, explanation, source, time_ns
+SELECT seq, trace_id, span_id, rollout_id, name, score, label, explanation, source, time_ns, untrusted
 FROM stored.bound_evaluations;
 
--- One row per (rollout, attempt): its rollout span, the runner's before the agent's own.
+-- One row per (rollout, attempt): its rollout span, a trusted one first, the runner's before the agent's own.
 CREATE VIEW rollouts AS
 WITH rollout_spans AS (
     SELECT *
@@ -206,7 +209,7 @@ WITH rollout_spans AS (
     WHERE rollout_status IS NOT NULL AND rollout_id IS NOT NULL
     QUALIFY row_number() OVER (
         PARTITION BY rollout_id, attempt
-        ORDER BY coalesce(list_position(['runner', 'explicit', 'request', 'process'], rollout_boundary), 5), seq
+        ORDER BY untrusted, coalesce(list_position(['runner', 'explicit', 'request', 'process'], rollout_boundary), 5), seq
     ) = 1
 ),
 rewards AS (
@@ -219,7 +222,7 @@ rewards AS (
         ) = r.attempt
         AND CASE
             WHEN r.rollout_judge IS NULL THEN e.of_rollout
-            ELSE e.source = 'judge' AND e.on_span AND e.trace_id = r.trace_id AND e.span_id = r.span_id
+            ELSE e.source = 'judge' AND e.on_span AND NOT e.untrusted AND e.trace_id = r.trace_id AND e.span_id = r.span_id
         END
     GROUP BY r.seq
 )
@@ -235,7 +238,8 @@ SELECT
     w.reward,
     coalesce(r.rollout_calls, i.process_calls)::INTEGER AS n_calls,
     r.start_ns,
-    r.end_ns
+    r.end_ns,
+    r.untrusted
 FROM rollout_spans r
 LEFT JOIN stored.rollout_identities i ON i.rollout_id = r.rollout_id AND i.attempt = r.attempt
 LEFT JOIN rewards w ON w.seq = r.seq;

@@ -71,7 +71,7 @@ def span_events(span: Span) -> list[Event]:
     ]
 
 
-def read_span(seq: int, span: Span, events: list[Event], origin: Origin) -> SpanRow:
+def read_span(seq: int, span: Span, events: list[Event], origin: Origin, *, untrusted: bool = False) -> SpanRow:
     read = read_attributes(span.attributes, _PACKERS)
     packed, malformed = _pack_tokens(read.skipped)
     plain = read.plain
@@ -83,7 +83,7 @@ def read_span(seq: int, span: Span, events: list[Event], origin: Origin) -> Span
     return SpanRow(
         seq=seq,
         span_key=int.from_bytes(span.span_id, "big"),
-        richness=_richness(span, has_tokens=is_call, has_ended=end_ns > 0),
+        richness=_richness(span, has_tokens=is_call, has_ended=end_ns > 0, untrusted=untrusted),
         trace_id=span.trace_id.hex(),
         span_id=span.span_id.hex(),
         parent_span_id=span.parent_span_id.hex() if any(span.parent_span_id) else None,
@@ -125,6 +125,7 @@ def read_span(seq: int, span: Span, events: list[Event], origin: Origin) -> Span
         logprobs=packed.get(keys.COMPLETION_LOGPROBS),
         finish_reason=look.first_text(plain, keys.GEN_AI_FINISH_REASONS),
         delivered=look.boolean(plain, keys.CALL_DELIVERED),
+        untrusted=untrusted,
     )
 
 
@@ -140,10 +141,11 @@ def _pack_tokens(values: Mapping[str, AnyValue]) -> tuple[dict[str, bytes], dict
     return packed, malformed
 
 
-def _richness(span: Span, *, has_tokens: bool, has_ended: bool) -> int:
-    """Orders spans with the same ids: first those with tokens, then those that have ended, then the larger."""
+def _richness(span: Span, *, has_tokens: bool, has_ended: bool, untrusted: bool) -> int:
+    """Orders spans with the same ids: first trusted ones, then those with tokens, those that have ended, the larger."""
     size: int = span.ByteSize()
-    return has_tokens << 62 | has_ended << 61 | size
+    richness = has_tokens << 62 | has_ended << 61 | size
+    return richness - 2**63 if untrusted else richness
 
 
 def _events_json(events: list[Event]) -> str:

@@ -5,6 +5,7 @@ Ids are lower-case hex, times BIGINT nanoseconds since the epoch; exactly one ro
 64-bit integers as JSON integers, bytes as {"bytes": base64}, doubles that JSON lacks as {"double": "NaN"},
 arrays as arrays, key-value lists as {"kvlist": [[k, v], …]}.
 Token columns that were promoted are not stored a second time in `attributes`.
+`untrusted` is true for what came with a token of the role `agent`, where the collector demands tokens.
 """
 
 from typing import Final
@@ -37,6 +38,7 @@ VIEWS: Final[dict[str, dict[str, str]]] = {
         "dropped_attributes": "BIGINT",
         "dropped_events": "BIGINT",
         "dropped_links": "BIGINT",
+        "untrusted": "BOOLEAN",
     },
     "logs": {
         "seq": "BIGINT",
@@ -70,6 +72,7 @@ VIEWS: Final[dict[str, dict[str, str]]] = {
         "delivered": "BOOLEAN",
         "start_ns": "BIGINT",
         "end_ns": "BIGINT",
+        "untrusted": "BOOLEAN",
     },
     "evaluations": {
         "seq": "BIGINT",
@@ -82,6 +85,7 @@ VIEWS: Final[dict[str, dict[str, str]]] = {
         "explanation": "VARCHAR",
         "source": "VARCHAR",
         "time_ns": "BIGINT",
+        "untrusted": "BOOLEAN",
     },
     "rollouts": {
         "rollout_id": "VARCHAR",
@@ -96,6 +100,7 @@ VIEWS: Final[dict[str, dict[str, str]]] = {
         "n_calls": "INTEGER",
         "start_ns": "BIGINT",
         "end_ns": "BIGINT",
+        "untrusted": "BOOLEAN",
     },
 }
 """View name → column name → DuckDB type, in order."""

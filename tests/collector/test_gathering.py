@@ -8,6 +8,7 @@ from trainspan_collector.database import ROW_GROUP_ROWS, Progress
 from trainspan_collector.frames import HEADER_BYTES, Signal
 from trainspan_collector.gathering import Gathering
 from trainspan_collector.journal import Journal, Position
+from trainspan_collector.quarantine import Quarantine
 from trainspan_schemas import keys
 
 START = Progress(Position(0, 0), 0)
@@ -35,7 +36,7 @@ def _take(gathering: Gathering) -> tuple[list[int], list[int], int, Progress]:
 
 def test_batches_are_whole_row_groups_and_the_rest_comes_next(tmp_path: Path) -> None:
     journal, ends = _journal(tmp_path, [1, 2, 3], [4, 5, 6], [7])
-    gathering = Gathering(journal, START, max_bytes=10**6, n_rows=4)
+    gathering = Gathering(journal, START, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=4)
     # Numbers: spans 1 to 3 have seq 1, 2, 3, the evaluation 4, span 4 has 5.
     assert _take(gathering) == ([1, 2, 3, 4], [1, 2, 3, 5], 1, Progress(Position(1, ends[1]), 5))
     assert _take(gathering) == ([5, 6, 7], [6, 7, 8], 0, Progress(Position(1, ends[3]), 8))
@@ -46,7 +47,7 @@ def test_batches_are_whole_row_groups_and_the_rest_comes_next(tmp_path: Path) ->
 
 def test_an_evaluation_of_the_last_span_before_a_cut_comes_with_the_next_batch(tmp_path: Path) -> None:
     journal, ends = _journal(tmp_path, [1, 2], [3, 4])
-    gathering = Gathering(journal, START, max_bytes=10**6, n_rows=3)
+    gathering = Gathering(journal, START, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=3)
     assert _take(gathering) == ([1, 2, 3], [1, 2, 3], 0, Progress(Position(1, ends[1]), 3))
     assert _take(gathering) == ([4], [5], 1, Progress(Position(1, ends[2]), 5))
     journal.close()
@@ -54,7 +55,7 @@ def test_an_evaluation_of_the_last_span_before_a_cut_comes_with_the_next_batch(t
 
 def test_a_request_of_many_row_groups_is_cut_without_moving_past_it(tmp_path: Path) -> None:
     journal, ends = _journal(tmp_path, [1], [4, 5, 6, 7, 8], [9])
-    gathering = Gathering(journal, START, max_bytes=10**6, n_rows=2)
+    gathering = Gathering(journal, START, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=2)
     taken = [_take(gathering) for _ in range(4)]
     assert [numbers for numbers, *_ in taken] == [[1, 4], [5, 6], [7, 8], [9]]
     assert [progress.position.offset for *_, progress in taken] == [ends[1], ends[1], ends[2], ends[3]]
@@ -63,15 +64,15 @@ def test_a_request_of_many_row_groups_is_cut_without_moving_past_it(tmp_path: Pa
 
 def test_a_batch_of_enough_bytes_is_full_whatever_its_number_of_spans(tmp_path: Path) -> None:
     journal, ends = _journal(tmp_path, [1], [2], [4])
-    gathering = Gathering(journal, START, max_bytes=ends[1] + 1 - HEADER_BYTES, n_rows=100)
+    gathering = Gathering(journal, START, Quarantine(tmp_path / "q"), max_bytes=ends[1] + 1 - HEADER_BYTES, n_rows=100)
     assert [_take(gathering)[0] for _ in range(2)] == [[1, 2], [4]]
     journal.close()
 
 
 def test_after_a_crash_within_a_request_its_rows_come_again_numbered_after_what_is_stored(tmp_path: Path) -> None:
     journal, _ = _journal(tmp_path, [1, 2], [4, 5])
-    *_, progress = _take(Gathering(journal, START, max_bytes=10**6, n_rows=3))
-    again = Gathering(journal, progress, max_bytes=10**6, n_rows=3)
+    *_, progress = _take(Gathering(journal, START, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=3))
+    again = Gathering(journal, progress, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=3)
     assert _take(again)[:2] == ([4, 5], [4, 5])  # 4 is stored already: the loader's anti-join drops it
     journal.close()
 

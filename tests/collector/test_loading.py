@@ -71,6 +71,7 @@ def test_a_call_span_becomes_a_call_with_its_columns_and_keeps_the_rest_as_attri
         "policy_version": 7, "prompt_ids": [1, 2, 3], "completion_ids": [4, 5], "logprobs": [-0.5, -0.25],
         "finish_reason": "stop", "delivered": True, "start_ns": 1_000, "end_ns": 2_000,
         "parent_span_id": span_id(9).hex(), "status_code": 0, "resource": "{}", "scope_name": "", "dropped_attributes": 1,
+            "untrusted": False,
     }  # fmt: skip
 
 
@@ -233,6 +234,7 @@ def test_a_rollout_has_its_spans_status_times_calls_and_summed_reward(collector:
         {
             "rollout_id": "r-16", "attempt": 0, "trace_id": trace_id(16).hex(), "task_id": "t", "run_id": "run", "round": 1,
             "split": "train", "status": "ok", "reward": 0.875, "n_calls": 3, "start_ns": 1_000, "end_ns": 2_000,
+                "untrusted": False,
         }
     ]  # fmt: skip
 

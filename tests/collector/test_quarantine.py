@@ -1,0 +1,71 @@
+"""A journalled request that cannot become rows is put aside; all others are loaded."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.support.collector import event, span, trace_request
+from trainspan_collector.batch import Batch
+from trainspan_collector.database import Progress
+from trainspan_collector.frames import Frame, Signal
+from trainspan_collector.gathering import Gathering
+from trainspan_collector.journal import Journal, Position
+from trainspan_collector.quarantine import Quarantine
+from trainspan_schemas import keys
+from trainspan_schemas.errors import InvalidRecordError
+
+BROKEN = b"\xff\xff\xff\xffnot protobuf"
+START = Progress(Position(0, 0), 0)
+
+
+def test_a_broken_request_is_kept_whole_and_named_and_those_around_it_are_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journal(tmp_path / "journal")
+    for body in (trace_request(span(1, 1)).SerializeToString(), BROKEN, trace_request(span(1, 2)).SerializeToString()):
+        journal.append(Signal.TRACES, body, 77)
+    for times in (1, 2):  # the second time as after a crash
+        quarantine = Quarantine(tmp_path / "quarantine")
+        gathering = Gathering(journal, START, quarantine, max_bytes=10**6)
+        with caplog.at_level(logging.ERROR):
+            gathering.fill()
+        batch, progress = gathering.take()
+        assert [row.span_id for row in batch.spans] == ["0000000000000001", "0000000000000002"]
+        assert progress == Progress(journal.end(), 2)
+        assert quarantine.n_requests == 1
+        [kept] = (tmp_path / "quarantine").iterdir()
+        assert kept.read_bytes() == BROKEN
+        assert (kept.stat().st_mode & 0o777, kept.name.startswith("77-"), kept.suffixes) == (
+            0o600,
+            True,
+            [".traces", ".pb"],
+        )
+        assert caplog.text.count(str(kept)) == times
+    journal.close()
+
+
+def test_a_batch_keeps_nothing_of_a_request_that_fails_half_way() -> None:
+    batch = Batch(10)
+    batch.add(Frame(Signal.TRACES, 1, trace_request(span(1, 1)).SerializeToString(), 0))
+    with pytest.raises(InvalidRecordError):
+        batch.add(Frame(Signal.TRACES, 1, BROKEN, 0))
+    batch.add(Frame(Signal.TRACES, 1, trace_request(span(1, 2)).SerializeToString(), 0))
+    assert [(row.seq, row.span_id) for row in batch.spans] == [(11, "0000000000000001"), (12, "0000000000000002")]
+
+
+def test_what_is_not_trusted_never_replaces_what_is(tmp_path: Path) -> None:
+    claim = {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 1.0, keys.EVALUATION_ID: "e"}
+    plain = span(1, 1)
+    forged = span(1, 1, {keys.PROMPT_TOKEN_IDS: bytes(400)}, events=[event(keys.EVALUATION_EVENT, claim)])
+    honest = span(1, 2, events=[event(keys.EVALUATION_EVENT, {**claim, keys.EVALUATION_SCORE: 0.25})])
+    for order in ((False, True), (True, False)):
+        batch = Batch(0)
+        bodies = {False: trace_request(plain, honest), True: trace_request(forged)}
+        for untrusted in order:
+            batch.add(Frame(Signal.TRACES, 1, bodies[untrusted].SerializeToString(), 0, untrusted))
+        rows = {row.span_id: row for row in batch.spans}
+        assert not rows["0000000000000001"].untrusted
+        assert rows["0000000000000001"].prompt_ids is None
+        [evaluation] = batch.evaluations
+        assert (evaluation.score, evaluation.untrusted) == (0.25, False)
