@@ -4,6 +4,7 @@ import importlib.util
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
@@ -11,6 +12,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from trainspan_cli.loop.policy_client import PolicyClient
+from trainspan_cli.loop.run_folder import RunFolder
 from trainspan_cli.reading import rows
 from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.errors import TrainspanError
@@ -53,6 +55,40 @@ def overview(settings: Settings) -> dict[str, Any]:
         "latest_version": CheckpointMeta.read(latest).version if latest else None,
         "datasets": len(list(datasets.glob("round=*/manifest.json"))),
         "runs": sorted(path.parent.name for path in runs_dir().glob("*/run.json")),
+        "run": _newest_run(),
+    }
+
+
+def _newest_run() -> dict[str, Any] | None:
+    """Where the newest run of the loop is, by its records."""
+    found = sorted(runs_dir().glob("*/run.json"))
+    if not found:
+        return None
+    folder = RunFolder(found[-1].parent)
+    run, records = folder.read("run.json"), folder.records()
+    rounds = [record for record in records if record["kind"] == "round"]
+    validations = [record for record in records if record["kind"] == "eval" and record["name"] == "validation"]
+    last = folder.path / ("rounds.jsonl" if records else "run.json")
+    return {
+        "run_id": folder.run_id,
+        "status": run["status"],
+        "ended": run.get("ended"),
+        "round": rounds[-1]["round"] if rounds else 0,
+        "rounds": run["settings"]["loop"]["rounds"],
+        "policy_version": rounds[-1]["policy_version"] if rounds else None,
+        "reward_mean": rounds[-1]["rollout"].get("mean_reward") if rounds else None,
+        "validations": [
+            {"round": one["round"], "n": one["n"], "successes": one["successes"]}
+            for one in (validations[:1] + validations[-1:] if len(validations) > 1 else validations)
+        ],
+        "best": run.get("best"),
+        "alarms": [
+            f"round {record['round']}: {check['name']}: {check['detail']}"
+            for record in records
+            for check in record["checks"]
+            if not check["ok"]
+        ],
+        "seconds_since_last_record": time.time() - last.stat().st_mtime,
     }
 
 

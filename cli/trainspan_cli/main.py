@@ -17,6 +17,7 @@ COMMANDS = {
     "dataset": "Build the next dataset of transitions with credit from stored spans.",
     "train": "Train on the newest dataset, publish the checkpoint and swap it in.",
     "loop": "Run rollouts, dataset and training round after round, supervised.",
+    "compare": "Compare runs of the loop over their seeds and settings.",
     "sql": "Query the store.",
     "status": "Show what is running and what has been made.",
     "doctor": "Check the installation and what is (not) being captured.",

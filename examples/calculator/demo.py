@@ -19,6 +19,7 @@ from rich.console import Console
 
 from trainspan_cli.loop.intervals import Rate
 from trainspan_cli.loop.report import write_report
+from trainspan_cli.loop.run_folder import RunFolder
 from trainspan_schemas.config import load_settings
 from trainspan_schemas.home import home, store_path
 from trainspan_schemas.store import running_collector
@@ -110,7 +111,7 @@ def run_loop(rounds: int | None, control: bool) -> Path:
     try:
         output, _ = process.communicate()
     except KeyboardInterrupt:
-        process.wait()  # the loop got the same Ctrl-C and ends its children
+        process.wait()  # the loop got the same Ctrl-C, ended its children and said so
         sys.exit(130)
     if not output.strip():
         sys.exit(process.returncode or 1)
@@ -130,7 +131,9 @@ def verdicts(folder: Path, records: list[dict[str, Any]], control: bool, whole: 
     first, last = evals[0], evals[-1]
     start, end = Rate(first["successes"], first["n"]), Rate(last["successes"], last["n"])
     trained: set[tuple[int, ...]] = set().union(*(operands(path) for path in (folder / "tasks").glob("round-*.jsonl")))
-    held_out = operands(folder / "tasks" / "validation-0000.jsonl")
+    held_out: set[tuple[int, ...]] = set().union(
+        *(operands(path) for path in (folder / "tasks").glob("validation-*.jsonl"))
+    )
     shared = [
         combination for combination in held_out if combination in trained or not Problem(*combination, "+*").is_heldout
     ]
@@ -171,7 +174,7 @@ def main() -> int:
     whole = options.rounds is None or options.rounds >= load_settings(CONFIG, {}).loop.rounds
     found = verdicts(folder, records, options.control, whole)
     title = f"trainspan: calculator {'control, random rewards' if options.control else 'demo'}, run {folder.name}"
-    page = write_report(folder, title, records, found)
+    page = write_report(RunFolder(folder), title, found)
     for name, ok, detail in found:
         console.print(
             f"{'✓' if ok else '✗'} {name}: {detail}",

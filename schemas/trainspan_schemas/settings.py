@@ -182,6 +182,18 @@ class LoopSettings:
     """Validation tasks rolled out once each in between."""
     eval_every: int = 5
     """Rounds between validations; 0: only at the start and the end."""
+    eval_n: int = 1
+    """Rollouts per validation task; several give pass@k beside the mean."""
+    success_reward: float = 1.0
+    """Least reward of a rollout that counts as solved in pass@k."""
+    stop_at: float | None = None
+    """End the run when a validation reaches this success; default: never."""
+    patience: int | None = None
+    """End the run after so many validations without a better one; default: never."""
+    max_hours: float | None = None
+    """End the run after so many hours of rounds and validations; default: never."""
+    keep_best: bool = True
+    """Keep the checkpoint of the best validation in the run's folder `best/`, whatever is pruned."""
     probe_tasks: str | None = None
     """Task file of a hard probe, rolled out before and after, reported under its own name, never trained on."""
     restarts: int = 3

@@ -1,4 +1,7 @@
 import json
+import os
+import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -40,11 +43,30 @@ def test_what_the_trainer_did_before_a_kill_is_found_with_and_without_metrics() 
         '{"event": "trained", "dataset": "c", "reason": null}\n'
         '{"event": "published", "dataset": "c", "reason": null}\n'
         '{"event": "trained", "dataset": "d", "reason": null}\n'
+        '{"event": "aborted", "dataset": "e", "reason": "the loss is nan"}\n'
     )
+    assert folder.trained_before("a") == {"dataset": "a", "version": 1}
+    assert folder.trained_before("b") is None, "a trainer that lives still writes its metrics"
+    long_ago = time.time() - 60
+    os.utime(folder.checkpoints / "ledger.jsonl", (long_ago, long_ago))
     assert folder.trained_before("a") == {"dataset": "a", "version": 1}
     assert folder.trained_before("b") == {"skipped": "the dataset has no rows"}
     assert folder.trained_before("c") == {"skipped": "published, then interrupted before its metrics"}
     assert folder.trained_before("d") is None
+    assert folder.trained_before("e") == {"error": "the loss is nan"}
+
+
+def test_the_best_checkpoint_outlives_pruning_and_replaces_the_earlier_one() -> None:
+    folder = RunFolder.create({})
+    for name in ("policy-000001", "policy-000002"):
+        (folder.checkpoints / name).mkdir(parents=True)
+        (folder.checkpoints / name / "model.safetensors").write_text(name)
+        folder.keep_best(name, {"round": 1, "policy_version": 1, "successes": 3.0, "n": 4})
+        shutil.rmtree(folder.checkpoints / name)
+    assert [path.name for path in (folder.path / "best").iterdir()] == ["policy-000002"]
+    kept = folder.read("run.json")["best"]
+    assert Path(kept["checkpoint"], "model.safetensors").read_text() == "policy-000002"
+    assert (kept["round"], kept["successes"], kept["n"]) == (1, 3.0, 4)
 
 
 def test_tasks_are_drawn_by_seed_without_repetition() -> None:

@@ -2,15 +2,23 @@
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_schemas.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trainspan_cli.loop.run_folder import RunFolder
+    from trainspan_schemas.settings import Settings
 
 
 def loop(
     rounds: Annotated[int | None, typer.Option(help="Rounds in all.")] = None,
+    seeds: Annotated[int, typer.Option(help="Runs with so many seeds, one after the other, then compared.")] = 1,
     config: ConfigOption = None,
     resume: Annotated[bool, typer.Option(help="Go on with the newest unfinished run of the same settings.")] = False,
     format: FormatOption = "table",
@@ -21,27 +29,55 @@ def loop(
     """
     import dataclasses
 
+    from trainspan_cli.loop.run_folder import RunFolder, newest_unfinished
+    from trainspan_cli.loop.series import SeedSeries
+    from trainspan_schemas.config import override
+
+    if seeds < 1:
+        raise UsageError(f"--seeds {seeds}: at least 1")
+    chosen = settings(config)
+    chosen = dataclasses.replace(chosen, loop=override(chosen.loop, rounds=rounds))
+    if seeds == 1:
+        values = dataclasses.asdict(chosen)
+        folder = (newest_unfinished(values) if resume else None) or RunFolder.create(values)
+        return _show(_run(chosen, config, folder, format), format)
+    series = SeedSeries.open(chosen, seeds, resume=resume)
+    integrity = True
+    for seeded, folder in series.unfinished():
+        summary = _run(seeded, config, folder, format)
+        integrity = integrity and summary["integrity"]
+        _show(summary, format)
+    series.finish()
+    from trainspan_cli.commands.compare import compare
+
+    compare([run.run_id for run in series.runs()], html=series.path.with_suffix(".html"), format=format)
+    return 0 if integrity else 1
+
+
+def _run(settings: "Settings", config: "Path | None", folder: "RunFolder", format: str) -> dict[str, Any]:
     from rich.console import Console
 
     from trainspan_cli.loop.integrity import all_hold
     from trainspan_cli.loop.report import write_report
-    from trainspan_cli.loop.rounds import Loop, settings_record
-    from trainspan_cli.loop.run_folder import RunFolder, newest_unfinished
+    from trainspan_cli.loop.rounds import Loop
     from trainspan_cli.loop.screen import Screen
-    from trainspan_schemas.config import override
 
-    chosen = settings(config)
-    chosen = dataclasses.replace(chosen, loop=override(chosen.loop, rounds=rounds))
-    values = settings_record(chosen)
-    folder = (newest_unfinished(values) if resume else None) or RunFolder.create(values)
     console = Console(stderr=format == "json")
-    with Screen(console, f"trainspan run {folder.run_id}") as screen:
-        result = Loop(chosen, config, folder, screen).run()
+    try:
+        with Screen(console, f"trainspan run {folder.run_id}") as screen:
+            result = Loop(settings, config, folder, screen).run()
+    except KeyboardInterrupt:
+        done = sum(record["kind"] == "round" for record in folder.records())
+        print(
+            f"trainspan: interrupted after {done} rounds of run {folder.run_id}; the same command with --resume goes on",
+            file=sys.stderr,
+        )
+        sys.exit(130)
     checks = [check for record in result["records"] for check in record["checks"]]
-    page = write_report(folder.path, f"trainspan run {folder.run_id}", result["records"], [])
-    summary = {"run_id": folder.run_id, "folder": str(folder.path), "report": str(page), "integrity": all_hold(checks)}
-    if format == "json":
-        print(json.dumps(summary))
-    else:
-        print(f"report: {page}", file=sys.stdout)
+    page = write_report(folder, f"trainspan run {folder.run_id}", [])
+    return {"run_id": folder.run_id, "folder": str(folder.path), "report": str(page), "integrity": all_hold(checks)}
+
+
+def _show(summary: dict[str, Any], format: str) -> int:
+    print(json.dumps(summary) if format == "json" else f"report: {summary['report']}")
     return 0 if summary["integrity"] else 1

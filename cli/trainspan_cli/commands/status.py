@@ -1,6 +1,7 @@
 """`trainspan status`."""
 
 import json
+from typing import Any
 
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
 
@@ -23,3 +24,19 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
     print("checkpoint ", found["latest_checkpoint"] or "none yet")
     print("datasets   ", found["datasets"])
     print("runs       ", len(found["runs"]), f"(newest {found['runs'][-1]})" if found["runs"] else "")
+    if run := found["run"]:
+        _show_run(run)
+
+
+def _show_run(run: dict[str, Any]) -> None:
+    from trainspan_cli.loop.intervals import Rate
+
+    state = run["ended"] or f"{run['status']}, last record {run['seconds_since_last_record']:.0f} s ago"
+    print("newest run ", f"round {run['round']} of {run['rounds']}; {state}")
+    for validation in run["validations"]:
+        rate = Rate(validation["successes"], validation["n"])
+        print("           ", f"validation after round {validation['round']}: {rate}, n {validation['n']}")
+    if best := run["best"]:
+        print("           ", f"best after round {best['round']}: {best['checkpoint']}")
+    for alarm in run["alarms"][-3:]:
+        print("           ", f"ALARM {alarm}")

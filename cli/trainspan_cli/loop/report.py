@@ -1,109 +1,54 @@
-"""`report.html` and `curves.png` of a run, from its records alone."""
+"""What a run leaves to look at: `report.html`, its pictures, and `rounds.csv`; from its records and the trainer's metrics."""
 
-import base64
-from collections.abc import Sequence
+import csv
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from .curves import draw_curves, draw_training
 from .intervals import Rate
+from .page import picture, table, write_page
+from .run_folder import RunFolder
 
-__all__ = ["draw_curves", "write_report"]
+__all__ = ["write_report"]
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #1b1f24 }
-h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem } img { max-width: 100% }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px }
-td, th { padding: .2rem .6rem; border-bottom: 1px solid #d8dee4; text-align: right }
-th:first-child, td:first-child, .text td:last-child, .text th:last-child { text-align: left }
-.ok { color: #1a7f37 } .bad { color: #cf222e; font-weight: 600 } .big { font-size: 1.2rem }
-"""
+Record = Mapping[str, Any]
 
 
-def draw_curves(records: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """Success by round with 95 % Wilson intervals, and the agreement of server and trainer below it."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    rounds = [record for record in records if record["kind"] == "round"]
-    figure = Figure(figsize=(8, 5.6), layout="constrained")
-    success, difference = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    shown = [record for record in rounds if record["rollout"].get("mean_reward") is not None]
-    # A round's rollouts come from the policy before its update, so they stand where that policy's validation stands.
-    success.plot(
-        [record["round"] - 1 for record in shown],
-        [record["rollout"]["mean_reward"] for record in shown],
-        ".-",
-        color="#8c959f",
-        label="training rollouts (mean reward)",
-    )
-    for name, colour, label in (("validation", "#0969da", "held-out tasks"), ("probe", "#bc4c00", "hard probe")):
-        evals = sorted((r for r in records if r["kind"] == "eval" and r["name"] == name), key=lambda r: int(r["round"]))
-        if not evals:
-            continue
-        rates = [Rate(record["successes"], record["n"]) for record in evals]
-        values = [rate.value for rate in rates]
-        low = [rate.value - rate.interval[0] for rate in rates]
-        high = [rate.interval[1] - rate.value for rate in rates]
-        success.errorbar(
-            [record["round"] for record in evals],
-            values,
-            yerr=[low, high],
-            fmt="o-",
-            capsize=3,
-            color=colour,
-            label=f"{label} (95 % Wilson)",
-        )
-    success.set_ylabel("success")
-    success.set_ylim(0, 1)
-    success.grid(alpha=0.3)
-    success.legend(loc="upper left", fontsize=8)
-    success.set_title(title, fontsize=10)
-    agreed = [record for record in rounds if record["train"].get("logp_diff_max")]
-    difference.semilogy(
-        [record["round"] - 1 for record in agreed],
-        [record["train"]["logp_diff_max"] for record in agreed],
-        ".-",
-        color="#1a7f37",
-    )
-    difference.axhline(1e-3, color="#cf222e", linewidth=0.8, linestyle="--")
-    difference.set_ylabel("max |Δlogp|\nserver − trainer", fontsize=8)
-    difference.set_xlabel("updates of the policy")
-    difference.xaxis.set_major_locator(MaxNLocator(integer=True))
-    difference.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)
-
-
-def write_report(
-    folder: Path, title: str, records: Sequence[dict[str, Any]], verdicts: Sequence[tuple[str, bool, str]]
-) -> Path:
-    """Writes `curves.png` and a self-contained `report.html` into `folder`; returns the page's path."""
-    picture = folder / "curves.png"
-    draw_curves(records, picture, title)
-    image = base64.b64encode(picture.read_bytes()).decode()
+def write_report(run: RunFolder, title: str, verdicts: Sequence[tuple[str, bool, str]]) -> Path:
+    """Writes `curves.png`, `training.png`, `rounds.csv` and `report.html` into the run's folder; returns the page's path."""
+    records, metrics = run.records(), run.metrics()
+    curves, training = run.path / "curves.png", run.path / "training.png"
+    draw_curves(records, curves, title)
+    draw_training(records, metrics, training)
+    _write_csv(run.path / "rounds.csv", records, metrics)
+    best = run.read("run.json").get("best")
+    evals = [record for record in records if record["kind"] == "eval"]
     parts = [
-        "<!doctype html><html lang='en'><meta charset='utf-8'>",
-        "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">",
-        f"<title>{escape(title)}</title><style>{_STYLE}</style><h1>{escape(title)}</h1>",
-        f"<p><img alt='Success by round' src='data:image/png;base64,{image}'></p>",
+        picture(curves, "Success by round"),
         _verdicts(verdicts),
         "<h2>Evaluations</h2>",
-        _table(
-            ("evaluation", "after round", "policy version", "n", "success", "95 % Wilson interval", "status"),
-            [_eval_row(record) for record in records if record["kind"] == "eval"],
+        table(
+            ("evaluation", "after round", "policy version", "n", "success", "95 % Wilson interval", "pass@k", "status"),
+            [_eval_row(record) for record in evals],
         ),
+        f"<p>Best validation: {_best(best)}</p>" if best else "",
+        "<h2>Training</h2>",
+        picture(training, "KL, entropy, clipping, staleness, gradient norm and stage times by round"),
         "<h2>Rounds</h2>",
-        _table(
+        table(
             ("round", "version", "rollouts", "reward", "calls", "trained", "dropped", "max |Δlogp|", "canary", "s"),
             [_round_row(record) for record in records if record["kind"] == "round"],
         ),
         "<h2>Integrity</h2>",
         _integrity(records),
-        "</html>",
     ]
-    page = folder / "report.html"
-    page.write_text("\n".join(parts), encoding="utf-8")
-    return page
+    return write_page(run.path / "report.html", title, parts)
+
+
+def _best(best: Record) -> str:
+    return f"after round {best['round']}, {Rate(best['successes'], best['n'])}, kept as {escape(best['checkpoint'])}"
 
 
 def _verdicts(verdicts: Sequence[tuple[str, bool, str]]) -> str:
@@ -116,15 +61,16 @@ def _verdicts(verdicts: Sequence[tuple[str, bool, str]]) -> str:
     return f"<h2>Verdict</h2><ul>{items}</ul>"
 
 
-def _eval_row(record: dict[str, Any]) -> list[str]:
+def _eval_row(record: Record) -> list[str]:
     rate = Rate(record["successes"], record["n"])
     low, high = rate.interval
     status = ", ".join(f"{name} {count}" for name, count in record["status"].items())
     name, round_, version = str(record["name"]), str(record["round"]), str(record["policy_version"])
-    return [name, round_, version, str(record["n"]), f"{rate.value:.3f}", f"{low:.3f} to {high:.3f}", status]
+    passes = ", ".join(f"@{k} {value:.3f}" for k, value in (record.get("pass_at") or {}).items()) or "–"
+    return [name, round_, version, str(record["n"]), f"{rate.value:.3f}", f"{low:.3f} to {high:.3f}", passes, status]
 
 
-def _round_row(record: dict[str, Any]) -> list[str]:
+def _round_row(record: Record) -> list[str]:
     train, data = record["train"], record["dataset"]
     reward = record["rollout"].get("mean_reward")
     canary = ((train.get("swap") or {}).get("canary") or {}).get("status", train.get("skipped") or "–")
@@ -144,7 +90,7 @@ def _round_row(record: dict[str, Any]) -> list[str]:
     ]
 
 
-def _integrity(records: Sequence[dict[str, Any]]) -> str:
+def _integrity(records: Sequence[Record]) -> str:
     names: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         for check in record["checks"]:
@@ -156,10 +102,43 @@ def _integrity(records: Sequence[dict[str, Any]]) -> str:
         rows.append(
             [name, f"{len(checks) - len(failed)} of {len(checks)}", f"round {shown['round']}: {shown['detail']}"]
         )
-    return _table(("check", "held", "example"), rows, kind="text")
+    return table(("check", "held", "example"), rows, kind="text")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "figures") -> str:
-    header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table class='{kind}'><tr>{header}</tr>{body}</table>"
+def _write_csv(path: Path, records: Sequence[Record], metrics: Mapping[int, Record]) -> None:
+    """One line per round: the loop's figures, the validation after it, and every plain number of the trainer."""
+    validations = {
+        record["round"]: Rate(record["successes"], record["n"])
+        for record in records
+        if record["kind"] == "eval" and record["name"] == "validation"
+    }
+    lines = []
+    for record in records:
+        if record["kind"] != "round":
+            continue
+        number = record["round"]
+        trainer = {
+            f"train_{name}": value
+            for name, value in metrics.get(number, {}).items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("round", "version")
+        }
+        validation = validations.get(number)
+        lines.append(
+            {
+                "round": number,
+                "policy_version": record["policy_version"],
+                "rollouts": record["rollout"].get("total"),
+                "reward_mean": record["rollout"].get("mean_reward"),
+                "validation": validation.value if validation else None,
+                "validation_n": validation.n if validation else None,
+                "calls_seen": record["dataset"].get("calls_seen"),
+                "calls_kept": record["dataset"].get("calls_kept"),
+                **{f"seconds_{stage}": seconds for stage, seconds in record["seconds"].items()},
+                **trainer,
+            }
+        )
+    columns = list(dict.fromkeys(name for line in lines for name in line))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(lines)

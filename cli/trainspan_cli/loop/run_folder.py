@@ -1,7 +1,10 @@
 """`$TRAINSPAN_HOME/runs/<run>/`: what the loop knows of one run, on disk, so that it goes on after any kill."""
 
 import json
+import os
 import random
+import shutil
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +16,9 @@ from trainspan_schemas.errors import TaskFileError
 from trainspan_schemas.home import runs_dir
 
 __all__ = ["RunFolder", "newest_unfinished", "task_lines"]
+
+LEDGER_REST_S = 20.0
+"""A trainer that lives writes a round's metrics well within this after the ledger's last line of that round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +77,50 @@ class RunFolder:
         """All whole records of `rounds.jsonl`; a line torn by a kill is left out."""
         return _json_lines(self.path / "rounds.jsonl")
 
+    def metrics(self) -> dict[int, dict[str, Any]]:
+        """The trainer's lines of `metrics.jsonl` by round; of a round that was tried twice the later one."""
+        return {line["round"]: line for line in _json_lines(self.checkpoints / "metrics.jsonl")}
+
     def trained_before(self, dataset_sha256: str) -> dict[str, Any] | None:
-        """What the trainer says of a dataset that it is done with: its metrics, else its ledger's reason as `skipped`."""
+        """What the trainer says of a dataset that it is done with: its metrics, else what its ledger says.
+
+        The ledger is written first. It counts alone where it has been at rest for a while: the trainer was killed then.
+        """
         for line in _json_lines(self.checkpoints / "metrics.jsonl"):
             if line.get("dataset") == dataset_sha256:
                 return line
-        for entry in _json_lines(self.checkpoints / "ledger.jsonl"):
+        ledger = self.checkpoints / "ledger.jsonl"
+        if not ledger.exists() or time.time() - ledger.stat().st_mtime < LEDGER_REST_S:
+            return None
+        for entry in _json_lines(ledger):
+            if entry.get("dataset") != dataset_sha256:
+                continue
+            reason = entry.get("reason") or f"{entry['event']}, then interrupted before its metrics"
             # After "trained" the trainer still swaps: only what ends a round counts.
-            ended = entry.get("event") in ("skipped", "published", "unpublished")
-            if ended and entry.get("dataset") == dataset_sha256:
-                return {"skipped": entry.get("reason") or f"{entry['event']}, then interrupted before its metrics"}
+            if entry.get("event") in ("skipped", "published", "unpublished"):
+                return {"skipped": reason}
+            if entry.get("event") in ("aborted", "refused"):
+                return {"error": reason}
         return None
 
-    def finish(self, status: str) -> None:
-        self.write("run.json", {**self.read("run.json"), "status": status})
+    def keep_best(self, checkpoint: str, record: Mapping[str, Any]) -> None:
+        """Keeps a checkpoint as `best/<name>` (hard links, so that pruning does not reach it) in place of the earlier best."""
+        best = self.path / "best"
+        target = best / checkpoint
+        best.mkdir(exist_ok=True)
+        if not target.exists():
+            temporary = best / f".{checkpoint}"
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.copytree(self.checkpoints / checkpoint, temporary, copy_function=os.link)
+            temporary.rename(target)
+        for other in best.iterdir():
+            if other != target:
+                shutil.rmtree(other)
+        kept = {key: record[key] for key in ("round", "policy_version", "successes", "n")}
+        self.write("run.json", {**self.read("run.json"), "best": {"checkpoint": str(target), **kept}})
+
+    def finish(self, status: str, **more: Any) -> None:
+        self.write("run.json", {**self.read("run.json"), "status": status, **more})
 
     def draw_tasks(self, name: str, tasks: Sequence[str], count: int, seed: str) -> Path:
         """A task file with `count` of the task lines (all, if fewer), drawn by `seed`; the same on every call."""

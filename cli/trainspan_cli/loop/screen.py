@@ -161,7 +161,9 @@ class Screen:
     def _line(self, record: dict[str, Any]) -> str:
         if record["kind"] == "eval":
             rate = Rate(record["successes"], record["n"])
-            return f"{record['name']} after round {record['round']} (version {record['policy_version']}): {rate}"
+            passes = "".join(f", pass@{k} {value:.3f}" for k, value in (record.get("pass_at") or {}).items())
+            where = f"{record['name']} after round {record['round']} (version {record['policy_version']})"
+            return f"{where}: {rate}{passes}"
         round_, version, rollouts, failed, train, _, speed, difference, ok, *seconds = self._cells(record, None)
         stages = ", ".join(
             f"{stage} {s} s" for stage, s in zip(("rollouts", "dataset", "training"), seconds, strict=True)

@@ -1,0 +1,43 @@
+"""`trainspan compare`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainspan_cli.settings import FormatOption
+from trainspan_schemas.errors import UsageError
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs of the loop: their ids or folders.")],
+    html: Annotated[Path | None, typer.Option(help="Also write a page with the curves.")] = None,
+    format: FormatOption = "table",
+) -> None:
+    """Compare runs of the loop: held-out success over seeds, by the settings in which they differ.
+
+    Example: trainspan compare 20261120-101500-1a2b3c4d 20261120-113000-5e6f7a8b --html compare.html
+    """
+    from trainspan_cli.loop.comparison import group_runs
+    from trainspan_cli.loop.comparison_report import comparison_record, comparison_table, write_comparison
+    from trainspan_cli.loop.run_folder import RunFolder
+    from trainspan_schemas.home import runs_dir
+
+    folders = []
+    for name in dict.fromkeys(runs):
+        path = Path(name) if (Path(name) / "run.json").exists() else runs_dir() / name
+        if not (path / "run.json").exists():
+            raise UsageError(f"no run {name} under {runs_dir()}; `trainspan status` lists them")
+        folders.append(RunFolder(path))
+    series = group_runs(folders)
+    page = write_comparison(html, series) if html else None
+    if format == "json":
+        print(json.dumps(comparison_record(series)))
+        return
+    from rich.console import Console
+
+    console = Console()
+    console.print(comparison_table(series))
+    if page:
+        console.print(f"curves: {page}", markup=False, highlight=False, soft_wrap=True)

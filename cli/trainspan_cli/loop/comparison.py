@@ -1,0 +1,124 @@
+"""Runs side by side: what differs in their settings, and what came of it over their seeds."""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainspan_schemas.errors import UsageError
+
+from .intervals import Rate, t_interval
+from .run_folder import RunFolder
+
+__all__ = ["Band", "Outcome", "Series", "group_runs"]
+
+SEEDS = (("loop", "seed"), ("train", "seed"))
+"""Settings in which runs of one series may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Held-out success after `round`, over the seeds that have it; `interval` at 95 %, None for a single seed."""
+
+    round: int
+    mean: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run in one line. Rates are of held-out tasks."""
+
+    run_id: str
+    seed: int
+    status: str
+    rounds: int
+    start: Rate
+    end: Rate
+    best: Rate
+    best_round: int
+    seconds: float
+    alarms: int
+    """Checks of the integrity panel that did not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Runs of the same settings but for the seed; `label` names what sets them apart from the other series."""
+
+    label: str
+    runs: tuple[RunFolder, ...]
+
+    def outcomes(self) -> list[Outcome]:
+        return [outcome(run) for run in self.runs]
+
+    def validation(self) -> list[Band]:
+        """By round, over the seeds."""
+        rates: defaultdict[int, list[float]] = defaultdict(list)
+        for run in self.runs:
+            for round_, rate in _validations(run).items():
+                rates[round_].append(rate.value)
+        return [Band(round_, sum(values) / len(values), t_interval(values)) for round_, values in sorted(rates.items())]
+
+    def gain(self) -> tuple[float, tuple[float, float] | None]:
+        """Mean of (end − start) over the seeds, and its 95 % t-interval."""
+        gains = [one.end.value - one.start.value for one in self.outcomes()]
+        return sum(gains) / len(gains), t_interval(gains)
+
+
+def outcome(run: RunFolder) -> Outcome:
+    """Raises UsageError where the run has no validation yet."""
+    record, records, rates = run.read("run.json"), run.records(), _validations(run)
+    if not rates:
+        raise UsageError(f"run {run.run_id} has no validation on record yet: nothing to compare")
+    best_round = max(rates, key=lambda round_: (rates[round_].value, -round_))
+    rounds = [one for one in records if one["kind"] == "round"]
+    return Outcome(
+        run_id=run.run_id,
+        seed=int(record["settings"]["loop"]["seed"]),
+        status=str(record.get("status")),
+        rounds=len(rounds),
+        start=rates[min(rates)],
+        end=rates[max(rates)],
+        best=rates[best_round],
+        best_round=best_round,
+        seconds=sum(one["seconds"]["total"] if one["kind"] == "round" else one["seconds"] for one in records),
+        alarms=sum(not check["ok"] for one in records for check in one["checks"]),
+    )
+
+
+def group_runs(runs: Sequence[RunFolder]) -> list[Series]:
+    """Series in the order of their first run, labelled by the settings in which they differ."""
+    flat = {run: _flat(run.read("run.json").get("settings", {})) for run in runs}
+    keys = {key for settings in flat.values() for key in settings}
+    differing = sorted(key for key in keys if len({_text(settings.get(key)) for settings in flat.values()}) > 1)
+    members: defaultdict[str, list[RunFolder]] = defaultdict(list)
+    for run, settings in flat.items():
+        members[", ".join(f"{key}={_text(settings.get(key))}" for key in differing)].append(run)
+    return [Series(label or "all", tuple(found)) for label, found in members.items()]
+
+
+def _validations(run: RunFolder) -> dict[int, Rate]:
+    """The last validation of each round (a final one has more tasks than the one in between)."""
+    return {
+        int(record["round"]): Rate(record["successes"], record["n"])
+        for record in run.records()
+        if record["kind"] == "eval" and record["name"] == "validation" and record["n"]
+    }
+
+
+def _flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        f"{section}.{key}": value
+        for section, values in settings.items()
+        for key, value in values.items()
+        if (section, key) not in SEEDS
+    }
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,80 @@
+"""Several runs of the same settings with other seeds, one after the other, resumable as a whole."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from trainspan_schemas.home import runs_dir
+from trainspan_schemas.settings import Settings
+
+from .run_folder import RunFolder
+
+__all__ = ["SeedSeries", "with_seed"]
+
+
+def with_seed(settings: Settings, offset: int) -> Settings:
+    """The settings with both seeds (task draws, training) moved by `offset`."""
+    return dataclasses.replace(
+        settings,
+        loop=dataclasses.replace(settings.loop, seed=settings.loop.seed + offset),
+        train=dataclasses.replace(settings.train, seed=settings.train.seed + offset),
+    )
+
+
+class SeedSeries:
+    """`runs/series-<time>.json`: which run belongs to which seed. A finished run is not repeated on resume."""
+
+    def __init__(self, path: Path, settings: Settings, seeds: int) -> None:
+        self.path = path
+        self._settings = settings
+        self._seeds = seeds
+
+    @classmethod
+    def open(cls, settings: Settings, seeds: int, *, resume: bool) -> "SeedSeries":
+        """A new series, or with `resume` the newest one, if it is unfinished and has the same settings and number of seeds."""
+        runs_dir().mkdir(parents=True, exist_ok=True)
+        known = sorted(runs_dir().glob("series-*.json"))
+        if resume and known:
+            series = cls(known[-1], settings, seeds)
+            record = series._read()
+            if record["settings"] == _plain(settings) and record["seeds"] == seeds and record["status"] == "running":
+                return series
+        series = cls(runs_dir() / f"series-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json", settings, seeds)
+        series._write({"settings": _plain(settings), "seeds": seeds, "status": "running", "runs": {}})
+        return series
+
+    def unfinished(self) -> Iterator[tuple[Settings, RunFolder]]:
+        """The runs still to do, with their settings; each is created when it is its turn."""
+        for offset in range(self._seeds):
+            settings = with_seed(self._settings, offset)
+            name = str(settings.loop.seed)
+            runs = self._read()["runs"]
+            if name in runs:
+                folder = RunFolder(runs_dir() / runs[name])
+            else:
+                folder = RunFolder.create(dataclasses.asdict(settings))
+                self._write({**self._read(), "runs": {**runs, name: folder.run_id}})
+            if folder.read("run.json").get("status") != "finished":
+                yield settings, folder
+
+    def runs(self) -> list[RunFolder]:
+        """All runs that were begun, by seed."""
+        return [RunFolder(runs_dir() / run_id) for run_id in self._read()["runs"].values()]
+
+    def finish(self) -> None:
+        self._write({**self._read(), "status": "finished"})
+
+    def _read(self) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads(self.path.read_text())
+        return record
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        RunFolder(self.path.parent).write(self.path.name, record)
+
+
+def _plain(settings: Settings) -> Any:
+    """As it comes back from JSON."""
+    return json.loads(json.dumps(dataclasses.asdict(settings), default=str))

@@ -1,0 +1,88 @@
+"""The long-lived processes of a run: collector, policy server and trainer, started, watched and stopped together."""
+
+import os
+from pathlib import Path
+
+from trainspan_schemas.checkpoint import LATEST
+from trainspan_schemas.errors import ConfigError, ProcessError
+from trainspan_schemas.home import store_path
+from trainspan_schemas.settings import Settings
+from trainspan_schemas.store import running_collector
+
+from .policy_client import PolicyClient
+from .processes import Service
+from .run_folder import RunFolder
+from .screen import Screen
+
+__all__ = ["Services"]
+
+
+class Services:
+    """`config` is handed to every child command. A collector that already runs for the store is used, and left running."""
+
+    def __init__(self, settings: Settings, config: Path | None, folder: RunFolder, screen: Screen) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._screen = screen
+        self._running: list[Service] = []
+        self._trainer: Service | None = None
+        self.config = ["--config", str(config)] if config else []
+        self.environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        self.policy = PolicyClient(f"http://{settings.serving.host}:{settings.serving.port}")
+        self.store = store_path(settings.collector.store)
+
+    def start(self) -> None:
+        """Returns when all are ready. Raises ConfigError, ProcessError."""
+        settings, folder = self._settings, self._folder
+        model = settings.train.model or settings.serving.model
+        if model is None:
+            raise ConfigError("the loop needs [train] model: the model to start from")
+        folder.checkpoints.mkdir(exist_ok=True)
+        folder.datasets.mkdir(exist_ok=True)
+        timeout_s = settings.loop.ready_timeout_s
+        if running_collector(self.store) is None:
+            self._screen.stage("starting the collector")
+            collector = self._launch("collector", ["collector", "--store", str(self.store)])
+            collector.wait_until(lambda: running_collector(self.store) is not None, timeout_s)
+        self._screen.stage("starting the policy server and the trainer")
+        checkpoints = ["--checkpoints", str(folder.checkpoints)]
+        start = [] if (folder.checkpoints / LATEST).exists() else [model]
+        server = self._launch("policy server", ["serve", *start, *checkpoints, *self.collector_option()])
+        follow = ["train", "--follow", "--dataset", str(folder.datasets), "--model", model, *checkpoints]
+        self._trainer = self._launch("trainer", [*follow, "--policy-url", self.policy.url, "--format", "json"])
+        server.wait_until(self.policy.is_healthy, timeout_s)
+        self._trainer.wait_until(lambda: not self.trainer.events.empty(), timeout_s)
+        self._screen.policy(self.policy.policy()["version"])
+
+    @property
+    def trainer(self) -> Service:
+        assert self._trainer is not None, "started"
+        return self._trainer
+
+    def collector_option(self) -> list[str]:
+        """The option that names the running collector to those who send spans."""
+        address = running_collector(self.store)
+        if address is None or address.grpc is None:
+            raise ProcessError(f"no collector with an OTLP listener runs for {self.store}")
+        return ["--collector", f"http://{address.grpc}"]
+
+    def keep_alive(self) -> None:
+        """Restarts what ended by itself. Raises ProcessError after too many restarts."""
+        for service in self._running:
+            if service.keep_alive():
+                self._screen.note(f"{service.name} ended by itself and was restarted")
+                if service.name == "policy server":
+                    service.wait_until(self.policy.is_healthy, self._settings.loop.ready_timeout_s)
+
+    def stop(self) -> None:
+        """Ends all, the last started first."""
+        self._screen.stage("stopping")
+        for service in reversed(self._running):
+            service.stop()
+
+    def _launch(self, name: str, arguments: list[str]) -> Service:
+        log = self._folder.logs / f"{name.replace(' ', '-')}.log"
+        service = Service(name, [*arguments, *self.config], self.environ, log, self._settings.loop.restarts)
+        self._running.append(service)
+        service.start()
+        return service

@@ -1,0 +1,115 @@
+"""The stages of a round, each a `trainspan` command or the trainer's work: rollouts, dataset, training."""
+
+import hashlib
+import queue
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainspan_schemas.dataset import MANIFEST, round_dir_name
+from trainspan_schemas.errors import ProcessError
+from trainspan_schemas.functions import is_function_name
+from trainspan_schemas.settings import Settings
+
+from .counts import StageMeter
+from .integrity import stage_checks
+from .processes import run_command
+from .run_folder import RunFolder
+from .screen import Screen
+from .services import Services
+
+__all__ = ["Collected", "Stages"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The result of one `trainspan rollout`."""
+
+    result: dict[str, Any]
+    checks: list[dict[str, Any]]
+    seconds: float
+
+
+class Stages:
+    """Runs one stage at a time against the services of a run. Every method raises ProcessError where a command fails."""
+
+    def __init__(self, settings: Settings, services: Services, folder: RunFolder, screen: Screen) -> None:
+        self._settings = settings
+        self._services = services
+        self._folder = folder
+        self._screen = screen
+
+    def collect(self, tasks: Path, round_: int, split: str, n: int) -> Collected:
+        """Runs the agent `n` times on each task of a file and takes the counts of all parties."""
+        began = time.monotonic()
+        settings, services = self._settings.rollouts, self._services
+        result: dict[str, Any] = {}
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event.get("event") == "result":
+                result.update(event)
+            elif event.get("event") == "progress":
+                self._screen.progress(event)
+
+        meter = StageMeter(services.policy, str(services.store), self._folder.run_id)
+        arguments = ["--tasks", str(tasks), "--n", str(n), "--split", split, "--round", str(round_)]
+        arguments += ["--run", self._folder.run_id, "--policy-url", f"{services.policy.url}/v1"]
+        arguments += [*services.collector_option(), *(["--judge", settings.judge] if settings.judge else [])]
+        assert self._settings.loop.target is not None
+        target = self._settings.loop.target
+        agent = [target] if is_function_name(target) else ["--", *shlex.split(target)]
+        self._command("rollout", arguments, agent, on_event)
+        counts = meter.stop(result["total"], result["calls"])
+        return Collected(result, [check.record() for check in stage_checks(counts)], time.monotonic() - began)
+
+    def dataset(self, round_: int) -> float:
+        """Builds the round's dataset; returns seconds."""
+        began = time.monotonic()
+        arguments = ["--store", str(self._services.store), "--out", str(self._folder.datasets)]
+        arguments += ["--run", self._folder.run_id, "--round", str(round_), "--wait-s", "30", "--settle-s", "20"]
+        self._command("dataset", arguments, [], lambda event: None)
+        return time.monotonic() - began
+
+    def trained(self, round_: int) -> dict[str, Any]:
+        """The trainer's event for the round's dataset, which the trainer finds by itself.
+
+        Where the trainer used it before the loop (or the trainer) was killed, no event comes: its metrics then serve,
+        or its ledger.
+        """
+        manifest = self._folder.datasets / round_dir_name(round_) / MANIFEST
+        sha256 = hashlib.sha256(manifest.read_bytes()).hexdigest()
+        while True:
+            earlier = self._folder.trained_before(sha256)
+            try:
+                event = self._services.trainer.events.get(timeout=0.5)
+            except queue.Empty:
+                if earlier is not None:
+                    return self._recovered(earlier)
+                self._services.keep_alive()
+                continue
+            if event.get("event") == "round" and event.get("round") == round_:
+                self._screen.policy(event.get("version"))
+                return event
+
+    def _recovered(self, known: dict[str, Any]) -> dict[str, Any]:
+        """An event from what the trainer left on disk and what the policy server says of its last swap."""
+        served = self._services.policy.policy()
+        self._screen.policy(served["version"])
+        tokens = {"trained": known.get("trained_tokens"), "forwarded": known.get("forwarded_tokens")}
+        swap = {"version": served["version"], "canary": served["canary"]}
+        skipped = known.get("skipped")
+        return {**known, "event": "round", "recovered": True, "tokens": tokens, "swap": swap, "skipped": skipped}
+
+    def _command(
+        self, name: str, arguments: list[str], target: Sequence[str], on_event: Callable[[dict[str, Any]], None]
+    ) -> None:
+        services = self._services
+        services.keep_alive()
+        log = self._folder.logs / f"{name}.log"
+        whole = [name, *arguments, *services.config, "--format", "json", *target]
+        code, message = run_command(whole, services.environ, log, on_event)
+        if code != 0:
+            raise ProcessError(f"{name} failed: {message.removeprefix('trainspan: ')} (log: {log})")

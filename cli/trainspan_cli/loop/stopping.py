@@ -1,0 +1,57 @@
+"""When a run ends: after its rounds, or earlier by what validation and the clock say."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainspan_schemas.settings import LoopSettings
+
+from .intervals import Rate
+
+__all__ = ["best_validation", "stop_reason"]
+
+Record = Mapping[str, Any]
+
+
+def stop_reason(settings: LoopSettings, records: Sequence[Record], round_: int) -> str | None:
+    """Why the run ends after `round_`, from its records alone (so that a resumed run decides the same); None: it goes on."""
+    if round_ >= settings.rounds:
+        return f"all {settings.rounds} rounds are done"
+    validations = _validations(records, round_)
+    if validations and settings.stop_at is not None:
+        reached = _rate(validations[-1])
+        if reached >= settings.stop_at:
+            return f"validation reached {reached:.3f}, [loop] stop_at is {settings.stop_at:g}"
+    best = best_validation(validations)
+    if best is not None and settings.patience is not None:
+        since = sum(record["round"] > best["round"] for record in validations)
+        if since >= settings.patience:
+            return f"{since} validations without a better one than after round {best['round']} ([loop] patience)"
+    hours = sum(_seconds(record) for record in records) / 3600
+    if settings.max_hours is not None and hours >= settings.max_hours:
+        return f"{hours:.2f} hours of rounds and validations, [loop] max_hours is {settings.max_hours:g}"
+    return None
+
+
+def best_validation(records: Sequence[Record]) -> Record | None:
+    """The validation with the highest success, the earliest of equals; None without any."""
+    validations = _validations(records)
+    return max(validations, key=lambda record: (_rate(record), -record["round"])) if validations else None
+
+
+def _validations(records: Sequence[Record], last_round: int | None = None) -> list[Record]:
+    return [
+        record
+        for record in records
+        if record["kind"] == "eval"
+        and record["name"] == "validation"
+        and (last_round is None or record["round"] <= last_round)
+    ]
+
+
+def _rate(record: Record) -> float:
+    return Rate(record["successes"], record["n"]).value if record["n"] else 0.0
+
+
+def _seconds(record: Record) -> float:
+    seconds = record["seconds"]
+    return float(seconds["total"] if isinstance(seconds, Mapping) else seconds)

@@ -1,0 +1,112 @@
+"""Runs of two settings and two seeds, compared."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from trainspan_cli.loop.comparison import group_runs
+from trainspan_cli.loop.report import write_report
+from trainspan_cli.loop.run_folder import RunFolder
+from trainspan_cli.loop.series import SeedSeries
+from trainspan_cli.main import run
+from trainspan_schemas.settings import LoopSettings, Settings
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    return tmp_path
+
+
+def finished_run(seed: int, rate: float, start: int, end: int) -> RunFolder:
+    folder = RunFolder.create({"loop": {"seed": seed}, "train": {"seed": seed, "learning_rate": rate}})
+    for round_, successes in ((0, start), (1, end)):
+        check = {"name": "every call is stored", "ok": round_ == 0 or end > 10, "detail": "<b>x</b>"}
+        folder.append(
+            {
+                "kind": "eval",
+                "name": "validation",
+                "round": round_,
+                "policy_version": round_,
+                "tasks": 100,
+                "n": 100,
+                "successes": successes,
+                "status": {"ok": 100},
+                "seconds": 30.0,
+                "checks": [check],
+            }
+        )
+    folder.append(
+        {
+            "kind": "round",
+            "round": 1,
+            "policy_version": 1,
+            "rollout": {"total": 8, "mean_reward": 0.5},
+            "dataset": {"calls_seen": 9, "calls_kept": 8, "dropped": {"timeout": 1}},
+            "train": {"logp_diff_max": 1e-6},
+            "seconds": {"rollouts": 40.0, "dataset": 5.0, "train": 15.0, "total": 60.0},
+            "checks": [],
+        }
+    )
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "metrics.jsonl").write_text(
+        json.dumps({"round": 1, "version": 1, "policy_versions": [0, 0], "kl": 0.25, "error": None}) + "\n"
+    )
+    folder.finish("finished")
+    return folder
+
+
+def test_runs_are_grouped_by_their_settings_and_compared_over_their_seeds() -> None:
+    runs = [finished_run(0, 1e-5, 20, 60), finished_run(1, 1e-5, 10, 40), finished_run(0, 2e-5, 20, 5)]
+    slow, fast = group_runs(runs)
+    assert (slow.label, fast.label) == ("train.learning_rate=1e-05", "train.learning_rate=2e-05")
+    gain, interval = slow.gain()
+    # gains .4 and .3: mean .35, s = .0707107, half = 12.7062·s/√2 = .63531
+    assert gain == pytest.approx(0.35)
+    assert interval == pytest.approx((0.35 - 0.63531, 0.35 + 0.63531), abs=1e-5)
+    assert [band.mean for band in slow.validation()] == pytest.approx([0.15, 0.5])
+    assert fast.gain() == (pytest.approx(-0.15), None)
+    (outcome,) = fast.outcomes()
+    assert (outcome.alarms, outcome.best_round, outcome.seconds) == (1, 0, 120.0)
+
+
+def test_the_command_prints_and_writes_the_comparison(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [finished_run(0, 1e-5, 20, 60).run_id, finished_run(1, 1e-5, 10, 40).run_id]
+    page = state / "compare.html"
+    assert run(["compare", *runs, "--format", "json", "--html", str(page)]) == 0
+    (series,) = json.loads(capsys.readouterr().out)
+    assert [one["seed"] for one in series["runs"]] == [0, 1]
+    assert "+0.350" in page.read_text()
+    assert (state / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert run(["compare", "nothing"]) == 2
+    assert "no run nothing" in capsys.readouterr().err
+
+
+def test_the_report_escapes_and_its_table_has_the_trainer_figures() -> None:
+    folder = finished_run(0, 1e-5, 20, 60)
+    page = write_report(folder, "a <run>", []).read_text()
+    assert "a &lt;run&gt;" in page
+    assert "&lt;b&gt;x" in page
+    assert "<b>x" not in page
+    (line,) = csv.DictReader((folder.path / "rounds.csv").open())
+    assert (line["round"], line["reward_mean"], line["validation"], line["train_kl"]) == ("1", "0.5", "0.6", "0.25")
+
+
+def test_a_series_goes_on_with_the_seeds_that_are_not_finished() -> None:
+    settings = Settings(loop=LoopSettings(seed=7))
+    series = SeedSeries.open(settings, 2, resume=True)
+    pending = series.unfinished()
+    first_settings, first = next(pending)
+    assert (first_settings.loop.seed, first_settings.train.seed) == (7, 0)
+    first.finish("finished")
+    second_settings, second = next(pending)
+    assert (second_settings.loop.seed, second_settings.train.seed) == (8, 1)
+
+    again = SeedSeries.open(settings, 2, resume=True)
+    assert again.path == series.path
+    assert [folder for _, folder in again.unfinished()] == [second]
+    assert again.runs() == [first, second]
+    again.finish()
+    assert SeedSeries.open(settings, 2, resume=True).path != series.path

@@ -1,0 +1,58 @@
+"""Stop conditions, from records alone."""
+
+from dataclasses import replace
+from typing import Any
+
+from trainspan_cli.loop.stopping import best_validation, stop_reason
+from trainspan_schemas.settings import LoopSettings
+
+SETTINGS = LoopSettings(rounds=40)
+
+
+def validation(round_: int, successes: float, n: int = 100) -> dict[str, Any]:
+    return {
+        "kind": "eval",
+        "name": "validation",
+        "round": round_,
+        "successes": successes,
+        "n": n,
+        "seconds": 600.0,
+    }
+
+
+def test_a_run_ends_after_its_rounds() -> None:
+    assert stop_reason(SETTINGS, [], 39) is None
+    assert stop_reason(SETTINGS, [], 40) == "all 40 rounds are done"
+
+
+def test_a_run_ends_when_a_validation_reaches_the_goal() -> None:
+    goal = replace(SETTINGS, stop_at=0.6)
+    assert stop_reason(goal, [validation(0, 20), validation(5, 59)], 5) is None
+    assert stop_reason(goal, [validation(0, 20), validation(5, 60)], 5) == (
+        "validation reached 0.600, [loop] stop_at is 0.6"
+    )
+
+
+def test_a_run_ends_after_validations_without_a_better_one() -> None:
+    patient = replace(SETTINGS, patience=2)
+    records = [validation(0, 20), validation(5, 50), validation(10, 40), validation(15, 50)]
+    assert stop_reason(patient, records[:3], 10) is None
+    assert stop_reason(patient, records, 15) == (
+        "2 validations without a better one than after round 5 ([loop] patience)"
+    )
+    assert stop_reason(patient, [*records, validation(20, 51)], 20) is None
+
+
+def test_a_run_ends_after_its_hours() -> None:
+    timed = replace(SETTINGS, max_hours=0.5)
+    round_ = {"kind": "round", "round": 1, "seconds": {"total": 900.0}}
+    assert stop_reason(timed, [validation(0, 20), round_], 1) is None  # 0.42 h
+    assert stop_reason(timed, [validation(0, 20), round_, validation(1, 20)], 1) == (
+        "0.58 hours of rounds and validations, [loop] max_hours is 0.5"
+    )
+
+
+def test_the_best_validation_is_the_earliest_of_equals_whatever_its_n() -> None:
+    records = [validation(0, 20), validation(5, 25, n=50), validation(10, 50)]
+    assert best_validation(records) == records[1]
+    assert best_validation([]) is None
