@@ -1,6 +1,10 @@
 """The checkpoint contract: folder names, `trainspan.json` and `canary.json`, and the text file `latest`.
 
 A checkpoint is written whole under a temporary name, then renamed; `latest` is moved afterwards, by rename too.
+
+Of kind `full` it is a model folder: config, safetensors, tokenizer with chat template.
+Of kind `lora` it is an adapter folder as peft writes it (`adapter_config.json`, `adapter_model.safetensors`), with the
+tokenizer and chat template and without `config.json` and model weights: those are the ones of `base`. A new version is a new folder.
 """
 
 import json
@@ -42,7 +46,7 @@ class CheckpointMeta:
     parent: str | None
     """Name of the checkpoint, or path of the model, that training started from."""
     base: str
-    """Model path or Hugging Face id of version 0."""
+    """Model path or Hugging Face id that the run started from; the weights under an adapter of kind `lora`."""
     dataset_sha256: str | None
     """Hash of the manifest of the dataset that made it."""
     weights_sha256: str | None = None
