@@ -4,6 +4,7 @@ TORCH_INDEX_URL ?= https://download.pytorch.org/whl/cpu
 ROUNDS ?=
 BIN := .venv/bin
 SETUP := .venv/setup-done
+AGENTS := .venv-agents/setup-done
 export PYTHON TORCH_INDEX_URL
 export MAKE_GOAL := $(firstword $(MAKECMDGOALS))
 export HF_HUB_DISABLE_TELEMETRY := 1
@@ -18,10 +19,15 @@ help:
 	@echo "make demo-control  the demo with random rewards: success must stay within .10"
 	@echo "make check         ruff, mypy, pyright;  make test-slow: the long tests;  make bench: measurements"
 	@echo "make collector | serve | dataset | train   one process of the loop each, as the command of that name"
-	@echo "make setup         only install into .venv;  make clean: remove .venv and caches (never .trainspan)"
+	@echo "make setup         only install into .venv;  make clean: remove .venv, .venv-agents and caches (never .trainspan)"
 
 $(SETUP): pyproject.toml constraints/cpu.txt constraints/gpu.txt tools/setup.sh tools/preflight.py
 	@tools/setup.sh
+	@touch $@
+
+# What the agents of tests run in: frameworks, and of trainspan the base install only.
+$(AGENTS): pyproject.toml constraints/agents.txt tools/agents.sh | $(SETUP)
+	@tools/agents.sh
 	@touch $@
 
 setup: $(SETUP)
@@ -32,10 +38,10 @@ demo: $(SETUP)
 demo-control: $(SETUP)
 	@$(BIN)/python examples/calculator/demo.py --control $(if $(ROUNDS),--rounds $(ROUNDS))
 
-test: $(SETUP)
+test: $(SETUP) $(AGENTS)
 	@$(BIN)/pytest -m "not slow and not gpu"
 
-test-slow: $(SETUP)
+test-slow: $(SETUP) $(AGENTS)
 	@$(BIN)/pytest -m "slow and not gpu"
 
 check: $(SETUP)
@@ -55,5 +61,5 @@ bench: $(SETUP)
 	@$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf .venv .venv-agents .pytest_cache .mypy_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

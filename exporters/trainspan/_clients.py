@@ -27,7 +27,13 @@ def wrap_clients() -> None:
 @guarded
 def _prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> PolicyRequest | None:
     message = args[0] if args else kwargs["request"]
-    return prepare(message.method, str(message.url), message.headers)
+    return prepare(message.method, str(message.url), message.headers, lambda: _content(message))
+
+
+def _content(message: Any) -> bytes | None:
+    """What is in memory of a request of httpx or requests; a body that is streamed out stays unread."""
+    content = getattr(message, "_content", None) or getattr(message, "body", None)
+    return content.encode() if isinstance(content, str) else content if isinstance(content, bytes) else None
 
 
 def _wrap_httpx(module: ModuleType) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from opentelemetry import trace
 
-from trainspan import _clients, _delivery, _exit, _process, _stamp
+from trainspan import _agent, _clients, _delivery, _exit, _process, _stamp
 from trainspan._environment import is_disabled, set_defaults
 from trainspan._guard import guarded
 
@@ -31,6 +31,7 @@ def install() -> None:
         _stamp_spans,
         _begin_process,
         _clients.wrap_clients,
+        _agent.watch_frameworks,
         _exit.watch_exits,
     )
     for step in steps:

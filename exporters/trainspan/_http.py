@@ -6,16 +6,16 @@ rollout's identity and the calling agent's name. Identity goes to the policy's o
 
 import functools
 import os
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
 from opentelemetry import trace
 
+from trainspan._agent import calling_agent
 from trainspan._guard import guarded
 from trainspan._scope import Scope, current_scope
-from trainspan._stamp import calling_agent
 from trainspan_schemas.identity import TraceParent, strip_identity
 from trainspan_schemas.keys import API_KEY_PREFIX, ROLLOUT_PATH_PREFIX
 
@@ -57,8 +57,13 @@ def is_policy(url: str) -> bool:
 
 
 @guarded
-def prepare(method: str, url: str, headers: MutableMapping[str, str]) -> PolicyRequest | None:
-    """Completes the headers of a request that is about to be sent; None where it does not go to the policy."""
+def prepare(
+    method: str, url: str, headers: MutableMapping[str, str], body: Callable[[], bytes | None] = lambda: None
+) -> PolicyRequest | None:
+    """Completes the headers of a request that is about to be sent; None where it does not go to the policy.
+
+    `body` gives the request's content where it is in memory; it is read, never changed.
+    """
     if not is_policy(url):
         strip(headers)
         return None
@@ -66,11 +71,11 @@ def prepare(method: str, url: str, headers: MutableMapping[str, str]) -> PolicyR
     parent = _parent_to_send(url, headers, scope)
     if parent is not None:
         headers["traceparent"] = str(parent)
+    is_generation = method.upper() == "POST" and urlsplit(url).path.rstrip("/").endswith(GENERATION_PATHS)
     if scope is not None:
         foreign = strip_identity(headers.get("baggage", ""))
-        ours = scope.identity.to_baggage(calling_agent())
+        ours = scope.identity.to_baggage(calling_agent(body) if is_generation else None)
         headers["baggage"] = f"{foreign},{ours}" if foreign else ours
-    is_generation = method.upper() == "POST" and urlsplit(url).path.rstrip("/").endswith(GENERATION_PATHS)
     return PolicyRequest(scope, is_generation)
 
 

@@ -12,7 +12,7 @@ from trainspan._scope import process_scope, scope_in
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity
 
-__all__ = ["calling_agent", "stamp_spans_of"]
+__all__ = ["invoked_agent", "stamp_spans_of"]
 
 _MAX_DEPTH = 64
 
@@ -49,7 +49,7 @@ def _identity_of(span: trace.Span) -> Identity | None:
     return Identity.from_attributes(span.attributes)
 
 
-def calling_agent(span: trace.Span | None = None) -> str | None:
+def invoked_agent(span: trace.Span | None = None) -> str | None:
     """Name of the agent whose `invoke_agent` span encloses `span` (default: the current one) most closely."""
     current: Any = trace.get_current_span() if span is None else span
     for _ in range(_MAX_DEPTH):

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from trainspan import _http
 from trainspan._scope import Scope, remote_span
-from trainspan._stamp import calling_agent, stamp_spans_of
+from trainspan._stamp import invoked_agent, stamp_spans_of
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity, TraceParent, parse_baggage
 
@@ -112,7 +112,7 @@ def test_answers_count_as_calls_only_where_something_was_generated(scope: Scope)
     assert sent("POST", "/v1/chat/completions", 200) == (4, False)
 
 
-def test_the_calling_agent_is_that_of_the_nearest_invoke_agent_span() -> None:
+def test_the_invoked_agent_is_that_of_the_nearest_invoke_agent_span() -> None:
     provider = TracerProvider()
     assert stamp_spans_of(provider)
     tracer = provider.get_tracer("framework")
@@ -120,15 +120,15 @@ def test_the_calling_agent_is_that_of_the_nearest_invoke_agent_span() -> None:
     def agent(name: str) -> dict[str, str]:
         return {keys.GEN_AI_OPERATION: "invoke_agent", keys.GEN_AI_AGENT_NAME: name}
 
-    assert calling_agent() is None
+    assert invoked_agent() is None
     with tracer.start_as_current_span("outer", attributes=agent("planner")), tracer.start_as_current_span("step"):
-        assert calling_agent() == "planner"
+        assert invoked_agent() == "planner"
         with tracer.start_as_current_span("inner") as inner:
             inner.set_attributes(agent("writer"))  # frameworks may name the agent after the start
             with tracer.start_as_current_span("chat"):
-                assert calling_agent() == "writer"
-        assert calling_agent() == "planner"
-    assert calling_agent() is None
+                assert invoked_agent() == "writer"
+        assert invoked_agent() == "planner"
+    assert invoked_agent() is None
 
 
 def test_identity_comes_from_the_parent_span_where_the_context_has_lost_it() -> None:

@@ -1,0 +1,119 @@
+"""The name of the agent that makes a model call, from what its framework says of itself where the call is made.
+
+Every source is read in the context of the request: no instrumentor of the framework is needed, and none disturbs.
+A framework that is not imported costs a dictionary look-up.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextvars import Token
+from typing import Any, Final
+
+import wrapt
+from opentelemetry import trace
+
+from trainspan._guard import guarded
+from trainspan._stamp import invoked_agent
+
+__all__ = ["agent_of_body", "calling_agent", "watch_frameworks"]
+
+_MAX_DEPTH: Final = 64
+_CREATE_AGENT_NODES: Final = frozenset({"agent", "model", "tools"})
+"""Nodes inside an agent that LangChain builds; an agent of that name says no more than that it is one."""
+_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
+
+
+def calling_agent(body: Callable[[], bytes | None]) -> str | None:
+    """Name of the agent whose code runs here and asks for a generation; `body` gives the request's JSON if it must be read.
+
+    OpenAI Agents SDK: its current agent span. LangChain and LangGraph: the agent's name, else the node of the graph.
+    Others: the nearest `invoke_agent` span. Where none of them speaks: a hash of system prompt and tools, which tells
+    agents of one program apart, else `service.name`.
+    """
+    return _openai_agent() or _langgraph_agent() or invoked_agent() or agent_of_body(body) or _service_name()
+
+
+@guarded
+def _openai_agent() -> str | None:
+    """From the SDK's own context, which it keeps even where its tracing is disabled."""
+    module = sys.modules.get("agents.tracing.scope")
+    if module is None:
+        return None
+    span = module.Scope.get_current_span()
+    for _ in range(_MAX_DEPTH):
+        if span is None or span is Token.MISSING:
+            return None
+        if span.span_data.type == "agent":
+            return str(span.span_data.name)
+        entered = span._prev_span_token
+        span = entered.old_value if entered is not None else None
+    return None
+
+
+@guarded
+def _langgraph_agent() -> str | None:
+    module = sys.modules.get("langchain_core.runnables.config")
+    config = module.var_child_runnable_config.get() if module else None
+    metadata = (config or {}).get("metadata") or {}
+    if name := metadata.get("lc_agent_name"):
+        return str(name)
+    nodes = [part.partition(":")[0] for part in str(metadata.get("langgraph_checkpoint_ns") or "").split("|")]
+    named = [node for node in nodes if node and node not in _CREATE_AGENT_NODES]
+    return named[-1] if named else None
+
+
+@guarded
+def agent_of_body(body: Callable[[], bytes | None]) -> str | None:
+    """`agent-` and 8 hex digits of the system prompt and the tools in a chat, responses or messages request."""
+    content = body()
+    if not content:
+        return None
+    try:
+        request = json.loads(content)
+    except ValueError:
+        return None
+    if not isinstance(request, dict):
+        return None
+    prompt = [request.get("instructions"), request.get("system")]
+    messages = request.get("messages") or request.get("input")
+    if isinstance(messages, Sequence):
+        for message in messages:
+            if not isinstance(message, dict) or message.get("role") not in _SYSTEM_ROLES:
+                break
+            prompt.append(message.get("content"))
+    tools = request.get("tools") or []
+    if not tools and not any(prompt):
+        return None
+    told = json.dumps([[text for text in prompt if text], tools], sort_keys=True)
+    return f"agent-{hashlib.blake2b(told.encode(), digest_size=4).hexdigest()}"
+
+
+@guarded
+def _service_name() -> str | None:
+    resource = getattr(trace.get_tracer_provider(), "resource", None)
+    name = str(resource.attributes.get("service.name") or "") if resource else ""
+    return None if name.startswith("unknown_service") else name or None
+
+
+def watch_frameworks() -> None:
+    """Keeps the OpenAI Agents SDK from sending its own traces with the policy's API key to OpenAI."""
+    wrapt.register_post_import_hook(guarded(_stop_uploads), "agents.tracing.processors")
+
+
+def _stop_uploads(module: Any) -> None:
+    def export(wrapped: Callable[..., Any], exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Only what the program gave a key of its own for, not what would go with OPENAI_API_KEY."""
+        items = args[0] if args else kwargs.pop("items", [])
+        if not _has_key(exporter):
+            items = [item for item in items if getattr(item, "tracing_api_key", None)]
+        return wrapped(items, *args[1:], **kwargs) if items else None
+
+    for name in ("export", "_export_with_deadline"):
+        if hasattr(module.BackendSpanExporter, name):
+            wrapt.wrap_function_wrapper(module.BackendSpanExporter, name, export)
+
+
+def _has_key(exporter: Any) -> bool:
+    return bool(getattr(exporter, "_api_key", None))

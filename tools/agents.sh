@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Makes .venv-agents, the environment of the agents that tests run: frameworks, and of trainspan only the base install.
+# The frameworks' instrumentors lie in folders of their own there, so that a test adds them by PYTHONPATH.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+folder=.venv-agents
+log=$folder/setup.log
+pins=constraints/agents.txt
+
+[ -x "$folder/bin/python" ] || .venv/bin/python -m venv "$folder"
+pip=("$folder/bin/python" -m pip --disable-pip-version-check --quiet)
+: >"$log"
+
+run() {
+    if ! "${pip[@]}" "$@" >>"$log" 2>&1; then
+        tail -n 15 "$log" >&2
+        echo "trainspan: the agents' environment could not be installed; the lines above are from $log" >&2
+        exit 1
+    fi
+}
+
+echo "trainspan: installing the agents' environment for tests (log: $log)"
+run install --constraint "$pins" --editable ".[web]" \
+    langchain langchain-openai langgraph openai-agents autogen-agentchat "autogen-ext[openai]" \
+    aiohttp fastapi gunicorn requests uvicorn
+rm -rf "$folder/traceloop" "$folder/openinference"
+run install --constraint "$pins" --no-deps --target "$folder/traceloop" \
+    opentelemetry-instrumentation-langchain opentelemetry-instrumentation-openai-agents
+run install --constraint "$pins" --no-deps --target "$folder/openinference" \
+    openinference-instrumentation openinference-semantic-conventions openinference-instrumentation-openai \
+    openinference-instrumentation-langchain openinference-instrumentation-openai-agents \
+    openinference-instrumentation-autogen-agentchat
