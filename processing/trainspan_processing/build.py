@@ -18,6 +18,7 @@ from .frames import SPAN_KEY
 from .ledger import next_round, read_ledger, write_ledger
 from .manifest import make_manifest
 from .outcome import check_outcome, ledger_lines, lines_to_write, take_accounts
+from .quality.page import QUALITY_PAGE, quality_page
 from .rows import OUTCOMES, RowCounts, make_rows
 from .source import Selection, Source
 from .survey import Clock, late_calls, survey_when_settled, unused
@@ -75,7 +76,8 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
             writer.append(frame)
         files = writer.finish()
         outcomes = _outcomes(draft.calls, counts)
-        lines = ledger_lines(outcomes, draft.rewarded.rollouts, ledger, recount=is_round)
+        parts = draft.parts if draft.plan.needs_history else draft.parts.clear()
+        lines = ledger_lines(outcomes, draft.rewarded.rollouts, parts, ledger, recount=is_round)
         late = late_calls(used, ledger)
         accounts = take_accounts(outcomes, lines, late)
         check_outcome(accounts, settings, _where(request), draft.rewarded.function_error, may_be_empty=is_round)
@@ -94,6 +96,7 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
             ],
         )
         write_manifest(scratch / MANIFEST, manifest)
+        (scratch / QUALITY_PAGE).write_text(quality_page(manifest), encoding="utf-8")
         publish(scratch, target)
     return _opened(target, was_there=False)
 

@@ -14,6 +14,8 @@ from trainspan_schemas.dataset import DATASET_VERSION
 from .draft import Draft
 from .ledger import LEDGER_FILE
 from .outcome import Accounts
+from .plan import Plan
+from .quality.distribution import distribution, group_spread
 from .rows import RowCounts
 from .write import FileEntry
 
@@ -52,6 +54,8 @@ def make_manifest(
         "rollouts_without_calls": accounts.rollouts_without_calls,
         "pending": {"rollouts": accounts.pending_rollouts, "calls": accounts.pending_calls},
         "rewards": reward_statistics(compared["reward"]),
+        "groups_spread": group_spread(compared),
+        "distributions": _distributions(compared, counts),
         "rewards_in_vain": rewarded.in_vain,
         "rewards_unmatched": rewarded.unmatched,
         "merge_ratio": (counts.rows - counts.segments) / merges if merges else None,
@@ -63,7 +67,7 @@ def make_manifest(
         },
         "min_policy_version": min(counts.versions, default=None),
         "max_policy_version": max(counts.versions, default=None),
-        "credit": {"credit": settings["credit"], "baseline": draft.baseline, "gamma": settings["gamma"]},
+        "credit": _credit_record(draft.plan, settings),
         "settings": dict(settings),
         "inputs": [dict(item) for item in inputs],
         "files": [asdict(file) for file in files],
@@ -71,10 +75,39 @@ def make_manifest(
     }
 
 
+def _credit_record(plan: Plan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How advantages came about, with the defaults settled."""
+    return {
+        "credit": settings["credit"],
+        "baseline": plan.estimator.baseline,
+        "gamma": plan.gamma,
+        "rewards": {reward.name: reward.weight for reward in plan.rewards},
+        "combine": plan.combine,
+        "group_over": plan.group_over,
+        "step_by": plan.step_by,
+        "weights": {"episode": plan.episode_weight, "state": plan.state_weight},
+        "agents": {agent: str(estimator) for agent, estimator in sorted(plan.by_agent.items())},
+        "air": settings["air"],
+    }
+
+
 def reward_statistics(rewards: pl.Series) -> dict[str, Any]:
     """mean, std (ddof 1), min, max and number of the rewards; None where there are too few."""
     std = rewards.std() if rewards.len() > 1 else None
     return {"mean": rewards.mean(), "std": std, "min": rewards.min(), "max": rewards.max(), "n": rewards.len()}
+
+
+def _distributions(compared: pl.DataFrame, counts: RowCounts) -> dict[str, Any]:
+    nothing = {"prompt_tokens": pl.UInt32, "completion_tokens": pl.UInt32, "advantage": pl.Float64}
+    shapes = pl.concat([pl.DataFrame(schema=nothing), *counts.shapes])
+    turns = pl.concat([pl.Series("len", [], dtype=pl.UInt32), *counts.calls_per_rollout])
+    return {
+        "reward": distribution(compared["reward"]),
+        "advantage": distribution(shapes["advantage"]),
+        "calls_per_rollout": distribution(turns),
+        "prompt_tokens": distribution(shapes["prompt_tokens"]),
+        "completion_tokens": distribution(shapes["completion_tokens"]),
+    }
 
 
 def _sorted(counter: Mapping[str, int]) -> dict[str, int]:

@@ -47,6 +47,10 @@ class RowCounts:
     completion_tokens: int = 0
     versions: list[int] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
+    shapes: list[pl.DataFrame] = field(default_factory=list)
+    """Of each kept row: `prompt_tokens`, `completion_tokens` (u32), `advantage`."""
+    calls_per_rollout: list[pl.Series] = field(default_factory=list)
+    """Kept calls of each rollout."""
 
 
 def make_rows(
@@ -113,3 +117,11 @@ def _count(kept: pl.DataFrame, counts: RowCounts) -> None:
     versions = kept["policy_version"].drop_nulls()
     counts.versions = sorted({*counts.versions, *versions.unique().to_list()})
     counts.groups |= set(kept["group_id"].unique().to_list())
+    counts.shapes.append(
+        kept.select(
+            pl.col("prompt_ids").list.len().alias("prompt_tokens"),
+            pl.col("completion_ids").list.len().alias("completion_tokens"),
+            "advantage",
+        )
+    )
+    counts.calls_per_rollout.append(kept.group_by(ROLLOUT_KEY).len()["len"])

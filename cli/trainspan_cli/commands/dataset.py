@@ -2,14 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
-
-if TYPE_CHECKING:
-    from trainspan_processing.build import BuiltDataset
 
 
 def dataset(
@@ -47,7 +44,9 @@ def dataset(
     """
     import time
 
+    from trainspan_cli.quality import print_quality
     from trainspan_processing.build import Request, build_dataset
+    from trainspan_processing.quality.page import QUALITY_PAGE
     from trainspan_processing.survey import Clock
     from trainspan_schemas.config import override
     from trainspan_schemas.home import datasets_dir, store_path
@@ -79,36 +78,5 @@ def dataset(
     if format == "json":
         print(json.dumps({"path": str(built.path), "sha256": built.sha256, **built.manifest}))
     else:
-        _print_table(built)
-
-
-def _print_table(built: "BuiltDataset") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    manifest = built.manifest
-    table = Table(title=f"{built.path}{' (was there already)' if built.was_there else ''}", title_justify="left")
-    table.add_column("", style="bold")
-    table.add_column("", justify="right")
-    rewards, ratio = manifest["rewards"], manifest["merge_ratio"]
-    table.add_row("rollouts seen / kept", f"{manifest['rollouts_seen']} / {manifest['rollouts']}")
-    table.add_row("groups seen / kept", f"{manifest['groups_seen']} / {manifest['groups']}")
-    table.add_row("calls seen", str(manifest["calls_seen"]))
-    table.add_row("calls kept", str(manifest["calls_kept"]), end_section=not manifest["dropped"])
-    for reason, count in manifest["dropped"].items():
-        table.add_row(f"  dropped: {reason}", str(count))
-    if manifest["rollouts_without_calls"]:
-        table.add_row("rollouts without calls", str(manifest["rollouts_without_calls"]))
-    if manifest["pending"]["rollouts"]:
-        table.add_row("rollouts still arriving", str(manifest["pending"]["rollouts"]))
-    if manifest["rewards_in_vain"]:
-        table.add_row("rollouts that rewarded themselves in vain", str(manifest["rewards_in_vain"]))
-    table.add_row("reward mean ± std", f"{_number(rewards['mean'])} ± {_number(rewards['std'])}")
-    table.add_row("credit × baseline", f"{manifest['credit']['credit']} × {manifest['credit']['baseline']}")
-    table.add_row("segments (merge ratio)", f"{manifest['segments']} ({_number(ratio)})")
-    table.add_row("policy versions", f"{manifest['min_policy_version']} – {manifest['max_policy_version']}")
-    Console().print(table)
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+        report = built.path / QUALITY_PAGE
+        print_quality(built.manifest, built.path, was_there=built.was_there, page=report if report.exists() else None)

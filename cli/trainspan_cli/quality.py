@@ -1,0 +1,94 @@
+"""The quality report in the terminal: what a dataset kept and dropped, how its rewards and lengths are spread."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["print_quality"]
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_TITLES = {
+    "reward": "reward",
+    "advantage": "advantage",
+    "calls_per_rollout": "rows / rollout",
+    "prompt_tokens": "prompt tokens",
+    "completion_tokens": "trained tokens",
+}
+
+
+def print_quality(manifest: Mapping[str, Any], path: Path, *, was_there: bool, page: Path | None) -> None:
+    """Prints the manifest of the dataset at `path`; `page` is its report as HTML."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    console.print(Text(f"{path}{' (was there already)' if was_there else ''}", style="italic"))
+    console.print(_facts(manifest))
+    if distributions := manifest.get("distributions"):
+        console.print(_distributions(distributions))
+    if page is not None:
+        console.print(Text(f"report: {page}", style="dim"))
+
+
+def _facts(manifest: Mapping[str, Any]) -> Table:
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    rewards = manifest["rewards"]
+    table.add_row("rollouts seen / kept", f"{manifest['rollouts_seen']} / {manifest['rollouts']}")
+    table.add_row("groups seen / kept", f"{manifest['groups_seen']} / {manifest['groups']}")
+    if spread := manifest.get("groups_spread"):
+        table.add_row("  with all rewards equal", str(spread["zero_spread"]))
+        table.add_row("  of one rollout", str(spread["singleton"]))
+    table.add_row("calls seen", str(manifest["calls_seen"]))
+    table.add_row("calls kept", str(manifest["calls_kept"]))
+    for reason, count in manifest["dropped"].items():
+        table.add_row(Text(f"  dropped: {reason}"), str(count))
+    table.add_row("coverage", _share(manifest["coverage"]))
+    if manifest["rollouts_without_calls"]:
+        table.add_row("rollouts without calls", str(manifest["rollouts_without_calls"]))
+    if manifest["pending"]["rollouts"]:
+        table.add_row("rollouts still arriving", str(manifest["pending"]["rollouts"]))
+    if manifest["rewards_in_vain"]:
+        table.add_row("rollouts that rewarded themselves in vain", str(manifest["rewards_in_vain"]))
+    if manifest["rewards_unmatched"]:
+        table.add_row("rewards that match no rollout", str(manifest["rewards_unmatched"]))
+    table.add_row("reward mean ± std", f"{_number(rewards['mean'])} ± {_number(rewards['std'])}")
+    table.add_row("credit × baseline", Text(f"{manifest['credit']['credit']} × {manifest['credit']['baseline']}"))
+    table.add_row("segments (merge ratio)", f"{manifest['segments']} ({_number(manifest['merge_ratio'])})")
+    table.add_row("policy versions", f"{manifest['min_policy_version']} – {manifest['max_policy_version']}")
+    return table
+
+
+def _distributions(distributions: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", style="bold", no_wrap=True)
+    for name in ("min", "p10", "p50", "p90", "max"):
+        table.add_column(name, justify="right")
+    table.add_column("from min to max", no_wrap=True)
+    for name, values in distributions.items():
+        if values["n"]:
+            shown = (_short(values[column]) for column in ("min", "p10", "p50", "p90", "max"))
+            table.add_row(_TITLES.get(name, name), *shown, _sparkline(values["counts"]))
+    return table
+
+
+def _sparkline(counts: Sequence[int]) -> str:
+    """One character per bin; what occurs at all is never blank."""
+    greatest = max(counts, default=0)
+    levels = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[-(-count * levels // greatest)] if count else " " for count in counts)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"

@@ -1,0 +1,1 @@
+"""The quality of a dataset: what its manifest says, as figures and as a page with small plots."""

@@ -1,0 +1,94 @@
+"""The quality report as a page: a pure function of the manifest, so that equal datasets have equal pages."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ..advice import ADVICE
+from ..html import Child, Element, element, page, table
+from ..plots import bars, histogram
+
+__all__ = ["QUALITY_PAGE", "quality_page"]
+
+QUALITY_PAGE: Final = "quality.html"
+
+_TITLES: Final = {
+    "reward": "rewards of the compared rollouts",
+    "advantage": "advantages of the rows",
+    "calls_per_rollout": "rows per rollout",
+    "prompt_tokens": "prompt tokens per row",
+    "completion_tokens": "completion tokens per row",
+}
+
+
+def quality_page(manifest: Mapping[str, Any]) -> str:
+    """HTML with inline SVG and without scripts."""
+    spread, dropped = manifest["groups_spread"], manifest["dropped"]
+    title = f"Dataset of round {manifest['round']}" + (f" of {manifest['run_id']}" if manifest["run_id"] else "")
+    fates = [("kept", manifest["calls_kept"], "kept"), *((name, count, "lost") for name, count in dropped.items())]
+    groups = [
+        ("with contrast", spread["seen"] - spread["singleton"] - spread["zero_spread"], "kept"),
+        ("all rewards equal", spread["zero_spread"], "lost"),
+        ("of one rollout", spread["singleton"], "lost"),
+    ]
+    return page(
+        title,
+        element("h1", title),
+        _facts(manifest),
+        element("h2", "Calls and groups"),
+        element(
+            "div", bars("calls, by what became of them", fates), bars("groups of rollouts", groups), class_="plots"
+        ),
+        *_reasons(dropped),
+        element("h2", "Distributions"),
+        element(
+            "div",
+            *(
+                histogram(_TITLES[name], values["edges"], values["counts"], (values["min"], values["max"]))
+                for name, values in manifest["distributions"].items()
+                if values["n"]
+            ),
+            class_="plots",
+        ),
+        _statistics(manifest["distributions"]),
+    )
+
+
+def _facts(manifest: Mapping[str, Any]) -> Element:
+    credit, tokens = manifest["credit"], manifest["tokens"]
+    rows: list[tuple[str, str]] = [
+        ("rollouts seen / kept", f"{manifest['rollouts_seen']} / {manifest['rollouts']}"),
+        ("groups seen / kept", f"{manifest['groups_seen']} / {manifest['groups']}"),
+        ("calls seen / kept", f"{manifest['calls_seen']} / {manifest['calls_kept']}"),
+        ("coverage", _share(manifest["coverage"])),
+        ("segments", f"{manifest['segments']} (merge ratio {_share(manifest['merge_ratio'])})"),
+        ("tokens", f"{tokens['completion']} trained, {tokens['environment']} of prompts and environment"),
+        ("credit × baseline", f"{credit['credit']} × {credit['baseline']}"),
+        ("policy versions", f"{manifest['min_policy_version']} to {manifest['max_policy_version']}"),
+        ("rollouts that rewarded themselves in vain", str(manifest["rewards_in_vain"])),
+        ("rewards that match no rollout", str(manifest["rewards_unmatched"])),
+    ]
+    return table(["", ""], [list(row) for row in rows])
+
+
+def _reasons(dropped: Mapping[str, int]) -> list[Child]:
+    if not dropped:
+        return [element("p", "No call was dropped.")]
+    known: Mapping[str, str] = {str(name): text for name, text in ADVICE.items()}
+    rows: list[list[Child]] = [[name, count, known.get(name, "")] for name, count in dropped.items()]
+    return [table(["dropped as", "calls", "what to do"], rows, text=frozenset({0, 2}))]
+
+
+def _statistics(distributions: Mapping[str, Mapping[str, Any]]) -> Element:
+    columns = ["n", "mean", "std", "min", "p10", "p50", "p90", "max"]
+    rows: list[list[Child]] = [
+        [_TITLES[name], *(_number(values[column]) for column in columns)] for name, values in distributions.items()
+    ]
+    return table(["", *columns], rows)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"

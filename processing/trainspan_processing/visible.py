@@ -1,0 +1,29 @@
+"""Text of strangers (models, tools, users) made safe to show: nothing in it can steer a terminal or reorder a page.
+
+Escape sequences need ESC or a C1 control, reordering needs a bidirectional control: each is replaced by a visible sign.
+Markup is another matter: pages build elements (html.py), the terminal prints `rich.text.Text`.
+"""
+
+from typing import Final
+
+__all__ = ["visible"]
+
+_KEPT: Final = {ord("\n"), ord("\t")}
+_INVISIBLE: Final = [
+    *range(0x7F, 0xA0),  # DEL and C1, of which U+009B and U+009D start sequences as ESC [ and ESC ] do
+    *(0xAD, 0x61C, 0x180E, 0xFEFF),
+    *range(0x200B, 0x2010),
+    *range(0x2028, 0x202F),
+    *range(0x2060, 0x2070),
+    *range(0xD800, 0xE000),  # lone surrogates, which no encoder takes
+    *range(0xFFF9, 0xFFFC),
+    *range(0xE0000, 0xE0080),
+]
+_SIGNS: Final = {code: chr(0x2400 + code) for code in range(0x20) if code not in _KEPT} | {
+    code: f"⟨U+{code:04X}⟩" for code in _INVISIBLE
+}
+
+
+def visible(text: str) -> str:
+    """`text` with every control character but line feed and tab replaced, as in `␛]52` or `⟨U+202E⟩`."""
+    return text.translate(_SIGNS)
