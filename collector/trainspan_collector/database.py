@@ -5,15 +5,14 @@ import logging
 import re
 import time
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 import duckdb
 
+from trainspan_collector import migrations
 from trainspan_collector.failures import ReopenError, first_line, lacks_memory
 from trainspan_collector.journal import Position
 from trainspan_schemas.errors import StoreError, StoreLockedError
-from trainspan_schemas.views import STORE_VERSION
 
 __all__ = ["ROW_GROUP_ROWS", "Database", "Progress"]
 
@@ -54,8 +53,8 @@ class Database:
             self._connection = _connect(path, memory_bytes)
         path.chmod(0o600)
         try:
-            self._prepare()
-        except StoreError:
+            migrations.prepare(self.cursor(), str(path))
+        except (StoreError, duckdb.Error):
             self._connection.close()
             raise
 
@@ -82,29 +81,6 @@ class Database:
     def close(self) -> None:
         with contextlib.suppress(duckdb.Error):  # a database that a failed checkpoint left unusable says so once more
             self._connection.close()
-
-    def _prepare(self) -> None:
-        cursor = self.cursor()
-        tables = {
-            row[0]
-            for row in cursor.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = 'store'").fetchall()
-        }
-        if not tables:
-            cursor.execute("BEGIN")
-            cursor.execute(files("trainspan_collector").joinpath("schema.sql").read_text())
-            cursor.execute("INSERT INTO meta VALUES ('schema_version', ?)", [str(STORE_VERSION)])
-            cursor.execute("COMMIT")
-            cursor.execute("CHECKPOINT")
-            return
-        if "meta" not in tables:
-            raise StoreError(f"{self._path} is a DuckDB file but no trainspan store: name another with --store")
-        rows = cursor.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchall()
-        version = rows[0][0] if rows else "unknown"
-        if version != str(STORE_VERSION):
-            raise StoreError(
-                f"{self._path} has store version {version}, this trainspan reads {STORE_VERSION}: "
-                "use the trainspan that wrote it, or another --store"
-            )
 
 
 def _wal(path: Path) -> Path:

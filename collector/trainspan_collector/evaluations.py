@@ -20,6 +20,7 @@ def read_evaluation(
     span_id: str | None,
     time_ns: int,
     stated_time_ns: int,
+    received_ns: int,
     span_rollout: tuple[str | None, int | None] = (None, None),
     untrusted: bool = False,
 ) -> EvaluationRow:
@@ -51,6 +52,7 @@ def read_evaluation(
         of_item=look.text(attributes, keys.EVALUATION_OF),
         time_ns=time_ns,
         untrusted=untrusted,
+        received_ns=received_ns,
     )
 
 

@@ -33,6 +33,7 @@ def read_log(seq: int, record: LogRecord, attributes: Attributes, origin: Origin
         flags=record.flags,
         dropped_attributes=record.dropped_attributes_count,
         rollout_id=look.text(attributes.plain, keys.ROLLOUT_ID),
+        received_ns=received_ns,
     )
 
 

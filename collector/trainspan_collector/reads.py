@@ -9,10 +9,14 @@ from trainspan_schemas.views import VIEWS
 
 __all__ = ["READS", "Query", "named_read"]
 
-_CALL_EXTRAS: Final = ("parent_span_id", "status_code", "attributes", "resource", "scope_name", "dropped_attributes")
+_EXTRAS: Final = {
+    "calls": ("parent_span_id", "status_code", "attributes", "resource", "scope_name", "dropped_attributes"),
+    "evaluations": ("attempt", "of", "on_span"),
+}
+"""Columns of a read beyond those of its view. `of` is what the evaluation says it judges (`trainspan.evaluation.of`)."""
 
 READS: Final[Mapping[str, tuple[str, ...]]] = {
-    name: (*columns, *_CALL_EXTRAS) if name == "calls" else tuple(columns) for name, columns in VIEWS.items()
+    name: (*columns, *_EXTRAS.get(name, ())) for name, columns in VIEWS.items()
 }
 """Read → its columns."""
 
@@ -30,7 +34,7 @@ _SOURCES: Final = {
     "spans": "stored.span_identities",
     "calls": "(SELECT * FROM stored.span_identities WHERE is_call)",
     "rollouts": "rollouts",
-    "evaluations": f"(SELECT e.*, i.run_id, i.round FROM evaluations e {_OF_ROLLOUT} e.rollout_id)",
+    "evaluations": f"(SELECT e.*, i.run_id, i.round FROM stored.bound_evaluations e {_OF_ROLLOUT} e.rollout_id)",
     "logs": (
         "(SELECT l.*, b.rollout_id, i.run_id, i.round FROM logs l "
         f"LEFT JOIN stored.log_rollouts b ON b.seq = l.seq {_OF_ROLLOUT} b.rollout_id)"

@@ -61,6 +61,7 @@ class SpanRow(NamedTuple):
     finish_reason: str | None
     delivered: bool | None
     untrusted: bool
+    received_ns: int
 
 
 class LogRow(NamedTuple):
@@ -82,6 +83,7 @@ class LogRow(NamedTuple):
     flags: int
     dropped_attributes: int
     rollout_id: str | None
+    received_ns: int
 
 
 class EvaluationRow(NamedTuple):
@@ -102,6 +104,7 @@ class EvaluationRow(NamedTuple):
     of_item: str | None
     time_ns: int
     untrusted: bool
+    received_ns: int
 
 
 _TOKEN_ITEMS: Final[Mapping[str, pa.DataType]] = {

@@ -1,19 +1,20 @@
 -- Tables (schema `stored`, private) and views (schema `main`, the reading surface of trainspan_schemas/views.py).
 -- Ids are lower-case hex, times nanoseconds since the epoch, `*_json` and the columns the views call attributes,
 -- resource, events, links and body are JSON text that keeps types.
+-- It can be run on a store that has all of this: columns that came later stand at a table's end (see migrations.py).
 
-CREATE TABLE meta (key VARCHAR, value VARCHAR);
+CREATE TABLE IF NOT EXISTS meta (key VARCHAR, value VARCHAR);
 
-CREATE SCHEMA stored;
+CREATE SCHEMA IF NOT EXISTS stored;
 
 -- One row: how far the journal is loaded, and the last `seq` given out. Written in the transaction of the rows.
-CREATE TABLE stored.progress (segment BIGINT, byte_offset BIGINT, last_seq BIGINT);
-INSERT INTO stored.progress VALUES (0, 0, 0);
+CREATE TABLE IF NOT EXISTS stored.progress (segment BIGINT, byte_offset BIGINT, last_seq BIGINT);
+INSERT INTO stored.progress SELECT 0, 0, 0 WHERE NOT EXISTS (FROM stored.progress);
 
 -- Rows that a richer duplicate replaced.
-CREATE TABLE stored.superseded (seq BIGINT);
+CREATE TABLE IF NOT EXISTS stored.superseded (seq BIGINT);
 
-CREATE TABLE stored.spans (
+CREATE TABLE IF NOT EXISTS stored.spans (
     seq BIGINT,
     span_key UBIGINT,            -- the span id as a number: what duplicates are looked up by, with trace_id
     richness BIGINT,             -- of two spans with the same ids, the greater one stays
@@ -58,10 +59,11 @@ CREATE TABLE stored.spans (
     logprobs FLOAT[],
     finish_reason VARCHAR,
     delivered BOOLEAN,
-    untrusted BOOLEAN            -- came with a token of the role agent
+    untrusted BOOLEAN,           -- came with a token of the role agent
+    received_ns BIGINT           -- when the collector got it: its age
 );
 
-CREATE TABLE stored.logs (
+CREATE TABLE IF NOT EXISTS stored.logs (
     seq BIGINT,
     content_hash BLOB,
     time_ns BIGINT,
@@ -77,10 +79,11 @@ CREATE TABLE stored.logs (
     scope_json VARCHAR,
     flags BIGINT,
     dropped_attributes BIGINT,
-    rollout_id VARCHAR
+    rollout_id VARCHAR,
+    received_ns BIGINT
 );
 
-CREATE TABLE stored.evaluations (
+CREATE TABLE IF NOT EXISTS stored.evaluations (
     seq BIGINT,
     key BLOB,                    -- hash of the evaluation id, else of what it says; unique but for superseded rows
     on_span BOOLEAN,             -- a span event; else a log record
@@ -95,17 +98,18 @@ CREATE TABLE stored.evaluations (
     source VARCHAR,
     of_item VARCHAR,             -- trainspan.evaluation.of
     time_ns BIGINT,
-    untrusted BOOLEAN
+    untrusted BOOLEAN,
+    received_ns BIGINT
 );
 
-CREATE VIEW stored.live_spans AS
+CREATE OR REPLACE VIEW stored.live_spans AS
 SELECT * FROM stored.spans s ANTI JOIN stored.superseded d ON d.seq = s.seq;
 
-CREATE VIEW stored.live_evaluations AS
+CREATE OR REPLACE VIEW stored.live_evaluations AS
 SELECT * FROM stored.evaluations e ANTI JOIN stored.superseded d ON d.seq = e.seq;
 
 -- The rollout of each trace that holds exactly one (rollout, attempt): it heals spans that came without identity.
-CREATE VIEW stored.trace_rollouts AS
+CREATE OR REPLACE VIEW stored.trace_rollouts AS
 SELECT trace_id, min(rollout_id) AS rollout_id, min(attempt) AS attempt
 FROM stored.live_spans
 WHERE rollout_id IS NOT NULL
@@ -113,7 +117,7 @@ GROUP BY trace_id
 HAVING count(DISTINCT (rollout_id, attempt)) = 1;
 
 -- What the spans of a rollout say of it. Trusted spans come first, and among them the rollout span.
-CREATE VIEW stored.rollout_identities AS
+CREATE OR REPLACE VIEW stored.rollout_identities AS
 SELECT
     rollout_id,
     attempt,
@@ -127,7 +131,7 @@ WHERE rollout_id IS NOT NULL
 GROUP BY rollout_id, attempt;
 
 -- Every span with its rollout: its own identity, else its trace's, completed by what is known of the rollout.
-CREATE VIEW stored.span_identities AS
+CREATE OR REPLACE VIEW stored.span_identities AS
 SELECT
     s.seq,
     s.trace_id,
@@ -144,18 +148,18 @@ LEFT JOIN stored.trace_rollouts t ON t.trace_id = s.trace_id AND s.rollout_id IS
 LEFT JOIN stored.rollout_identities i
     ON i.rollout_id = coalesce(s.rollout_id, t.rollout_id) AND i.attempt = coalesce(s.attempt, t.attempt);
 
-CREATE VIEW spans AS
+CREATE OR REPLACE VIEW spans AS
 SELECT
     seq, trace_id, span_id, parent_span_id, name, kind, start_ns, end_ns, status_code, status_message, service_name,
     scope_name, attributes, resource, events, links, trace_state, flags, dropped_attributes, dropped_events,
     dropped_links, untrusted
 FROM stored.live_spans;
 
-CREATE VIEW logs AS
+CREATE OR REPLACE VIEW logs AS
 SELECT seq, time_ns, trace_id, span_id, event_name, severity, body, attributes, resource
 FROM stored.logs;
 
-CREATE VIEW calls AS
+CREATE OR REPLACE VIEW calls AS
 SELECT
     i.seq, i.trace_id, i.span_id, i.rollout_id, i.attempt, i.task_id, i.run_id, i.round, i.split, s.agent, s.call_index,
     s.policy_name, s.policy_version, s.prompt_ids, s.completion_ids, s.logprobs, s.finish_reason, s.delivered,
@@ -165,7 +169,7 @@ JOIN stored.spans s ON s.seq = i.seq
 WHERE i.is_call;
 
 -- Each evaluation with its rollout: by its own attribute, else its span's, else its trace's.
-CREATE VIEW stored.bound_evaluations AS
+CREATE OR REPLACE VIEW stored.bound_evaluations AS
 SELECT
     e.seq,
     e.trace_id,
@@ -180,6 +184,7 @@ SELECT
     e.time_ns,
     e.untrusted,
     e.on_span,
+    e.of_item AS "of",
     CASE
         WHEN e.of_item IS NOT NULL THEN e.of_item = 'rollout'
         ELSE e.span_id IS NULL
@@ -192,17 +197,17 @@ LEFT JOIN stored.span_identities i ON i.seq = p.seq AND e.rollout_id IS NULL
 LEFT JOIN stored.trace_rollouts t ON t.trace_id = e.trace_id AND e.rollout_id IS NULL;
 
 -- Each log record with its rollout: by its own attribute, else its trace's.
-CREATE VIEW stored.log_rollouts AS
+CREATE OR REPLACE VIEW stored.log_rollouts AS
 SELECT l.seq, l.trace_id, coalesce(l.rollout_id, t.rollout_id) AS rollout_id
 FROM stored.logs l
 LEFT JOIN stored.trace_rollouts t ON t.trace_id = l.trace_id AND l.rollout_id IS NULL;
 
-CREATE VIEW evaluations AS
+CREATE OR REPLACE VIEW evaluations AS
 SELECT seq, trace_id, span_id, rollout_id, name, score, label, explanation, source, time_ns, untrusted
 FROM stored.bound_evaluations;
 
 -- One row per (rollout, attempt): its rollout span, a trusted one first, the runner's before the agent's own.
-CREATE VIEW rollouts AS
+CREATE OR REPLACE VIEW rollouts AS
 WITH rollout_spans AS (
     SELECT *
     FROM stored.live_spans

@@ -71,7 +71,9 @@ def span_events(span: Span) -> list[Event]:
     ]
 
 
-def read_span(seq: int, span: Span, events: list[Event], origin: Origin, *, untrusted: bool = False) -> SpanRow:
+def read_span(
+    seq: int, span: Span, events: list[Event], origin: Origin, *, untrusted: bool, received_ns: int
+) -> SpanRow:
     read = read_attributes(span.attributes, _PACKERS)
     packed, malformed = _pack_tokens(read.skipped)
     plain = read.plain
@@ -126,6 +128,7 @@ def read_span(seq: int, span: Span, events: list[Event], origin: Origin, *, untr
         finish_reason=look.first_text(plain, keys.GEN_AI_FINISH_REASONS),
         delivered=look.boolean(plain, keys.CALL_DELIVERED),
         untrusted=untrusted,
+        received_ns=received_ns,
     )
 
 

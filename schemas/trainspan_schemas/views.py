@@ -12,7 +12,7 @@ from typing import Final
 
 __all__ = ["STORE_VERSION", "VIEWS"]
 
-STORE_VERSION: Final = 1
+STORE_VERSION: Final = 2
 """Version of the tables under the views; kept in the store's `meta` table."""
 
 VIEWS: Final[dict[str, dict[str, str]]] = {

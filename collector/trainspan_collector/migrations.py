@@ -1,0 +1,85 @@
+"""The tables of a store: made, or brought from the version before to this one, in one transaction.
+
+A migration adds what the tables of schema.sql have gained since; running that file then replaces all views. Data is never
+dropped, and a store that cannot be migrated is left as it was.
+"""
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Final
+
+import duckdb
+
+from trainspan_collector.failures import ReopenError, first_line, lacks_memory
+from trainspan_schemas.errors import StoreError
+from trainspan_schemas.views import STORE_VERSION
+
+__all__ = ["prepare"]
+
+log = logging.getLogger(__name__)
+
+_STEPS: Final[Mapping[int, str]] = {
+    2: """
+ALTER TABLE stored.spans ADD COLUMN untrusted BOOLEAN;
+ALTER TABLE stored.spans ADD COLUMN received_ns BIGINT;
+ALTER TABLE stored.logs ADD COLUMN received_ns BIGINT;
+ALTER TABLE stored.evaluations ADD COLUMN untrusted BOOLEAN;
+ALTER TABLE stored.evaluations ADD COLUMN received_ns BIGINT;
+UPDATE stored.spans SET untrusted = false, received_ns = greatest(start_ns, end_ns);
+UPDATE stored.logs SET received_ns = greatest(time_ns, observed_ns);
+UPDATE stored.evaluations SET untrusted = false, received_ns = time_ns;
+"""
+}
+"""Version → what makes the tables of the version before into its own. When older rows came is not known: they count as
+received when they say that they happened."""
+
+
+def prepare(cursor: duckdb.DuckDBPyConnection, name: str) -> None:
+    """Makes or migrates the tables of the store `name`, on a cursor that uses it.
+
+    Raises StoreError where the file is no store, one of a later version, or cannot be migrated, ReopenError where that needs
+    more memory.
+    """
+    version = _version(cursor, name)
+    if version == STORE_VERSION:
+        return
+    cursor.execute("BEGIN")
+    try:
+        if version is not None:
+            for step in range(version + 1, STORE_VERSION + 1):
+                cursor.execute(_STEPS[step])
+        cursor.execute(files("trainspan_collector").joinpath("schema.sql").read_text())
+        cursor.execute("DELETE FROM meta WHERE key = 'schema_version'")
+        cursor.execute("INSERT INTO meta VALUES ('schema_version', ?)", [str(STORE_VERSION)])
+        cursor.execute("COMMIT")
+    except duckdb.Error as error:
+        with contextlib.suppress(duckdb.Error):  # nothing to roll back where COMMIT itself failed
+            cursor.execute("ROLLBACK")
+        if lacks_memory(error):
+            raise ReopenError.because(error) from error
+        raise StoreError(
+            f"cannot make {name} a store of version {STORE_VERSION}, it is as it was: {first_line(error)}"
+        ) from error
+    cursor.execute("CHECKPOINT")
+    if version is not None:
+        log.warning("store migrated path=%s from_version=%d to_version=%d", name, version, STORE_VERSION)
+
+
+def _version(cursor: duckdb.DuckDBPyConnection, name: str) -> int | None:
+    """The store's version; None for an empty file."""
+    found = cursor.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = 'store'").fetchall()
+    tables = {table for (table,) in found}
+    if not tables:
+        return None
+    if "meta" not in tables:
+        raise StoreError(f"{name} is a DuckDB file but no trainspan store: name another with --store")
+    rows = cursor.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchall()
+    text = rows[0][0] if rows else "unknown"
+    if not text.isdecimal() or not 1 <= int(text) <= STORE_VERSION:
+        raise StoreError(
+            f"{name} has store version {text}, this trainspan reads up to {STORE_VERSION}: "
+            "use the trainspan that wrote it, or another --store"
+        )
+    return int(text)

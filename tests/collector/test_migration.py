@@ -1,0 +1,94 @@
+"""A store of the version before becomes one of this version, with everything in it."""
+
+from pathlib import Path
+
+import duckdb
+
+from tests.support.collector import (
+    CollectorProcess,
+    event,
+    export,
+    read,
+    running,
+    select,
+    span,
+    span_id,
+    spawn_collector,
+    trace_id,
+)
+from trainspan_schemas import keys
+from trainspan_schemas.views import STORE_VERSION, VIEWS
+
+VERSION_1 = (Path(__file__).parent / "store_version_1.sql").read_text()
+ROLLOUT = {keys.ROLLOUT_ID: "r", keys.ROLLOUT_STATUS: "ok"}
+OLD_ROWS = f"""
+INSERT INTO meta VALUES ('schema_version', '1');
+INSERT INTO stored.spans BY NAME SELECT
+    1 AS seq, 1::UBIGINT AS span_key, 200 AS richness, '{trace_id(1).hex()}' AS trace_id, '{span_id(1).hex()}' AS span_id,
+    'old' AS name, 1 AS kind, 1000 AS start_ns, 2000 AS end_ns, 0 AS status_code, '' AS status_message, '' AS scope_name,
+    '{{}}' AS scope_json, '{{"a":1}}' AS attributes, '{{}}' AS resource, '[]' AS events, '[]' AS links, '' AS trace_state,
+    0 AS flags, 0 AS dropped_attributes, 0 AS dropped_events, 0 AS dropped_links, 'r' AS rollout_id, 0 AS attempt,
+    'ok' AS rollout_status, true AS is_call, [1, 2] AS prompt_ids, [3] AS completion_ids, [-0.5] AS logprobs;
+INSERT INTO stored.evaluations BY NAME SELECT
+    2 AS seq, 'k'::BLOB AS key, true AS on_span, '{trace_id(1).hex()}' AS trace_id, '{span_id(1).hex()}' AS span_id,
+    'r' AS rollout_id, 0 AS attempt, 'reward' AS name, 0.5 AS score, 1500 AS time_ns;
+INSERT INTO stored.logs BY NAME SELECT
+    3 AS seq, 'h'::BLOB AS content_hash, 1700 AS time_ns, 0 AS observed_ns, '"body"' AS body, '{{}}' AS attributes;
+UPDATE stored.progress SET last_seq = 3;
+"""
+
+
+def _old_store(path: Path) -> None:
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(VERSION_1)
+        connection.execute(OLD_ROWS)
+
+
+def test_a_store_of_the_version_before_is_migrated_with_all_its_rows_and_goes_on(tmp_path: Path) -> None:
+    store = tmp_path / "spans.duckdb"
+    _old_store(store)
+    with running(store) as collector:
+        assert _versions(collector) == [(str(STORE_VERSION),)]
+        [row] = read(collector.address, "spans")
+        assert (row["name"], row["attributes"], row["start_ns"]) == ("old", '{"a":1}', 1000)
+        [call] = read(collector.address, "calls")
+        assert (call["prompt_ids"], call["completion_ids"], call["logprobs"]) == ([1, 2], [3], [-0.5])
+        assert [row["reward"] for row in read(collector.address, "rollouts")] == [0.5]
+        ages = "SELECT received_ns FROM stored.spans UNION ALL FROM (SELECT received_ns FROM stored.logs)"
+        assert select(collector.address, f"{ages} ORDER BY ALL") == [(1700,), (2000,)]
+        late = event(keys.EVALUATION_EVENT, {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 0.25})
+        export(collector.address, span(1, 2, ROLLOUT, events=[late]))
+        assert [row["seq"] for row in read(collector.address, "spans")] == [1, 4]
+        assert [row["reward"] for row in read(collector.address, "rollouts")] == [0.75]
+    with running(store) as again:
+        assert len(read(again.address, "spans")) == 2
+
+
+def test_a_migrated_store_has_the_tables_and_views_of_a_new_one(tmp_path: Path) -> None:
+    columns = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 'store'"
+    _old_store(tmp_path / "old.duckdb")
+    with running(tmp_path / "old.duckdb") as migrated, running(tmp_path / "new.duckdb") as new:
+        order = "ORDER BY schema_name, table_name, column_index"
+        found = select(migrated.address, f"{columns} {order}")
+        assert found == select(new.address, f"{columns} {order}")
+        assert {name for name, *_ in found} > set(VIEWS)
+
+
+def test_a_migration_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+    store = tmp_path / "spans.duckdb"
+    _old_store(store)
+    with duckdb.connect(str(store)) as connection:
+        connection.execute("ALTER TABLE stored.logs ADD COLUMN received_ns BIGINT")  # in the way of the migration
+    process = spawn_collector(store)
+    _, text = process.communicate(timeout=30)
+    assert process.returncode == 1
+    [line] = text.splitlines()
+    assert "received_ns" in line
+    with duckdb.connect(str(store), read_only=True) as connection:
+        assert connection.execute("SELECT value FROM meta").fetchall() == [("1",)]
+        assert connection.execute("SELECT count(*) FROM stored.spans").fetchall() == [(1,)]
+        assert "received_ns" not in [row[0] for row in connection.execute("DESCRIBE stored.spans").fetchall()]
+
+
+def _versions(collector: CollectorProcess) -> list[tuple[object, ...]]:
+    return select(collector.address, "SELECT value FROM meta WHERE key = 'schema_version'")
