@@ -26,6 +26,10 @@ def serve(
         str | None, typer.Option(help="Weights' dtype [default: float32 on CPU, bfloat16 on GPU].")
     ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Context length in tokens.")] = None,
+    max_lora_rank: Annotated[int | None, typer.Option(help="Serve LoRA adapters up to this rank.")] = None,
+    sleep: Annotated[
+        bool, typer.Option("--sleep", help="Let a trainer on the same GPU put the server to sleep meanwhile.")
+    ] = False,
     train_sampling: Annotated[
         bool, typer.Option("--train-sampling", help="Sample training rollouts at temperature 1, nothing truncated.")
     ] = False,
@@ -54,6 +58,8 @@ def serve(
         served_name=served_name,
         dtype=dtype,
         max_model_len=max_model_len,
+        max_lora_rank=max_lora_rank,
+        sleep=sleep or None,
         train_sampling=train_sampling or None,
     )
 

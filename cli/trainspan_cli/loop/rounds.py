@@ -98,8 +98,12 @@ class Loop:
             }
             self._folder.append(record)
             self._screen.record(record)
-            best = best_validation(self._folder.records())
-            if best == record and loop.keep_best and (self._folder.checkpoints / served["checkpoint"]).is_dir():
+            *_, last = records = self._folder.records()
+            if (
+                best_validation(records) is last
+                and loop.keep_best
+                and (self._folder.checkpoints / served["checkpoint"]).is_dir()
+            ):
                 self._folder.keep_best(served["checkpoint"], record)
 
     def _success(self, result: dict[str, Any], round_: int, began_ns: int) -> dict[str, Any]:
