@@ -36,6 +36,7 @@ _FROM_ATTRIBUTES: Final = {
     "internal": boolean(keys.CALL_INTERNAL),
     "multimodal": boolean(keys.CALL_MULTIMODAL),
     "no_boundary": boolean(keys.NO_BOUNDARY),
+    "state_key": text(keys.STATE_KEY),
 }
 
 

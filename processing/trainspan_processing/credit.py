@@ -1,8 +1,8 @@
 """Credit: which value each call of a rollout gets. Frame in, frame out; float64.
 
-Input: one row per call of a rewarded rollout with `rollout` (u32), `position` (from 0 in its rollout), `step_reward`
-(the call's own, NULL if none) and `rollout_reward` (what is bound to the rollout itself, NULL if none).
-Output: the same rows with `return` (f64), the call's value.
+Input: one row per call of a rewarded rollout with `rollout` (u32), `position` (from 0 in its rollout), `agent`, `turn`,
+`step_reward` (the call's own, NULL if none) and `rollout_reward` (what is bound to the rollout itself, NULL if none).
+Output: the same rows with `return` (f64), the call's value; NULL where nothing gave it one.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Final
 
 import polars as pl
 
-__all__ = ["CREDITS", "Credit", "assign_credit"]
+__all__ = ["CREDITS", "Credit"]
 
 Credit = Callable[[pl.DataFrame, float], pl.DataFrame]
 """(calls, gamma) → calls with `return`."""
@@ -23,34 +23,30 @@ def identical(calls: pl.DataFrame, gamma: float) -> pl.DataFrame:
 
 
 def return_to_go(calls: pl.DataFrame, gamma: float) -> pl.DataFrame:
-    """G_it = Σ_{s≥t} γ^(s−t) r_is; the rollout's own reward falls on its last call. Sutton & Barto, section 3.3."""
-    last = pl.col("position") == pl.col("position").max().over("rollout")
-    reward = pl.col("step_reward").fill_null(0.0) + pl.when(last).then(
-        pl.col("rollout_reward").fill_null(0.0)
-    ).otherwise(0.0)
-    calls = calls.sort("rollout", "position").with_columns(reward.alias("_reward"))
+    """G_it = Σ_{s≥t} γ^(s−t) r_is; the rollout's own reward falls on its last call. Sutton & Barto 2018, eq. 3.8."""
+    calls = calls.sort("rollout", "position").with_columns(_own_reward().fill_null(0.0).alias("_reward"))
     if gamma == 1.0:
         returns = pl.col("_reward").reverse().cum_sum().reverse().over("rollout")
         return calls.with_columns(returns.alias("return")).drop("_reward")
     return calls.with_columns(pl.Series("return", _discounted(calls, gamma), dtype=pl.Float64)).drop("_reward")
 
 
-CREDITS: Final[dict[str, Credit]] = {"identical": identical, "return_to_go": return_to_go}
+def step(calls: pl.DataFrame, gamma: float) -> pl.DataFrame:
+    """r_it: the call's own reward and no other's; the rollout's own falls on its last call. `gamma` is not used.
 
-
-def assign_credit(returns: pl.DataFrame, compared: pl.DataFrame) -> pl.DataFrame:
-    """advantage = (return − center) · scale, from a credit rule's and a baseline's output joined on `rollout`.
-
-    Adds `advantage` (f64) and `drop` (the reason why the rollout's comparison says nothing, else NULL).
+    A call without a reward has no value: it is compared with nothing, and dropped as `no_reward`.
     """
-    advantage = (pl.col("return") - pl.col("center")) * pl.col("scale")
-    return (
-        returns.join(
-            compared.select("rollout", "center", "scale", "drop"), on="rollout", how="left", maintain_order="left"
-        )
-        .with_columns(advantage.alias("advantage"))
-        .drop("center", "scale")
-    )
+    return calls.with_columns(_own_reward().alias("return"))
+
+
+CREDITS: Final[dict[str, Credit]] = {"identical": identical, "return_to_go": return_to_go, "step": step}
+
+
+def _own_reward() -> pl.Expr:
+    """r_it with the rollout's reward on its last call; NULL where there is neither."""
+    is_last = pl.col("position") == pl.col("position").max().over("rollout")
+    whole = pl.when(is_last).then("rollout_reward")
+    return pl.when(pl.col("step_reward").is_null()).then(whole).otherwise(pl.col("step_reward") + whole.fill_null(0.0))
 
 
 def _discounted(calls: pl.DataFrame, gamma: float) -> list[float]:

@@ -1,40 +1,25 @@
 """The middle of a dataset: rewards, groups, credit and reasons of every surveyed call, before any token is read."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
-from trainspan_schemas.errors import UsageError
-from trainspan_schemas.functions import is_function_name, load_function
 from trainspan_schemas.settings import DatasetSettings
 
-from .credit import CREDITS, Credit, assign_credit
+from .advantages import Credited, assign_advantages, rollout_column, step_column
 from .frames import ROLLOUT_KEY, SPAN_KEY
-from .grouping import compare, first_calls, hash_first_prompts, with_groups
+from .grouping import first_calls, hash_prompts, with_groups, with_states
 from .ledger import Ledger
 from .payload import read_payload
-from .rewards import bind_rewards
+from .plan import Plan, make_plan
+from .rewarding import Rewarded, reward_rollouts
 from .rows import Limits
 from .source import Source
-from .stored import reward_by_function
 from .survey import Survey
-from .trainability import call_reason, rollout_reason
+from .trainability import call_reason
 
-__all__ = ["Draft", "Rewarded", "draft_dataset"]
-
-
-@dataclass(frozen=True, slots=True)
-class Rewarded:
-    """Rollouts with their rewards and reasons."""
-
-    rollouts: pl.DataFrame
-    """The rollout table with `rollout_reward`, `reward`, `reward_failed`, `reason`."""
-    of_calls: pl.DataFrame
-    """trace_id, span_id, `reward` of single calls."""
-    in_vain: int = 0
-    unmatched: int = 0
-    function_error: str | None = None
+__all__ = ["Draft", "draft_dataset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +27,17 @@ class Draft:
     """What is decided without tokens."""
 
     rewarded: Rewarded
-    baseline: str
-    """Its name; the default is settled."""
+    plan: Plan
+    """How rewards became advantages; the default baseline is settled."""
     compared: pl.DataFrame
-    """The complete, rewarded rollouts with `group_id`, `center`, `scale` and `drop`."""
+    """The complete, rewarded rollouts that made calls, with `rollout` (u32) and `group_id`."""
     calls: pl.DataFrame
-    """All calls with `reason` (as far as it shows), `reward`, `return`, `advantage` and `drop`."""
+    """All calls with `rollout` and `group_id` (NULL where the rollout is not compared), `reason` (as far as it shows),
+    `reward` (the call's own, weighted and added up), `return`, `advantage` and `drop`."""
+    terms: pl.DataFrame
+    """TERMS: each advantage in numbers, by (rollout, position)."""
+    parts: pl.DataFrame
+    """rollout_id, attempt, `part`, `value`: what later datasets compare agents and single rewards with."""
     limits: Limits
 
     @property
@@ -61,15 +51,21 @@ def draft_dataset(source: Source, survey: Survey, settings: DatasetSettings, led
 
     Raises UsageError for unknown names of credit and baseline, and for functions that do not keep to their form.
     """
-    credit = _credit(settings.credit)
-    rewarded = _reward(source, survey, settings)
-    baseline, compared = _compare(source, survey, rewarded, settings, ledger)
+    make_plan(settings, has_tasks=True)  # an unknown name fails before any work
+    rewarded = reward_rollouts(source, survey, settings)
+    compared = _compared(source, survey, rewarded)
+    has_tasks = compared.is_empty() or bool(compared["task_id"].is_not_null().any())
+    plan = replace(make_plan(settings, has_tasks=has_tasks), rewards=rewarded.rewards)
+    calls = _with_rewards(survey.calls, rewarded, compared)
+    credited = _credit(source, calls, compared, ledger, plan)
     newest = survey.calls["policy_version"].max()
     return Draft(
         rewarded=rewarded,
-        baseline=baseline,
+        plan=plan,
         compared=compared,
-        calls=_judge(survey, rewarded, compared, credit, settings),
+        calls=_judged(calls, credited, plan),
+        terms=credited.terms,
+        parts=compared.select("rollout", *ROLLOUT_KEY).join(credited.parts, on="rollout").drop("rollout"),
         limits=Limits(
             newest if isinstance(newest, int) else None,
             settings.max_staleness,
@@ -79,93 +75,59 @@ def draft_dataset(source: Source, survey: Survey, settings: DatasetSettings, led
     )
 
 
-def _credit(name: str) -> Credit:
-    if is_function_name(name):
-        return load_function(name)
-    if name not in CREDITS:
-        raise UsageError(f"no credit {name!r}: take one of {', '.join(CREDITS)} or module:function")
-    return CREDITS[name]
-
-
-def _reward(source: Source, survey: Survey, settings: DatasetSettings) -> Rewarded:
-    """Rewards from the stored evaluations, or from the user's function where one is set."""
-    if settings.reward is None:
-        bound = bind_rewards(
-            survey.evaluations, survey.calls, survey.spans, survey.twins, survey.rollouts, settings.reward_name
-        )
-        of_calls = bound.of_calls()
-        per_rollout = (
-            survey.calls.select(*ROLLOUT_KEY, *SPAN_KEY)
-            .join(of_calls, on=SPAN_KEY)
-            .sort(*SPAN_KEY)
-            .group_by(ROLLOUT_KEY, maintain_order=True)
-            .agg(pl.col("reward").sum().alias("calls_reward"))
-        )
-        rollouts = survey.rollouts.join(bound.of_rollouts(), on=ROLLOUT_KEY, how="left", maintain_order="left")
-        rollouts = rollouts.join(per_rollout, on=ROLLOUT_KEY, how="left", maintain_order="left")
-        total = pl.sum_horizontal("rollout_reward", "calls_reward")
-        either = pl.col("rollout_reward").is_not_null() | pl.col("calls_reward").is_not_null()
-        rollouts = rollouts.with_columns(
-            pl.when(either).then(total).alias("reward"), pl.lit(False).alias("reward_failed")
-        ).drop("calls_reward")
-        return Rewarded(_with_reason(rollouts), of_calls, bound.in_vain, bound.unmatched)
-    assumed = survey.rollouts.with_columns(pl.lit(0.0).alias("reward"), pl.lit(False).alias("reward_failed"))
-    eligible = survey.rollouts.filter(_with_reason(assumed)["reason"].is_null())
-    function = load_function(settings.reward)
-    said = reward_by_function(function, settings.reward_name, source, survey, eligible)
-    rollouts = survey.rollouts.join(said.rewards, on=ROLLOUT_KEY, how="left", maintain_order="left").with_columns(
-        pl.col("rollout_reward").alias("reward"), pl.col("reward_failed").fill_null(False)
-    )
-    nothing = pl.DataFrame(schema={"trace_id": pl.String, "span_id": pl.String, "reward": pl.Float64})
-    return Rewarded(_with_reason(rollouts), nothing, function_error=said.first_error)
-
-
-def _with_reason(rollouts: pl.DataFrame) -> pl.DataFrame:
-    return rollouts.with_columns(rollout_reason().alias("reason"))
-
-
-def _compare(
-    source: Source, survey: Survey, rewarded: Rewarded, settings: DatasetSettings, ledger: Ledger
-) -> tuple[str, pl.DataFrame]:
-    """Groups and baseline over the complete, rewarded rollouts that made calls."""
+def _compared(source: Source, survey: Survey, rewarded: Rewarded) -> pl.DataFrame:
     present = rewarded.rollouts.filter(pl.col("reason").is_null() & (pl.col("n_calls") > 0)).with_row_index("rollout")
-    without_task = present.filter(pl.col("task_id").is_null())
-    firsts = first_calls(survey.calls, without_task)
-    hashes = hash_first_prompts(firsts, _payloads(source, firsts))
-    return compare(with_groups(present, hashes), settings.baseline, ledger)
+    firsts = first_calls(survey.calls, present.filter(pl.col("task_id").is_null()))
+    return with_groups(present, hash_prompts(firsts, _prompts(source, firsts)))
 
 
-def _payloads(source: Source, firsts: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    for part in firsts.iter_slices(1024):
+def _prompts(source: Source, calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    for part in calls.iter_slices(1024):
         yield read_payload(source, part, columns=(*SPAN_KEY, "prompt_ids"))
 
 
-def _judge(
-    survey: Survey, rewarded: Rewarded, compared: pl.DataFrame, credit: Credit, settings: DatasetSettings
-) -> pl.DataFrame:
-    """All calls with `reason` (as far as it shows without tokens), `reward`, `return`, `advantage` and `drop`."""
+def _with_rewards(calls: pl.DataFrame, rewarded: Rewarded, compared: pl.DataFrame) -> pl.DataFrame:
+    """All calls with what their rollout says, and their own rewards."""
+    names = [reward.name for reward in rewarded.rewards]
     of_rollout = rewarded.rollouts.select(*ROLLOUT_KEY, pl.col("reason").alias("rollout_reason"), "task_id")
-    of_group = compared.select(*ROLLOUT_KEY, "rollout", "group_id", "rollout_reward")
-    calls = (
-        survey.calls.drop("task_id")
+    of_group = compared.select(*ROLLOUT_KEY, "rollout", "group_id", *(rollout_column(name) for name in names))
+    return (
+        calls.drop("task_id")
         .join(of_rollout, on=ROLLOUT_KEY, how="left", maintain_order="left")
         .join(of_group, on=ROLLOUT_KEY, how="left", maintain_order="left")
         .join(rewarded.of_calls, on=SPAN_KEY, how="left", maintain_order="left")
-        .with_columns(call_reason().alias("reason"))
     )
-    credited = credit(
-        calls.filter(pl.col("rollout").is_not_null()).select(
-            "rollout", "position", pl.col("reward").alias("step_reward"), "rollout_reward"
-        ),
-        settings.gamma,
-    )
-    _check_credit(settings.credit, credited)
-    values = assign_credit(credited, compared).select("rollout", "position", "return", "advantage", "drop")
-    return calls.join(values, on=["rollout", "position"], how="left", maintain_order="left")
 
 
-def _check_credit(name: str, credited: pl.DataFrame) -> None:
-    if missing := {"rollout", "position", "return"} - set(credited.columns):
-        raise UsageError(f"credit {name!r} returned no column {sorted(missing)[0]!r}")
-    if credited.height and not credited["return"].is_finite().all():
-        raise UsageError(f"credit {name!r} returned a value that is not finite")
+def _credit(source: Source, calls: pl.DataFrame, compared: pl.DataFrame, ledger: Ledger, plan: Plan) -> Credited:
+    credited = calls.filter(pl.col("rollout").is_not_null())
+    if plan.needs_states:
+        unnamed = credited.filter(pl.col("state_key").is_null()).select(*ROLLOUT_KEY, *SPAN_KEY, "store")
+        credited = with_states(credited, hash_prompts(unnamed, _prompts(source, unnamed)))
+    columns = [column(reward.name) for reward in plan.rewards for column in (step_column, rollout_column)]
+    states = ["state"] if plan.needs_states else []
+    facts = compared.select(
+        "rollout",
+        pl.col("group_id").rank("dense").cast(pl.UInt32).alias("group"),
+        "run_id",
+        "end_ns",
+        *ROLLOUT_KEY,
+    ).sort(ROLLOUT_KEY)
+    history = ledger.history().join(facts, on=ROLLOUT_KEY, how="anti")
+    return assign_advantages(
+        credited.select("rollout", "position", "agent", "turn", *states, *columns), facts, history, plan
+    )
+
+
+def _judged(calls: pl.DataFrame, credited: Credited, plan: Plan) -> pl.DataFrame:
+    """Adds reason, reward, return, advantage and drop. A compared call that nothing gave a value lacks a reward."""
+    steps = {step_column(reward.name): reward.weight for reward in plan.rewards}
+    own = pl.when(pl.any_horizontal(pl.col(name).is_not_null() for name in steps)).then(
+        pl.sum_horizontal(pl.col(name) * weight for name, weight in steps.items())
+    )
+    without_value = pl.when(pl.col("rollout").is_not_null() & pl.col("return").is_null()).then(pl.lit("no_reward"))
+    return (
+        calls.join(credited.calls, on=["rollout", "position"], how="left", maintain_order="left")
+        .with_columns(pl.coalesce(call_reason(), without_value).alias("reason"), own.alias("reward"))
+        .drop(steps, [rollout_column(reward.name) for reward in plan.rewards])
+    )

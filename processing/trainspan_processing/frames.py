@@ -63,6 +63,7 @@ CALLS: Final[Schema] = {
     "internal": pl.Boolean,
     "multimodal": pl.Boolean,
     "no_boundary": pl.Boolean,
+    "state_key": pl.String,
 }
 """One row per call span of the policy server, without its tokens. `store` numbers the `--store` it was read from."""
 
@@ -81,6 +82,9 @@ SPANS: Final[Schema] = {
     "response_id": pl.String,
     "is_client_call": pl.Boolean,
     "is_agent": pl.Boolean,
+    "is_tool": pl.Boolean,
+    "tool_signature": pl.UInt64,
+    "error_type": pl.String,
     "status": pl.String,
     "boundary": pl.String,
     "stated_calls": pl.Int32,
@@ -88,7 +92,8 @@ SPANS: Final[Schema] = {
     "evaluation_events": pl.String,
 }
 """Every span but the policy server's calls, narrowed. `status` makes it a rollout's own span; `is_client_call` means that a
-client's instrumentation describes a model call; `evaluation_events` is the events' JSON where one is an evaluation."""
+client's instrumentation describes a model call; `tool_signature` is a hash of a tool step's name and input; `evaluation_events`
+is the events' JSON where one is an evaluation."""
 
 EVALUATIONS: Final[Schema] = {
     "trace_id": pl.String,
@@ -98,8 +103,9 @@ EVALUATIONS: Final[Schema] = {
     "score": pl.Float64,
     "source": pl.String,
     "time_ns": pl.Int64,
+    "response_id": pl.String,
 }
-"""One row per evaluation with a score."""
+"""One row per evaluation. `response_id` is set on late feedback that named its call by the response alone."""
 
 PAYLOAD: Final[Schema] = {
     "trace_id": pl.String,

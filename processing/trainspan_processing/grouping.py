@@ -1,4 +1,4 @@
-"""Groups of rollouts that are compared with each other, and the comparison by the chosen baseline."""
+"""What is compared with each other: groups of rollouts, and within them calls from the same state."""
 
 import hashlib
 import json
@@ -7,14 +7,9 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_schemas.errors import UsageError
-from trainspan_schemas.functions import is_function_name, load_function
-
-from .baselines import BASELINES, Baseline
 from .frames import ROLLOUT_KEY, SPAN_KEY
-from .ledger import Ledger
 
-__all__ = ["compare", "first_calls", "hash_first_prompts", "with_groups"]
+__all__ = ["first_calls", "hash_prompts", "with_groups", "with_states"]
 
 _GROUP_KEY: Final = ["run_id", "round", "task_id", "prompt_hash"]
 
@@ -28,16 +23,18 @@ def first_calls(calls: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def hash_first_prompts(firsts: pl.DataFrame, payloads: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    """rollout_id, attempt, `prompt_hash` of the prompt ids of their first calls."""
+def hash_prompts(calls: pl.DataFrame, payloads: Iterable[pl.DataFrame]) -> pl.DataFrame:
+    """trace_id, span_id, rollout_id, attempt, `prompt_hash` of the prompt ids of `calls`."""
     frames = [
-        firsts.join(batch.select(*SPAN_KEY, "prompt_ids"), on=SPAN_KEY, how="inner").select(
-            *ROLLOUT_KEY, pl.col("prompt_ids").map_elements(_hash_ids, return_dtype=pl.String).alias("prompt_hash")
+        calls.join(batch.select(*SPAN_KEY, "prompt_ids"), on=SPAN_KEY, how="inner").select(
+            *SPAN_KEY,
+            *ROLLOUT_KEY,
+            pl.col("prompt_ids").map_elements(_hash_ids, return_dtype=pl.String).alias("prompt_hash"),
         )
         for batch in payloads
     ]
-    nothing = pl.DataFrame(schema={"rollout_id": pl.String, "attempt": pl.Int32, "prompt_hash": pl.String})
-    return pl.concat([nothing, *frames]).unique(ROLLOUT_KEY, keep="any")
+    schema = {"trace_id": pl.String, "span_id": pl.String, "rollout_id": pl.String, "attempt": pl.Int32}
+    return pl.concat([pl.DataFrame(schema={**schema, "prompt_hash": pl.String}), *frames]).unique(SPAN_KEY, keep="any")
 
 
 def _hash_ids(ids: pl.Series) -> str:
@@ -46,7 +43,8 @@ def _hash_ids(ids: pl.Series) -> str:
 
 def with_groups(rollouts: pl.DataFrame, prompt_hashes: pl.DataFrame) -> pl.DataFrame:
     """Adds `group_id`: a hash of (run, round, task), or of (run, round, first prompt) where there is no task id."""
-    keyed = rollouts.join(prompt_hashes, on=ROLLOUT_KEY, how="left", maintain_order="left").with_columns(
+    hashes = prompt_hashes.select(*ROLLOUT_KEY, "prompt_hash")
+    keyed = rollouts.join(hashes, on=ROLLOUT_KEY, how="left", maintain_order="left").with_columns(
         pl.when(pl.col("task_id").is_null()).then("prompt_hash").alias("prompt_hash")
     )
     names = keyed.select(_GROUP_KEY).unique()
@@ -59,45 +57,12 @@ def _label(key: tuple[object, ...]) -> str:
     return hashlib.blake2b(json.dumps(key, ensure_ascii=False).encode(), digest_size=8).hexdigest()
 
 
-def compare(rollouts: pl.DataFrame, name: str | None, ledger: Ledger) -> tuple[str, pl.DataFrame]:
-    """The baseline's name (the default where `name` is None) and `rollouts` with its `center`, `scale` and `drop`.
-
-    `rollouts` are the complete, rewarded ones, with `rollout` (u32), `group_id` and `reward`. Raises UsageError for an
-    unknown name or a function that does not keep to the form.
-    """
-    chosen = name or ("grpo" if rollouts["task_id"].is_not_null().any() or rollouts.is_empty() else "running")
-    baseline = _baseline(chosen)
-    columns = ["rollout", "group", "reward", "run_id", "end_ns", *ROLLOUT_KEY]
-    present = rollouts.with_columns(pl.col("group_id").rank("dense").cast(pl.UInt32).alias("group")).select(columns)
-    past = (
-        ledger.rows.filter(pl.col("reward").is_not_null())
-        .join(present, on=ROLLOUT_KEY, how="anti")
-        .with_columns(pl.lit(None, dtype=pl.UInt32).alias("rollout"), pl.lit(None, dtype=pl.UInt32).alias("group"))
-        .select(columns)
+def with_states(calls: pl.DataFrame, prompt_hashes: pl.DataFrame) -> pl.DataFrame:
+    """Adds `state`: the attribute `trainspan.state.key`, else a hash of the prompt ids. GiGPO's anchor state, 2505.10978."""
+    hashes = prompt_hashes.select(*SPAN_KEY, "prompt_hash")
+    key = pl.coalesce(pl.format("key:{}", "state_key"), pl.format("prompt:{}", "prompt_hash"))
+    return (
+        calls.join(hashes, on=SPAN_KEY, how="left", maintain_order="left")
+        .with_columns(key.alias("state"))
+        .drop("prompt_hash")
     )
-    frame = pl.concat(
-        [part.with_columns(pl.lit(value).alias("history")) for part, value in ((present, False), (past, True))]
-    )
-    compared = baseline(frame.sort(ROLLOUT_KEY).rechunk())
-    _check_comparison(chosen, compared, present)
-    return chosen, rollouts.join(
-        compared.select("rollout", "center", "scale", "drop"), on="rollout", how="left", maintain_order="left"
-    )
-
-
-def _baseline(name: str) -> Baseline:
-    if is_function_name(name):
-        return load_function(name)
-    if name not in BASELINES:
-        raise UsageError(f"no baseline {name!r}: take one of {', '.join(BASELINES)} or module:function")
-    return BASELINES[name]
-
-
-def _check_comparison(name: str, compared: pl.DataFrame, present: pl.DataFrame) -> None:
-    missing = {"rollout", "center", "scale", "drop"} - set(compared.columns)
-    if missing:
-        raise UsageError(f"baseline {name!r} returned no column {sorted(missing)[0]!r}")
-    if compared["rollout"].sort().to_list() != present["rollout"].sort().to_list():
-        raise UsageError(f"baseline {name!r} returned {compared.height} rollouts for {present.height}")
-    if not compared.select(pl.col("center", "scale").is_finite().all()).row(0) == (True, True):
-        raise UsageError(f"baseline {name!r} returned a center or scale that is not finite")

@@ -10,6 +10,7 @@ import polars as pl
 
 from trainspan_schemas.errors import DatasetError
 
+from .advantages import HISTORY
 from .frames import ROLLOUT_KEY, Schema
 
 __all__ = ["LEDGER", "LEDGER_FILE", "Ledger", "next_round", "read_ledger", "write_ledger"]
@@ -27,8 +28,10 @@ LEDGER: Final[Schema] = {
     "calls": pl.UInt32,
     "kept": pl.UInt32,
     "reason": pl.String,
+    "parts": pl.String,
 }
-"""One line per rollout that a dataset saw: `calls` were there, `kept` became rows; `reason` where none did."""
+"""One line per rollout that a dataset saw: `calls` were there, `kept` became rows; `reason` where none did. `parts` is JSON
+{part: value}, the shares of agents and single rewards where later datasets compare with them."""
 
 _ROUND_DIR = re.compile(r"round=(\d{4,})")
 
@@ -49,6 +52,16 @@ class Ledger:
         """Rollouts that were seen and gave no row. They are looked at again, since a reward may have come."""
         return self.rows.filter(pl.col("kept") == 0)
 
+    def history(self) -> pl.DataFrame:
+        """HISTORY: what the rollouts were worth as wholes, and in parts."""
+        whole = self.rows.drop_nulls("reward").with_columns(pl.lit("").alias("part"), pl.col("reward").alias("value"))
+        parts = [
+            {**{name: row[name] for name in HISTORY if name in row}, "part": part, "value": float(value)}
+            for row in self.rows.drop_nulls("parts").iter_rows(named=True)
+            for part, value in json.loads(row["parts"]).items()
+        ]
+        return pl.concat([whole.select(*HISTORY), pl.DataFrame(parts, schema=HISTORY)])
+
 
 def read_ledger(out: Path, *, without: Path | None = None) -> Ledger:
     """The ledger of all datasets under `out`, but for the folder `without`."""
@@ -68,6 +81,7 @@ def read_ledger(out: Path, *, without: Path | None = None) -> Ledger:
             pl.col("run_id", "round", "task_id", "reward", "end_ns").first(),
             pl.col("calls", "kept").max(),
             pl.col("reason").last(),
+            pl.col("parts").drop_nulls().last(),
         )
     )
     return Ledger(rows.select(*LEDGER))

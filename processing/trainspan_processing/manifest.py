@@ -14,6 +14,7 @@ from trainspan_schemas.dataset import DATASET_VERSION
 from .draft import Draft
 from .ledger import LEDGER_FILE
 from .outcome import Accounts
+from .plan import Plan
 from .quality.distribution import distribution, group_spread
 from .rows import RowCounts
 from .write import FileEntry
@@ -66,11 +67,27 @@ def make_manifest(
         },
         "min_policy_version": min(counts.versions, default=None),
         "max_policy_version": max(counts.versions, default=None),
-        "credit": {"credit": settings["credit"], "baseline": draft.baseline, "gamma": settings["gamma"]},
+        "credit": _credit_record(draft.plan, settings),
         "settings": dict(settings),
         "inputs": [dict(item) for item in inputs],
         "files": [asdict(file) for file in files],
         "ledger": {"name": LEDGER_FILE, "sha256": hashlib.sha256((folder / LEDGER_FILE).read_bytes()).hexdigest()},
+    }
+
+
+def _credit_record(plan: Plan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How advantages came about, with the defaults settled."""
+    return {
+        "credit": settings["credit"],
+        "baseline": plan.estimator.baseline,
+        "gamma": plan.gamma,
+        "rewards": {reward.name: reward.weight for reward in plan.rewards},
+        "combine": plan.combine,
+        "group_over": plan.group_over,
+        "step_by": plan.step_by,
+        "weights": {"episode": plan.episode_weight, "state": plan.state_weight},
+        "agents": {agent: str(estimator) for agent, estimator in sorted(plan.by_agent.items())},
+        "air": settings["air"],
     }
 
 

@@ -1,5 +1,6 @@
 """Takes account of every call, and fails loudly where too few are trainable."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -57,10 +58,12 @@ class Accounts:
         return max(self.dropped.items(), key=lambda item: (item[0] not in _EXPECTED, item[1], item[0]))
 
 
-def ledger_lines(calls: pl.DataFrame, rollouts: pl.DataFrame, ledger: Ledger, *, recount: bool) -> pl.DataFrame:
+def ledger_lines(
+    calls: pl.DataFrame, rollouts: pl.DataFrame, parts: pl.DataFrame, ledger: Ledger, *, recount: bool
+) -> pl.DataFrame:
     """One line per rollout seen (LEDGER and `pending`) from the calls' final reasons.
 
-    `calls` have rollout_id (never NULL), attempt and `reason` (NULL: kept).
+    `calls` have rollout_id (never NULL), attempt and `reason` (NULL: kept); `parts` rollout_id, attempt, part and value.
     Unless `recount`, rollouts that an earlier dataset saw and dropped, and that are dropped again without a new call, were
     counted there and are left out.
     """
@@ -79,11 +82,23 @@ def ledger_lines(calls: pl.DataFrame, rollouts: pl.DataFrame, ledger: Ledger, *,
         # Only rewards that were compared make history for a running mean.
         pl.when(pl.col("reason").is_null()).then("reward").alias("reward"),
     ).drop("call_reason")
+    lines = lines.join(_parts_as_json(parts), on=ROLLOUT_KEY, how="left")
     if recount:
         return lines
     before = ledger.dropped.select(*ROLLOUT_KEY, pl.col("calls").alias("calls_before"))
     old_news = (pl.col("kept") == 0) & (pl.col("calls") <= pl.col("calls_before"))
     return lines.join(before, on=ROLLOUT_KEY, how="left").filter(~old_news.fill_null(False)).drop("calls_before")
+
+
+def _parts_as_json(parts: pl.DataFrame) -> pl.DataFrame:
+    """rollout_id, attempt, `parts`; the whole rollout is no part."""
+    named: dict[tuple[str, int], dict[str, float]] = {}
+    for rollout_id, attempt, part, value in (
+        parts.select(*ROLLOUT_KEY, "part", "value").filter(pl.col("part") != "").iter_rows()
+    ):
+        named.setdefault((rollout_id, attempt), {})[part] = value
+    rows = [(*key, json.dumps(shares, sort_keys=True, ensure_ascii=False)) for key, shares in named.items()]
+    return pl.DataFrame(rows, schema={name: LEDGER[name] for name in (*ROLLOUT_KEY, "parts")}, orient="row")
 
 
 def take_accounts(calls: pl.DataFrame, lines: pl.DataFrame, late: pl.DataFrame) -> Accounts:
@@ -109,9 +124,13 @@ def take_accounts(calls: pl.DataFrame, lines: pl.DataFrame, late: pl.DataFrame) 
 def lines_to_write(lines: pl.DataFrame, late: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
     """LEDGER rows of a new dataset: pending rollouts get none, so that the next dataset counts them."""
     later = (
-        ledger.rows.drop("calls", "kept", "reason")
+        ledger.rows.drop("calls", "kept", "reason", "parts")
         .join(late.drop("late"), on=ROLLOUT_KEY)
-        .with_columns(pl.lit(0, dtype=pl.UInt32).alias("kept"), pl.lit("late_after_consumed").alias("reason"))
+        .with_columns(
+            pl.lit(0, dtype=pl.UInt32).alias("kept"),
+            pl.lit("late_after_consumed").alias("reason"),
+            pl.lit(None, dtype=pl.String).alias("parts"),
+        )
     )
     return pl.concat([frame.select(*LEDGER) for frame in (lines.filter(~pl.col("pending")), later)])
 

@@ -36,6 +36,11 @@ _is_model_call = (
     | has_key("gen_ai.prompt.")
     | has_key("llm.input_messages.")
 )
+_is_tool = (_operation == keys.OPERATION_EXECUTE_TOOL) | (_traceloop_kind == "tool") | (_openinference_kind == "TOOL")
+_tool_name = pl.coalesce(text("gen_ai.tool.name"), text("tool.name"), text("traceloop.entity.name"))
+_tool_input = pl.coalesce(
+    text("gen_ai.tool.call.arguments"), text("traceloop.entity.input"), text("input.value"), text("tool.parameters")
+)
 _is_server_call = pl.col("attributes").str.contains_any([f'"{keys.LOGPROBS_MODE}":', f'"{keys.CALL_INDEX}":'])
 
 _EXPRESSIONS: Final = {
@@ -49,10 +54,15 @@ _EXPRESSIONS: Final = {
     "agent": pl.coalesce(text(keys.GEN_AI_AGENT_NAME), text("agent.name")),
     "model": pl.coalesce(text(keys.GEN_AI_REQUEST_MODEL), text("llm.model_name")),
     "response_id": text(keys.GEN_AI_RESPONSE_ID),
-    "is_client_call": _is_model_call.fill_null(False),
+    "is_client_call": _is_model_call.fill_null(False) & ~_is_server_call.fill_null(False),
     "is_agent": (
         (_operation == keys.OPERATION_INVOKE_AGENT) | (_traceloop_kind == "agent") | (_openinference_kind == "AGENT")
     ).fill_null(False),
+    "is_tool": _is_tool.fill_null(False),
+    "tool_signature": pl.when(_is_tool).then(pl.concat_str(_tool_name.fill_null(""), pl.lit("|"), _tool_input).hash()),
+    "error_type": pl.when(pl.col("status_code") == _STATUS_ERROR).then(
+        pl.coalesce(text("error.type"), text("exception.type", "events"))
+    ),
     "status": text(keys.ROLLOUT_STATUS),
     "boundary": text(keys.ROLLOUT_BOUNDARY),
     "stated_calls": number(keys.ROLLOUT_CALLS),

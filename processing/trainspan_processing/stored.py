@@ -3,14 +3,14 @@
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 
 from .dialects import Message, messages_of
-from .frames import ROLLOUT_KEY, SPAN_KEY
+from .frames import ROLLOUT_KEY, SPAN_KEY, Schema
 from .payload import chunks_of_rollouts, read_payload
 from .source import Selection, Source
 from .survey import Survey
@@ -73,47 +73,44 @@ class FunctionRewards:
     """What the function said."""
 
     rewards: pl.DataFrame
-    """rollout_id, attempt, `rollout_reward` (f64, NULL where it said None), `reward_failed`."""
+    """rollout_id, attempt, one column per name (f64, NULL where it said None), `reward_failed`."""
     first_error: str | None
 
 
 def reward_by_function(
-    function: RewardFunction, name: str, source: Source, survey: Survey, rollouts: pl.DataFrame
+    function: RewardFunction, names: Sequence[str], source: Source, survey: Survey, rollouts: pl.DataFrame
 ) -> FunctionRewards:
-    """Calls `function` on each of `rollouts`; a dict is read by `name`.
+    """Calls `function` on each of `rollouts`; a dict is read by `names`, a number is the reward where there is one name.
 
     A function that raises, or returns a number that is not finite, gives no reward: the rollout gets status `judge_error`.
     """
     calls = survey.calls.join(rollouts.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
     facts = {(row["rollout_id"], row["attempt"]): row for row in rollouts.iter_rows(named=True)}
     evaluations = _evaluations(survey)
-    results: list[tuple[str, int, float | None, bool]] = []
+    results: list[tuple[Any, ...]] = []
     first_error: str | None = None
     for chunk in chunks_of_rollouts(calls):
         for key, stored in _stored_rollouts(source, survey, chunk, facts, evaluations):
             try:
-                results.append((*key, _as_reward(function(stored), name), False))
+                results.append((*key, *_as_rewards(function(stored), names), False))
             except Exception as error:  # noqa: BLE001 - a user's function; the rollout is named and counted
                 first_error = first_error or f"{type(error).__name__}: {error}"
                 log.warning("event=reward_failed rollout_id=%s error=%r", stored.rollout_id, error)
-                results.append((*key, None, True))
-    schema = {
-        "rollout_id": pl.String,
-        "attempt": pl.Int32,
-        "rollout_reward": pl.Float64,
-        "reward_failed": pl.Boolean,
-    }
+                results.append((*key, *(None for _ in names), True))
+    values = dict.fromkeys(names, pl.Float64)
+    schema: Schema = {"rollout_id": pl.String, "attempt": pl.Int32, **values, "reward_failed": pl.Boolean}
     return FunctionRewards(pl.DataFrame(results, schema=schema, orient="row"), first_error)
 
 
-def _as_reward(result: Any, name: str) -> float | None:
-    value = result.get(name) if isinstance(result, dict) else result
-    if value is None:
-        return None
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"the reward is {number}")
-    return number
+def _as_rewards(result: Any, names: Sequence[str]) -> list[float | None]:
+    if not isinstance(result, dict):
+        if result is not None and len(names) > 1:
+            raise TypeError(f"returned {result!r} for the rewards {', '.join(names)}: return a dict of them")
+        result = dict.fromkeys(names, result)
+    numbers = [None if result.get(name) is None else float(result[name]) for name in names]
+    if unusable := [number for number in numbers if number is not None and not math.isfinite(number)]:
+        raise ValueError(f"the reward is {unusable[0]}")
+    return numbers
 
 
 def _evaluations(survey: Survey) -> dict[str, list[StoredEvaluation]]:

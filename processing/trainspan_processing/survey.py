@@ -8,9 +8,15 @@ from typing import Final
 import polars as pl
 
 from .calls import CALL_COLUMNS, narrow_calls, ordered_calls
+from .evaluations import (
+    EVALUATION_COLUMNS,
+    FEEDBACK_QUERY,
+    collect_evaluations,
+    collect_feedback,
+    with_feedback,
+)
 from .frames import ROLLOUT_KEY, SPAN_KEY
 from .ledger import Ledger
-from .rewards import EVALUATION_COLUMNS, collect_evaluations
 from .rollouts import rollout_table
 from .source import Selection, Source
 from .spans import SPAN_COLUMNS, narrow_spans
@@ -118,7 +124,8 @@ def survey_when_settled(
 
 def _survey(source: Source, selection: Selection, ledger: Ledger, now_ns: int, settle_s: float) -> Survey:
     spans = narrow_spans(source.read("spans", selection, SPAN_COLUMNS))
-    evaluations = collect_evaluations(list(source.read("evaluations", selection, EVALUATION_COLUMNS)))
+    evaluations = collect_evaluations(source.read("evaluations", selection, EVALUATION_COLUMNS))
+    feedback = collect_feedback(source.query(FEEDBACK_QUERY))
     batches = source.read("calls", selection, CALL_COLUMNS)
     if selection.rollout_ids is not None and selection.run_id is None and selection.round is None:
         batches = chain(batches, source.query(_CALLS_OF_NO_ROLLOUT))
@@ -128,6 +135,7 @@ def _survey(source: Source, selection: Selection, ledger: Ledger, now_ns: int, s
     twins = find_twins(calls, spans)
     rollouts = rollout_table(calls, spans, twins.links, now_ns=now_ns, settle_s=settle_s)
     rollouts = rollouts.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left")
+    evaluations = with_feedback(evaluations, feedback, calls)
     return Survey(_with_agents(calls, twins, rollouts), spans, evaluations, twins, rollouts)
 
 

@@ -10,7 +10,7 @@ import polars as pl
 
 from .frames import SPAN_KEY
 
-__all__ = ["Twins", "find_twins"]
+__all__ = ["Twins", "find_twins", "response_stem"]
 
 _MAX_DEPTH: Final = 64
 _CHOICE_SUFFIX: Final = r"[-_]\d{1,3}$"
@@ -27,6 +27,11 @@ class Twins:
     links: pl.DataFrame
     """(trace_id, span_id) of each client call span that has a call of the server, with that call's `call_trace_id` and
     `call_span_id`; its first call where it has several."""
+
+
+def response_stem() -> pl.Expr:
+    """`response_id` without the number of the choice."""
+    return pl.col("response_id").str.replace(_CHOICE_SUFFIX, "")
 
 
 def find_twins(calls: pl.DataFrame, spans: pl.DataFrame) -> Twins:
@@ -100,7 +105,7 @@ def _telling_ancestors(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame
 
 def _by_response_id(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """The client call span with the same response id, for calls (numbered `row`) without one above them."""
-    stem = pl.col("response_id").str.replace(_CHOICE_SUFFIX, "").alias("stem")
+    stem = response_stem().alias("stem")
     by_id = (
         spans.filter(pl.col("is_client_call") & pl.col("response_id").is_not_null())
         .sort("start_ns", *SPAN_KEY)

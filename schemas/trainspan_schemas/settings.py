@@ -68,6 +68,12 @@ class ServingSettings:
     """Weights' dtype; default float32 on a CPU, bfloat16 on a GPU."""
     max_model_len: int | None = None
     """Context length in tokens; default: the model's own."""
+    max_lora_rank: int | None = None
+    """Serve LoRA adapters up to this rank; default: full weights only, or the rank of the adapter that is the model."""
+    sleep: bool = False
+    """The server may be put to sleep and give its GPU memory to a trainer meanwhile."""
+    spool_max_bytes: int = 1024 * 1024 * 1024
+    """Greatest size on disk of the call spans that wait for the collector; beyond it the newest are dropped."""
     train_sampling: bool = False
     """Override a client's temperature, top_p and top_k for training rollouts: temperature 1, nothing truncated."""
     swap_timeout_s: float = 30.0
@@ -109,15 +115,31 @@ class DatasetSettings:
     out: str | None = None
     """Folder of datasets; default `$TRAINSPAN_HOME/dataset`."""
     credit: str = "identical"
-    """How a rollout's rewards are given to its calls: a built-in name or `module:function`."""
+    """How a rollout's rewards are given to its calls: `identical`, `return_to_go`, `step`, `gigpo`, `per_agent` or
+    `module:function`."""
     baseline: str | None = None
     """Advantage baseline; default `grpo`, or `running` where no rollout has a task id."""
     reward: str | None = None
     """`module:function(StoredRollout)` that replaces stored rewards."""
     reward_name: str = "reward"
-    """Name of the evaluation that is the reward."""
+    """Name of the evaluation that is the reward; several as `correct=1,style=0.2,tools?=0.1`: weights, and `?` for one that
+    a rollout may lack."""
+    combine: str = "sum"
+    """Several rewards: `sum` (added up, then compared) or `gdpo` (each compared, then added up and scaled by the batch)."""
+    air: str | None = None
+    """Rules that turn signals of the trace into rewards of single calls, as `tool_error=-0.1,repeated_call=-0.05`."""
     gamma: float = 1.0
-    """Discount per call for `return_to_go`."""
+    """Discount per call for `return_to_go` and `gigpo`."""
+    group_over: str = "rollouts"
+    """What a group's statistics are over: `rollouts`, or `calls` (a rollout with more calls then weighs more)."""
+    step_by: str = "turn"
+    """What `step` compares within a group: calls of the same `turn`, or of the same `agent`."""
+    episode_weight: float = 1.0
+    """Weight of the whole rollout's comparison in `gigpo`."""
+    state_weight: float = 1.0
+    """Weight of the comparison among calls from the same state in `gigpo`."""
+    agent_credit: str | None = None
+    """Estimators for `per_agent`, as `planner=rloo,coder=return_to_go+grpo,*=rae`; others take `baseline`."""
     max_staleness: int | None = None
     """Greatest (newest version − call's version) that is still trained; default: no limit."""
     max_tokens: int | None = None
@@ -143,28 +165,67 @@ class TrainSettings:
     policy_url: str = "http://127.0.0.1:8000"
     """Policy server to swap after each round, or "none"."""
     learning_rate: float = 3e-4
+    """Of AdamW, constant. Adapters bear about ten times that of full weights."""
     steps_per_round: int = 4
     """Optimizer steps per round; rollouts are split among them whole."""
-    epsilon: float = 0.2
-    """Lower clip of the importance ratio: 1 − ε."""
+    loss: str = "dapo"
+    """`dapo` (the ratio is clipped) or `cispo` (it is capped, and every token gives a gradient)."""
+    epsilon: float | None = None
+    """Lower clip of the importance ratio: 1 − ε; default 0.2; not with `cispo`."""
     epsilon_high: float | None = None
     """Upper clip of the importance ratio: 1 + ε, default 0.28; with `cispo` its greatest value ε, default 5."""
-    loss: str = "dapo"
-    """`dapo` or `cispo`."""
+    ratio: str = "token"
+    """Unit of the importance ratio: `token`, or `call` (geometric mean over a call's tokens)."""
     weights: str = "rollout"
-    """`rollout` (mean over rollouts of the mean over their tokens) or `token` (mean over tokens)."""
+    """`rollout` (mean over rollouts of the mean over their tokens), `token` (mean over tokens), `const` or `module:function`."""
+    const_tokens: int | None = None
+    """With weights `const`: the tokens by which the sum over each rollout is divided, whatever its length."""
+    kl_coef: float = 0.0
+    """Coefficient of the KL divergence to the model that the run started from, in the loss; 0: that model is not loaded."""
+    old_policy: str | None = None
+    """What the ratio is taken against: `logged` (the sampler) or `recompute` (the policy at the round's start);
+    default: `logged` where all calls are of the current version and the server agrees with the trainer."""
+    correction: str | None = None
+    """With `recompute`: weight of a token by w = π_old/π_sampler: `truncate` (min(w, cap), the default), `mask`
+    (w within 1/cap … cap, else 0) or `none`."""
+    correction_cap: float | None = None
+    """Cap of `correction`; default 2."""
+    reject_ratio: float | None = None
+    """With `recompute`: a call whose geometric mean of w is outside 1/x … x is not trained; default: none is rejected."""
+    max_staleness: int | None = None
+    """Calls of a policy more versions behind than this are not trained; default: no limit."""
+    adapter: str = "none"
+    """`none` (all weights are trained) or `lora` (a low-rank adapter beside frozen weights)."""
+    lora_rank: int | None = None
+    """Rank of the adapter; default 16."""
+    lora_alpha: float | None = None
+    """The adapter's output is scaled by alpha / rank; default: twice the rank."""
+    lora_targets: str | None = None
+    """Names of the adapted modules, with commas; default: all linear layers but the output head."""
     max_grad_norm: float = 1.0
+    """Gradient norm to which a greater one is clipped."""
+    gradient_checkpointing: bool | None = None
+    """Compute activations again in the backward pass instead of keeping them; default: on a GPU only."""
+    memory_gib: float | None = None
+    """Memory that the trainer may use on its device; default: what is free there when it starts."""
     micro_batch_tokens: int = 16384
-    """Greatest number of padded tokens in one forward pass."""
+    """Greatest number of tokens, padding included, in one forward pass."""
     merge: bool = True
-    """Merge the calls of a segment into one row: each token is forwarded once."""
+    """Merge the calls of a segment into one row: each token is forwarded once per rollout."""
+    forward: str = "auto"
+    """`padded` rows, `tree` (tokens that rollouts share are forwarded once), or the cheaper of both."""
     max_kl: float = 0.5
-    """Stop the round, and keep the previous policy, when k3 against the sampling policy exceeds this."""
+    """End the round, and keep the previous policy, when k3 against the ratio's other policy exceeds this."""
+    max_ratio: float = 1000.0
+    """The same for the greatest importance ratio of a token."""
+    max_loss: float = 100.0
+    """The same for the absolute value of a step's loss."""
     engine_mismatch: float = 1e-3
     """Alarm when |Δ log-probability| server − trainer at the first step of a round exceeds this (float32, fresh data)."""
     keep_checkpoints: int = 5
     """Newest checkpoints kept on disk; `latest` and its parent always are."""
     seed: int = 0
+    """Of the order of rollouts, and of a new adapter."""
 
 
 @dataclass(frozen=True, slots=True)

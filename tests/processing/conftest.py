@@ -119,7 +119,7 @@ class Bench:
     def edges(self) -> list[tuple[str, str, int | None, float]]:
         """(rollout, rule, call index or None for the rollout, score) of each reward, sorted."""
         survey = self.survey()
-        bound = bind_rewards(survey.evaluations, survey.calls, survey.spans, survey.twins, survey.rollouts, "reward")
+        bound = bind_rewards(survey.evaluations, survey.calls, survey.spans, survey.twins, survey.rollouts, ["reward"])
         index = {row[:2]: row[2] for row in survey.calls.select("trace_id", "span_id", "call_index").iter_rows()}
         found = [
             (rollout.removeprefix(f"{self.run_id}-"), rule, index.get((trace_id, span_id)), score)

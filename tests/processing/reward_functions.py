@@ -35,12 +35,12 @@ def last_call_only(calls: pl.DataFrame, gamma: float) -> pl.DataFrame:
     return calls.with_columns(pl.when(last).then("rollout_reward").otherwise(0.0).alias("return"))
 
 
-def doubled(rollouts: pl.DataFrame) -> pl.DataFrame:
+def doubled(items: pl.DataFrame) -> pl.DataFrame:
     none = pl.lit(None, dtype=pl.String)
-    return rollouts.filter(~pl.col("history")).with_columns(
+    return items.filter(~pl.col("history")).with_columns(
         pl.lit(0.0).alias("center"), pl.lit(2.0).alias("scale"), none.alias("drop")
     )
 
 
-def forgets(rollouts: pl.DataFrame) -> pl.DataFrame:
-    return doubled(rollouts).head(1)
+def forgets(items: pl.DataFrame) -> pl.DataFrame:
+    return doubled(items).head(1)

@@ -16,27 +16,27 @@ def _rollouts(groups: list[list[float]], *, history: list[float] | None = None) 
     rewards += [(reward, group, False) for group, members in enumerate(groups) for reward in members]
     return pl.DataFrame(
         {
-            "rollout": [None if past else number for number, (_, _, past) in enumerate(rewards)],
+            "item": [None if past else number for number, (_, _, past) in enumerate(rewards)],
             "rollout_id": [f"r{number:04d}" for number in range(len(rewards))],
             "attempt": [0] * len(rewards),
             "group": [group for _, group, _ in rewards],
-            "reward": [reward for reward, _, _ in rewards],
+            "value": [reward for reward, _, _ in rewards],
             "run_id": ["run"] * len(rewards),
             "end_ns": list(range(len(rewards))),
             "history": [past for _, _, past in rewards],
         },
-        schema_overrides={"rollout": pl.UInt32, "group": pl.UInt32, "attempt": pl.Int32, "reward": pl.Float64},
+        schema_overrides={"item": pl.UInt32, "group": pl.UInt32, "attempt": pl.Int32, "value": pl.Float64},
     )
 
 
 def _advantages(name: str, groups: list[list[float]], *, history: list[float] | None = None) -> list[float]:
     """Advantages of rollouts whose calls are worth their reward."""
-    compared = BASELINES[name](_rollouts(groups, history=history)).sort("rollout")
-    return compared.select((pl.col("reward") - pl.col("center")) * pl.col("scale")).to_series().to_list()
+    compared = BASELINES[name](_rollouts(groups, history=history)).sort("item")
+    return compared.select((pl.col("value") - pl.col("center")) * pl.col("scale")).to_series().to_list()
 
 
 def _reasons(name: str, groups: list[list[float]]) -> list[str | None]:
-    return BASELINES[name](_rollouts(groups)).sort("rollout")["drop"].to_list()
+    return BASELINES[name](_rollouts(groups)).sort("item")["drop"].to_list()
 
 
 def test_grpo_divides_the_distance_from_the_group_mean_by_its_spread() -> None:
@@ -80,6 +80,13 @@ def test_running_takes_earlier_datasets_into_its_mean_and_no_more_than_256_rewar
 def test_running_looks_only_at_its_own_run() -> None:
     rollouts = _rollouts([[4.0]], history=[1.0]).with_columns(pl.Series("run_id", ["other", "run"]))
     assert BASELINES["running"](rollouts)["drop"].to_list() == ["singleton_group"]
+
+
+def test_rae_moves_its_baseline_by_a_twentieth_before_it_compares() -> None:
+    # b: .05·1 = .05; .95·.05 + .05·0 = .0475; .95·.0475 + .05·3 = .195125
+    assert _advantages("rae", [[1.0, 0.0, 3.0]]) == pytest.approx([0.95, -0.0475, 3.0 - 0.195125])
+    # before it: .05·2 = .1
+    assert _advantages("rae", [[1.0]], history=[2.0]) == pytest.approx([1.0 - 0.145])
 
 
 def test_none_is_the_reward_itself() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainspan_processing.credit import CREDITS, assign_credit
+from trainspan_processing.credit import CREDITS
 
 Rollout = tuple[float | None, list[float | None]]
 
@@ -37,19 +37,14 @@ def test_return_to_go_discounts_per_call() -> None:
     assert _returns("return_to_go", [(1.0, [0.5, None, None]), (4.0, [None])], 0.5) == [0.75, 0.5, 1.0, 4.0]
 
 
+def test_step_gives_each_call_its_own_reward_and_none_to_a_call_without_one() -> None:
+    assert _returns("step", [(1.0, [0.5, None, 0.25]), (None, [0.0, None])]) == [0.5, None, 1.25, 0.0, None]
+
+
 def test_a_discount_does_not_vanish_over_a_thousand_calls() -> None:
     returns = _returns("return_to_go", [(1.0, [1.0] * 1_000)], 0.5)
     assert returns[0] == pytest.approx(2.0)
     assert returns[-1] == 2.0
-
-
-def test_advantage_is_the_distance_from_the_center_times_the_scale() -> None:
-    returns = CREDITS["return_to_go"](_calls([(1.0, [1.0, None])]), 1.0)
-    compared = pl.DataFrame(
-        {"rollout": [0], "center": [0.5], "scale": [2.0], "drop": [None]},
-        schema_overrides={"rollout": pl.UInt32, "drop": pl.String},
-    )
-    assert assign_credit(returns, compared)["advantage"].to_list() == [3.0, 1.0]
 
 
 _ROLLOUTS = st.lists(
@@ -64,7 +59,9 @@ def test_credit_of_the_first_call_sums_to_the_return(rollouts: list[Rollout]) ->
     first = [position for _, steps in rollouts for position in range(len(steps))]
     to_go = [value for value, position in zip(_returns("return_to_go", rollouts), first, strict=True) if position == 0]
     whole = [value for value, position in zip(_returns("identical", rollouts), first, strict=True) if position == 0]
+    steps = [sum(step or 0.0 for step in steps) + (whole or 0.0) for whole, steps in rollouts]
     assert to_go == pytest.approx(whole)
+    assert steps == pytest.approx(whole)
 
 
 @given(_ROLLOUTS, st.sampled_from(sorted(CREDITS)))

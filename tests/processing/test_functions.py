@@ -74,12 +74,12 @@ def test_credit_and_baseline_of_ones_own(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"credit": "unknown"}, "no credit 'unknown': take one of identical, return_to_go"),
+        ({"credit": "unknown"}, "no credit 'unknown': take one of identical, return_to_go, step, gigpo, per_agent or"),
         ({"baseline": "grp"}, "no baseline 'grp': take one of grpo"),
         ({"reward": f"{_MODULE}:missing"}, "has no function 'missing'"),
         ({"reward": "no_such_module:f"}, "cannot load 'no_such_module:f'"),
         ({"reward": "no/such/file.py:f"}, "no file no/such/file.py"),
-        ({"baseline": f"{_MODULE}:forgets"}, "returned 1 rollouts for 2"),
+        ({"baseline": f"{_MODULE}:forgets"}, "returned 1 items for 2"),
     ],
 )
 def test_what_cannot_be_used_is_named(bench: Bench, settings: dict[str, str], message: str) -> None:

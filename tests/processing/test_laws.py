@@ -5,75 +5,90 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.processing.estimates import Rollout, advantages, estimate
 from trainspan_processing.baselines import BASELINES
-from trainspan_processing.credit import CREDITS, assign_credit
-from trainspan_processing.grouping import compare, with_groups
-from trainspan_processing.ledger import LEDGER, Ledger
 
-Rollout = tuple[int, float, int]
-"""(task, reward, number of calls)"""
+_REWARD = st.sampled_from([0.0, 0.25, 1.0])
+_STEPS = st.lists(st.sampled_from([None, 0.0, 0.5, -1.0]), min_size=1, max_size=4)
+_ESTIMATORS = [
+    {"credit": "identical"},
+    {"credit": "return_to_go", "gamma": 0.9},
+    {"credit": "step"},
+    {"credit": "step", "step_by": "agent"},
+    {"credit": "gigpo", "gamma": 0.5},
+    {"credit": "identical", "group_over": "calls"},
+    {"credit": "per_agent", "agent_credit": "a=rloo,b=return_to_go+rae"},
+    {"credit": "identical", "combine": "gdpo", "reward_name": "reward,style?=0.5"},
+]
 
-_ROLLOUTS = st.lists(
-    st.tuples(st.integers(0, 2), st.sampled_from([0.0, 0.25, 1.0]), st.integers(1, 4)), min_size=1, max_size=9
-)
-_NO_HASHES = pl.DataFrame(schema={"rollout_id": pl.String, "attempt": pl.Int32, "prompt_hash": pl.String})
-_NO_LEDGER = Ledger(pl.DataFrame(schema=LEDGER))
 
-
-def _rollouts(rollouts: list[Rollout]) -> pl.DataFrame:
-    numbers = range(len(rollouts))
-    return pl.DataFrame(
-        {
-            "rollout": list(numbers),
-            "rollout_id": [f"r{number}" for number in numbers],
-            "attempt": [0] * len(rollouts),
-            "run_id": ["run"] * len(rollouts),
-            "round": [0] * len(rollouts),
-            "task_id": [f"t{task}" for task, _, _ in rollouts],
-            "end_ns": list(numbers),
-            "reward": [reward for _, reward, _ in rollouts],
-        },
-        schema_overrides={"rollout": pl.UInt32, "attempt": pl.Int32, "round": pl.Int32},
+@st.composite
+def _rollout(draw: st.DrawFn) -> Rollout:
+    steps = draw(_STEPS)
+    letters = st.sampled_from("ab")
+    return Rollout(
+        draw(_REWARD),
+        list(steps),
+        agents="".join(draw(letters) for _ in steps),
+        states="".join(draw(letters) for _ in steps),
+        group=draw(st.integers(0, 2)),
+        more={"style": (draw(_REWARD | st.none()), [None] * len(steps))},
     )
 
 
-def _calls(rollouts: list[Rollout]) -> pl.DataFrame:
-    rows = [
-        (number, position, None, reward)
-        for number, (_, reward, calls) in enumerate(rollouts)
-        for position in range(calls)
-    ]
-    schema = {"rollout": pl.UInt32, "position": pl.UInt32, "step_reward": pl.Float64, "rollout_reward": pl.Float64}
-    return pl.DataFrame(rows, schema=schema, orient="row")
-
-
-def _advantages(rollouts: pl.DataFrame, calls: pl.DataFrame, baseline: str) -> dict[int, float]:
-    """Rollout → advantage of its calls, which `identical` makes the same."""
-    _, compared = compare(with_groups(rollouts, _NO_HASHES), baseline, _NO_LEDGER)
-    credited = assign_credit(CREDITS["identical"](calls, 1.0), compared)
-    found = credited.group_by("rollout").agg(pl.col("advantage").n_unique().alias("n"), pl.col("advantage").first())
-    assert found["n"].to_list() == [1] * found.height
-    return dict(found.select("rollout", "advantage").iter_rows())
+_ROLLOUTS = st.lists(_rollout(), min_size=1, max_size=9)
 
 
 @given(_ROLLOUTS, st.sampled_from(sorted(BASELINES)))
 def test_a_rollout_with_more_calls_weighs_no_more(rollouts: list[Rollout], baseline: str) -> None:
-    doubled = [(task, reward, 2 * calls) for task, reward, calls in rollouts]
-    frame = _rollouts(rollouts)
-    assert _advantages(frame, _calls(rollouts), baseline) == _advantages(frame, _calls(doubled), baseline)
+    """Duplicating the rows of some rollouts leaves the advantages of all as they were."""
+    doubled = [
+        Rollout(
+            rollout.reward, [*rollout.steps, *([None] * len(rollout.steps) if number % 2 else [])], group=rollout.group
+        )
+        for number, rollout in enumerate(rollouts)
+    ]
+    plain = [Rollout(rollout.reward, rollout.steps, group=rollout.group) for rollout in rollouts]
+
+    def of_rollouts(given: list[Rollout]) -> dict[int, float]:
+        calls = estimate(given, baseline=baseline).calls
+        found = calls.group_by("rollout").agg(pl.col("advantage").n_unique().alias("n"), pl.col("advantage").first())
+        assert found["n"].to_list() == [1] * found.height
+        return dict(found.select("rollout", "advantage").iter_rows())
+
+    assert of_rollouts(doubled) == of_rollouts(plain)
 
 
-@given(_ROLLOUTS, st.sampled_from(sorted(BASELINES)), st.integers(0, 5))
-def test_the_order_of_rollouts_and_calls_changes_nothing(rollouts: list[Rollout], baseline: str, seed: int) -> None:
-    frame, calls = _rollouts(rollouts), _calls(rollouts)
-    shuffled = (part.sample(fraction=1.0, shuffle=True, seed=seed) for part in (frame, calls))
-    assert _advantages(*shuffled, baseline) == _advantages(frame, calls, baseline)
+@given(_ROLLOUTS, st.sampled_from(_ESTIMATORS), st.sampled_from(sorted(BASELINES)))
+def test_the_order_of_rows_changes_nothing(rollouts: list[Rollout], estimator: dict[str, str], baseline: str) -> None:
+    in_order = advantages(rollouts, baseline=baseline, **estimator)
+    assert advantages(rollouts, baseline=baseline, shuffled=True, **estimator) == in_order
+
+
+@given(_ROLLOUTS, st.sampled_from(_ESTIMATORS), st.sampled_from(sorted(BASELINES)))
+def test_what_says_nothing_has_advantage_zero_and_all_are_finite(
+    rollouts: list[Rollout], estimator: dict[str, str], baseline: str
+) -> None:
+    calls = estimate(rollouts, baseline=baseline, **estimator).calls
+    assert calls["advantage"].is_finite().all()
+    if estimator.get("combine") != "gdpo":  # its last step moves all of them by the batch's mean
+        assert calls.filter(pl.col("drop").is_not_null())["advantage"].unique().to_list() in ([], [0.0])
 
 
 @given(_ROLLOUTS, st.floats(-5, 5))
 def test_a_constant_added_to_all_rewards_changes_no_comparison(rollouts: list[Rollout], constant: float) -> None:
-    shifted = [(task, reward + constant, calls) for task, reward, calls in rollouts]
-    for baseline in ("grpo", "dr_grpo", "rloo"):
-        before = _advantages(_rollouts(rollouts), _calls(rollouts), baseline)
-        after = _advantages(_rollouts(shifted), _calls(shifted), baseline)
-        assert after == pytest.approx(before, abs=1e-9)
+    shifted = [Rollout((rollout.reward or 0.0) + constant, rollout.steps, group=rollout.group) for rollout in rollouts]
+    plain = [Rollout(rollout.reward, rollout.steps, group=rollout.group) for rollout in rollouts]
+    for baseline in ("dr_grpo", "rloo"):
+        assert advantages(shifted, baseline=baseline) == pytest.approx(advantages(plain, baseline=baseline), abs=1e-9)
+
+
+@given(_ROLLOUTS)
+def test_with_one_agent_per_agent_is_identical(rollouts: list[Rollout]) -> None:
+    plain = [Rollout(rollout.reward, rollout.steps, group=rollout.group) for rollout in rollouts]
+    assert advantages(plain, credit="per_agent", baseline="grpo") == advantages(plain, baseline="grpo")
+
+
+@given(_ROLLOUTS)
+def test_gigpo_without_its_state_term_is_grpo(rollouts: list[Rollout]) -> None:
+    assert advantages(rollouts, credit="gigpo", state_weight=0.0) == pytest.approx(advantages(rollouts))

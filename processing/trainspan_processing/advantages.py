@@ -1,0 +1,279 @@
+"""Advantages of calls: credit × baseline, as a sum of terms that can be shown in numbers.
+
+    advantage = Σ_terms weight · (value − center) · scale
+
+One term in the usual case; `gigpo` has two, `gdpo` one per reward and one for the batch. Statistics are float64, taken over
+items (a rollout's return, or calls' values), and over all complete rewarded rollouts before any row is dropped.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from trainspan_schemas.errors import UsageError
+
+from .baselines import EPSILON
+from .credit import CREDITS
+from .frames import Schema
+from .plan import GIGPO, Estimator, Plan, baseline_of, credit_of
+
+__all__ = ["HISTORY", "TERMS", "Credited", "assign_advantages", "rollout_column", "step_column"]
+
+TERMS: Final[Schema] = {
+    "rollout": pl.UInt32,
+    "position": pl.UInt32,
+    "reward_name": pl.String,
+    "term": pl.String,
+    "value": pl.Float64,
+    "center": pl.Float64,
+    "scale": pl.Float64,
+    "weight": pl.Float64,
+    "drop": pl.String,
+}
+"""One row per call and term. `term`: `rollout` or `call` (what the statistics are over), `step`, `episode` and `state`
+(gigpo), `batch` (gdpo's last step). `drop`: why this comparison says nothing, else NULL."""
+
+HISTORY: Final[Schema] = {
+    "rollout_id": pl.String,
+    "attempt": pl.Int32,
+    "run_id": pl.String,
+    "end_ns": pl.Int64,
+    "part": pl.String,
+    "value": pl.Float64,
+}
+"""Values of earlier datasets' rollouts. `part` is "" for the whole rollout, else the agent's or reward's share."""
+
+_CALL: Final = ["rollout", "position"]
+_FACTS: Final = ["rollout", "group", "run_id", "end_ns", "rollout_id", "attempt"]
+_PARTS: Final[Schema] = {"rollout": pl.UInt32, "part": pl.String, "value": pl.Float64}
+
+
+@dataclass(frozen=True, slots=True)
+class Credited:
+    """What the plan gave."""
+
+    calls: pl.DataFrame
+    """rollout, position, `return`, `advantage` (f64) and `drop` (why no comparison says anything, else NULL); only calls
+    that got a value."""
+    terms: pl.DataFrame
+    """TERMS."""
+    parts: pl.DataFrame
+    """rollout, `part`, `value`: the shares of agents and rewards that later datasets compare with."""
+
+
+def step_column(name: str) -> str:
+    """The column with the calls' own rewards of that name."""
+    return f"step:{name}"
+
+
+def rollout_column(name: str) -> str:
+    """The column with the rollouts' own rewards of that name."""
+    return f"rollout:{name}"
+
+
+def assign_advantages(calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.DataFrame, plan: Plan) -> Credited:
+    """Advantages of `calls` by `plan`.
+
+    `calls` have rollout, position, agent, turn, for `gigpo` state, and per reward its `step_column` and `rollout_column` (f64,
+    NULL where there is none). `rollouts` have rollout, `group` (u32), run_id, end_ns, rollout_id and attempt, and are sorted by
+    their ids; `history` is HISTORY. Raises UsageError where a user's function does not keep to its form.
+    """
+    calls = calls.join(rollouts.select("rollout", "group"), on="rollout", how="inner").sort(_CALL)
+    if plan.combine == "sum":
+        terms, parts = _by_agent(_summed(calls, plan), rollouts, history, plan, "")
+        return Credited(_added_up(terms, several=plan.needs_states), terms.select(*TERMS), parts)
+    found = []
+    for reward in plan.rewards:
+        own = calls.with_columns(
+            pl.col(step_column(reward.name)).alias("step_reward"),
+            pl.col(rollout_column(reward.name)).alias("rollout_reward"),
+        )
+        terms, parts = _by_agent(own, rollouts, history, plan, f"reward:{reward.name}")
+        weight = pl.lit(reward.weight)
+        named = terms.with_columns(
+            pl.lit(reward.name).alias("reward_name"), pl.col("weight") * weight, pl.col("worth") * weight
+        )
+        found.append((named, parts))
+    terms = pl.concat([item for item, _ in found])
+    credited, whitened = _whitened(_added_up(terms, several=True), terms.select(*TERMS))
+    return Credited(credited, whitened, pl.concat([parts for _, parts in found]))
+
+
+def _summed(calls: pl.DataFrame, plan: Plan) -> pl.DataFrame:
+    """Adds `step_reward` and `rollout_reward`, Σ_k w_k·r_k over the rewards that are there, NULL where none is."""
+
+    def total(columns: dict[str, float]) -> pl.Expr:
+        present = pl.any_horizontal(pl.col(name).is_not_null() for name in columns)
+        return pl.when(present).then(pl.sum_horizontal(pl.col(name) * weight for name, weight in columns.items()))
+
+    return calls.with_columns(
+        total({step_column(reward.name): reward.weight for reward in plan.rewards}).alias("step_reward"),
+        total({rollout_column(reward.name): reward.weight for reward in plan.rewards}).alias("rollout_reward"),
+    )
+
+
+def _by_agent(
+    calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.DataFrame, plan: Plan, part: str
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """TERMS (with `worth`) and parts; with `per_agent` each agent's calls are credited and compared as if alone.
+
+    An agent's return is the rollout's own reward plus those of its own calls. Estimators by role: arXiv 2506.24119.
+    """
+    if not plan.per_agent:
+        return _terms(calls, rollouts, history, plan.estimator, plan, part)
+    empty = _terms(calls.clear(), rollouts, history, plan.estimator, plan, part)
+    found = [empty]
+    for (agent,), own in sorted(calls.partition_by("agent", as_dict=True).items(), key=lambda item: str(item[0][0])):
+        estimator = plan.by_agent.get(str(agent), plan.estimator)
+        share = " ".join(filter(None, (part, f"agent:{agent}")))
+        found.append(_terms(own, rollouts, history, estimator, plan, share))
+    terms, parts = (pl.concat(frames) for frames in zip(*found, strict=True))
+    return terms, parts
+
+
+def _terms(
+    calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.DataFrame, estimator: Estimator, plan: Plan, part: str
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """TERMS of one estimator over `calls` with step_reward and rollout_reward."""
+    past = history.filter(pl.col("part") == part).drop("part")
+    if estimator.credit == GIGPO:
+        episode, parts = _over_rollouts(CREDITS["identical"](calls, plan.gamma), rollouts, past, estimator, part)
+        states = _over_calls(
+            CREDITS["return_to_go"](calls, plan.gamma), ["group", "state"], rollouts, past.clear(), estimator
+        )
+        pair = [
+            _labelled(episode, "episode", plan.episode_weight),
+            # A state that one call alone was in says nothing of it; the episode still does.
+            _labelled(states, "state", plan.state_weight).with_columns(pl.lit(0.0).alias("worth")),
+        ]
+        return pl.concat(pair), parts
+    credited = credit_of(estimator)(calls, plan.gamma)
+    _check_credit(estimator.credit, credited, calls)
+    nothing = pl.DataFrame(schema=_PARTS)
+    if estimator.credit == "step":
+        by = ["group", plan.step_by]
+        return _labelled(_over_calls(credited, by, rollouts, past, estimator), "step"), nothing
+    if plan.group_over == "calls":
+        return _labelled(_over_calls(credited, ["group"], rollouts, past, estimator), "call"), nothing
+    terms, parts = _over_rollouts(credited, rollouts, past, estimator, part)
+    return _labelled(terms, "rollout"), parts
+
+
+def _labelled(terms: pl.DataFrame, term: str, weight: float = 1.0) -> pl.DataFrame:
+    return terms.select(
+        *_CALL,
+        pl.lit("").alias("reward_name"),
+        pl.lit(term).alias("term"),
+        pl.col("return").alias("value"),
+        "center",
+        "scale",
+        pl.lit(weight).alias("weight"),
+        "drop",
+        pl.col("return").alias("worth"),
+    )
+
+
+def _over_rollouts(
+    credited: pl.DataFrame, rollouts: pl.DataFrame, past: pl.DataFrame, estimator: Estimator, part: str
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Calls compared with what rollouts are worth as wholes: R_i = rollout reward + Σ_t r_it over the calls given."""
+    whole, steps = pl.col("rollout_reward").first(), pl.col("step_reward")
+    present = whole.is_not_null() | steps.is_not_null().any()
+    total = pl.when(present).then(whole.fill_null(0.0) + steps.sum())
+    worth = credited.group_by("rollout", maintain_order=True).agg(total.alias("value")).drop_nulls("value")
+    items = rollouts.select(_FACTS).join(worth, on="rollout", maintain_order="left")
+    items = items.with_columns(pl.col("rollout").alias("item"))
+    compared = _compare(items, past, estimator).select(pl.col("item").alias("rollout"), "center", "scale", "drop")
+    terms = credited.join(compared, on="rollout", how="inner", maintain_order="left")
+    return terms, worth.select("rollout", pl.lit(part).alias("part"), "value")
+
+
+def _over_calls(
+    credited: pl.DataFrame, by: list[str], rollouts: pl.DataFrame, past: pl.DataFrame, estimator: Estimator
+) -> pl.DataFrame:
+    """Calls compared with calls of the same `by`; those without a value are left out."""
+    valued = credited.drop_nulls("return").sort(_CALL).with_row_index("item")
+    items = valued.select(
+        "item",
+        "rollout",
+        pl.struct(by).rank("dense").cast(pl.UInt32).alias("group"),
+        pl.col("return").alias("value"),
+    ).join(rollouts.select(_FACTS).drop("group"), on="rollout", how="left", maintain_order="left")
+    compared = _compare(items, past, estimator).select("item", "center", "scale", "drop")
+    return valued.join(compared, on="item", how="inner", maintain_order="left")
+
+
+def _compare(items: pl.DataFrame, past: pl.DataFrame, estimator: Estimator) -> pl.DataFrame:
+    """The baseline over `items`, those of earlier datasets among them."""
+    columns = ["item", "group", "value", "run_id", "end_ns", "rollout_id", "attempt"]
+    number = pl.lit(None, dtype=pl.UInt32)
+    before = past.with_columns(number.alias("item"), number.alias("group")).select(columns)
+    frame = pl.concat(
+        [
+            part.select(columns).with_columns(pl.lit(old).alias("history"))
+            for part, old in ((items, False), (before, True))
+        ]
+    )
+    compared = baseline_of(estimator)(frame.rechunk())
+    _check_comparison(estimator.baseline, compared, items)
+    return compared
+
+
+def _added_up(terms: pl.DataFrame, *, several: bool) -> pl.DataFrame:
+    """rollout, position, return, advantage and drop from TERMS with `worth`; `several`: a call may have more than one."""
+    advantage = pl.col("weight") * (pl.col("value") - pl.col("center")) * pl.col("scale")
+    rows = terms.select(*_CALL, advantage.alias("advantage"), "worth", "drop")
+    if not several:
+        return rows.select(*_CALL, pl.col("worth").alias("return"), "advantage", "drop")
+    says_nothing = pl.col("drop").is_not_null().all()
+    return rows.group_by(_CALL, maintain_order=True).agg(
+        pl.col("worth").sum().alias("return"),
+        pl.col("advantage").sum(),
+        pl.when(says_nothing).then(pl.col("drop").first()).alias("drop"),
+    )
+
+
+def _whitened(calls: pl.DataFrame, terms: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """(A − μ_batch) / (σ_batch + ε) over rollouts, of the sum A of the rewards' own advantages.
+
+    GDPO, arXiv 2601.05242, eqs. 4 to 6: each reward is normalised in its group, the weighted sum over the batch.
+    """
+    per_rollout = calls.group_by("rollout", maintain_order=True).agg(pl.col("advantage").mean())["advantage"]
+    mean, spread = per_rollout.mean(), per_rollout.std()
+    if not isinstance(mean, float) or not isinstance(spread, float) or spread == 0.0:
+        return calls, terms
+    scale = 1.0 / (spread + EPSILON)
+    last_step = calls.select(
+        *_CALL,
+        pl.lit("").alias("reward_name"),
+        pl.lit("batch").alias("term"),
+        pl.lit(0.0).alias("value"),
+        pl.lit(mean).alias("center"),
+        pl.lit(scale).alias("scale"),
+        pl.lit(1.0).alias("weight"),
+        pl.lit(None, dtype=pl.String).alias("drop"),
+    )
+    return (
+        calls.with_columns((pl.col("advantage") - mean) * scale),
+        pl.concat([terms.with_columns(pl.col("weight") * scale), last_step]),
+    )
+
+
+def _check_credit(name: str, credited: pl.DataFrame, calls: pl.DataFrame) -> None:
+    if missing := {*_CALL, "return"} - set(credited.columns):
+        raise UsageError(f"credit {name!r} returned no column {sorted(missing)[0]!r}")
+    if credited.height != calls.height:
+        raise UsageError(f"credit {name!r} returned {credited.height} calls for {calls.height}")
+    if not credited["return"].is_finite().all():
+        raise UsageError(f"credit {name!r} returned a value that is not finite")
+
+
+def _check_comparison(name: str, compared: pl.DataFrame, items: pl.DataFrame) -> None:
+    missing = {"item", "center", "scale", "drop"} - set(compared.columns)
+    if missing:
+        raise UsageError(f"baseline {name!r} returned no column {sorted(missing)[0]!r}")
+    if not compared["item"].sort().equals(items["item"].sort()):
+        raise UsageError(f"baseline {name!r} returned {compared.height} items for {items.height}")
+    if not compared.select(pl.col("center", "scale").is_finite().all()).row(0) == (True, True):
+        raise UsageError(f"baseline {name!r} returned a center or scale that is not finite")

@@ -1,0 +1,141 @@
+"""The rewards of surveyed rollouts: from stored evaluations and the trace's own signals, or from the user's function."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from trainspan_schemas.functions import load_function
+from trainspan_schemas.settings import DatasetSettings
+
+from .advantages import rollout_column, step_column
+from .air import AIR, air_edges, air_rules
+from .binding import EDGES
+from .frames import ROLLOUT_KEY, SPAN_KEY, empty
+from .plan import RewardName, reward_names
+from .rewards import Rewards, bind_rewards
+from .source import Source
+from .stored import reward_by_function
+from .survey import Survey
+from .trainability import rollout_reason
+
+__all__ = ["Rewarded", "reward_rollouts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewarded:
+    """Rollouts with their rewards and reasons."""
+
+    rollouts: pl.DataFrame
+    """The rollout table with a `rollout_column` per reward, `reward` (the weighted sum of all its rewards, NULL where one that
+    must be there is missing), `reward_failed` and `reason`."""
+    of_calls: pl.DataFrame
+    """trace_id, span_id and a `step_column` per reward."""
+    edges: pl.DataFrame
+    """EDGES: every reward and the rule that bound it; none where a function gave the rewards."""
+    rewards: tuple[RewardName, ...]
+    """Those of the settings, and `air` where there are such rules."""
+    in_vain: int = 0
+    unmatched: int = 0
+    function_error: str | None = None
+
+
+def reward_rollouts(source: Source, survey: Survey, settings: DatasetSettings) -> Rewarded:
+    """Rewards every rollout of the survey. Raises UsageError for malformed settings or a function that cannot be loaded."""
+    names, rules = reward_names(settings.reward_name), air_rules(settings.air)
+    rewards = (*names, RewardName(AIR, may_be_missing=True)) if rules else names
+    signals = air_edges(rules, survey.calls, survey.spans, survey.twins)
+    if settings.reward is not None:
+        return _by_function(source, survey, settings, rewards, signals)
+    bound = bind_rewards(
+        survey.evaluations,
+        survey.calls,
+        survey.spans,
+        survey.twins,
+        survey.rollouts,
+        [reward.name for reward in names],
+    )
+    together = Rewards(pl.concat([bound.edges, signals]), bound.unmatched, bound.in_vain)
+    rollouts = survey.rollouts.with_columns(pl.lit(False).alias("reward_failed"))
+    for reward in rewards:
+        own = together.of_rollouts(reward.name).rename({"rollout_reward": rollout_column(reward.name)})
+        rollouts = rollouts.join(own, on=ROLLOUT_KEY, how="left", maintain_order="left")
+    of_calls = _of_calls(together, rewards)
+    return Rewarded(
+        _with_totals(rollouts, survey.calls, of_calls, names, rewards),
+        of_calls,
+        together.edges,
+        rewards,
+        bound.in_vain,
+        bound.unmatched,
+    )
+
+
+def _by_function(
+    source: Source, survey: Survey, settings: DatasetSettings, rewards: Sequence[RewardName], signals: pl.DataFrame
+) -> Rewarded:
+    names = [reward.name for reward in rewards if reward.name != AIR]
+    assumed = survey.rollouts.with_columns(pl.lit(0.0).alias("reward"), pl.lit(False).alias("reward_failed"))
+    eligible = survey.rollouts.filter(assumed.select(rollout_reason().alias("reason")).to_series().is_null())
+    assert settings.reward is not None
+    said = reward_by_function(load_function(settings.reward), names, source, survey, eligible)
+    rollouts = survey.rollouts.join(
+        said.rewards.rename({name: rollout_column(name) for name in names}),
+        on=ROLLOUT_KEY,
+        how="left",
+        maintain_order="left",
+    ).with_columns(pl.col("reward_failed").fill_null(False))
+    if len(names) < len(rewards):
+        rollouts = rollouts.with_columns(pl.lit(None, dtype=pl.Float64).alias(rollout_column(AIR)))
+    of_calls = _of_calls(Rewards(signals, 0, 0), rewards)
+    kept = tuple(rewards)
+    named = [reward for reward in kept if reward.name != AIR]
+    return Rewarded(
+        _with_totals(rollouts, survey.calls, of_calls, named, kept),
+        of_calls,
+        signals,
+        kept,
+        function_error=said.first_error,
+    )
+
+
+def _of_calls(bound: Rewards, rewards: Sequence[RewardName]) -> pl.DataFrame:
+    """trace_id, span_id and a `step_column` per reward, of the calls that have any."""
+    found = empty({name: EDGES[f"call_{name}"] for name in SPAN_KEY})
+    for reward in rewards:
+        own = bound.of_calls(reward.name).rename({"reward": step_column(reward.name)})
+        found = found.join(own, on=SPAN_KEY, how="full", coalesce=True)
+    return found
+
+
+def _with_totals(
+    rollouts: pl.DataFrame,
+    calls: pl.DataFrame,
+    of_calls: pl.DataFrame,
+    names: Sequence[RewardName],
+    rewards: Sequence[RewardName],
+) -> pl.DataFrame:
+    """Adds `reward` and `reason`. A reward that is missing is no 0: without one that must be there, the total is NULL."""
+    steps = [step_column(reward.name) for reward in rewards]
+    owned = calls.select(*ROLLOUT_KEY, *SPAN_KEY).join(of_calls, on=SPAN_KEY).sort(*SPAN_KEY)
+    sums = owned.group_by(ROLLOUT_KEY, maintain_order=True).agg(
+        pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).sum()) for name in steps
+    )
+    totals = {
+        reward.name: pl.when(_has(reward)).then(
+            pl.sum_horizontal(rollout_column(reward.name), step_column(reward.name)) * reward.weight
+        )
+        for reward in rewards
+    }
+    complete = pl.all_horizontal(pl.lit(True), *(_has(reward) for reward in names if not reward.may_be_missing))
+    any_named = pl.any_horizontal(_has(reward) for reward in names)
+    return (
+        rollouts.join(sums, on=ROLLOUT_KEY, how="left", maintain_order="left")
+        .with_columns(pl.when(complete & any_named).then(pl.sum_horizontal(totals.values())).alias("reward"))
+        .drop(steps)
+        .with_columns(rollout_reason().alias("reason"))
+    )
+
+
+def _has(reward: RewardName) -> pl.Expr:
+    return pl.col(rollout_column(reward.name)).is_not_null() | pl.col(step_column(reward.name)).is_not_null()

@@ -1,0 +1,74 @@
+"""Advantages of rollouts that a test writes down as numbers."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from trainspan_processing.advantages import (
+    HISTORY,
+    Credited,
+    assign_advantages,
+    rollout_column,
+    step_column,
+)
+from trainspan_processing.plan import make_plan
+from trainspan_schemas.settings import DatasetSettings
+
+Rewards = tuple[float | None, list[float | None]]
+
+
+@dataclass
+class Rollout:
+    """Its own reward, and the rewards of its calls; one letter per call says whose it is and from which state."""
+
+    reward: float | None
+    steps: list[float | None]
+    agents: str = ""
+    states: str = ""
+    group: int = 0
+    more: dict[str, Rewards] = field(default_factory=dict)
+
+
+def estimate(
+    rollouts: Sequence[Rollout], *, history: Sequence[tuple[str, float]] = (), shuffled: bool = False, **settings: Any
+) -> Credited:
+    """What the plan of `settings` gives. The rollouts ended in their order, after those of `history` (part, value)."""
+    plan = make_plan(dataclasses.replace(DatasetSettings(), **settings), has_tasks=True)
+    rows = []
+    for number, rollout in enumerate(rollouts):
+        rewards = {"reward": (rollout.reward, rollout.steps), **rollout.more}
+        agents = rollout.agents or "a" * len(rollout.steps)
+        for position, agent in enumerate(agents):
+            row: dict[str, Any] = {"rollout": number, "position": position, "agent": agent}
+            row |= {"turn": agents[:position].count(agent), "state": (rollout.states or "s" * 99)[position]}
+            for name in (reward.name for reward in plan.rewards):
+                whole, steps = rewards.get(name, (None, [None] * len(agents)))
+                row |= {step_column(name): steps[position], rollout_column(name): whole}
+            rows.append(row)
+    columns = {column(reward.name): pl.Float64 for reward in plan.rewards for column in (step_column, rollout_column)}
+    types = {"rollout": pl.UInt32, "position": pl.UInt32, "turn": pl.Int32, **columns}
+    calls = pl.DataFrame(rows, schema_overrides=types)
+    count = len(rollouts)
+    facts = pl.DataFrame(
+        {
+            "rollout": range(count),
+            "group": [rollout.group for rollout in rollouts],
+            "run_id": ["run"] * count,
+            "end_ns": range(1_000, 1_000 + count),
+            "rollout_id": [f"r{number:04d}" for number in range(count)],
+            "attempt": [0] * count,
+        },
+        schema_overrides={"rollout": pl.UInt32, "group": pl.UInt32, "attempt": pl.Int32, "end_ns": pl.Int64},
+    )
+    past = [(f"p{number:04d}", 0, "run", number, part, value) for number, (part, value) in enumerate(history)]
+    if shuffled:
+        calls = calls.sample(fraction=1.0, shuffle=True, seed=7)
+    return assign_advantages(calls, facts, pl.DataFrame(past, schema=HISTORY, orient="row"), plan)
+
+
+def advantages(rollouts: Sequence[Rollout], **settings: Any) -> list[float]:
+    """The advantages of all calls, in order."""
+    return estimate(rollouts, **settings).calls.sort("rollout", "position")["advantage"].to_list()
