@@ -1,6 +1,6 @@
 """The difference of two datasets in the terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -23,7 +23,8 @@ def print_difference(difference: "Difference", a: str, b: str) -> None:
     if difference.settings:
         console.print(_changes("settings", difference.settings))
     console.print(_overlaps({"rollouts": difference.rollouts, "rows": difference.rows}))
-    console.print(_values({"reward of rollouts": difference.rewards, "advantage of rows": difference.advantages}))
+    if difference.rewards.of:
+        console.print(_values({"reward of rollouts": difference.rewards, "advantage of rows": difference.advantages}))
     if difference.advantages.largest:
         console.print(_changes("largest changes of an advantage", difference.advantages.largest))
     if difference.rewards.largest:
@@ -54,16 +55,18 @@ def _overlaps(overlaps: "Mapping[str, Overlap]") -> Table:
 
 
 def _values(changes: "Mapping[str, ValueChanges]") -> Table:
-    table = _table("in both", "changed", "mean A", "mean B", "mean |B−A|", "max |B−A|", "sign flips", "correlation")
-    for name, change in changes.items():
-        figures = (change.mean_a, change.mean_b, change.mean_change, change.max_change)
-        table.add_row(
-            name,
-            f"{change.changed} of {change.of}",
-            *(_shown(value) for value in figures),
-            str(change.sign_flips),
-            _shown(change.correlation),
-        )
+    table = _table("in both", *changes)
+    figures: list[tuple[str, Callable[[ValueChanges], str]]] = [
+        ("changed", lambda change: f"{change.changed} of {change.of}"),
+        ("mean A", lambda change: _shown(change.mean_a)),
+        ("mean B", lambda change: _shown(change.mean_b)),
+        ("mean |B − A|", lambda change: _shown(change.mean_change)),
+        ("greatest |B − A|", lambda change: _shown(change.max_change)),
+        ("other sign", lambda change: str(change.sign_flips)),
+        ("correlation", lambda change: _shown(change.correlation)),
+    ]
+    for name, figure in figures:
+        table.add_row(name, *(figure(change) for change in changes.values()))
     return table
 
 

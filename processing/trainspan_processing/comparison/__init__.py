@@ -1,0 +1,1 @@
+"""`trainspan diff`: what changed from one dataset to another."""
