@@ -72,7 +72,7 @@ def measure(burst_s: float = _BURST_S) -> dict[str, Any]:
 def _collector(store: Path) -> Iterator[tuple[StoreAddress, "subprocess.Popen[bytes]"]]:
     command = [sys.executable, "-m", "trainspan_cli", "collector", "--store", str(store)]
     process = subprocess.Popen(
-        [*command, "--grpc", "127.0.0.1:0", "--flight", "127.0.0.1:0"], stdout=subprocess.DEVNULL
+        [*command, "--grpc", "127.0.0.1:0", "--http", "off", "--flight", "127.0.0.1:0"], stdout=subprocess.DEVNULL
     )
     try:
         deadline = time.monotonic() + 30

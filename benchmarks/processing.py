@@ -61,7 +61,7 @@ def measure(calls: int = 16_000) -> dict[str, Any]:
         collector = subprocess.Popen(
             [
                 *(sys.executable, "-m", "trainspan_cli", "collector", "--store", str(store)),
-                *("--grpc", "127.0.0.1:0", "--flight", "127.0.0.1:0"),
+                *("--grpc", "127.0.0.1:0", "--http", "off", "--flight", "127.0.0.1:0"),
             ],
             stdout=subprocess.DEVNULL,
         )

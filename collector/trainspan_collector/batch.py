@@ -11,8 +11,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from trainspan_collector.evaluations import read_evaluation
 from trainspan_collector.frames import Frame, Signal
 from trainspan_collector.logs import read_log
-from trainspan_collector.otlp import id_problem, parse_logs, parse_traces
+from trainspan_collector.otlp import id_problem
 from trainspan_collector.rows import EvaluationRow, LogRow, SpanRow
+from trainspan_collector.signals import LOGS, TRACES
 from trainspan_collector.spans import Origin, read_origin, read_span, signed, span_events
 from trainspan_collector.values import read_attributes
 from trainspan_schemas import keys
@@ -85,7 +86,7 @@ class Batch:
         return dict(items[:n_before]), dict(items[n_before:])
 
     def _trace_rows(self, frame: Frame) -> Iterator[SpanRow | EvaluationRow]:
-        for resource_spans in parse_traces(frame.body).resource_spans:
+        for resource_spans in TRACES.parse(frame.body).resource_spans:
             for scope_spans in resource_spans.scope_spans:
                 origin = read_origin(
                     resource_spans.resource, resource_spans.schema_url, scope_spans.scope, scope_spans.schema_url
@@ -116,7 +117,7 @@ class Batch:
                 )
 
     def _log_rows(self, frame: Frame) -> Iterator[LogRow | EvaluationRow]:
-        for resource_logs in parse_logs(frame.body).resource_logs:
+        for resource_logs in LOGS.parse(frame.body).resource_logs:
             for scope_logs in resource_logs.scope_logs:
                 origin = read_origin(
                     resource_logs.resource, resource_logs.schema_url, scope_logs.scope, scope_logs.schema_url

@@ -7,15 +7,17 @@ rows can come from, and `behind`: "true" where the wait for the loader was over 
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import duckdb
 import pyarrow as pa
 from pyarrow import flight
 
+from trainspan_collector.access import Access, DeniedError, Right
 from trainspan_collector.database import Database
 from trainspan_collector.failures import first_line, lacks_memory
+from trainspan_collector.fronts import Guard
 from trainspan_collector.journal import Journal
 from trainspan_collector.loader import Loader
 from trainspan_collector.reads import named_read
@@ -28,6 +30,16 @@ log = logging.getLogger(__name__)
 
 _DEFAULT_WAIT_MS = 10_000
 _MAX_WAIT_MS = 600_000
+_READING = frozenset(
+    {
+        flight.FlightMethod.DO_GET,
+        flight.FlightMethod.GET_FLIGHT_INFO,
+        flight.FlightMethod.GET_SCHEMA,
+        flight.FlightMethod.LIST_FLIGHTS,
+        flight.FlightMethod.LIST_ACTIONS,
+        flight.FlightMethod.HANDSHAKE,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +56,21 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """Serves on `host:port` from construction on; port 0 takes a free one (`.port`)."""
 
     def __init__(
-        self, address: str, *, database: Database, journal: Journal, loader: Loader, user_queries: UserQueries
+        self,
+        address: str,
+        *,
+        database: Database,
+        journal: Journal,
+        loader: Loader,
+        user_queries: UserQueries,
+        guard: Guard,
     ) -> None:
-        super().__init__(f"grpc://{address}")
+        tls = guard.tls
+        super().__init__(
+            f"grpc+tls://{address}" if tls else f"grpc://{address}",
+            tls_certificates=[(tls.certificate, tls.key)] if tls else None,
+            middleware={} if guard.access.is_open else {"access": _TokenGuard(guard.access)},
+        )
         self._database = database
         self._journal = journal
         self._loader = loader
@@ -80,6 +104,22 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                     yield batch.replace_schema_metadata(metadata)
             except (duckdb.Error, pa.ArrowException, OSError) as error:
                 raise flight.FlightServerError(_explained(error)) from error
+
+
+class _TokenGuard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Asks every call for a token whose role may do it."""
+
+    def __init__(self, access: Access) -> None:
+        super().__init__()
+        self._access = access
+
+    def start_call(self, info: flight.CallInfo, headers: Mapping[str, Sequence[str]]) -> None:
+        right = Right.READ if info.method in _READING else Right.CHANGE
+        try:
+            self._access.authorize(right, next(iter(headers.get("authorization", ())), None))
+        except DeniedError as error:
+            kind = flight.FlightUnauthorizedError if error.is_known else flight.FlightUnauthenticatedError
+            raise kind(str(error)) from error
 
 
 def _parse(ticket: bytes) -> Request:

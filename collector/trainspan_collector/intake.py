@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainspan_collector.frames import Signal
 from trainspan_collector.journal import Journal
+from trainspan_collector.metrics import Refusal
 
 __all__ = ["Intake", "OverloadError"]
 
@@ -18,9 +19,10 @@ _DISK_CHECK_S = 0.5
 class OverloadError(Exception):
     """There was no room for a request within the wait; the sender may try again after `retry_after_s`."""
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
+    def __init__(self, message: str, retry_after_s: float, reason: Refusal) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.reason = reason
 
 
 class Intake:
@@ -39,6 +41,15 @@ class Intake:
         self._disk_checked = 0.0
         self._free_disk_bytes = 0
 
+    @property
+    def inflight_bytes(self) -> int:
+        return self._inflight_bytes
+
+    @property
+    def free_disk_bytes(self) -> int:
+        """As of the last look."""
+        return self._free_disk_bytes
+
     def keep(self, signal: Signal, body: bytes, *, untrusted: bool = False) -> None:
         """Returns once `body` is on disk. Raises OverloadError for want of room, StoreError where writing fails."""
         deadline = time.monotonic() + self._wait_s
@@ -54,6 +65,7 @@ class Intake:
                 raise OverloadError(
                     f"{self._inflight_bytes} bytes are waiting for the disk, the limit is {self._max_inflight_bytes}",
                     self._wait_s,
+                    Refusal.MEMORY,
                 )
             self._inflight_bytes += n_bytes
         try:
@@ -67,16 +79,18 @@ class Intake:
         return self._inflight_bytes == 0 or self._inflight_bytes + n_bytes <= self._max_inflight_bytes
 
     def _wait_for_disk(self, deadline: float) -> None:
-        while not self._disk_has_room():
+        while not self.disk_has_room():
             if time.monotonic() >= deadline:
                 raise OverloadError(
                     f"{self._free_disk_bytes} bytes of disk are free at {self._folder}, "
                     f"the floor is {self._min_free_disk_bytes}: free some, or lower min_free_disk_bytes",
                     10.0,
+                    Refusal.DISK_FULL,
                 )
             time.sleep(min(_DISK_CHECK_S, max(0.0, deadline - time.monotonic())))
 
-    def _disk_has_room(self) -> bool:
+    def disk_has_room(self) -> bool:
+        """Whether more than the floor is free; looked up twice a second at most."""
         now = time.monotonic()
         if now - self._disk_checked >= _DISK_CHECK_S:
             stat = os.statvfs(self._folder)

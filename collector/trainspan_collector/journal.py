@@ -9,7 +9,8 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,10 +54,20 @@ class _Waiting:
 class Journal:
     """Opens (or makes) the journal in `folder`; new segments are numbered after `last_segment` and what is there."""
 
-    def __init__(self, folder: Path, last_segment: int = 0, *, segment_bytes: int = _SEGMENT_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        last_segment: int = 0,
+        *,
+        segment_bytes: int = _SEGMENT_BYTES,
+        on_commit: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """`on_commit` is told the seconds that each group took to be on disk."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._segment_bytes = segment_bytes
+        self._on_commit = on_commit
+        self.last_commit = time.monotonic()
         self._sizes = {int(path.stem): path.stat().st_size for path in folder.glob(f"*{_SUFFIX}")}
         self._last_segment = max([last_segment, *self._sizes])
         self._file: int | None = None
@@ -78,6 +89,16 @@ class Journal:
         waiting.done.wait()
         if waiting.error is not None:
             raise StoreError(f"cannot write the journal in {self._folder}: {waiting.error}") from waiting.error
+
+    @property
+    def n_pending(self) -> int:
+        """Requests that wait for the disk, but for the group being written."""
+        return len(self._pending)
+
+    def n_bytes(self) -> int:
+        """Size of all segments."""
+        with self._changed:
+            return sum(self._sizes.values())
 
     def end(self) -> Position:
         """The end of what is on disk: everything acknowledged so far lies before it."""
@@ -186,6 +207,7 @@ class Journal:
                 batch, self._pending = self._pending, []
             if not batch:
                 return
+            began = time.monotonic()
             try:
                 size = self._write(batch)
             except OSError as error:
@@ -198,6 +220,8 @@ class Journal:
                 with self._changed:
                     self._sizes[self._last_segment] += size
                     self._changed.notify_all()
+                self.last_commit = time.monotonic()
+                self._on_commit(self.last_commit - began)
             for waiting in batch:
                 waiting.done.set()
 

@@ -1,10 +1,12 @@
-"""Listen addresses: parsed, kept on this machine unless asked otherwise, and errors of binding put into words."""
+"""Listen addresses and TLS: parsed, kept on this machine unless protected, and errors of binding put into words."""
 
 import errno
 import ipaddress
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
@@ -12,7 +14,7 @@ import pyarrow as pa
 from trainspan_collector.ownership import port_holder
 from trainspan_schemas.errors import ConfigError, StoreError
 
-__all__ = ["Address", "bind"]
+__all__ = ["Address", "Tls", "bind"]
 
 _Server = TypeVar("_Server")
 
@@ -34,8 +36,8 @@ class Address:
             raise ConfigError(f"{option} {text!r} is not HOST:PORT, e.g. 127.0.0.1:4317")
         if not allow_remote and not _is_loopback(host):
             raise ConfigError(
-                f"{option} {text} could be reached from other machines, and there is no access control: "
-                "use 127.0.0.1, or add --insecure-allow-remote"
+                f"{option} {text} could be reached from other machines: use 127.0.0.1, or protect it with --token-file, "
+                "--tls-cert and --tls-key, or add --insecure-allow-remote"
             )
         return cls(option, host, int(port))
 
@@ -47,12 +49,38 @@ class Address:
         return f"{self.host}:{self.port}"
 
 
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """A server's certificate chain and its key, both PEM."""
+
+    certificate_file: Path
+    key_file: Path
+    certificate: bytes
+    key: bytes
+
+    @classmethod
+    def load(cls, certificate_file: str | None, key_file: str | None) -> "Tls | None":
+        """None where neither is given. Raises ConfigError for one without the other, or files that are no such pair."""
+        if not certificate_file and not key_file:
+            return None
+        if not certificate_file or not key_file:
+            raise ConfigError("TLS needs both --tls-cert and --tls-key")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate_file, key_file, password="")
+            certificate, key = Path(certificate_file).read_bytes(), Path(key_file).read_bytes()
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(
+                f"--tls-cert {certificate_file} and --tls-key {key_file} are no PEM certificate with its key: {error}"
+            ) from error
+        return cls(Path(certificate_file), Path(key_file), certificate, key)
+
+
 def bind(address: Address, make: Callable[[str], _Server]) -> _Server:
     """`make(HOST:PORT)`. Raises StoreError where nothing can listen there, naming the holder of a taken port."""
     _probe(address)
     try:
         return make(str(address))
-    except (RuntimeError, pa.ArrowException) as error:
+    except (RuntimeError, OSError, pa.ArrowException) as error:
         raise StoreError(f"cannot listen on {address.option} {address}: {error}") from error
 
 

@@ -18,6 +18,8 @@ from trainspan_collector.database import Database, Progress
 from trainspan_collector.failures import ReopenError, first_line, is_invalidated, lacks_memory
 from trainspan_collector.gathering import Gathering
 from trainspan_collector.journal import Journal, Position
+from trainspan_collector.load_counting import LoadCounting
+from trainspan_collector.metrics import LoadCounts
 from trainspan_collector.quarantine import Quarantine
 from trainspan_collector.rows import evaluation_table, log_table, span_table
 
@@ -59,14 +61,19 @@ class Loader:
         max_bytes: int,
         checkpoint_bytes: int,
         cancel_queries: Callable[[], None],
+        on_loaded: Callable[[LoadCounts], None],
         on_failure: Callable[[], None],
     ) -> None:
-        """`cancel_queries` is called when a load runs out of memory, `on_failure` when loading cannot go on."""
+        """`cancel_queries` is called when a load runs out of memory, `on_loaded` after each batch.
+
+        `on_failure` is called when loading cannot go on.
+        """
         self._database = database
         self._journal = journal
         self._interval_s = interval_s
         self._checkpoint_bytes = checkpoint_bytes
         self._cancel_queries = cancel_queries
+        self._counting = LoadCounting(on_loaded)
         self._on_failure = on_failure
         self._cursor = database.cursor()
         self._progress = database.progress()
@@ -87,6 +94,11 @@ class Loader:
         self._stopping.set()
         self._journal.nudge()
         self._thread.join()
+
+    @property
+    def position(self) -> Position:
+        """Everything before it is loaded."""
+        return self._progress.position
 
     def wait_for(self, position: Position, timeout_s: float) -> bool:
         """Waits until everything before `position` is loaded; False where the time was over first."""
@@ -169,8 +181,9 @@ class Loader:
         execute = self._cursor.execute
         execute("BEGIN")
         duplicates = batch.n_duplicates
-        if batch.spans:
-            duplicates += self._insert("stored.spans", span_table(batch.spans), _SAME_SPANS)
+        spans = span_table(batch.spans) if batch.spans else None
+        if spans is not None:
+            duplicates += self._insert("stored.spans", spans, _SAME_SPANS)
         if batch.logs:
             duplicates += self._insert("stored.logs", log_table(batch.logs), _SAME_LOGS)
         if batch.evaluations:
@@ -182,6 +195,7 @@ class Loader:
         )
         execute("COMMIT")
         self.n_duplicates += duplicates
+        self._counting.count(spans, duplicates)
         if duplicates:
             log.info("duplicates in_batch_and_stored=%d total=%d", duplicates, self.n_duplicates)
 

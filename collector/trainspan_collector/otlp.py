@@ -1,20 +1,14 @@
-"""OTLP export requests: parsed, and checked for spans that cannot be stored."""
+"""What OTLP export requests hold, and which of their spans cannot be stored."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from trainspan_schemas.errors import InvalidRecordError
-
-__all__ = ["Rejection", "id_problem", "parse_logs", "parse_metrics", "parse_traces", "rejected_spans"]
-
-_Request = TypeVar("_Request", bound=Message)
+__all__ = ["Rejection", "id_problem", "log_records", "rejected_spans"]
 
 _ZERO_TRACE = bytes(16)
 _ZERO_SPAN = bytes(8)
@@ -29,21 +23,6 @@ class Rejection:
     n_rejected: int
     message: str
     """Names the first few; empty if there is none."""
-
-
-def parse_traces(body: bytes) -> ExportTraceServiceRequest:
-    """Raises InvalidRecordError where `body` is no such message; empty bytes are an empty request."""
-    return _parse(ExportTraceServiceRequest(), body)
-
-
-def parse_logs(body: bytes) -> ExportLogsServiceRequest:
-    """Raises InvalidRecordError where `body` is no such message."""
-    return _parse(ExportLogsServiceRequest(), body)
-
-
-def parse_metrics(body: bytes) -> ExportMetricsServiceRequest:
-    """Raises InvalidRecordError where `body` is no such message."""
-    return _parse(ExportMetricsServiceRequest(), body)
 
 
 def id_problem(span: Span) -> str | None:
@@ -81,9 +60,7 @@ def _spans(request: ExportTraceServiceRequest) -> Iterator[Span]:
             yield from scope_spans.spans
 
 
-def _parse(message: _Request, body: bytes) -> _Request:
-    try:
-        message.ParseFromString(body)
-    except DecodeError as error:
-        raise InvalidRecordError(f"the body of {len(body)} bytes is no {type(message).__name__}: {error}") from error
-    return message
+def log_records(request: ExportLogsServiceRequest) -> Iterator[LogRecord]:
+    for resource_logs in request.resource_logs:
+        for scope_logs in resource_logs.scope_logs:
+            yield from scope_logs.log_records

@@ -6,19 +6,23 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
+from trainspan_collector.access import Access
 from trainspan_collector.database import Database
 from trainspan_collector.failures import ReopenError, first_line
 from trainspan_collector.flight import FlightServer
+from trainspan_collector.fronts import Fronts, Guard
 from trainspan_collector.intake import Intake
 from trainspan_collector.journal import Journal
-from trainspan_collector.listeners import Address, bind
+from trainspan_collector.listeners import Address, Tls, bind
 from trainspan_collector.loader import Loader
+from trainspan_collector.metrics import Metrics
 from trainspan_collector.ownership import StoreLock
 from trainspan_collector.quarantine import Quarantine
-from trainspan_collector.receiver import Receiver
 from trainspan_collector.snapshots import UserQueries
+from trainspan_collector.store_state import StoreWatch
 from trainspan_schemas.errors import ConfigError, StoreError
 from trainspan_schemas.home import store_path
 from trainspan_schemas.settings import CollectorSettings
@@ -28,32 +32,33 @@ __all__ = ["run"]
 
 log = logging.getLogger(__name__)
 
-_GRACE_S = 5.0
 _REOPEN_S = 0.5
 
 
 def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None]) -> None:
     """Collects until SIGTERM or SIGINT, then loads what was acknowledged, checkpoints and returns.
 
-    Raises ConfigError for addresses that cannot be meant, StoreLockedError where another process has the store,
+    Raises ConfigError for addresses, tokens or certificates that cannot be meant, StoreLockedError where another process has the store,
     StoreError where a port is taken, the store cannot be opened, or loading failed on the way.
     """
-    if settings.http != "off":
-        raise ConfigError(f"--http {settings.http}: OTLP comes in over gRPC here; use --http off and --grpc HOST:PORT")
     if settings.flight == "off":
         raise ConfigError("--flight off: the store is read through Flight alone; give --flight HOST:PORT")
-    remote = settings.insecure_allow_remote
+    access = Access.from_file(Path(settings.token_file)) if settings.token_file else Access()
+    guard = Guard(access, Tls.load(settings.tls_cert, settings.tls_key))
+    remote = settings.insecure_allow_remote or (guard.tls is not None and not access.is_open)
     grpc = None if settings.grpc == "off" else Address.parse("--grpc", settings.grpc, allow_remote=remote)
+    http = None if settings.http == "off" else Address.parse("--http", settings.http, allow_remote=remote)
     flight = Address.parse("--flight", settings.flight, allow_remote=remote)
     os.umask(0o077)
     memory_bytes = settings.duckdb_memory_bytes
-    with _stop_signal() as stop:
+    fronts = Fronts(settings, grpc, http, guard, Metrics())
+    with _stop_signal() as stop, contextlib.closing(fronts):
         while True:
             try:
                 with contextlib.ExitStack() as cleanup:
-                    loader, address = _start(settings, memory_bytes, grpc, flight, stop, cleanup)
+                    loader, address = _start(settings, memory_bytes, fronts, flight, stop, cleanup)
                     on_ready(address)
-                    grpc, flight = grpc and grpc.bound_to(address.grpc), flight.bound_to(address.flight)
+                    flight = flight.bound_to(address.flight)
                     stop.wait()
                     log.info("draining")
                 failure = loader.failure
@@ -82,12 +87,12 @@ def _more_memory(memory_bytes: int, failure: ReopenError) -> int:
 def _start(
     settings: CollectorSettings,
     memory_bytes: int,
-    grpc: Address | None,
+    fronts: Fronts,
     flight: Address,
     stop: "_Stop",
     cleanup: contextlib.ExitStack,
 ) -> tuple[Loader, StoreAddress]:
-    """Starts all parts and writes the address file; `cleanup` ends them: receiver, journal, loader, Flight, address file, DuckDB, lock."""
+    """Starts all parts and writes the address file; `cleanup` ends them: intake, journal, loader, Flight, address file, DuckDB, lock."""
     store = store_path(settings.store).resolve()
     folder = store.with_name(store.name + ".journal")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -97,7 +102,7 @@ def _start(
     cleanup.callback(address_file(store).unlink, missing_ok=True)
 
     user_queries = UserQueries(settings.sql_timeout_s)
-    journal = Journal(folder, database.progress().position.segment)
+    journal = Journal(folder, database.progress().position.segment, on_commit=fronts.metrics.committed)
     quarantine = Quarantine(store.with_name(store.name + ".quarantine"))
     loader = Loader(
         database,
@@ -107,36 +112,34 @@ def _start(
         max_bytes=settings.load_max_bytes,
         checkpoint_bytes=settings.checkpoint_bytes,
         cancel_queries=user_queries.cancel_all,
+        on_loaded=fronts.metrics.loaded,
         on_failure=stop.set,
     )
     flight_server = bind(
         flight,
         lambda address: FlightServer(
-            address, database=database, journal=journal, loader=loader, user_queries=user_queries
+            address, database=database, journal=journal, loader=loader, user_queries=user_queries, guard=fronts.guard
         ),
     )
     cleanup.callback(flight_server.shutdown)
-    receiver = None
-    if grpc is not None:
-        intake = Intake(
-            journal,
-            folder,
-            max_inflight_bytes=settings.max_inflight_bytes,
-            min_free_disk_bytes=settings.min_free_disk_bytes,
-            wait_s=settings.overload_wait_s,
-        )
-        receiver = bind(grpc, lambda address: Receiver(address, intake, max_request_bytes=settings.max_request_bytes))
+    intake = Intake(
+        journal,
+        folder,
+        max_inflight_bytes=settings.max_inflight_bytes,
+        min_free_disk_bytes=settings.min_free_disk_bytes,
+        wait_s=settings.overload_wait_s,
+    )
+    fronts.bind()
     loader.start()
     cleanup.callback(loader.stop)
     cleanup.callback(journal.close)
-    if receiver is not None:
-        receiver.start()
-        cleanup.callback(receiver.stop, _GRACE_S)
+    cleanup.callback(fronts.shut)
+    fronts.open_to(intake, StoreWatch(store, database, journal, loader, intake, quarantine).state)
     address = StoreAddress(
         pid=os.getpid(),
         store=str(store),
-        grpc=f"{grpc.host}:{receiver.port}" if grpc and receiver else None,
-        http=None,
+        grpc=fronts.grpc_address,
+        http=fronts.http_address,
         flight=f"{flight.host}:{flight_server.port}",
     )
     write_address(address)

@@ -1,55 +1,58 @@
-"""The OTLP/gRPC receiver: Export of traces, logs and metrics, answered once the bytes are on disk.
+"""The OTLP/gRPC receiver: Export of traces, logs and metrics, answered once the bytes are on disk; and grpc.health.v1.
 
 Handlers take raw bytes and parse them here: stock generated stubs answer INTERNAL for a body that they cannot decode,
 which tells an exporter to give up for the wrong reason. Spec: https://opentelemetry.io/docs/specs/otlp/#otlpgrpc.
 """
 
-import logging
-import threading
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTracePartialSuccess,
-    ExportTraceServiceResponse,
-)
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
+from grpc_health.v1.health import HealthServicer
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from trainspan_collector.frames import Signal
-from trainspan_collector.intake import Intake, OverloadError
-from trainspan_collector.otlp import parse_logs, parse_metrics, parse_traces, rejected_spans
-from trainspan_schemas.errors import InvalidRecordError, StoreError
+from trainspan_collector.access import Access, DeniedError, Right, Role, bearer_of
+from trainspan_collector.exports import Exports
+from trainspan_collector.intake import OverloadError
+from trainspan_collector.listeners import Tls
+from trainspan_collector.metrics import Metrics, Refusal
+from trainspan_collector.signals import SIGNALS, OtlpSignal
+from trainspan_schemas.errors import InvalidRecordError
 
 __all__ = ["Receiver"]
 
-log = logging.getLogger(__name__)
-
 _WORKERS = 64  # each waiting acknowledgement holds one
-_FULL_SUCCESS = b""
-_SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
-_SERVICES = {
-    "opentelemetry.proto.collector.trace.v1.TraceService",
-    "opentelemetry.proto.collector.logs.v1.LogsService",
-    "opentelemetry.proto.collector.metrics.v1.MetricsService",
-}
+_TRANSPORT = "grpc"
 
 
 class Receiver:
     """Binds `address` at once, serves from `start` on. Raises RuntimeError where the port is taken."""
 
-    def __init__(self, address: str, intake: Intake, *, max_request_bytes: int) -> None:
-        self._intake = intake
-        self._max_request_bytes = max_request_bytes
-        self._counts_lock = threading.Lock()
-        self.n_metrics_requests = 0
+    def __init__(
+        self,
+        address: str,
+        exports: Exports,
+        *,
+        access: Access,
+        metrics: Metrics,
+        tls: Tls | None,
+        max_request_bytes: int,
+    ) -> None:
+        self._exports = exports
+        self._access = access
+        self._metrics = metrics
         self._server = grpc.server(
             ThreadPoolExecutor(_WORKERS, thread_name_prefix="otlp"),
+            interceptors=[_HealthGuard(access, metrics)],
             options=[
                 ("grpc.max_receive_message_length", max_request_bytes),  # of both forms, compressed and not
                 ("grpc.so_reuseport", 0),
@@ -57,73 +60,81 @@ class Receiver:
                 ("grpc.keepalive_permit_without_calls", 1),
             ],
         )
-        trace, logs, metrics = (f"opentelemetry.proto.collector.{name}" for name in ("trace", "logs", "metrics"))
-        self._serve(f"{trace}.v1.TraceService", "Export", self._export_traces)
-        self._serve(f"{logs}.v1.LogsService", "Export", self._export_logs)
-        self._serve(f"{metrics}.v1.MetricsService", "Export", self._export_metrics)
-        self._serve("grpc.health.v1.Health", "Check", _check_health)
-        self.port = self._server.add_insecure_port(address)
+        for signal in SIGNALS:
+            export = grpc.unary_unary_rpc_method_handler(functools.partial(self._export, signal))
+            handler = grpc.method_handlers_generic_handler(signal.service, {"Export": export})
+            self._server.add_generic_rpc_handlers((handler,))
+        self._health = HealthServicer()
+        add_HealthServicer_to_server(self._health, self._server)
+        self.say_ready(False)
+        if tls is None:
+            self.port = self._server.add_insecure_port(address)
+        else:
+            credentials = grpc.ssl_server_credentials([(tls.key, tls.certificate)])
+            self.port = self._server.add_secure_port(address, credentials)
 
     def start(self) -> None:
         self._server.start()
+
+    def say_ready(self, ready: bool) -> None:
+        """What the health service answers, for the process and for each OTLP service."""
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", *(signal.service for signal in SIGNALS)):
+            self._health.set(service, status)
 
     def stop(self, grace_s: float) -> None:
         """Refuses new requests and lets those under way finish within `grace_s`."""
         self._server.stop(grace_s).wait()
 
-    def _serve(self, service: str, method: str, handler: Callable[[bytes, grpc.ServicerContext], bytes]) -> None:
-        handlers = {method: grpc.unary_unary_rpc_method_handler(handler)}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-
-    def _export_traces(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+    def _export(self, signal: OtlpSignal, body: bytes, context: grpc.ServicerContext) -> bytes:
+        role = _authorized(self._access, self._metrics, Right.WRITE, context)
         try:
-            rejection = rejected_spans(parse_traces(body))
+            outcome = self._exports.take(signal, body, role, _TRANSPORT)
         except InvalidRecordError as error:
-            _refuse(context, str(error))
-        if rejection.n_total > rejection.n_rejected:
-            self._keep(Signal.TRACES, body, context)
-        if not rejection.n_rejected:
-            return _FULL_SUCCESS
-        log.warning("partial success %s", rejection.message)
-        partial = ExportTracePartialSuccess(rejected_spans=rejection.n_rejected, error_message=rejection.message)
-        answer: bytes = ExportTraceServiceResponse(partial_success=partial).SerializeToString()
-        return answer
-
-    def _export_logs(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        try:
-            request = parse_logs(body)
-        except InvalidRecordError as error:
-            _refuse(context, str(error))
-        if request.resource_logs:
-            self._keep(Signal.LOGS, body, context)
-        return _FULL_SUCCESS
-
-    def _export_metrics(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        try:
-            parse_metrics(body)
-        except InvalidRecordError as error:
-            _refuse(context, str(error))
-        with self._counts_lock:
-            self.n_metrics_requests += 1
-        return _FULL_SUCCESS
-
-    def _keep(self, signal: Signal, body: bytes, context: grpc.ServicerContext) -> None:
-        try:
-            self._intake.keep(signal, body)
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except OverloadError as error:
             _try_later(context, str(error), error.retry_after_s)
-        except StoreError as error:
-            _try_later(context, str(error), 1.0)
+        answer: bytes = signal.answer(outcome).SerializeToString()
+        return answer
 
 
-def _refuse(context: grpc.ServicerContext, message: str) -> NoReturn:
-    context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
+class _HealthGuard(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Asks for a token where the health service's own handlers do not."""
+
+    def __init__(self, access: Access, metrics: Metrics) -> None:
+        self._access = access
+        self._metrics = metrics
+
+    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
+        handler = continuation(handler_call_details)
+        if self._access.is_open or not handler_call_details.method.startswith(f"/{HEALTH_SERVICE}/"):
+            return handler
+        try:
+            self._access.authorize(Right.HEALTH, bearer_of(handler_call_details.invocation_metadata))
+        except DeniedError:
+            return grpc.unary_unary_rpc_method_handler(
+                lambda _, context: _authorized(self._access, self._metrics, Right.HEALTH, context)
+            )
+        return handler
+
+
+def _authorized(access: Access, metrics: Metrics, right: Right, context: grpc.ServicerContext) -> Role | None:
+    """The sender's role; ends the call where it may not."""
+    try:
+        return access.authorize(right, bearer_of(context.invocation_metadata()))
+    except DeniedError as error:
+        metrics.refused(_TRANSPORT, Refusal.FORBIDDEN if error.is_known else Refusal.UNAUTHENTICATED)
+        code = grpc.StatusCode.PERMISSION_DENIED if error.is_known else grpc.StatusCode.UNAUTHENTICATED
+        _abort(context, code, str(error))
+
+
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> NoReturn:
+    context.abort(code, message)
     raise AssertionError
 
 
 def _try_later(context: grpc.ServicerContext, message: str, after_s: float) -> NoReturn:
     """UNAVAILABLE with RetryInfo in both places where exporters look for it."""
-    log.warning("refused retry_after_s=%.1f reason=%s", after_s, message)
     retry = RetryInfo(retry_delay=Duration(seconds=ceil(after_s)))
     detail = AnyMessage()
     detail.Pack(retry)
@@ -134,13 +145,4 @@ def _try_later(context: grpc.ServicerContext, message: str, after_s: float) -> N
             ("grpc-status-details-bin", status.SerializeToString()),
         )
     )
-    context.abort(grpc.StatusCode.UNAVAILABLE, message)
-    raise AssertionError
-
-
-def _check_health(body: bytes, context: grpc.ServicerContext) -> bytes:
-    """grpc.health.v1 Check: the request is one string field, the service's name."""
-    service = body[2:].decode(errors="replace")
-    if service and service not in _SERVICES:
-        context.abort(grpc.StatusCode.NOT_FOUND, f"no service {service!r}")
-    return _SERVING
+    _abort(context, grpc.StatusCode.UNAVAILABLE, message)

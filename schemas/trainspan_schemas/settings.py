@@ -24,7 +24,7 @@ class CollectorSettings:
     """Path of the DuckDB file; default `$TRAINSPAN_HOME/spans.duckdb`."""
     grpc: str = "127.0.0.1:4317"
     """HOST:PORT of OTLP/gRPC, or "off"."""
-    http: str = "off"
+    http: str = "127.0.0.1:4318"
     """HOST:PORT of OTLP/HTTP, or "off"."""
     flight: str = "127.0.0.1:4319"
     """HOST:PORT of Arrow Flight."""
@@ -46,8 +46,16 @@ class CollectorSettings:
     """DuckDB's memory limit. Larger work spills to disk; where loading cannot, the store is opened again with twice of it."""
     checkpoint_bytes: int = 256 * 1024 * 1024
     """Size of the loaded journal at which DuckDB is checkpointed and that journal deleted."""
+    token_file: str | None = None
+    """TOML file, mode 0600, of lines `role = "token"` for the roles agent, serving, runner and reader; default: no tokens."""
+    tls_cert: str | None = None
+    """PEM certificate chain of all listeners; default: no TLS."""
+    tls_key: str | None = None
+    """Its PEM key."""
+    blocked_keys: str = ""
+    """Comma-separated attribute keys that are removed before storing; one that ends in `*` stands for all that begin so."""
     insecure_allow_remote: bool = False
-    """Listen on addresses that other machines can reach, without access control."""
+    """Listen on addresses that other machines can reach, without tokens and TLS."""
 
 
 @dataclass(frozen=True, slots=True)

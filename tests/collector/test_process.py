@@ -113,7 +113,7 @@ def test_a_database_that_another_program_has_open_is_named_with_its_holder(tmp_p
     assert f"process {holder.pid}" in line
 
 
-@pytest.mark.parametrize("option", ["--grpc", "--flight"])
+@pytest.mark.parametrize("option", ["--grpc", "--http", "--flight"])
 def test_a_taken_port_is_one_line_that_names_its_holder(tmp_path: Path, option: str) -> None:
     import os
 
@@ -126,7 +126,8 @@ def test_a_taken_port_is_one_line_that_names_its_holder(tmp_path: Path, option: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--http", "127.0.0.1:4318"], "--http off"),
+        (["--http", "4318"], "'4318' is not HOST:PORT"),
+        (["--http", "0.0.0.0:0"], "--insecure-allow-remote"),
         (["--flight", "off"], "--flight HOST:PORT"),
         (["--grpc", "4317"], "'4317' is not HOST:PORT"),
         (["--grpc", "0.0.0.0:0"], "--insecure-allow-remote"),

@@ -34,7 +34,7 @@ class RunningCollector:
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "trainspan_cli", "collector", "--store", str(self.store)),
-                *("--grpc", "127.0.0.1:0", "--flight", "127.0.0.1:0"),
+                *("--grpc", "127.0.0.1:0", "--http", "off", "--flight", "127.0.0.1:0"),
             ],
             env={
                 **os.environ,

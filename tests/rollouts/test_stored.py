@@ -42,7 +42,18 @@ def test_the_stored_rollouts_have_the_rewards_and_statuses_of_the_run(tmp_path: 
     write(tmp_path, SOURCE)
     path = write_tasks(tmp_path, *({"id": name, "input": name} for name in ("return", "api", "plain", "raise", "none")))
     collector = subprocess.Popen(
-        [*TRAINSPAN, "collector", "--store", str(store), "--grpc", "127.0.0.1:0", "--flight", "127.0.0.1:0"],
+        [
+            *TRAINSPAN,
+            "collector",
+            "--store",
+            str(store),
+            "--grpc",
+            "127.0.0.1:0",
+            "--http",
+            "off",
+            "--flight",
+            "127.0.0.1:0",
+        ],
         env=environment({}),
         stderr=subprocess.DEVNULL,
     )

@@ -16,11 +16,16 @@ def collector(
         str | None, typer.Option(help="DuckDB file of the store [default: .trainspan/spans.duckdb].")
     ] = None,
     grpc: Annotated[str | None, typer.Option(help="OTLP/gRPC listener, HOST:PORT or off.")] = None,
-    http: Annotated[str | None, typer.Option(help="OTLP/HTTP listener; only off.")] = None,
+    http: Annotated[str | None, typer.Option(help="OTLP/HTTP listener, HOST:PORT or off.")] = None,
     flight: Annotated[str | None, typer.Option(help="Arrow Flight listener, HOST:PORT.")] = None,
+    token_file: Annotated[str | None, typer.Option(help='Tokens by role: lines of role = "token".')] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="PEM certificate of all listeners.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Its PEM key.")] = None,
     insecure_allow_remote: Annotated[
         bool | None,
-        typer.Option("--insecure-allow-remote", help="Listen on addresses that other machines can reach."),
+        typer.Option(
+            "--insecure-allow-remote", help="Listen where other machines can reach it, without tokens and TLS."
+        ),
     ] = None,
     config: ConfigOption = None,
 ) -> None:
@@ -36,6 +41,9 @@ def collector(
         grpc=grpc,
         http=http,
         flight=flight,
+        token_file=token_file,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
         insecure_allow_remote=insecure_allow_remote,
     )
     from trainspan_collector.process import run
@@ -44,4 +52,5 @@ def collector(
 
 
 def _say_ready(address: StoreAddress) -> None:
-    print(f"collecting into {address.store}: OTLP/gRPC {address.grpc or 'off'}, Flight {address.flight}", flush=True)
+    grpc, http = address.grpc or "off", address.http or "off"
+    print(f"collecting into {address.store}: OTLP/gRPC {grpc}, OTLP/HTTP {http}, Flight {address.flight}", flush=True)

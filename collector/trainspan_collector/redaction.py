@@ -1,0 +1,136 @@
+"""What must not be stored is removed before the journal: secrets in headers always, and the attribute keys one has blocked.
+
+A request is searched for the bytes of the keys first; only one that has some of them is gone through and encoded anew.
+Removed blocked keys are listed in the attribute `trainspan.redacted` of what they stood on, so that the dataset can name
+why a call is not trained on. Secrets are no part of a call: their removal leaves no such mark.
+"""
+
+import ctypes
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+from trainspan_schemas import keys
+
+__all__ = ["Redacted", "Redaction"]
+
+_SECRET_KEY: Final = re.compile(
+    r"^gen_ai\.(request\.)?headers$|(^|[._-])((proxy-)?authorization|(x-)?api[_-]key|(set-)?cookie)$", re.IGNORECASE
+)
+_VALUE_FOLLOWS: Final = b"\x12"  # the tag of KeyValue.value: the bytes before it end a key
+_SECRET_BYTES: Final = (
+    b"uthorization",
+    *(key + _VALUE_FOLLOWS for key in (b"headers", b"api-key", b"api_key", b"cookie")),
+)
+_SECRET_TEXT: Final = re.compile(
+    r"""(authorization\\*["']?\s*[:=,]\s*\\*["']?\s*(?:bearer|basic)\s+)[^\s"'\\,}\]]+""", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Redacted:
+    """A request's bytes as they may be stored, and how much was removed."""
+
+    body: bytes
+    n_secrets: int = 0
+    n_blocked: int = 0
+
+
+class Redaction:
+    """Removes secrets, and attributes with blocked keys; a blocked key that ends in `*` stands for all that begin so."""
+
+    def __init__(self, blocked_keys: Sequence[str] = ()) -> None:
+        self._exact = frozenset(key for key in blocked_keys if not key.endswith("*"))
+        self._prefixes = tuple(key[:-1] for key in blocked_keys if key.endswith("*"))
+        self._needles = (*_SECRET_BYTES, *(key.encode() for key in (*self._exact, *self._prefixes)))
+
+    def apply(self, request: Any, body: bytes) -> Redacted:
+        """`body` without what must not be stored; `request` is the same, parsed, traces or logs, and may be changed."""
+        if not any(_contains(body, needle) for needle in self._needles):
+            return Redacted(body)
+        removal = _Removal(self._is_blocked)
+        for owner, parts in _owners(request):
+            removal.clean(owner, parts)
+        if not removal.n_secrets and not removal.n_blocked:
+            return Redacted(body)
+        return Redacted(request.SerializeToString(), removal.n_secrets, removal.n_blocked)
+
+    def _is_blocked(self, key: str) -> bool:
+        return key in self._exact or (bool(self._prefixes) and key.startswith(self._prefixes))
+
+
+class _Removal:
+    """Takes attributes out of messages, and counts."""
+
+    def __init__(self, is_blocked: Callable[[str], bool]) -> None:
+        self._is_blocked = is_blocked
+        self._blocked: dict[str, None] = {}
+        self.n_secrets = 0
+        self.n_blocked = 0
+
+    def clean(self, owner: Any, parts: Sequence[Any]) -> None:
+        """Cleans attribute lists and values of `owner`, and says on it which blocked keys it had."""
+        self._blocked = {}
+        for part in parts:
+            if isinstance(part, AnyValue):
+                self._clean_value(part)
+            else:
+                self._clean_pairs(part)
+        if self._blocked:
+            mark = owner.attributes.add(key=keys.REDACTED).value.array_value
+            for key in self._blocked:
+                mark.values.add(string_value=key)
+
+    def _clean_pairs(self, pairs: Any) -> None:
+        for index in range(len(pairs) - 1, -1, -1):
+            key = pairs[index].key
+            if self._is_blocked(key):
+                self._blocked[key] = None
+                self.n_blocked += 1
+                del pairs[index]
+            elif _SECRET_KEY.search(key):
+                self.n_secrets += 1
+                del pairs[index]
+            else:
+                self._clean_value(pairs[index].value)
+
+    def _clean_value(self, value: AnyValue) -> None:
+        kind = value.WhichOneof("value")
+        if kind == "string_value":
+            if "uthorization" in value.string_value.lower():
+                value.string_value, n_found = _SECRET_TEXT.subn(r"\1[removed]", value.string_value)
+                self.n_secrets += n_found
+        elif kind == "kvlist_value":
+            self._clean_pairs(value.kvlist_value.values)
+        elif kind == "array_value":
+            for item in value.array_value.values:
+                self._clean_value(item)
+
+
+def _owners(request: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Whatever bears attributes, with all its attribute lists and values."""
+    of_traces = hasattr(request, "resource_spans")
+    for resource_items in request.resource_spans if of_traces else request.resource_logs:
+        yield resource_items.resource, [resource_items.resource.attributes]
+        for scope_items in resource_items.scope_spans if of_traces else resource_items.scope_logs:
+            yield scope_items.scope, [scope_items.scope.attributes]
+            if of_traces:
+                for span in scope_items.spans:
+                    within = [item.attributes for items in (span.events, span.links) for item in items]
+                    yield span, [span.attributes, *within]
+            else:
+                for record in scope_items.log_records:
+                    yield record, [record.attributes, record.body]
+
+
+_memmem = ctypes.CDLL(None).memmem
+_memmem.restype = ctypes.c_void_p
+_memmem.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
+
+
+def _contains(body: bytes, needle: bytes) -> bool:
+    """`needle in body` by the C library: two to four times as fast, and other threads run meanwhile."""
+    return _memmem(body, len(body), needle, len(needle)) is not None

@@ -1,0 +1,82 @@
+"""The three OTLP signals: their services, paths and messages."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError, Message
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from trainspan_schemas.errors import InvalidRecordError
+
+__all__ = ["LOGS", "METRICS", "SIGNALS", "TRACES", "OtlpSignal", "Outcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a request that was accepted: OTLP's full or partial success."""
+
+    n_rejected: int = 0
+    message: str = ""
+    """Names the rejected ones; empty if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtlpSignal:
+    """One kind of telemetry that OTLP carries."""
+
+    name: str
+    """Also the last part of the HTTP path: /v1/{name}."""
+    service: str
+    """gRPC service; its one method is Export."""
+    request: type[Message]
+    response: type[Message]
+    rejected_field: str
+    """The partial success's count of rejected items."""
+
+    def parse(self, body: bytes) -> Any:
+        """The request in `body`; empty bytes are an empty request. Raises InvalidRecordError."""
+        message = self.request()
+        try:
+            message.ParseFromString(body)
+        except DecodeError as error:
+            raise InvalidRecordError(
+                f"the body of {len(body)} bytes is no {self.request.__name__} in protobuf: {error}"
+            ) from error
+        return message
+
+    def answer(self, outcome: Outcome) -> Message:
+        """The response; an empty message where all was accepted."""
+        response: Any = self.response()
+        if outcome.n_rejected:
+            partial = response.partial_success
+            setattr(partial, self.rejected_field, outcome.n_rejected)
+            partial.error_message = outcome.message
+        return response
+
+
+def _signal(name: str, service: str, request: type[Message], response: type[Message], rejected: str) -> OtlpSignal:
+    return OtlpSignal(name, f"opentelemetry.proto.collector.{service}", request, response, rejected)
+
+
+TRACES: Final = _signal(
+    "traces", "trace.v1.TraceService", ExportTraceServiceRequest, ExportTraceServiceResponse, "rejected_spans"
+)
+LOGS: Final = _signal(
+    "logs", "logs.v1.LogsService", ExportLogsServiceRequest, ExportLogsServiceResponse, "rejected_log_records"
+)
+METRICS: Final = _signal(
+    "metrics",
+    "metrics.v1.MetricsService",
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+    "rejected_data_points",
+)
+SIGNALS: Final = (TRACES, LOGS, METRICS)

@@ -1,0 +1,50 @@
+"""The present state of the store, for metrics."""
+
+import contextlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainspan_collector.database import Database
+from trainspan_collector.intake import Intake
+from trainspan_collector.journal import Journal
+from trainspan_collector.loader import Loader
+from trainspan_collector.metrics import StoreState
+from trainspan_collector.quarantine import Quarantine
+
+__all__ = ["StoreWatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreWatch:
+    """The parts that hold a piece of the state."""
+
+    store: Path
+    database: Database
+    journal: Journal
+    loader: Loader
+    intake: Intake
+    quarantine: Quarantine
+
+    def state(self) -> StoreState:
+        """Read without stopping anything, so that the figures are of slightly different moments."""
+        position = self.loader.position
+        return StoreState(
+            ready=self.intake.disk_has_room(),
+            inflight_bytes=self.intake.inflight_bytes,
+            queued_requests=self.journal.n_pending,
+            last_commit_age_s=time.monotonic() - self.journal.last_commit,
+            journal_bytes=self.journal.n_bytes(),
+            loader_lag_bytes=self.journal.bytes_after(position),
+            loader_lag_s=self._lag_s(),
+            disk_free_bytes=self.intake.free_disk_bytes,
+            store_bytes=self.store.stat().st_size + self.database.wal_bytes(),
+            quarantined_requests=self.quarantine.n_requests,
+        )
+
+    def _lag_s(self) -> float:
+        with contextlib.suppress(FileNotFoundError):  # loaded and deleted meanwhile
+            entries, _ = self.journal.read(self.loader.position, 1)
+            if entries:
+                return max(0.0, time.time() - entries[0].frame.received_ns / 1e9)
+        return 0.0

@@ -1,0 +1,266 @@
+"""OTLP/HTTP, health, readiness and metrics: one ASGI application.
+
+Spec: https://opentelemetry.io/docs/specs/otlp/#otlphttp. Bodies are read as they come, chunked or not; work that waits for
+the disk runs in threads. Every error has a `google.rpc.Status` body in the form that the request had.
+"""
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, Final
+
+from google.protobuf.message import Message
+from google.rpc.status_pb2 import Status
+
+from trainspan_collector.access import Access, DeniedError, Right, Role
+from trainspan_collector.bodies import TooLargeError, gunzip
+from trainspan_collector.exports import Exports
+from trainspan_collector.intake import OverloadError
+from trainspan_collector.metrics import CONTENT_TYPE, Metrics, Refusal
+from trainspan_collector.otlp_json import from_json, to_json
+from trainspan_collector.signals import SIGNALS, OtlpSignal
+from trainspan_schemas.errors import InvalidRecordError
+
+__all__ = ["Web"]
+
+_JSON: Final = "application/json"
+_PROTOBUF: Final = "application/x-protobuf"
+_TEXT: Final = "text/plain; charset=utf-8"
+_TRANSPORT: Final = "http"
+_BODY_S: Final = 60.0
+_ROOM_CHECK_S: Final = 0.02
+_WORKERS: Final = 64
+_GRPC_CODES: Final = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 408: 4, 413: 8, 415: 3, 503: 14}
+"""HTTP status → code of google.rpc.Status."""
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    content_type: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class _RefusedError(Exception):
+    """An answer other than 200."""
+
+    status: int
+    message: str
+    reason: Refusal
+    headers: tuple[tuple[str, str], ...] = field(default=())
+
+
+class Web:
+    """The application; to be served by an ASGI server. `close` ends its threads."""
+
+    def __init__(
+        self,
+        exports: Exports,
+        *,
+        access: Access,
+        metrics: Metrics,
+        max_request_bytes: int,
+        max_inflight_bytes: int,
+        wait_s: float,
+    ) -> None:
+        """At most `max_inflight_bytes` of bodies are held at once; a body that finds no room waits `wait_s`, then is refused."""
+        self._exports = exports
+        self._access = access
+        self._metrics = metrics
+        self._max_request_bytes = max_request_bytes
+        self._room = _Room(max_inflight_bytes, wait_s)
+        self._signals = {f"/v1/{signal.name}": signal for signal in SIGNALS}
+        self._threads = ThreadPoolExecutor(_WORKERS, thread_name_prefix="http")
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, as ASGI's `http` scope defines it."""
+        headers = _headers(scope["headers"])
+        try:
+            answer = await self._answer(scope["path"], scope["method"], headers, receive)
+        except _RefusedError as refused:
+            self._count(refused)
+            answer = _status_answer(refused, headers.get("content-type", ""))
+        except _GoneError:
+            return
+        named = [("content-type", answer.content_type), ("content-length", str(len(answer.body))), *answer.headers]
+        encoded = [(name.encode(), value.encode()) for name, value in named]
+        await send({"type": "http.response.start", "status": answer.status, "headers": encoded})
+        body = b"" if scope["method"] == "HEAD" else answer.body
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, path: str, method: str, headers: dict[str, str], receive: Receive) -> _Answer:
+        if signal := self._signals.get(path):
+            _check_method(method, ("POST",))
+            role = self._authorized(Right.WRITE, headers)
+            return await self._export(signal, role, headers, receive)
+        if path == "/metrics":
+            _check_method(method, ("GET", "HEAD"))
+            self._authorized(Right.READ, headers)
+            return _Answer(200, CONTENT_TYPE, await self._in_thread(self._metrics.text))
+        if path in ("/healthz", "/readyz"):
+            _check_method(method, ("GET", "HEAD"))
+            self._authorized(Right.HEALTH, headers)
+            ready = path == "/healthz" or await self._in_thread(lambda: self._exports.is_ready)
+            return _Answer(200, _TEXT, b"ok\n") if ready else _Answer(503, _TEXT, b"requests are not taken now\n")
+        known = ", ".join((*self._signals, "/healthz", "/readyz", "/metrics"))
+        raise _RefusedError(404, f"no such path: {path[:100]!r}; there are {known}", Refusal.NOT_FOUND)
+
+    async def _export(
+        self, signal: OtlpSignal, role: Role | None, headers: dict[str, str], receive: Receive
+    ) -> _Answer:
+        media_type = _media_type(headers)
+        if media_type not in (_JSON, _PROTOBUF):
+            message = f"content type {media_type[:100]!r} is none of {_PROTOBUF}, {_JSON}"
+            raise _RefusedError(415, message, Refusal.MEDIA_TYPE)
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("identity", "gzip", ""):
+            raise _RefusedError(
+                415, f"content encoding {encoding[:100]!r} is none of gzip, identity", Refusal.MEDIA_TYPE
+            )
+        with self._room.share() as share:
+            body = await self._read(headers, receive, share)
+            take = functools.partial(self._take, signal, body, encoding == "gzip", media_type == _JSON, role)
+            return _Answer(200, headers["content-type"], await self._in_thread(take))
+
+    def _take(self, signal: OtlpSignal, body: bytes, compressed: bool, is_json: bool, role: Role | None) -> bytes:
+        """The response's body. In a thread of its own: this waits for the disk."""
+        try:
+            if compressed:
+                body = gunzip(body, self._max_request_bytes)
+            packed = from_json(signal, body) if is_json else body
+        except TooLargeError as error:
+            raise _RefusedError(413, str(error), Refusal.TOO_LARGE) from error
+        except ValueError as error:  # InvalidRecordError is one
+            raise _RefusedError(400, str(error), Refusal.INVALID) from error
+        try:
+            outcome = self._exports.take(signal, packed, role, _TRANSPORT)
+        except InvalidRecordError as error:
+            raise _CountedError(400, str(error), Refusal.INVALID) from error
+        except OverloadError as error:
+            retry_after = (("retry-after", str(ceil(error.retry_after_s))),)
+            raise _CountedError(503, str(error), error.reason, retry_after) from error
+        response = signal.answer(outcome)
+        return to_json(response) if is_json else response.SerializeToString()
+
+    async def _read(self, headers: dict[str, str], receive: Receive, share: "_Share") -> bytes:
+        """The body as it was sent; refused as soon as it is known to be too large, finds no room, or takes too long."""
+        limit = self._max_request_bytes
+        stated = headers.get("content-length", "0")
+        if stated.isdigit() and int(stated) > limit:
+            raise _RefusedError(413, str(TooLargeError(limit, "as sent")), Refusal.TOO_LARGE)
+        parts: list[bytes] = []
+        n_bytes = 0
+        try:
+            async with asyncio.timeout(_BODY_S):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _GoneError
+                    part = message.get("body", b"")
+                    n_bytes += len(part)
+                    if n_bytes > limit:
+                        raise _RefusedError(413, str(TooLargeError(limit, "as sent")), Refusal.TOO_LARGE)
+                    await share.grow(len(part))
+                    parts.append(part)
+                    if not message.get("more_body"):
+                        return b"".join(parts)
+        except TimeoutError as error:
+            raise _RefusedError(408, f"the body was not there after {_BODY_S:.0f} s", Refusal.TOO_SLOW) from error
+
+    def _authorized(self, right: Right, headers: dict[str, str]) -> Role | None:
+        try:
+            return self._access.authorize(right, headers.get("authorization"))
+        except DeniedError as error:
+            if error.is_known:
+                raise _RefusedError(403, str(error), Refusal.FORBIDDEN) from error
+            challenge = (("www-authenticate", "Bearer"),)
+            raise _RefusedError(401, str(error), Refusal.UNAUTHENTICATED, challenge) from error
+
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    def _count(self, refused: "_RefusedError") -> None:
+        if not isinstance(refused, _CountedError):
+            self._metrics.refused(_TRANSPORT, refused.reason)
+
+
+class _Room:
+    """Bytes of bodies in memory. For one event loop."""
+
+    def __init__(self, max_bytes: int, wait_s: float) -> None:
+        self.max_bytes = max_bytes
+        self.wait_s = wait_s
+        self.n_bytes = 0
+
+    @contextlib.contextmanager
+    def share(self) -> Iterator["_Share"]:
+        """What one request holds, given back at the block's end."""
+        share = _Share(self)
+        try:
+            yield share
+        finally:
+            self.n_bytes -= share.n_bytes
+
+
+class _Share:
+    def __init__(self, room: _Room) -> None:
+        self._room = room
+        self.n_bytes = 0
+
+    async def grow(self, n_bytes: int) -> None:
+        """Raises _RefusedError where there is no room within the wait; a body that holds all there is goes on alone."""
+        room = self._room
+        deadline = time.monotonic() + room.wait_s
+        while room.n_bytes + n_bytes > room.max_bytes and room.n_bytes > self.n_bytes:
+            if time.monotonic() >= deadline:
+                message = f"{room.n_bytes} bytes of requests are in memory, the limit is {room.max_bytes}"
+                retry_after = (("retry-after", str(ceil(room.wait_s))),)
+                raise _RefusedError(503, message, Refusal.MEMORY, retry_after)
+            await asyncio.sleep(_ROOM_CHECK_S)
+        room.n_bytes += n_bytes
+        self.n_bytes += n_bytes
+
+
+class _CountedError(_RefusedError):
+    """Refused by Exports, which has counted it."""
+
+
+class _GoneError(Exception):
+    """The client hung up before its request was whole."""
+
+
+def _headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw}
+
+
+def _media_type(headers: dict[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _check_method(method: str, allowed: tuple[str, ...]) -> None:
+    if method not in allowed:
+        message = f"{method[:20]} is not for this path, {' and '.join(allowed)} is"
+        raise _RefusedError(405, message, Refusal.METHOD, (("allow", ", ".join(allowed)),))
+
+
+def _status_answer(refused: _RefusedError, content_type: str) -> _Answer:
+    """A Status in protobuf where the request was, else in JSON."""
+    status: Message = Status(code=_GRPC_CODES[refused.status], message=refused.message)
+    if content_type.partition(";")[0].strip().lower() == _PROTOBUF:
+        return _Answer(refused.status, content_type, status.SerializeToString(), refused.headers)
+    is_json = content_type.partition(";")[0].strip().lower() == _JSON
+    return _Answer(refused.status, content_type if is_json else _JSON, to_json(status), refused.headers)
