@@ -18,6 +18,7 @@ def make_tiny_model(
     hidden: int = 64,
     layers: int = 2,
     context: int = 1024,
+    chat_template: str = CHATML,
 ) -> Path:
     """Writes config, float32 safetensors, tokenizer and chat template; returns the folder."""
     import torch
@@ -38,7 +39,7 @@ def make_tiny_model(
     )
     tokenizer.train_from_iterator(["system user assistant tool answer calc the of and"] * 10, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|pad|>")
-    fast.chat_template = CHATML
+    fast.chat_template = chat_template
 
     torch.manual_seed(seed)
     config = LlamaConfig(
