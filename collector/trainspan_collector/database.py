@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import re
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ ROW_GROUP_ROWS = 2048
 """An insert of whole row groups is compressed into the file at once: nothing of it passes through the write-ahead log and
 the next checkpoint, which halves its cost. Rows are wide, so groups are small: 2,048 call spans are 16 MiB."""
 
+_CHECKPOINT_MARGIN_BYTES = 4 * 1024 * 1024
 _WAL_LIMIT = "1TB"  # checkpoints are ours to make: the journal is released after them
 
 
@@ -73,6 +75,10 @@ class Database:
             return _wal(self._path).stat().st_size
         except FileNotFoundError:
             return 0
+
+    def has_room_to_checkpoint(self) -> bool:
+        """Whether the disk can take it: a checkpoint that fails half-way leaves a database that must be opened again."""
+        return shutil.disk_usage(self._path.parent).free >= self.wal_bytes() + _CHECKPOINT_MARGIN_BYTES
 
     def checkpoint(self) -> None:
         """Moves everything committed into the file itself."""

@@ -68,6 +68,9 @@ class Intake:
                     Refusal.MEMORY,
                 )
             self._inflight_bytes += n_bytes
+            self._free_disk_bytes = max(
+                0, self._free_disk_bytes - n_bytes
+            )  # until the next look: a fast sender takes much in between
         try:
             yield
         finally:

@@ -22,7 +22,7 @@ __all__ = ["Entry", "Journal", "Position"]
 log = logging.getLogger(__name__)
 
 _SUFFIX = ".journal"
-_SEGMENT_BYTES = 64 * 1024 * 1024
+_SEGMENT_BYTES = 16 * 1024 * 1024
 _MAX_BUFFERS = 512  # below the kernel's IOV_MAX of 1024
 
 

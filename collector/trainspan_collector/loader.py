@@ -224,6 +224,9 @@ class Loader:
         if position == self._checkpointed and not self._database.wal_bytes():
             return
         started = time.monotonic()
+        if not self._database.has_room_to_checkpoint():
+            log.warning("checkpoint put off: the disk lacks room for it wal_bytes=%d", self._database.wal_bytes())
+            return
         try:
             self._database.checkpoint()
         except _MAY_PASS as error:

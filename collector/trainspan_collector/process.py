@@ -66,7 +66,7 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None]) -
                 failure = error
             if failure is None:
                 return
-            if not isinstance(failure, ReopenError):
+            if not isinstance(failure, ReopenError) or (stop.asked and not failure.lacks_memory):
                 raise StoreError(
                     f"loading failed, the journal keeps what was acknowledged: {first_line(failure)}"
                 ) from failure
@@ -152,13 +152,16 @@ class _Stop:
     def __init__(self) -> None:
         self._read, self.write_end = os.pipe()
         os.set_blocking(self.write_end, False)
+        self.asked = False
+        """Whether it was a signal: then it stays set."""
 
     def set(self) -> None:
         with contextlib.suppress(BlockingIOError):  # full: set often enough
-            os.write(self.write_end, b".")
+            os.write(self.write_end, bytes(1))
 
     def wait(self) -> None:
-        os.read(self._read, 1)
+        if not self.asked:
+            self.asked = os.read(self._read, 1) != bytes(1)  # the interpreter writes a signal's number
 
 
 @contextlib.contextmanager

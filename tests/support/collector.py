@@ -31,9 +31,12 @@ Attribute = str | bool | int | float | bytes | list[Any] | dict[str, Any] | None
 class CollectorProcess:
     """`trainspan collector` on a store, with free ports; `settings` become environment variables."""
 
-    def __init__(self, store: Path, *arguments: str, **settings: object) -> None:
+    def __init__(
+        self, store: Path, *arguments: str, faults: Path | None = None, log: str = "ERROR", **settings: object
+    ) -> None:
+        """`faults` is a folder whose `sitecustomize.py` the process runs first (tests/support/faults.py)."""
         self.store = store
-        self.process = spawn_collector(store, *arguments, **settings)
+        self.process = spawn_collector(store, *arguments, faults=faults, log=log, **settings)
         self.address = _wait_until_ready(store, self.process)
 
     def kill(self) -> None:
@@ -45,8 +48,12 @@ class CollectorProcess:
         return self.process.wait(timeout_s)
 
 
-def spawn_collector(store: Path, *arguments: str, **settings: object) -> "subprocess.Popen[str]":
+def spawn_collector(
+    store: Path, *arguments: str, faults: Path | None = None, log: str = "ERROR", **settings: object
+) -> "subprocess.Popen[str]":
     """The process alone, ready or not."""
+    python_path = [str(faults)] if faults else []
+    python_path += [path for path in [os.environ.get("PYTHONPATH")] if path]
     environment = {f"TRAINSPAN_COLLECTOR__{key.upper()}": str(value) for key, value in settings.items()}
     listeners = ("--grpc", "127.0.0.1:0", "--flight", "127.0.0.1:0")
     command = [sys.executable, "-m", "trainspan_cli", "collector", "--store", str(store), *listeners, *arguments]
@@ -55,14 +62,22 @@ def spawn_collector(store: Path, *arguments: str, **settings: object) -> "subpro
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TRAINSPAN_LOG": "ERROR", "TRAINSPAN_HOME": str(store.parent), **environment},
+        env={
+            **os.environ,
+            "TRAINSPAN_LOG": log,
+            "TRAINSPAN_HOME": str(store.parent),
+            **environment,
+            "PYTHONPATH": os.pathsep.join(python_path),
+        },
     )
 
 
 @contextmanager
-def running(store: Path, *arguments: str, **settings: object) -> Iterator[CollectorProcess]:
+def running(
+    store: Path, *arguments: str, faults: Path | None = None, log: str = "ERROR", **settings: object
+) -> Iterator[CollectorProcess]:
     """A collector for the time of the block."""
-    collector = CollectorProcess(store, *arguments, **settings)
+    collector = CollectorProcess(store, *arguments, faults=faults, log=log, **settings)
     try:
         yield collector
     finally:

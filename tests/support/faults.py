@@ -1,0 +1,80 @@
+"""Faults under a real collector: a small disk, a slow disk, a clock that jumps.
+
+Slow disk and clock are put between the interpreter and the system calls of the collector's process, by a
+`sitecustomize.py` that it runs first; the disk written to is the real one.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["jumping_clock", "slow_disk", "small_disk"]
+
+
+@contextmanager
+def small_disk(folder: Path, size_mib: int) -> Iterator[Path]:
+    """A file system of its own of that size, mounted at `folder`. Needs the right to mount."""
+    folder.mkdir()
+    options = f"size={size_mib}m,mode=700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True, timeout=10)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=10)
+
+
+def grow(folder: Path, size_mib: int) -> None:
+    """Gives the file system mounted at `folder` more room."""
+    subprocess.run(["mount", "-o", f"remount,size={size_mib}m", str(folder)], check=True, timeout=10)
+
+
+def slow_disk(folder: Path, *, sync_s: float, mib_per_s: float) -> Path:
+    """A disk that takes `sync_s` for each sync of the journal and writes no faster than that."""
+    return _faults(
+        folder,
+        f"""
+import os, time
+written, fdatasync, writev = 0, os.fdatasync, os.writev
+
+def counted_writev(file, buffers):
+    global written
+    n_bytes = writev(file, buffers)
+    written += n_bytes
+    return n_bytes
+
+def slow_fdatasync(file):
+    global written
+    n_bytes, written = written, 0
+    time.sleep({sync_s} + n_bytes / {mib_per_s * 2**20})
+    fdatasync(file)
+
+os.writev, os.fdatasync = counted_writev, slow_fdatasync
+""",
+    )
+
+
+def jumping_clock(folder: Path) -> Path:
+    """A wall clock that is ahead by the seconds in the file `folder`/offset_s."""
+    (folder / "offset_s").parent.mkdir(exist_ok=True)
+    (folder / "offset_s").write_text("0")
+    return _faults(
+        folder,
+        f"""
+import time
+time_ns = time.time_ns
+
+def jumping_time_ns():
+    with open({str(folder / "offset_s")!r}) as file:
+        return time_ns() + int(file.read() or 0) * 10**9
+
+time.time_ns = jumping_time_ns
+time.time = lambda: jumping_time_ns() / 1e9
+""",
+    )
+
+
+def _faults(folder: Path, program: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(program)
+    return folder
