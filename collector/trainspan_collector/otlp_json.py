@@ -5,6 +5,7 @@ numbers, unknown members are ignored. Spec: https://opentelemetry.io/docs/specs/
 """
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from trainspan_schemas.errors import InvalidRecordError
 
 __all__ = ["from_json", "to_json"]
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a pair: JavaScript's strings may hold it alone, UTF-8 cannot
 _IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 
 
@@ -27,12 +29,10 @@ def from_json(signal: OtlpSignal, body: bytes) -> bytes:
         content = json.loads(body.decode())
         if not isinstance(content, dict):
             raise InvalidRecordError(f"the body is a JSON {type(content).__name__}, not an object")
+        if _SURROGATE.search(body):
+            content = _mapped(content, _encodable)
         _encode_ids(content)
-        try:
-            ParseDict(content, message, ignore_unknown_fields=True)
-        except UnicodeEncodeError:  # half of a surrogate pair, which JavaScript's strings may hold and UTF-8 cannot
-            message.Clear()
-            ParseDict(_mapped(content, _encodable), message, ignore_unknown_fields=True)
+        ParseDict(content, message, ignore_unknown_fields=True)
         packed: bytes = message.SerializeToString()
     except (ParseError, ValueError, RecursionError) as error:
         if isinstance(error, InvalidRecordError):

@@ -83,10 +83,12 @@ def check_ports() -> None:
     if running_collector(store_path(settings.collector.store)) is None:
         for name, address, variable in (
             ("OTLP", settings.collector.grpc, "TRAINSPAN_COLLECTOR__GRPC"),
+            ("OTLP/HTTP", settings.collector.http, "TRAINSPAN_COLLECTOR__HTTP"),
             ("Arrow Flight", settings.collector.flight, "TRAINSPAN_COLLECTOR__FLIGHT"),
         ):
             host, _, port = address.rpartition(":")
-            wanted.append((name, host, int(port), variable))
+            if port.isdigit():
+                wanted.append((name, host, int(port), variable))
     for name, host, port, variable in wanted:
         with socket.socket() as probe:
             probe.settimeout(1)

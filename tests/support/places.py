@@ -36,6 +36,7 @@ def make_place(home: Path) -> Place:
         "PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}",
         "TRAINSPAN_HOME": str(home),
         "TRAINSPAN_COLLECTOR__GRPC": f"127.0.0.1:{otlp}",
+        "TRAINSPAN_COLLECTOR__HTTP": "127.0.0.1:0",
         "TRAINSPAN_COLLECTOR__FLIGHT": f"127.0.0.1:{flight}",
         "TRAINSPAN_SERVING__PORT": str(policy),
         "TRAINSPAN_TRAIN__POLICY_URL": f"http://127.0.0.1:{policy}",

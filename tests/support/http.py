@@ -1,0 +1,77 @@
+"""OTLP over plain HTTP connections, so that every header and byte is the test's own."""
+
+import gzip
+import http.client
+import socket
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from google.protobuf.json_format import Parse
+from google.rpc.status_pb2 import Status
+
+from trainspan_schemas.store import StoreAddress
+
+PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def error(self) -> Status:
+        """The google.rpc.Status of an error's body."""
+        if self.headers["content-type"].startswith(PROTOBUF):
+            return Status.FromString(self.body)
+        return Parse(self.body, Status())
+
+
+def request(
+    address: StoreAddress,
+    path: str,
+    body: bytes | Iterable[bytes] | None = None,
+    *,
+    method: str = "POST",
+    content_type: str | None = PROTOBUF,
+    headers: dict[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
+    timeout_s: float = 30,
+) -> Answer:
+    """One request; a body that is not bytes is sent chunked, a chunk an item."""
+    host, _, port = str(address.http).rpartition(":")
+    connection = (
+        http.client.HTTPSConnection("localhost", int(port), context=tls, timeout=timeout_s)
+        if tls
+        else http.client.HTTPConnection(host, int(port), timeout=timeout_s)
+    )
+    named = {**({"Content-Type": content_type} if content_type else {}), **(headers or {})}
+    chunked = body is not None and not isinstance(body, bytes)
+    if chunked:
+        named["Transfer-Encoding"] = "chunked"
+    try:
+        connection.request(method, path, body, named, encode_chunked=chunked)
+        response = connection.getresponse()
+        found = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, found, response.read())
+    finally:
+        connection.close()
+
+
+def gzipped(body: bytes) -> bytes:
+    return gzip.compress(body, 1)
+
+
+def raw(address: StoreAddress, data: bytes, timeout_s: float = 10) -> bytes:
+    """Whatever comes back for bytes that need not be HTTP; the connection's writing side is closed after them."""
+    host, _, port = str(address.http).rpartition(":")
+    with socket.create_connection((host, int(port)), timeout_s) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        parts = []
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
