@@ -72,6 +72,8 @@ class ServingSettings:
     """Model name that clients use."""
     collector: str = "http://127.0.0.1:4317"
     """OTLP/gRPC endpoint for call spans; "none" switches capture's export off."""
+    token_file: str | None = None
+    """The collector's token file, for the token of `serving`; default: as OTEL_EXPORTER_OTLP_HEADERS says."""
     dtype: str | None = None
     """Weights' dtype; default float32 on a CPU, bfloat16 on a GPU."""
     max_model_len: int | None = None
@@ -114,6 +116,9 @@ class RolloutsSettings:
     """Base URL of the policy, handed to agents as OPENAI_BASE_URL."""
     collector: str = "http://127.0.0.1:4317"
     """OTLP/gRPC endpoint for the spans of runner and agents."""
+    token_file: str | None = None
+    """The collector's token file: the runner sends the token of `runner`, agents are given that of `agent`; default: as
+    OTEL_EXPORTER_OTLP_HEADERS says."""
 
 
 @dataclass(frozen=True, slots=True)

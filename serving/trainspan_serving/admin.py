@@ -1,24 +1,28 @@
-"""`/trainspan/policy`: GET tells what is served, POST exchanges it."""
+"""`/trainspan/…`: what is served (`GET policy`), its exchange (`POST policy`), and sleep while another uses the accelerator."""
 
 import hmac
 import ipaddress
 import json
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Final
 
 from trainspan_schemas.errors import CheckpointError
 
-from .policy import CheckpointNotFoundError, PolicyServer, SwapUndoneError
+from .candidates import CheckpointNotFoundError
+from .export import Counts
+from .policy import PolicyServer, SwapUndoneError
 from .response import answer_json
 
-__all__ = ["POLICY_PATH", "handle_policy"]
+__all__ = ["ADMIN_PREFIX", "handle_admin", "state_of"]
 
-POLICY_PATH = "/trainspan/policy"
+ADMIN_PREFIX: Final = "/trainspan/"
 
 _MAX_BODY_BYTES = 65_536
 
 Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 
 
 class _Refusal(Exception):
@@ -27,25 +31,33 @@ class _Refusal(Exception):
         self.status, self.reason = status, reason
 
 
-async def handle_policy(
+def state_of(server: PolicyServer, counts: Counts) -> dict[str, Any]:
+    """The answer to `GET /trainspan/policy`."""
+    policy = server.policy
+    return {
+        "version": policy.version,
+        "checkpoint": policy.folder.name,
+        "kind": policy.kind,
+        "base": policy.weights.name,
+        "model": server.plan.served_name,
+        "in_flight": server.gate.in_flight,
+        "open": server.gate.is_open,
+        "asleep": server.asleep,
+        "canary": server.canary.as_json() if server.canary else None,
+        **{f"calls_{name}": count for name, count in asdict(counts).items()},
+    }
+
+
+async def handle_admin(
     server: PolicyServer,
+    counts: Callable[[], Counts],
     scope: MutableMapping[str, Any],
-    receive: Callable[[], Awaitable[Message]],
+    receive: Receive,
     send: Callable[[Message], Awaitable[None]],
 ) -> None:
     """Answers one request; every refusal is one line of JSON, `{"error": …}`."""
     try:
-        if scope["method"] == "GET":
-            await answer_json(send, 200, server.state())
-            return
-        if scope["method"] != "POST":
-            raise _Refusal(405, f"{scope['method']} is not allowed here: GET or POST")
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        _check_headers(headers, server.plan.token, server.plan.host)
-        checkpoint, version = _parse(await _read_body(receive))
-        result = await server.swap(checkpoint, version)
-        body = {"version": result.version, "checkpoint": result.checkpoint}
-        await answer_json(send, 200, {**body, "canary": result.canary.as_json(), "seconds": result.seconds})
+        await answer_json(send, 200, await _answer(server, counts, scope, receive))
     except _Refusal as refusal:
         await answer_json(send, refusal.status, {"error": refusal.reason})
     except SwapUndoneError as error:
@@ -56,14 +68,36 @@ async def handle_policy(
         await answer_json(send, 400, {"error": str(error)})
 
 
+async def _answer(
+    server: PolicyServer, counts: Callable[[], Counts], scope: MutableMapping[str, Any], receive: Receive
+) -> dict[str, Any]:
+    method, what = scope["method"], scope["path"].removeprefix(ADMIN_PREFIX)
+    if what not in ("policy", "sleep", "wake"):
+        raise _Refusal(404, f"nothing is at {scope['path'][:80]}: it is policy, sleep or wake")
+    if (method, what) == ("GET", "policy"):
+        return state_of(server, counts())
+    if method != "POST":
+        raise _Refusal(405, f"{method} is not allowed here: {'GET or POST' if what == 'policy' else 'POST'}")
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    _check_headers(headers, server.plan.token, server.plan.host)
+    if what == "policy":
+        result = await server.swap(*_parse(await _read_body(receive)))
+        body = {"version": result.version, "checkpoint": result.checkpoint}
+        return {**body, "canary": result.canary.as_json(), "seconds": result.seconds}
+    if not server.plan.sleep:
+        raise _Refusal(409, "this server does not sleep: start it with --sleep")
+    await (server.sleep() if what == "sleep" else server.wake())
+    return {"asleep": server.asleep, "version": server.policy.version}
+
+
 def _check_headers(headers: dict[str, str], token: str, bind_host: str) -> None:
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), token.encode()):
-        raise _Refusal(401, "a swap needs `Authorization: Bearer TOKEN` with the token in $TRAINSPAN_HOME/token")
+        raise _Refusal(401, "this needs `Authorization: Bearer TOKEN` with the token in $TRAINSPAN_HOME/token")
     if not _is_own_host(headers.get("host", ""), bind_host):
         raise _Refusal(400, f"Host {headers.get('host', '')!r} is not this server: name it by address, or as localhost")
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise _Refusal(400, "a swap needs `Content-Type: application/json`")
+        raise _Refusal(400, "this needs `Content-Type: application/json`")
 
 
 def _is_own_host(header: str, bind_host: str) -> bool:
@@ -79,7 +113,7 @@ def _is_own_host(header: str, bind_host: str) -> bool:
     return True
 
 
-async def _read_body(receive: Callable[[], Awaitable[Message]]) -> bytes:
+async def _read_body(receive: Receive) -> bytes:
     body = b""
     while True:
         message = await receive()

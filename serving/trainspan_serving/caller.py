@@ -29,6 +29,8 @@ class Caller:
     identity: Identity | None
     agent: str | None
     """Name of the calling agent."""
+    link: TraceParent | None = None
+    """A span of another trace that made the request: the agent traces itself, and its URL or key names the rollout."""
     notes: tuple[tuple[str, str], ...] = ()
     """Further members of the baggage that belong on the call span."""
 
@@ -43,7 +45,9 @@ class Caller:
 def identify(scope: MutableMapping[str, Any], api_keys: Sequence[str]) -> Caller:
     """The caller of an ASGI request; rewrites `scope` so that nothing of ours is left in path and keys.
 
-    Raises InvalidRecordError for a malformed traceparent in the URL, and for two traces that contradict each other.
+    The header's span is the parent within the trace that URL or key names. Where it is of another trace, as with an
+    agent that traces itself without knowing of us, URL and key win: they were made for this rollout.
+    Raises InvalidRecordError for a malformed traceparent in the URL, and where URL and key contradict each other.
     """
     headers = _Headers(scope)
     from_url, secret = _take_from_path(scope)
@@ -52,15 +56,17 @@ def identify(scope: MutableMapping[str, Any], api_keys: Sequence[str]) -> Caller
     if secret and (api_key := _matching(secret, api_keys)):
         headers.replace(b"authorization", f"Bearer {api_key}")
     from_header = TraceParent.parse(headers.get(b"traceparent") or "")
-    given = [parent for parent in (from_header, from_url, from_key) if parent]
-    if len({parent.trace_id for parent in given}) > 1:
+    if from_url and from_key and from_url.trace_id != from_key.trace_id:
         raise InvalidRecordError(
-            "the request names two traces: its traceparent header says "
-            f"{given[0].trace_id}, its URL or API key {given[1].trace_id}; send only one of them"
+            f"the request names two rollouts: its URL says {from_url.trace_id}, its API key {from_key.trace_id}; "
+            "send only one of them"
         )
+    named = from_url or from_key
+    inside = from_header is not None and (named is None or named.trace_id == from_header.trace_id)
     baggage = parse_baggage(headers.get(b"baggage") or "")
     return Caller(
-        parent=given[0] if given else None,
+        parent=from_header if inside else named,
+        link=None if inside else from_header,
         identity=Identity.from_attributes(baggage),
         agent=baggage.get(keys.GEN_AI_AGENT_NAME),
         notes=tuple((key, baggage[key]) for key in _PASSED_ON if key in baggage),

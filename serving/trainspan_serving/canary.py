@@ -11,8 +11,9 @@ from trainspan_schemas.errors import CheckpointError
 
 from .caller import Caller
 from .capture import EngineTap, Exchange
+from .served import Policy
 
-__all__ = ["ABSENT", "CanaryReport", "check_prompts", "judge", "score"]
+__all__ = ["ABSENT", "CanaryReport", "check_prompts", "judge", "prime", "read_through_cache", "score"]
 
 _LOW_PRECISION_TOLERANCE = 0.05
 """Least tolerance where the server computes in bfloat16 or float16."""
@@ -30,6 +31,8 @@ class CanaryReport:
     max_abs_change: float | None = None
     """Greatest |new − parent| by the trainer."""
     tolerance: float | None = None
+    cached_tokens: int | None = None
+    """Tokens of a prompt that the server still took from its prefix cache, as computed by earlier weights."""
 
     def as_json(self) -> dict[str, str | float | None]:
         """As the server answers it; JSON has no infinity, which stands for "not a number"."""
@@ -55,13 +58,27 @@ def check_prompts(canary: Canary, *, vocab_size: int, max_tokens: int) -> None:
             raise CheckpointError(f"canary.json has a prompt of {len(tokens)} tokens; the server takes {max_tokens}")
 
 
-async def score(tap: EngineTap, canary: Canary, version: int) -> list[list[float]]:
-    """Log-probabilities of each prompt's completion tokens by the served weights, at temperature 1; one list per prompt."""
-    return list(await asyncio.gather(*(_score_prompt(tap, prompt, version) for prompt in canary.prompts)))
+async def prime(tap: EngineTap, canary: Canary, policy: Policy) -> None:
+    """Has the weights in service compute a prompt of the canary, so that it lies in the prefix cache as theirs."""
+    await read_through_cache(tap, canary, policy)
 
 
-async def _score_prompt(tap: EngineTap, prompt: CanaryPrompt, version: int) -> list[float]:
-    from vllm.inputs.engine import tokens_input
+async def read_through_cache(tap: EngineTap, canary: Canary, policy: Policy) -> int:
+    """Tokens of the canary's longest prompt that the server takes from its prefix cache, as for any client's request."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+    prompt = max(canary.prompts, key=lambda one: len(one.prompt_ids))
+    output = await _generate(tap, prompt.prompt_ids, params, policy)
+    return int(output.num_cached_tokens or 0)
+
+
+async def score(tap: EngineTap, canary: Canary, policy: Policy) -> list[list[float]]:
+    """Log-probabilities of each prompt's completion tokens by `policy`, at temperature 1; one list per prompt."""
+    return list(await asyncio.gather(*(_score_prompt(tap, prompt, policy) for prompt in canary.prompts)))
+
+
+async def _score_prompt(tap: EngineTap, prompt: CanaryPrompt, policy: Policy) -> list[float]:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     # Prompt log-probabilities are those of the whole distribution, untouched by temperature.
@@ -73,30 +90,43 @@ async def _score_prompt(tap: EngineTap, prompt: CanaryPrompt, version: int) -> l
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-    exchange = Exchange(Caller(None, None, None), "canary", version, internal=True)
-    tokens = tokens_input([*prompt.prompt_ids, *prompt.completion_ids])
-    logprobs: Any = None
-    with tap.exchange(exchange):
-        outputs = tap.generate(tokens, params, f"trainspan-canary-{exchange.trace_id}")
-    try:
-        async for output in outputs:
-            logprobs = output.prompt_logprobs
-    finally:
-        exchange.end_http(delivered=True)
+    output = await _generate(tap, [*prompt.prompt_ids, *prompt.completion_ids], params, policy)
+    logprobs: Any = output.prompt_logprobs
     return [logprobs.logprobs[start] for start in logprobs.start_indices[len(prompt.prompt_ids) :]]
 
 
-def judge(canary: Canary, scores: Sequence[Sequence[float]], *, tolerance: float | None, dtype: str) -> CanaryReport:
-    """Compares server and trainer. `tolerance` overrides the checkpoint's; `dtype` is the server's (e.g. "float32")."""
+async def _generate(tap: EngineTap, tokens: list[int], params: Any, policy: Policy) -> Any:
+    """The last output of a generation of our own."""
+    from vllm.inputs.engine import tokens_input
+
+    exchange = Exchange(Caller(None, None, None), "canary", policy, internal=True)
+    last: Any = None
+    with tap.exchange(exchange):
+        outputs = tap.generate(tokens_input(tokens), params, f"trainspan-canary-{exchange.trace_id}")
+    try:
+        async for output in outputs:
+            last = output
+    finally:
+        exchange.end_http(delivered=True)
+    return last
+
+
+def judge(
+    canary: Canary, scores: Sequence[Sequence[float]], cached_tokens: int, *, tolerance: float | None, dtype: str
+) -> CanaryReport:
+    """Compares server and trainer; a server that uses what earlier weights computed is stale whatever it scores.
+
+    `tolerance` overrides the checkpoint's; `dtype` is the server's (e.g. "float32").
+    """
     if tolerance is None:
         tolerance = canary.tolerance if dtype == "float32" else max(canary.tolerance, _LOW_PRECISION_TOLERANCE)
     pairs = [(scored, prompt.logprobs_new) for scored, prompt in zip(scores, canary.prompts, strict=True)]
     diff = max(_distance(scored, expected) for scored, expected in pairs)
     change = max(_distance(prompt.logprobs_new, prompt.logprobs_parent) for prompt in canary.prompts)
-    if not all(_agree(scored, expected, tolerance) for scored, expected in pairs):
-        return CanaryReport("stale", diff, change, tolerance)
+    if cached_tokens or not all(_agree(scored, expected, tolerance) for scored, expected in pairs):
+        return CanaryReport("stale", diff, change, tolerance, cached_tokens)
     moved = any(not _agree(prompt.logprobs_parent, prompt.logprobs_new, tolerance) for prompt in canary.prompts)
-    return CanaryReport("fresh" if moved else "inconclusive", diff, change, tolerance)
+    return CanaryReport("fresh" if moved else "inconclusive", diff, change, tolerance, cached_tokens)
 
 
 def _agree(scored: Sequence[float], expected: Sequence[float], tolerance: float) -> bool:

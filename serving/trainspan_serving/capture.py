@@ -9,30 +9,31 @@ import contextlib
 import contextvars
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 from trainspan_schemas import keys
 
 from .caller import Caller
+from .counter import CallCounter
 from .generation import Generation, override_sampling, with_logprobs
 from .otlp import CallSpan
+from .served import Policy
 
 __all__ = ["EngineTap", "Exchange"]
 
 _CURRENT: contextvars.ContextVar["Exchange | None"] = contextvars.ContextVar("trainspan_exchange", default=None)
-_MAX_COUNTERS = 65_536
 
 
 class Exchange:
     """One HTTP request and the generations it caused; all its calls share one call index.
 
+    `policy` answers all of it, also where another is put in service meanwhile.
     It is settled, and its spans leave, when the HTTP side and every generation have ended.
     """
 
-    def __init__(self, caller: Caller, endpoint: str, version: int, *, internal: bool = False) -> None:
-        self.caller, self.endpoint, self.version, self.internal = caller, endpoint, version, internal
+    def __init__(self, caller: Caller, endpoint: str, policy: Policy, *, internal: bool = False) -> None:
+        self.caller, self.endpoint, self.policy, self.internal = caller, endpoint, policy, internal
         self.start_ns = time.time_ns()
         self.trace_id = caller.parent.trace_id if caller.parent else secrets.token_hex(16)
         self.call_index: int | None = None
@@ -72,14 +73,20 @@ class EngineTap:
     """Stands before the engine client's `generate` and hands finished calls to `sink`."""
 
     def __init__(
-        self, engine: Any, policy_name: str, sink: Callable[[CallSpan], None], *, train_sampling: bool = False
+        self,
+        engine: Any,
+        policy_name: str,
+        sink: Callable[[CallSpan], None],
+        counter: CallCounter,
+        *,
+        train_sampling: bool = False,
     ) -> None:
         self._generate: Callable[..., AsyncGenerator[Any, None]] = engine.generate
         self._policy_name = policy_name
         self._sink = sink
         self._train_sampling = train_sampling
         self._logprobs_mode = "processed" if "processed" in str(engine.model_config.logprobs_mode) else "raw"
-        self._calls: OrderedDict[str, int] = OrderedDict()
+        self._counter = counter
         engine.generate = self.generate
 
     @contextlib.contextmanager
@@ -102,7 +109,10 @@ class EngineTap:
             sampling_params = override_sampling(sampling_params)
         if sampling_params.logprobs is None:
             sampling_params = with_logprobs(sampling_params)
-        generation = Generation(prompt, sampling_params, request_id, exchange.choices, options.get("lora_request"))
+        adapter = options.get("lora_request")
+        if adapter is None and exchange.policy.adapter:
+            options["lora_request"] = exchange.policy.adapter.request
+        generation = Generation(prompt, sampling_params, request_id, exchange.choices, exchange.policy, adapter)
         exchange.choices += sampling_params.n
         outputs = self._generate(prompt, sampling_params, request_id, **options)
         return self._observe(exchange, generation, outputs)
@@ -111,7 +121,8 @@ class EngineTap:
         self, exchange: Exchange, generation: Generation, outputs: AsyncGenerator[Any, None]
     ) -> AsyncGenerator[Any, None]:
         if exchange.call_index is None:
-            exchange.call_index = self._next_index(exchange.caller.counter_key)
+            key = exchange.caller.counter_key
+            exchange.call_index = 0 if key is None else self._counter.next(key)
         exchange.begin(generation)
         try:
             async for output in outputs:
@@ -123,19 +134,10 @@ class EngineTap:
             finally:
                 exchange.end_generation()
 
-    def _next_index(self, key: str | None) -> int:
-        if key is None:
-            return 0
-        index = self._calls.pop(key, 0)
-        self._calls[key] = index + 1
-        if len(self._calls) > _MAX_COUNTERS:
-            self._calls.popitem(last=False)
-        return index
-
     def _emit(self, exchange: Exchange) -> None:
         end_ns = time.time_ns()
         for generation in exchange.generations:
-            for choice, attributes in generation.choices(exchange.endpoint, exchange.version):
+            for choice, attributes in generation.choices(exchange.endpoint):
                 attributes.update(self._attributes_of(exchange))
                 attributes[keys.CALL_DELIVERED] = exchange.delivered and choice.finished
                 if generation.adapter is None:
@@ -151,6 +153,7 @@ class EngineTap:
                         end_ns=end_ns,
                         attributes=attributes,
                         error=None if choice.finished else "the generation did not finish",
+                        link=exchange.caller.link,
                     )
                 )
 

@@ -1,7 +1,8 @@
 """Sends call spans to the collector from a thread of its own, off the request path.
 
-The queue is bounded; while the collector is out of reach it fills, then the newest calls are dropped, counted and logged.
-What the collector refuses for good is dropped and counted too: `captured` = `exported` + `dropped` + what still waits.
+While the collector is out of reach they wait on disk, and go out oldest first when it is back, also after a restart of
+the server. Queue and disk are bounded: beyond that the newest are dropped, counted and logged, as is what the collector
+refuses for good. Of one life of the server: `captured` = `exported` + `dropped` + `waiting`.
 """
 
 import logging
@@ -10,15 +11,10 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
 
-import grpc
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
-
-from trainspan_schemas.errors import ConfigError
-
+from .delivery import CollectorClient, Delivery
 from .otlp import AttributeValue, CallSpan, encode_request
+from .spool import Spool
 
 __all__ = ["Counts", "Exporter"]
 
@@ -28,16 +24,9 @@ _RESOURCE: Mapping[str, AttributeValue] = {"service.name": "trainspan-serving"}
 _BATCH_SPANS = 512
 _BATCH_BYTES = 2 * 1024 * 1024
 _REPORT_INTERVAL_S = 10.0
-_FINAL_CODES = frozenset(
-    {
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.UNIMPLEMENTED,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.OUT_OF_RANGE,
-    }
-)
+_MAX_BACKOFF_S = 2.0
+_SLICE_S = 0.5
+"""How long the spool is emptied before new calls are looked after again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +36,28 @@ class Counts:
     captured: int
     exported: int
     dropped: int
+    spooled: int = 0
+    """Of those that wait, the ones on disk."""
+    recovered: int = 0
+    """On disk from earlier lives of the server, not sent yet; not among the others."""
 
 
 class Exporter:
-    """A bounded queue and the thread that empties it over OTLP/gRPC.
+    """A bounded queue, a spool on disk, and the thread that empties both.
 
-    `endpoint` is a URL (`http://HOST:PORT`, or `https://` for TLS) or None: then calls are counted and dropped.
-    `metadata` goes with every request (for example an authorization header).
+    Without a `client`, and then without a spool, calls are counted and dropped.
     """
 
     def __init__(
         self,
-        endpoint: str | None,
+        client: CollectorClient | None,
+        spool: Spool | None,
         *,
-        metadata: tuple[tuple[str, str], ...] = (),
         max_calls: int = 20_000,
         max_bytes: int = 256 * 1024 * 1024,
         delay_s: float = 0.1,
         timeout_s: float = 10.0,
     ) -> None:
-        self._metadata = metadata
         self._max_calls, self._max_bytes = max_calls, max_bytes
         self._delay_s, self._timeout_s = delay_s, timeout_s
         self._queue: deque[CallSpan] = deque()
@@ -75,10 +66,13 @@ class Exporter:
         self._reported_ns = 0
         self._changed = threading.Condition()
         self._deadline: float | None = None
+        self._next_try = 0.0
+        self._backoff_s = delay_s
+        self._is_away = False
+        self._why_full = "the disk is slow"
+        self._client, self._spool = client, spool
         self._thread: threading.Thread | None = None
-        if endpoint is not None:
-            self._channel = _open_channel(endpoint)
-            self._stub: Any = TraceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        if client is not None:
             self._thread = threading.Thread(target=self._run, name="trainspan-export", daemon=True)
             self._thread.start()
 
@@ -91,7 +85,7 @@ class Exporter:
                 self._dropped += 1
                 return
             if len(self._queue) >= self._max_calls or self._queued_bytes + size > self._max_bytes:
-                self._drop(1, "the queue is full; is the collector running?")
+                self._drop(1, f"the queue is full, {self._why_full}")
                 return
             self._queue.append(span)
             self._queued_bytes += size
@@ -99,40 +93,51 @@ class Exporter:
 
     def counts(self) -> Counts:
         with self._changed:
-            return Counts(self._captured, self._exported, self._dropped)
+            spooled, recovered = (self._spool.spans, self._spool.recovered) if self._spool else (0, 0)
+            return Counts(self._captured, self._exported, self._dropped, spooled, recovered)
 
     def close(self, timeout_s: float) -> None:
-        """Sends what is queued within `timeout_s`; the rest is dropped, counted and logged. Idempotent."""
+        """Sends what waits within `timeout_s`; what is left stays on disk. Idempotent."""
         with self._changed:
             if self._deadline is None:
                 self._deadline = time.monotonic() + timeout_s
             self._changed.notify_all()
-        if self._thread is not None:
+        if self._thread is not None and self._client is not None:
             self._thread.join(timeout_s + 1.0)
-            self._channel.close()
+            self._client.close()
 
     def _run(self) -> None:
-        backoff_s = self._delay_s
+        assert self._spool is not None
         while True:
-            batch = self._next_batch()
-            if not batch:
+            batch = self._next_batch(self._spool)
+            is_stuck = bool(batch) and not self._settle(batch, self._spool)
+            slice_end = min(time.monotonic() + _SLICE_S, self._deadline or float("inf"))
+            while self._spool and self._next_try <= time.monotonic() < slice_end:
+                self._empty_one(self._spool)
+            if self._deadline is not None and self._has_ended(self._spool, is_stuck, self._deadline):
                 return
-            if self._send(batch):
-                backoff_s = self._delay_s
-            elif not self._pause(backoff_s):
-                self._give_up()
-                return
-            else:
-                backoff_s = min(2 * backoff_s, 2.0)
+            if is_stuck:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._deadline is not None, self._backoff_s)
 
-    def _next_batch(self) -> list[CallSpan]:
-        """The oldest calls, left in the queue until they are sent; empty when closing and nothing is left."""
+    def _has_ended(self, spool: Spool, is_stuck: bool, deadline: float) -> bool:
+        """Whether closing leaves nothing to do that can be done now; drops what has no place to wait."""
+        if self._queue and not (is_stuck and (self._is_away or time.monotonic() >= deadline)):
+            return False
         with self._changed:
-            while not self._queue:
-                if self._deadline is not None:
-                    return []
-                self._changed.wait()
-            if len(self._queue) < _BATCH_SPANS and self._deadline is None:
+            if left := len(self._queue):
+                self._queue.clear()
+                self._reported_ns = 0
+                self._drop(left, "the collector was out of reach at shutdown, and the spool full")
+        return not spool or self._is_away or time.monotonic() >= deadline
+
+    def _next_batch(self, spool: Spool) -> list[CallSpan]:
+        """The oldest calls, left in the queue until they are settled; empty when there is other work."""
+        with self._changed:
+            if not self._queue and self._deadline is None:
+                wait_s = max(0.0, self._next_try - time.monotonic()) if spool else None
+                self._changed.wait(wait_s)
+            if self._queue and len(self._queue) < _BATCH_SPANS and self._deadline is None:
                 self._changed.wait_for(
                     lambda: self._deadline is not None or len(self._queue) >= _BATCH_SPANS, self._delay_s
                 )
@@ -145,59 +150,71 @@ class Exporter:
                 batch.append(span)
             return batch
 
-    def _send(self, batch: list[CallSpan]) -> bool:
-        """Whether the batch is settled: accepted, or refused for good."""
+    def _settle(self, batch: list[CallSpan], spool: Spool) -> bool:
+        """Sends the batch; behind others that wait, or where the collector cannot take it now, it goes to disk.
+
+        False where it could not even be put there: it stays in the queue.
+        """
         try:
-            request = encode_request(batch, _RESOURCE)
+            request = encode_request(batch, _RESOURCE).SerializeToString()
         except (ValueError, TypeError) as error:
             if len(batch) > 1:  # one by one, until the culprit comes first
-                return self._send(batch[:1])
+                return self._settle(batch[:1], spool)
             with self._changed:
                 self._take(batch)
                 self._drop(1, f"it cannot be encoded: {error}")
             return True
+        delivery = Delivery(False) if spool else self._send(request, len(batch))
+        if not delivery.settled and (reason := spool.put(request, len(batch))):
+            self._why_full = reason
+            return False
+        with self._changed:
+            self._take(batch)
+            if delivery.settled:
+                self._count(delivery, len(batch))
+        return True
+
+    def _empty_one(self, spool: Spool) -> None:
+        """Sends the oldest request of the spool."""
+        one, request = spool.oldest()
+        delivery = Delivery(True, one.spans, "its file in the spool is gone")
+        if request is not None:
+            delivery = self._send(request, one.spans)
+        if not delivery.settled:
+            return
+        with self._changed:
+            spool.remove(one)
+            if not one.recovered:
+                self._count(delivery, one.spans)
+                return
+        if delivery.rejected:
+            _log.warning("calls of an earlier life dropped count=%d reason=%s", delivery.rejected, delivery.reason)
+
+    def _send(self, request: bytes, spans: int) -> Delivery:
+        assert self._client is not None
         timeout_s = self._timeout_s
         if self._deadline is not None:
             timeout_s = max(0.05, min(timeout_s, self._deadline - time.monotonic()))
-        try:
-            answer = self._stub.Export(request, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            code = error.code()
-            if code not in _FINAL_CODES:
-                _log.debug("export failed code=%s calls=%d", code, len(batch))
-                return False
-            with self._changed:
-                self._take(batch)
-                self._drop(len(batch), f"the collector refused them: {code.name} {error.details()}")
-            return True
-        rejected = min(answer.partial_success.rejected_spans, len(batch))
-        with self._changed:
-            self._take(batch)
-            self._exported += len(batch) - rejected
-            if rejected:
-                self._drop(rejected, f"the collector rejected them: {answer.partial_success.error_message}")
-        return True
+        delivery = self._client.send(request, spans, timeout_s)
+        if delivery.settled and self._is_away:
+            _log.info("collector is back")
+        if not delivery.settled:
+            if not self._is_away:
+                _log.warning("collector out of reach reason=%s: calls wait on disk", delivery.reason)
+            self._next_try = time.monotonic() + self._backoff_s
+        self._backoff_s = self._delay_s if delivery.settled else min(2 * self._backoff_s, _MAX_BACKOFF_S)
+        self._is_away = not delivery.settled
+        return delivery
 
-    def _pause(self, seconds: float) -> bool:
-        """Waits before the next try; False when closing leaves no time for one."""
-        with self._changed:
-            if self._deadline is None:
-                self._changed.wait_for(lambda: self._deadline is not None, seconds)
-                return True
-        time.sleep(0.05)
-        return time.monotonic() < self._deadline
+    def _count(self, delivery: Delivery, spans: int) -> None:
+        self._exported += spans - delivery.rejected
+        if delivery.rejected:
+            self._drop(delivery.rejected, delivery.reason)
 
     def _take(self, batch: list[CallSpan]) -> None:
         for span in batch:
             self._queue.popleft()
             self._queued_bytes -= span.size_bytes
-
-    def _give_up(self) -> None:
-        with self._changed:
-            left = len(self._queue)
-            self._queue.clear()
-            self._reported_ns = 0
-            self._drop(left, "the collector was out of reach at shutdown")
 
     def _drop(self, calls: int, reason: str) -> None:
         self._dropped += calls
@@ -205,18 +222,3 @@ class Exporter:
         if not self._reported_ns or now_ns - self._reported_ns > _REPORT_INTERVAL_S * 1e9:
             self._reported_ns = now_ns
             _log.warning("calls dropped count=%d total_dropped=%d reason=%s", calls, self._dropped, reason)
-
-
-def _open_channel(endpoint: str) -> grpc.Channel:
-    url = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
-    if not url.hostname or url.scheme not in ("", "http", "https", "grpc"):
-        raise ConfigError(f'serving.collector = {endpoint!r} is no URL: write http://HOST:PORT, or "none"')
-    target = f"{url.hostname}:{url.port or 4317}"
-    options = [
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 2000),
-    ]
-    if url.scheme == "https":
-        return grpc.secure_channel(target, grpc.ssl_channel_credentials(), options)
-    return grpc.insecure_channel(target, options)

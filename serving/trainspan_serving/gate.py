@@ -14,6 +14,8 @@ class Gate:
         self._opened.set()
         self._idle.set()
         self._in_flight = 0
+        self.refused = 0
+        """Requests that it stayed closed for too long for."""
 
     @property
     def is_open(self) -> bool:
@@ -30,6 +32,7 @@ class Gate:
             try:
                 await asyncio.wait_for(self._opened.wait(), max(0.0, deadline - time.monotonic()))
             except TimeoutError:
+                self.refused += 1
                 return False
         self._in_flight += 1
         self._idle.clear()

@@ -10,6 +10,8 @@ import msgspec
 from trainspan_schemas import keys
 from trainspan_schemas.tokens import encode_ids, encode_logprobs
 
+from .served import Policy
+
 __all__ = ["Choice", "Generation", "override_sampling", "with_logprobs"]
 
 _OPERATIONS = {"/v1/completions": keys.OPERATION_TEXT_COMPLETION}
@@ -33,7 +35,10 @@ class Choice:
 class Generation:
     """Gathers the outputs of one `generate` call."""
 
-    def __init__(self, prompt: Any, params: Any, request_id: str, first_choice: int, lora_request: Any) -> None:
+    def __init__(
+        self, prompt: Any, params: Any, request_id: str, first_choice: int, policy: Policy, lora_request: Any
+    ) -> None:
+        """`lora_request`: an adapter that the client itself asked for, None for the policy."""
         self._params = params
         self._request_id = request_id
         self._first_choice = first_choice
@@ -41,6 +46,7 @@ class Generation:
         self._multimodal = prompt.get("type") not in (None, "token")
         self._delta = params.output_kind.name == "DELTA"
         self._choices = [Choice() for _ in range(params.n)]
+        self._policy = policy
         self.adapter: str | None = lora_request.lora_name if lora_request else None
 
     def add(self, output: Any) -> None:
@@ -58,8 +64,8 @@ class Generation:
                 choice.finish_reason = completion.finish_reason
                 choice.versions = [(span.version, span.start, span.end) for span in completion.weight_versions or ()]
 
-    def choices(self, endpoint: str, version: int) -> Iterator[tuple[Choice, dict[str, Any]]]:
-        """Each choice with its span attributes. `version` holds where the engine reported none."""
+    def choices(self, endpoint: str) -> Iterator[tuple[Choice, dict[str, Any]]]:
+        """Each choice with its span attributes."""
         params = self._params
         shared: dict[str, Any] = {
             keys.GEN_AI_OPERATION: _OPERATIONS.get(endpoint, keys.OPERATION_CHAT),
@@ -88,7 +94,7 @@ class Generation:
                 choice,
                 {
                     **shared,
-                    **_version_attributes(choice, version),
+                    **self._version_attributes(choice),
                     keys.CHOICE_INDEX: self._first_choice + index,
                     keys.GEN_AI_FINISH_REASONS: [choice.finish_reason or "abort"],
                     keys.GEN_AI_OUTPUT_TOKENS: len(choice.ids),
@@ -96,6 +102,17 @@ class Generation:
                     keys.COMPLETION_LOGPROBS: encode_logprobs(choice.logprobs),
                 },
             )
+
+    def _version_attributes(self, choice: Choice) -> dict[str, Any]:
+        """The engine's own labels where it reported them; they are those of the full weights, whatever adapter is on them."""
+        version = self._policy.version
+        if self._policy.adapter and self.adapter is None:
+            return {keys.POLICY_VERSION: version}
+        spans = [(int(label) if label.isdigit() else version, start, end) for label, start, end in choice.versions]
+        attributes: dict[str, Any] = {keys.POLICY_VERSION: spans[-1][0] if spans else version}
+        if len({label for label, _, _ in spans}) > 1:
+            attributes[keys.POLICY_VERSION_SPANS] = json.dumps(spans)
+        return attributes
 
 
 def override_sampling(params: Any) -> Any:
@@ -126,14 +143,6 @@ def _chosen_logprobs(completion: Any) -> list[float]:
     if starts is not None:
         return [positions.logprobs[start] for start in starts]
     return [position[token].logprob for position, token in zip(positions, completion.token_ids, strict=True)]
-
-
-def _version_attributes(choice: Choice, fallback: int) -> dict[str, Any]:
-    spans = [(int(label) if label.isdigit() else fallback, start, end) for label, start, end in choice.versions]
-    attributes: dict[str, Any] = {keys.POLICY_VERSION: spans[-1][0] if spans else fallback}
-    if len({version for version, _, _ in spans}) > 1:
-        attributes[keys.POLICY_VERSION_SPANS] = json.dumps(spans)
-    return attributes
 
 
 def _is_constrained(params: Any) -> bool:

@@ -13,17 +13,19 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from trainspan_schemas.checkpoint import META_FILE, CheckpointMeta, read_latest
+from trainspan_schemas.checkpoint import read_latest
 from trainspan_schemas.errors import CheckpointError, ProcessError, UsageError
-from trainspan_schemas.home import checkpoints_dir, remember_served_model, token
+from trainspan_schemas.home import checkpoints_dir, remember_served_model
 from trainspan_schemas.settings import ServingSettings
 
-from .plan import ServerPlan
+from .adapters import SERVED_MODULES, is_adapter, read_adapter
+from .plan import ServerPlan, make_plan, version_of
 from .supervisor import Supervisor
-from .weights import check_kind, has_tokenizer
+from .weights import has_tokenizer
 
 __all__ = ["Launch", "prepare", "serve"]
 
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 _PRIVATE = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -68,31 +70,27 @@ def prepare(settings: ServingSettings, flags: Sequence[str], environ: Mapping[st
     """Checks everything that can be checked without vLLM, and fixes flags and environment."""
     if importlib.util.find_spec("vllm") is None:
         raise ProcessError("serve needs vLLM: pip install 'trainspan[serve-cpu]', or 'trainspan[serve]' on a GPU")
-    model = _choose_model(settings)
+    chosen = _choose_model(settings)
+    adapter = read_adapter(Path(chosen)) if Path(chosen).is_dir() and is_adapter(Path(chosen)) else None
+    model = adapter.base if adapter else chosen
     is_local = Path(model).is_dir()
     if not is_local and (Path(model).parent.is_dir() or not _HUB_ID.fullmatch(model)):
-        raise CheckpointError(f"no model directory {model}: name one that exists, or a Hugging Face id (owner/name)")
-    version_ = _check_model(Path(model)) if is_local else 0
+        of = f", the base of adapter {chosen}" if adapter else ""
+        raise CheckpointError(
+            f"no model directory {model}{of}: name one that exists, or a Hugging Face id (owner/name)"
+        )
+    if is_local:
+        _check_model(Path(model))
+    version_ = version_of(adapter.folder if adapter else Path(model))
     port = _check_port(settings.host, settings.port)
-    plan = ServerPlan(
-        model=str(Path(model).resolve()) if is_local else model,
-        version=version_,
-        served_name=settings.served_name,
-        checkpoints=str(checkpoints_dir(settings.checkpoints).resolve()),
-        host=settings.host,
-        collector=None if settings.collector == "none" else settings.collector,
-        otlp_headers=environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""),
-        token=token(),
-        train_sampling=settings.train_sampling,
-        swap_timeout_s=settings.swap_timeout_s,
-        drain_timeout_s=settings.drain_timeout_s,
-        canary_tolerance=settings.canary_tolerance,
-    )
+    plan = make_plan(settings, model, adapter.folder if adapter else None, version_, port, environ)
     on_cpu = _is_cpu_build()
     defaults = {**_PRIVATE, **(_CPU if on_cpu else {}), "VLLM_LOGGING_LEVEL": "WARNING"}
     if is_local:
         defaults["HF_HUB_OFFLINE"] = "1"
-    return Launch(plan, settings.host, port, _flags(settings, port, on_cpu, flags), {**defaults, **environ})
+    max_rank = settings.max_lora_rank or (adapter.rank if adapter else None)
+    our_flags = _flags(settings, port, on_cpu, max_rank)
+    return Launch(plan, settings.host, port, (*our_flags, *flags), {**defaults, **environ})
 
 
 def _choose_model(settings: ServingSettings) -> str:
@@ -105,16 +103,14 @@ def _choose_model(settings: ServingSettings) -> str:
     return str(latest)
 
 
-def _check_model(folder: Path) -> int:
-    """The policy version of a model folder. Raises CheckpointError where vLLM could not serve it."""
-    check_kind(folder)
+def _check_model(folder: Path) -> None:
+    """Raises CheckpointError where vLLM could not serve a folder of full weights."""
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json: it is no model directory")
     if not has_tokenizer(folder):
         raise CheckpointError(f"{folder} has no tokenizer: save one there (tokenizer.save_pretrained)")
     if not any(folder.glob("*.safetensors")):
         raise CheckpointError(f"{folder} has no *.safetensors file")
-    return CheckpointMeta.read(folder).version if (folder / META_FILE).is_file() else 0
 
 
 def _check_port(host: str, port: int) -> int:
@@ -137,7 +133,7 @@ def _is_cpu_build() -> bool:
         return True
 
 
-def _flags(settings: ServingSettings, port: int, on_cpu: bool, further: Sequence[str]) -> tuple[str, ...]:
+def _flags(settings: ServingSettings, port: int, on_cpu: bool, max_lora_rank: int | None) -> tuple[str, ...]:
     dtype = settings.dtype or ("float32" if on_cpu else "bfloat16")
     flags = ["--host", settings.host, "--port", str(port), "--served-model-name", settings.served_name]
     flags += ["--dtype", dtype, "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
@@ -147,6 +143,20 @@ def _flags(settings: ServingSettings, port: int, on_cpu: bool, further: Sequence
     flags += ["--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"]
     if on_cpu:
         flags += ["--distributed-executor-backend", "uni", "--enforce-eager"]
+    elif settings.sleep:
+        flags += ["--enable-sleep-mode"]  # refused by vLLM on a CPU, where there is nothing to give back
     if settings.max_model_len is not None:
         flags += ["--max-model-len", str(settings.max_model_len)]
-    return (*flags, *further)
+    if max_lora_rank is not None:
+        # Two at once: requests under way keep the adapter that they began with.
+        flags += ["--enable-lora", "--max-lora-rank", str(_vllm_rank(max_lora_rank)), "--max-loras", "2"]
+        flags += ["--lora-target-modules", *SERVED_MODULES]
+    return tuple(flags)
+
+
+def _vllm_rank(rank: int) -> int:
+    """The least limit not under `rank` that vLLM takes."""
+    limits = [limit for limit in _LORA_RANKS if limit >= rank]
+    if not limits:
+        raise UsageError(f"LoRA rank {rank} is over vLLM's greatest, {_LORA_RANKS[-1]}")
+    return limits[0]

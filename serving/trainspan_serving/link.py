@@ -1,7 +1,8 @@
 """The socket between the supervisor and the server process it started.
 
-Events go up as JSON lines: {"event": "ready"}, {"event": "policy", "model": folder, "version": n}. Nothing goes down, but
-when the supervisor dies its end closes, and the server stops too instead of holding the port as an orphan.
+Events go up as JSON lines: {"event": "ready"} and {"event": "policy", "model": folder, "adapter": folder or null,
+"version": n}. Nothing goes down, but when the supervisor dies its end closes, and the server stops too
+instead of holding the port as an orphan.
 """
 
 import json

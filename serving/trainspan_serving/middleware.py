@@ -5,20 +5,27 @@ import atexit
 import logging
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from trainspan_schemas import keys
 from trainspan_schemas.errors import InvalidRecordError
 
-from .admin import POLICY_PATH, handle_policy
+from .admin import ADMIN_PREFIX, handle_admin
 from .caller import identify
 from .capture import EngineTap, Exchange
+from .counter import CallCounter
+from .delivery import CollectorClient
+from .engine import Engine
 from .export import Exporter
 from .link import report
-from .plan import ServerPlan
+from .metrics import PolicyMetrics
+from .plan import ServerPlan, plan_of_process
 from .policy import PolicyServer
 from .response import answer_json
+from .spool import Spool
 
 __all__ = ["PolicyMiddleware"]
 
@@ -33,47 +40,56 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _FLUSH_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What is made when the server starts."""
+
+    exporter: Exporter
+    tap: EngineTap
+    server: PolicyServer
+    api_keys: tuple[str, ...]
+
+
 class PolicyMiddleware:
     """Wraps the application; connects to the engine when the server starts."""
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._plan = ServerPlan.from_environ(os.environ)
-        self._exporter: Exporter | None = None
-        self._server: PolicyServer | None = None
-        self._tap: EngineTap | None = None
-        self._api_keys: list[str] = []
+        self._parts: _Parts | None = None
         self._ready: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
-        elif scope["type"] != "http" or self._server is None or self._tap is None:
+        elif scope["type"] != "http" or self._parts is None:
             await self._app(scope, receive, send)
-        elif scope["path"] == POLICY_PATH:
-            await handle_policy(self._server, scope, receive, send)
+        elif scope["path"].startswith(ADMIN_PREFIX):
+            await handle_admin(self._parts.server, self._parts.exporter.counts, scope, receive, send)
         else:
-            await self._serve(self._server, self._tap, scope, receive, send)
+            await self._serve(self._parts, scope, receive, send)
 
-    async def _serve(self, server: PolicyServer, tap: EngineTap, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, parts: _Parts, scope: Scope, receive: Receive, send: Send) -> None:
+        server = parts.server
         try:
-            caller = identify(scope, self._api_keys)
+            caller = identify(scope, parts.api_keys)
         except InvalidRecordError as error:
             await answer_json(send, 400, {"error": {"message": str(error), "type": "BadRequestError", "code": 400}})
             return
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        if not await server.gate.enter(self._plan.swap_timeout_s):
-            message = f"new weights are being loaded for more than {self._plan.swap_timeout_s:g} s; try again"
+        limit_s = server.plan.swap_timeout_s
+        if not await server.gate.enter(limit_s):
+            why = "it sleeps" if server.asleep else "new weights are being loaded"
+            message = f"the policy server has held this request for {limit_s:g} s because {why}; try again"
             body = {"error": {"message": message, "type": "ServiceUnavailableError", "code": 503}}
             await answer_json(send, 503, body, [(b"retry-after", b"1")])
             return
-        exchange = Exchange(caller, scope["path"], server.policy.version)
+        exchange = Exchange(caller, scope["path"], server.policy)
         exchange.when_settled(server.gate.leave)
-        answer = _Answer(receive, send, server.policy.version)
+        answer = _Answer(receive, send, exchange.policy.version)
         try:
-            with tap.exchange(exchange):
+            with parts.tap.exchange(exchange):
                 await self._app(scope, answer.receive, answer.send)
         finally:
             exchange.end_http(delivered=answer.delivered)
@@ -93,22 +109,35 @@ class PolicyMiddleware:
         await self._app(scope, receive_and_start, stop_and_send)
 
     async def _start(self, app: Any) -> None:
-        plan, engine = self._plan, app.state.engine_client
-        exporter = Exporter(plan.collector, metadata=_metadata(plan.otlp_headers))
+        plan, client = plan_of_process(app.state.args, os.environ), app.state.engine_client
+        counter = CallCounter(Path(plan.state) / "calls")
+        exporter = _exporter(plan)
         atexit.register(exporter.close, 0.5)
-        self._exporter = exporter
-        self._tap = EngineTap(engine, plan.served_name, exporter.add, train_sampling=plan.train_sampling)
-        self._server = await PolicyServer.start(plan, engine, self._tap, exporter)
-        self._api_keys = [key for key in app.state.args.api_key or [os.environ.get("VLLM_API_KEY")] if key]
+        tap = EngineTap(client, plan.served_name, exporter.add, counter, train_sampling=plan.train_sampling)
+        server = await PolicyServer.start(plan, Engine(client), tap)
+        PolicyMetrics(server, exporter.counts).register()
+        keys_given = app.state.args.api_key or [os.environ.get("VLLM_API_KEY")]
+        self._parts = _Parts(exporter, tap, server, tuple(key for key in keys_given if key))
         self._ready = asyncio.create_task(_report_when_listening(app))
 
     async def _stop(self) -> None:
-        if self._exporter is not None:
-            await asyncio.to_thread(self._exporter.close, _FLUSH_S)
-            counts = self._exporter.counts()
+        if self._parts is not None:
+            await asyncio.to_thread(self._parts.exporter.close, _FLUSH_S)
+            counts = self._parts.exporter.counts()
             _log.info(
-                "capture closed captured=%d exported=%d dropped=%d", counts.captured, counts.exported, counts.dropped
+                "capture closed captured=%d exported=%d dropped=%d spooled=%d",
+                counts.captured,
+                counts.exported,
+                counts.dropped,
+                counts.spooled,
             )
+
+
+def _exporter(plan: ServerPlan) -> Exporter:
+    if plan.collector is None:
+        return Exporter(None, None)
+    client = CollectorClient(plan.collector, _metadata(plan.otlp_headers))
+    return Exporter(client, Spool(Path(plan.state) / "spool", plan.spool_max_bytes))
 
 
 class _Answer:

@@ -13,6 +13,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, Instr
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
+from trainspan_schemas.identity import TraceParent
+
 __all__ = ["AttributeValue", "CallSpan", "encode_request"]
 
 AttributeValue: TypeAlias = str | bool | int | float | bytes | Sequence[str]
@@ -34,6 +36,8 @@ class CallSpan:
     end_ns: int
     attributes: Mapping[str, AttributeValue]
     error: str | None = None
+    link: TraceParent | None = None
+    """A span of another trace that belongs to it."""
 
     @property
     def size_bytes(self) -> int:
@@ -54,6 +58,7 @@ def encode_request(spans: Iterable[CallSpan], resource: Mapping[str, AttributeVa
 
 
 def _encode_span(span: CallSpan) -> Span:
+    link = span.link
     return Span(
         trace_id=bytes.fromhex(span.trace_id),
         span_id=bytes.fromhex(span.span_id),
@@ -64,6 +69,7 @@ def _encode_span(span: CallSpan) -> Span:
         end_time_unix_nano=span.end_ns,
         attributes=_encode_attributes(span.attributes),
         status=Status(code=Status.StatusCode.STATUS_CODE_ERROR, message=span.error) if span.error else Status(),
+        links=[Span.Link(trace_id=bytes.fromhex(link.trace_id), span_id=bytes.fromhex(link.span_id))] if link else [],
         flags=_SAMPLED | _HAS_IS_REMOTE | (_IS_REMOTE if span.parent_span_id else 0),
     )
 

@@ -1,10 +1,24 @@
-"""What a server process is told: settings that are fixed for its life, handed to it as JSON in its environment."""
+"""What a server process is told: settings that are fixed for its life, handed to it as JSON in its environment.
+
+A vLLM that was started by hand with our `--middleware` has no such JSON: its plan is made of its own arguments and of the
+settings that `trainspan serve` would read.
+"""
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
-__all__ = ["PLAN_VARIABLE", "ServerPlan"]
+from trainspan_schemas.checkpoint import META_FILE, CheckpointMeta
+from trainspan_schemas.config import load_settings, override
+from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.home import checkpoints_dir, home, token
+from trainspan_schemas.roles import otlp_headers_of
+from trainspan_schemas.settings import ServingSettings
+
+__all__ = ["PLAN_VARIABLE", "ServerPlan", "make_plan", "plan_of_process", "version_of"]
 
 PLAN_VARIABLE = "TRAINSPAN_SERVER_PLAN"
 
@@ -14,11 +28,15 @@ class ServerPlan:
     """Everything that our code inside the vLLM process needs."""
 
     model: str
-    """Folder (or Hugging Face id) whose weights are served at start."""
+    """Folder (or Hugging Face id) of the full weights at start."""
+    adapter: str | None
+    """Folder of the LoRA adapter on them at start."""
     version: int
     served_name: str
     checkpoints: str
     host: str
+    state: str
+    """Folder for what outlives the process: spool and call numbers."""
     collector: str | None
     """OTLP/gRPC URL; None: calls are counted, not sent."""
     otlp_headers: str
@@ -26,6 +44,9 @@ class ServerPlan:
     token: str
     """Bearer token of the swap."""
     train_sampling: bool
+    sleep: bool
+    """Whether it may be put to sleep."""
+    spool_max_bytes: int
     swap_timeout_s: float
     drain_timeout_s: float
     canary_tolerance: float | None
@@ -33,11 +54,59 @@ class ServerPlan:
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> "ServerPlan":
-        """Raises KeyError where no plan is set: the process was not started by `trainspan serve`."""
-        return cls(**json.loads(environ[PLAN_VARIABLE]))
-
-    def serving(self, model: str, version: int) -> "ServerPlan":
+    def serving(self, model: str, adapter: str | None, version: int) -> "ServerPlan":
         """The same plan from other weights."""
-        return replace(self, model=model, version=version)
+        return replace(self, model=model, adapter=adapter, version=version)
+
+
+def make_plan(
+    settings: ServingSettings, model: str, adapter: Path | None, version: int, port: int, environ: Mapping[str, str]
+) -> ServerPlan:
+    """The plan for weights that were chosen already; paths become absolute."""
+    state = home() / "serving" / f"{quote(settings.served_name, safe='')}-{port}"
+    headers = environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")
+    if settings.token_file:
+        headers = otlp_headers_of(settings.token_file, "serving")
+    return ServerPlan(
+        model=str(Path(model).resolve()) if Path(model).is_dir() else model,
+        adapter=str(adapter.resolve()) if adapter else None,
+        version=version,
+        served_name=settings.served_name,
+        checkpoints=str(checkpoints_dir(settings.checkpoints).resolve()),
+        host=settings.host,
+        state=str(state.resolve()),
+        collector=None if settings.collector == "none" else settings.collector,
+        otlp_headers=headers,
+        token=token(),
+        train_sampling=settings.train_sampling,
+        sleep=settings.sleep,
+        spool_max_bytes=settings.spool_max_bytes,
+        swap_timeout_s=settings.swap_timeout_s,
+        drain_timeout_s=settings.drain_timeout_s,
+        canary_tolerance=settings.canary_tolerance,
+    )
+
+
+def plan_of_process(args: Any, environ: Mapping[str, str]) -> ServerPlan:
+    """The plan of this server process; `args` are vLLM's.
+
+    Raises ConfigError where vLLM is to run several API server processes: each would see a part of the requests only.
+    """
+    if getattr(args, "api_server_count", 1) not in (None, 1):
+        raise ConfigError("the trainspan middleware needs one API server: start vLLM with --api-server-count 1")
+    if PLAN_VARIABLE in environ:
+        return ServerPlan(**json.loads(environ[PLAN_VARIABLE]))
+    names = args.served_model_name
+    name = names[0] if isinstance(names, list) and names else names or args.model
+    settings = override(
+        load_settings(None, environ).serving,
+        served_name=name,
+        host=args.host or "127.0.0.1",
+        sleep=args.enable_sleep_mode,
+    )
+    return make_plan(settings, args.model, None, version_of(Path(args.model)), args.port, environ)
+
+
+def version_of(folder: Path) -> int:
+    """The policy version of a model folder: what its `trainspan.json` says, else 0."""
+    return CheckpointMeta.read(folder).version if (folder / META_FILE).is_file() else 0

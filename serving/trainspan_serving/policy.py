@@ -1,37 +1,31 @@
-"""The policy in service, and its exchange for another: validated, drained, loaded, checked by the canary, or undone."""
+"""The policy in service, and its exchange for another: validated, loaded, checked by the canary, or undone."""
 
 import asyncio
 import logging
 import os
-import re
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from trainspan_schemas.checkpoint import CANARY_FILE, Canary, CheckpointMeta
 from trainspan_schemas.errors import CheckpointError
 
-from .canary import ABSENT, CanaryReport, check_prompts, judge, score
+from .canary import ABSENT, CanaryReport, judge, prime, read_through_cache, score
+from .candidates import Candidate, find_candidate
 from .capture import EngineTap
-from .export import Exporter
+from .engine import BackgroundRequestsError, Engine
 from .gate import Gate
 from .link import report
 from .plan import ServerPlan
-from .weights import Weights, check_fits, read_weights
+from .served import Adapter, Policy
+from .weights import Weights, read_weights
 
-__all__ = ["CheckpointNotFoundError", "Policy", "PolicyServer", "SwapResult", "SwapUndoneError"]
+__all__ = ["PolicyServer", "SwapResult", "SwapUndoneError"]
 
 _log = logging.getLogger(__name__)
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-class CheckpointNotFoundError(CheckpointError):
-    """No folder of that name under `--checkpoints`."""
 
 
 class SwapUndoneError(CheckpointError):
@@ -40,14 +34,6 @@ class SwapUndoneError(CheckpointError):
     def __init__(self, message: str, canary: CanaryReport = ABSENT) -> None:
         super().__init__(message)
         self.canary = canary
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Weights in service."""
-
-    version: int
-    folder: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,49 +46,34 @@ class SwapResult:
     seconds: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    policy: Policy
-    canary: Canary | None
-
-
 class PolicyServer:
     """Owns the gate and the exchange of weights; one at a time."""
 
-    def __init__(
-        self, plan: ServerPlan, engine: Any, tap: EngineTap, exporter: Exporter, policy: Policy, served: Weights
-    ) -> None:
+    def __init__(self, plan: ServerPlan, engine: Engine, tap: EngineTap, policy: Policy, served: Weights) -> None:
         self.gate = Gate()
         self.policy = policy
         self.plan = plan
-        self._engine, self._tap, self._exporter = engine, tap, exporter
+        self.canary: CanaryReport | None = None
+        self.swaps: Counter[str] = Counter()
+        """Outcome (a canary status, `refused` or `undone`) → number."""
+        self.swap_seconds = 0.0
+        """All successful exchanges together."""
+        self.asleep = False
+        self._engine, self._tap = engine, tap
         self._served = served
-        self._canary: CanaryReport | None = None
-        self._swapping = asyncio.Lock()
+        self._changing = asyncio.Lock()
         self._broken = False
 
     @classmethod
-    async def start(cls, plan: ServerPlan, engine: Any, tap: EngineTap, exporter: Exporter) -> "PolicyServer":
-        """Labels the engine's weights with the version they are served as."""
+    async def start(cls, plan: ServerPlan, engine: Engine, tap: EngineTap) -> "PolicyServer":
+        """Labels the engine's weights with the version they are served as, and loads the adapter of the plan."""
         folder = await asyncio.to_thread(_local_folder, plan.model)
         served = await asyncio.to_thread(read_weights, folder)
-        await engine.update_weight_version(str(plan.version))
-        return cls(plan, engine, tap, exporter, Policy(plan.version, folder), served)
-
-    def state(self) -> dict[str, Any]:
-        """The answer to `GET /trainspan/policy`."""
-        counts = self._exporter.counts()
-        return {
-            "version": self.policy.version,
-            "checkpoint": self.policy.folder.name,
-            "model": self.plan.served_name,
-            "in_flight": self.gate.in_flight,
-            "open": self.gate.is_open,
-            "canary": self._canary.as_json() if self._canary else None,
-            "calls_captured": counts.captured,
-            "calls_exported": counts.exported,
-            "calls_dropped": counts.dropped,
-        }
+        await engine.label(plan.version)
+        adapter = None
+        if plan.adapter:
+            adapter = await engine.add_adapter(Path(plan.adapter), plan.version, plan.served_name)
+        return cls(plan, engine, tap, Policy(plan.version, folder, adapter), served)
 
     async def swap(self, checkpoint: str, version: int) -> SwapResult:
         """Serves `checkpoint` (a name under `--checkpoints`) as `version`.
@@ -110,87 +81,162 @@ class PolicyServer:
         Raises CheckpointError where it does not fit (nothing was touched), SwapUndoneError where requests did not end
         in time or the canary failed (the earlier policy is in service).
         """
-        if self._swapping.locked():
+        seconds: dict[str, float] = {}
+        try:
+            async with self._alone():
+                with _timed(seconds, "total"):
+                    with _timed(seconds, "validate"):
+                        candidate = await asyncio.to_thread(self._validate, checkpoint, version)
+                    exchange = self._exchange_adapter if candidate.weights is None else self._exchange_weights
+                    canary = await exchange(candidate, seconds)
+        except CheckpointError as error:
+            self.swaps["undone" if isinstance(error, SwapUndoneError) else "refused"] += 1
+            raise
+        self.canary = canary
+        self.swaps[canary.status] += 1
+        self.swap_seconds += seconds["total"]
+        adapter = str(self.policy.adapter.folder) if self.policy.adapter else None
+        report({"event": "policy", "model": str(self.policy.weights), "adapter": adapter, "version": version})
+        _log.info("policy swapped version=%d canary=%s seconds=%.3f", version, canary.status, seconds["total"])
+        return SwapResult(version, checkpoint, canary, seconds)
+
+    async def sleep(self) -> None:
+        """Holds new requests, lets those under way end, and gives the accelerator's memory back until `wake` or a swap.
+
+        Raises SwapUndoneError where requests did not end in time: the server goes on.
+        """
+        async with self._alone():
+            if self.asleep:
+                return
+            try:
+                await self._drain_gate()
+                await self._engine.sleep(self.plan.drain_timeout_s)
+            except BackgroundRequestsError as error:
+                self.gate.open()
+                raise SwapUndoneError(self._background_requests()) from error
+            except SwapUndoneError:
+                self.gate.open()
+                raise
+            self.asleep = True
+
+    async def wake(self) -> None:
+        """Takes the memory back and lets requests through; does nothing where the server is awake."""
+        async with self._alone():
+            await self._wake()
+            self.gate.open()
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """One change at a time."""
+        if self._changing.locked():
             raise SwapUndoneError("another swap is under way; try again")
-        async with self._swapping:
-            seconds: dict[str, float] = {}
-            with _timed(seconds, "total"):
-                with _timed(seconds, "validate"):
-                    candidate = await asyncio.to_thread(self._validate, checkpoint, version)
-                canary = await self._exchange(candidate, seconds)
-            self._canary = canary
-            report({"event": "policy", "model": str(candidate.policy.folder), "version": version})
-            _log.info("policy swapped version=%d canary=%s seconds=%.3f", version, canary.status, seconds["total"])
-            return SwapResult(version, checkpoint, canary, seconds)
+        async with self._changing:
+            yield
 
-    def _validate(self, checkpoint: str, version: int) -> _Candidate:
-        folder = _resolve(Path(self.plan.checkpoints), checkpoint)
-        meta = CheckpointMeta.read(folder)
-        weights = read_weights(folder)
-        if meta.version != version:
-            raise CheckpointError(f"{checkpoint} holds version {meta.version}, not {version}")
-        check_fits(weights, self._served)
-        canary = Canary.read(folder) if (folder / CANARY_FILE).is_file() else None
-        if canary:
-            config = self._engine.model_config
-            check_prompts(canary, vocab_size=config.get_vocab_size(), max_tokens=config.max_model_len)
-        return _Candidate(Policy(version, folder), canary)
+    def _validate(self, checkpoint: str, version: int) -> Candidate:
+        checkpoints = Path(self.plan.checkpoints)
+        candidate = find_candidate(checkpoints, checkpoint, version, self._served, self._engine.limits)
+        if candidate.weights and not self._engine.can_reload:
+            raise CheckpointError(
+                "full weights cannot be exchanged here: start vLLM with "
+                "--worker-extension-cls trainspan_serving.worker.PolicyWorker"
+            )
+        return candidate
 
-    async def _exchange(self, candidate: _Candidate, seconds: dict[str, float]) -> CanaryReport:
-        earlier, name = self.policy, candidate.policy.folder.name
+    async def _exchange_adapter(self, candidate: Candidate, seconds: dict[str, float]) -> CanaryReport:
+        """The new adapter is loaded beside the one in service, which goes on until the canary has agreed."""
+        name = candidate.folder.name
+        seconds["drain"] = 0.0
+        adapter: Adapter | None = None
+        try:
+            await self._wake()
+            with _timed(seconds, "reload"):
+                adapter = await self._engine.add_adapter(candidate.folder, candidate.version, self.plan.served_name)
+            policy = Policy(candidate.version, self.policy.weights, adapter)
+            with _timed(seconds, "canary"):
+                canary = await self._check(candidate, policy)
+        except Exception as error:
+            await self._discard(adapter)
+            raise SwapUndoneError(f"loading {name} failed: {_line(error)}") from error
+        finally:
+            self.gate.open()
+        if canary.status == "stale":
+            await self._discard(adapter)
+            self._refuse_stale(canary, name)
+        self.policy = policy
+        return canary
+
+    async def _exchange_weights(self, candidate: Candidate, seconds: dict[str, float]) -> CanaryReport:
+        """Nothing runs while the weights change, so that no call is answered by two policies."""
+        assert candidate.weights is not None
+        earlier, name = self.policy, candidate.folder.name
+        policy = Policy(candidate.version, candidate.folder)
         try:
             with _timed(seconds, "drain"):
-                await self._drain()
+                await self._drain_gate()
+                await self._wake()
+                if candidate.canary:
+                    await prime(self._tap, candidate.canary, earlier)
+                await self._pause()
             try:
                 with _timed(seconds, "reload"):
-                    await self._load(candidate.policy)
+                    await self._engine.load(policy)
                 with _timed(seconds, "canary"):
-                    canary = await self._check(candidate)
+                    canary = await self._check(candidate, policy)
             except Exception as error:
                 await self._undo(earlier)
-                raise SwapUndoneError(f"loading {name} failed: {error}") from error
+                raise SwapUndoneError(f"loading {name} failed: {_line(error)}") from error
             if canary.status == "stale":
                 await self._undo(earlier)
-                self._canary = canary
-                raise SwapUndoneError(
-                    f"the server's log-probabilities under {name} are {canary.max_abs_diff:.3g} off the trainer's "
-                    f"(tolerance {canary.tolerance:g}); version {earlier.version} stays in service",
-                    canary,
-                )
-            self.policy = candidate.policy
+                self._refuse_stale(canary, name)
+            self.policy, self._served = policy, candidate.weights
+            if earlier.adapter:
+                await self._discard(earlier.adapter)
             return canary
         finally:
             if not self._broken:
                 self.gate.open()
 
-    async def _drain(self) -> None:
-        """Nothing is generated any more: our gate holds what comes through it, the engine's own pause what does not."""
+    async def _drain_gate(self) -> None:
+        """Holds what comes through our gate, and waits for what went through it."""
         limit_s = self.plan.drain_timeout_s
         if not await self.gate.close(limit_s):
             raise SwapUndoneError(f"{self.gate.in_flight} requests were still under way after {limit_s:g} s; try again")
+
+    async def _pause(self) -> None:
+        """Holds what does not come through our gate."""
         try:
-            await asyncio.wait_for(self._engine.pause_generation(mode="wait"), limit_s)
-        except TimeoutError as error:
-            await self._engine.resume_generation()
-            raise SwapUndoneError(f"background requests were still under way after {limit_s:g} s; try again") from error
+            await self._engine.pause(self.plan.drain_timeout_s)
+        except BackgroundRequestsError as error:
+            raise SwapUndoneError(self._background_requests()) from error
 
-    async def _load(self, policy: Policy) -> None:
-        """Loads weights into the paused engine, which goes on afterwards."""
-        await self._engine.collective_rpc("trainspan_reload", args=(str(policy.folder),))
-        if not await self._engine.reset_prefix_cache():
-            raise RuntimeError("the prefix cache, computed by the earlier weights, could not be emptied")
-        await self._engine.update_weight_version(str(policy.version))
-        await self._engine.resume_generation()
+    def _background_requests(self) -> str:
+        return f"background requests were still under way after {self.plan.drain_timeout_s:g} s; try again"
 
-    async def _check(self, candidate: _Candidate) -> CanaryReport:
+    async def _wake(self) -> None:
+        if self.asleep:
+            await self._engine.wake()
+            self.asleep = False
+
+    async def _check(self, candidate: Candidate, policy: Policy) -> CanaryReport:
         if candidate.canary is None:
-            _log.warning(
-                "no canary checkpoint=%s: nothing proves that its weights are served", candidate.policy.folder.name
-            )
+            _log.warning("no canary checkpoint=%s: nothing proves that its weights are served", candidate.folder.name)
             return ABSENT
-        scores = await score(self._tap, candidate.canary, candidate.policy.version)
-        dtype = str(self._engine.model_config.dtype).removeprefix("torch.")
-        return judge(candidate.canary, scores, tolerance=self.plan.canary_tolerance, dtype=dtype)
+        cached = await read_through_cache(self._tap, candidate.canary, policy)
+        scores = await score(self._tap, candidate.canary, policy)
+        tolerance = self.plan.canary_tolerance
+        return judge(candidate.canary, scores, cached, tolerance=tolerance, dtype=self._engine.dtype)
+
+    def _refuse_stale(self, canary: CanaryReport, name: str) -> None:
+        self.canary = canary
+        if canary.cached_tokens:
+            what = f"under {name} {canary.cached_tokens} tokens of a prompt were still cached from earlier weights"
+        else:
+            what = (
+                f"the server's log-probabilities under {name} are {canary.max_abs_diff:.3g} off the trainer's "
+                f"(tolerance {canary.tolerance:g})"
+            )
+        raise SwapUndoneError(f"{what}; version {self.policy.version} stays in service", canary)
 
     async def _undo(self, earlier: Policy) -> None:
         """Loads the earlier weights again.
@@ -198,27 +244,17 @@ class PolicyServer:
         Where that fails too, the gate stays shut and this process ends: its supervisor starts another with them.
         """
         try:
-            await self._engine.pause_generation(mode="abort")
-            await self._load(earlier)
+            await self._engine.abort()
+            await self._engine.load(earlier)
         except Exception:
             self._broken = True
             _log.exception("rollback failed version=%d: restarting", earlier.version)
             os.kill(os.getpid(), signal.SIGTERM)
             raise
 
-
-def _resolve(checkpoints: Path, name: str) -> Path:
-    """The folder `name` directly under `checkpoints`; links lead nowhere."""
-    if not _NAME.fullmatch(name):
-        raise CheckpointError(f"{name[:80]!r} is no checkpoint name: a folder name under {checkpoints} is meant")
-    root = checkpoints.resolve()
-    folder = root / name
-    if not folder.is_dir():
-        raise CheckpointNotFoundError(f"no checkpoint {name!r} in {checkpoints}")
-    links = [path.name for path in (folder, *folder.iterdir()) if path.is_symlink()]
-    if links:
-        raise CheckpointError(f"checkpoint {name!r} has a symbolic link, {links[0]!r}: copy the file instead")
-    return folder
+    async def _discard(self, adapter: Adapter | None) -> None:
+        if adapter is not None:
+            await self._engine.remove_adapter(adapter)
 
 
 def _local_folder(model: str) -> Path:
@@ -227,6 +263,10 @@ def _local_folder(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(model, local_files_only=True))
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 @contextmanager

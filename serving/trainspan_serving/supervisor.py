@@ -103,7 +103,9 @@ class Supervisor:
             self._was_ready = True
             self._on_ready(f"http://{self._host}:{self._port}/v1", self._good.version)
         elif event["event"] == "policy":
-            self._good = self._good.serving(str(event["model"]), int(str(event["version"])))
+            adapter = event["adapter"]
+            version = int(str(event["version"]))
+            self._good = self._good.serving(str(event["model"]), None if adapter is None else str(adapter), version)
 
     def _stop(self, process: "subprocess.Popen[bytes]") -> None:
         """SIGTERM, then SIGKILL for the server and whatever it started."""
@@ -127,7 +129,9 @@ class Supervisor:
             self._crashes.popleft()
         if len(self._crashes) > _MAX_RESTARTS:
             raise ProcessError(f"vLLM crashed {len(self._crashes)} times within {_RESTART_WINDOW_S:g} s; giving up")
-        if not Path(self._good.model).is_dir() and self._good != self._first:
-            _log.error("checkpoint gone model=%s: restarting with %s", self._good.model, self._first.model)
+        folders = [self._good.adapter, self._good.model if self._good.model != self._first.model else None]
+        gone = [folder for folder in folders if folder and not Path(folder).is_dir()]
+        if gone and self._good != self._first:
+            _log.error("checkpoint gone folder=%s: restarting with %s", gone[0], self._first.model)
             self._good = self._first
         _log.error("server crashed code=%d: restarting version=%d", code, self._good.version)

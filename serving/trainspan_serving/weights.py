@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.checkpoint import META_FILE, CheckpointMeta
 from trainspan_schemas.errors import CheckpointError
 
-__all__ = ["Weights", "check_fits", "check_kind", "has_tokenizer", "read_weights"]
+__all__ = ["Weights", "check_fits", "has_tokenizer", "read_json", "read_shapes", "read_weights"]
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _CONFIG_IGNORED = {
@@ -32,7 +31,7 @@ _CONFIG_IGNORED = {
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The outline of a model folder."""
+    """The outline of a folder of full weights."""
 
     folder: Path
     config: dict[str, Any]
@@ -43,18 +42,8 @@ class Weights:
 
 def read_weights(folder: Path) -> Weights:
     """Reads config, safetensors headers and tokenizer. Raises CheckpointError for what is missing or damaged."""
-    check_kind(folder)
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     return Weights(folder, config, _read_tensors(folder), _hash_vocabulary(folder))
-
-
-def check_kind(folder: Path) -> None:
-    """Raises CheckpointError for a LoRA adapter."""
-    is_lora = (folder / META_FILE).is_file() and CheckpointMeta.read(folder).kind == "lora"
-    if is_lora or (folder / "adapter_config.json").is_file():
-        raise CheckpointError(
-            f"{folder.name} is a LoRA adapter, which this server cannot serve: merge it into full weights"
-        )
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -88,18 +77,18 @@ def check_fits(candidate: Weights, served: Weights) -> None:
 def _read_tensors(folder: Path) -> dict[str, tuple[int, ...]]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files = sorted({folder / str(name) for name in _read_json(index).get("weight_map", {}).values()})
+        files = sorted({folder / str(name) for name in read_json(index).get("weight_map", {}).values()})
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise CheckpointError(f"{folder.name} has no *.safetensors file")
     tensors: dict[str, tuple[int, ...]] = {}
     for file in files:
-        tensors.update(_read_header(file))
+        tensors.update(read_shapes(file))
     return tensors
 
 
-def _read_header(file: Path) -> dict[str, tuple[int, ...]]:
+def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a safetensors file, whose size must be what its header says.
 
     Format: https://huggingface.co/docs/safetensors/index#format
@@ -126,13 +115,13 @@ def _hash_vocabulary(folder: Path) -> str:
         raise CheckpointError(f"{folder.name} has no tokenizer ({', '.join(_TOKENIZER_FILES)})")
     if file.name != "tokenizer.json":
         return hashlib.sha256(file.read_bytes()).hexdigest()
-    tokenizer = _read_json(file)
+    tokenizer = read_json(file)
     added = [[token.get("id"), token.get("content")] for token in tokenizer.get("added_tokens") or []]
     vocabulary = [tokenizer.get("model", {}).get("vocab"), tokenizer.get("model", {}).get("merges"), added]
     return hashlib.sha256(json.dumps(vocabulary, sort_keys=True).encode()).hexdigest()
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text())
     except FileNotFoundError as error:

@@ -13,6 +13,9 @@ from tests.support.otlp_sink import OtlpSink, free_port, otlp_sink
 from tests.support.policy_server import RunningServer, policy_server
 from tests.support.tiny_model import make_tiny_model
 
+FLAGS = ("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}')
+"""Random weights would fill a JSON text with spaces for ever."""
+
 
 @dataclass(frozen=True, slots=True)
 class Models:
@@ -55,8 +58,8 @@ class Stack:
 @pytest.fixture(scope="session")
 def stack(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     stack = Stack()
-    arguments = ("--collector", stack.start_collector(), "--checkpoints", str(models.checkpoints))
-    with policy_server(models.base, tmp_path_factory.mktemp("home"), *arguments) as stack.server:
+    arguments = ("--collector", stack.start_collector(), "--checkpoints", str(models.checkpoints), "--sleep")
+    with policy_server(models.base, tmp_path_factory.mktemp("home"), *arguments, flags=FLAGS) as stack.server:
         yield stack
     stack.stop_collector()
 

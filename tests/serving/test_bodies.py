@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import Models, Stack
+from tests.serving.conftest import FLAGS, Models, Stack
 from tests.support.otlp_sink import free_port
 from trainspan_schemas.settings import ServingSettings
 from trainspan_serving.launch import prepare
@@ -22,6 +22,17 @@ from trainspan_serving.launch import prepare
 MESSAGES = [{"role": "user", "content": "calc 7*5"}]
 CHAT = {"model": "policy", "messages": MESSAGES, "max_tokens": 24, "seed": 3}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+SIDE = {
+    "type": "object",
+    "properties": {"side": {"enum": ["left", "right"]}},
+    "required": ["side"],
+    "additionalProperties": False,
+}
+TURN = {"type": "function", "function": {"name": "turn", "parameters": SIDE}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "side", "schema": SIDE}}
+FORCED = {**CHAT, "max_tokens": 200, "tools": [TURN], "tool_choice": "required"}
+RESPONSE = {"model": "policy", "input": "calc", "max_output_tokens": 16, "temperature": 0}
+MESSAGE = {"model": "policy", "messages": MESSAGES, "max_tokens": 16, "temperature": 0}
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", {**CHAT, "n": 2}),
@@ -38,8 +49,19 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
         "/v1/completions",
         {"model": "policy", "prompt": "calc", "max_tokens": 9, "seed": 4, "echo": True, "stream": True},
     ),
-    ("/v1/responses", {"model": "policy", "input": "calc", "max_output_tokens": 16, "temperature": 0}),
-    ("/v1/messages", {"model": "policy", "messages": MESSAGES, "max_tokens": 16, "temperature": 0}),
+    ("/v1/chat/completions", {**CHAT, "response_format": FORMAT}),
+    ("/v1/chat/completions", {**CHAT, "temperature": -1}),
+    ("/v1/chat/completions", FORCED),
+    ("/v1/chat/completions", {**FORCED, "parallel_tool_calls": False, "stream": True}),
+    ("/v1/chat/completions", {**FORCED, "tool_choice": {"type": "function", "function": {"name": "turn"}}}),
+    ("/v1/responses", RESPONSE),
+    ("/v1/responses", {**RESPONSE, "text": {"format": {"type": "json_schema", "name": "side", "schema": SIDE}}}),
+    ("/v1/responses", {**RESPONSE, "stream": True}),
+    ("/v1/responses", {"model": "policy"}),
+    ("/v1/messages", MESSAGE),
+    ("/v1/messages", {**MESSAGE, "tools": [{"name": "turn", "input_schema": SIDE}]}),
+    ("/v1/messages", {**MESSAGE, "stream": True}),
+    ("/v1/messages", {**MESSAGE, "max_tokens": -1}),
     ("/tokenize", {"model": "policy", "prompt": "calc 7"}),
 ]
 
@@ -64,7 +86,7 @@ def bare(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
     log = tmp_path_factory.mktemp("bare") / "log"
     with log.open("w") as file:
         process = subprocess.Popen(
-            [*command, *flags, "--max-num-seqs", "32"], env=dict(launch.environment), stdout=file, stderr=file
+            [*command, *flags, "--max-num-seqs", "32", *FLAGS], env=dict(launch.environment), stdout=file, stderr=file
         )
     try:
         deadline = time.monotonic() + 120
@@ -105,12 +127,33 @@ def _ask(url: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, str]
 
 def _joined(stream: str) -> Any:
     """The events of a stream as one value: how many tokens share an event depends on time alone."""
-    *events, done, rest = stream.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
+    *events, rest = stream.split("\n\n")
+    assert rest == ""
+    if events[0].startswith("event: "):
+        return _joined_by_type(events)
+    assert events.pop() == "data: [DONE]"
     joined: Any = {}
     for event in events:
-        joined = _join(joined, json.loads(event.removeprefix("data: ").replace("VARYING", '"VARYING":0')))
+        joined = _join(joined, _data(event))
     return joined
+
+
+def _joined_by_type(events: list[str]) -> list[tuple[str, Any]]:
+    """Of Responses and Messages: those of one type that follow each other are one, and their count is left out."""
+    joined: list[tuple[str, Any]] = []
+    for event in events:
+        name, _, data = event.partition("\n")
+        value = {key: item for key, item in _data(data).items() if key != "sequence_number"}
+        if joined and joined[-1][0] == name:
+            joined[-1] = (name, _join(joined[-1][1], value))
+        else:
+            joined.append((name, value))
+    return joined
+
+
+def _data(event: str) -> Any:
+    text = event.removeprefix("data: ")
+    return {} if text == "[DONE]" else json.loads(text.replace("VARYING", '"VARYING":0'))
 
 
 def _join(left: Any, right: Any, key: str = "") -> Any:
@@ -121,10 +164,11 @@ def _join(left: Any, right: Any, key: str = "") -> Any:
             **{name: _join(left[name], right[name], name) if name in left else right[name] for name in right},
         }
     if isinstance(left, list) and isinstance(right, list):
-        if key == "choices":
+        if key in ("choices", "tool_calls"):
             return [_join(left[0], right[0])] if left and right else left or right
         return left + right
-    return left + right if key in ("content", "text") and isinstance(left, str) and isinstance(right, str) else right
+    texts = ("content", "text", "arguments", "delta", "partial_json")
+    return left + right if key in texts and isinstance(left, str) and isinstance(right, str) else right
 
 
 def _without(flags: tuple[str, ...], *names: str) -> list[str]:

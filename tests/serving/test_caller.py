@@ -37,13 +37,19 @@ def test_the_headers_span_wins_over_the_urls_within_one_trace() -> None:
     "scope",
     [
         scope_of(f"/rollout/{TRACE}/v1/models", traceparent=str(OTHER)),
-        scope_of(f"/rollout/{TRACE}/v1/models", authorization=f"Bearer trainspan-{OTHER}"),
         scope_of(authorization=f"Bearer trainspan-{TRACE}", traceparent=str(OTHER)),
     ],
 )
-def test_two_traces_contradict_each_other(scope: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRecordError, match="names two traces"):
-        identify(scope, [])
+def test_an_agents_own_trace_yields_to_the_one_that_url_or_key_names_and_is_linked(scope: dict[str, Any]) -> None:
+    caller = identify(scope, [])
+    assert (caller.parent, caller.link) == (TRACE, OTHER)
+    inside = identify(scope_of(traceparent=str(OTHER)), [])
+    assert (inside.parent, inside.link) == (OTHER, None)
+
+
+def test_url_and_key_of_two_rollouts_contradict_each_other() -> None:
+    with pytest.raises(InvalidRecordError, match="names two rollouts"):
+        identify(scope_of(f"/rollout/{TRACE}/v1/models", authorization=f"Bearer trainspan-{OTHER}"), [])
 
 
 @pytest.mark.parametrize("token", ["", "x", str(TRACE)[:-1], f"{TRACE}x", f"00-{'0' * 32}-{'1' * 16}-01"])

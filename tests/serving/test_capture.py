@@ -296,15 +296,18 @@ def test_a_traceparent_in_the_url_or_the_api_key_is_enough(stack: Stack) -> None
     assert sorted(span.attributes[keys.CALL_INDEX] for span in spans) == [0, 1, 2]
 
 
-def test_two_traces_in_one_request_and_a_malformed_one_are_refused(stack: Stack) -> None:
-    one, other = (TraceParent(secrets.token_hex(16), secrets.token_hex(8)) for _ in range(2))
-    status, answer = _chat(stack, f"/rollout/{one}/v1/chat/completions", {"traceparent": str(other)})
-    assert status == 400
-    assert "two traces" in answer["error"]["message"]
+def test_an_agent_that_traces_itself_is_captured_in_the_rollout_that_its_url_names(stack: Stack) -> None:
+    rollout, own, other = (TraceParent(secrets.token_hex(16), secrets.token_hex(8)) for _ in range(3))
+    assert _chat(stack, f"/rollout/{rollout}/v1/chat/completions", {"traceparent": str(own)})[0] == 200
+    (span,) = stack.sink.wait(1, lambda span: span.trace_id == rollout.trace_id)
+    assert (span.parent_span_id, span.links) == (rollout.span_id, [(own.trace_id, own.span_id)])
+    key = {"Authorization": f"Bearer trainspan-{other}"}
+    status, answer = _chat(stack, f"/rollout/{rollout}/v1/chat/completions", key)
+    assert (status, "names two rollouts" in answer["error"]["message"]) == (400, True)
     status, answer = _chat(stack, "/rollout/nonsense/v1/chat/completions", {})
     assert status == 400
     assert "'nonsense' is no traceparent" in answer["error"]["message"]
-    assert not stack.sink.spans(lambda span: span.trace_id in (one.trace_id, other.trace_id))
+    assert not stack.sink.spans(lambda span: span.trace_id in (own.trace_id, other.trace_id))
 
 
 def test_an_unsampled_caller_is_captured_and_a_refused_request_is_not_a_call(stack: Stack) -> None:

@@ -3,14 +3,20 @@
 import secrets
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import grpc
 import pytest
 
 from tests.support.otlp_sink import free_port, otlp_sink
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.identity import TraceParent
+from trainspan_serving.delivery import CollectorClient
 from trainspan_serving.export import Counts, Exporter
 from trainspan_serving.otlp import CallSpan
+from trainspan_serving.spool import Spool
+
+GIB = 2**30
 
 
 def span(number: int = 0, payload: bytes = b"") -> CallSpan:
@@ -18,9 +24,17 @@ def span(number: int = 0, payload: bytes = b"") -> CallSpan:
     return CallSpan(secrets.token_hex(16), secrets.token_hex(8), None, "chat policy", 1, 2, attributes)
 
 
-def test_spans_arrive_in_order_with_their_types() -> None:
+def exporter_to(url: str, folder: Path, *, spool_bytes: int = GIB, **options: int) -> Exporter:
+    return Exporter(CollectorClient(url), Spool(folder / "spool", spool_bytes), **options)
+
+
+def nowhere() -> str:
+    return f"http://127.0.0.1:{free_port()}"
+
+
+def test_spans_arrive_in_order_with_their_types(tmp_path: Path) -> None:
     with otlp_sink() as (sink, url):
-        exporter = Exporter(url)
+        exporter = exporter_to(url, tmp_path)
         parent = secrets.token_hex(8)
         sent = CallSpan(
             secrets.token_hex(16), secrets.token_hex(8), parent, "chat policy", 5, 9, span(0, b"\1").attributes
@@ -33,58 +47,138 @@ def test_spans_arrive_in_order_with_their_types() -> None:
     assert [one.attributes["number"] for one in received] == list(range(1200))
     first = received[0]
     assert (first.trace_id, first.span_id, first.parent_span_id) == (sent.trace_id, sent.span_id, parent)
-    assert (first.start_ns, first.end_ns, first.kind, first.status) == (5, 9, 2, 0)
+    assert (first.start_ns, first.end_ns, first.kind, first.status, first.links) == (5, 9, 2, 0, [])
     assert first.attributes == {"number": 0, "share": 0.5, "flag": True, "ids": b"\1", "reasons": ["stop"]}
     assert exporter.counts() == Counts(1200, 1200, 0)
+    assert not list((tmp_path / "spool").iterdir())
 
 
-def test_calls_wait_for_a_collector_that_comes_late() -> None:
+def test_a_link_to_the_agents_own_trace_goes_along(tmp_path: Path) -> None:
+    link = TraceParent("ab" * 16, "cd" * 8)
+    with otlp_sink() as (sink, url):
+        exporter = exporter_to(url, tmp_path)
+        exporter.add(CallSpan("12" * 16, "34" * 8, None, "chat policy", 1, 2, {}, link=link))
+        assert sink.wait(1)[0].links == [("ab" * 16, "cd" * 8)]
+        exporter.close(5.0)
+
+
+def test_calls_wait_on_disk_for_a_collector_that_comes_late_and_arrive_in_order(tmp_path: Path) -> None:
     port = free_port()
-    exporter = Exporter(f"http://127.0.0.1:{port}")
+    exporter = exporter_to(f"http://127.0.0.1:{port}", tmp_path)
+    for number in range(3):
+        exporter.add(span(number))
+        _wait_for(lambda count=number + 1: exporter.counts() == Counts(count, 0, 0, spooled=count))  # type: ignore[misc]
+    with otlp_sink(port) as (sink, _):
+        assert [one.attributes["number"] for one in sink.wait(3)] == [0, 1, 2]
+        exporter.add(span(3))
+        assert sink.wait(4)[3].attributes["number"] == 3
+        exporter.close(5.0)
+    assert exporter.counts() == Counts(4, 4, 0)
+
+
+def test_what_a_dead_server_left_on_disk_is_sent_by_the_next_one_before_its_own(tmp_path: Path) -> None:
+    first = exporter_to(nowhere(), tmp_path)
+    for number in range(3):
+        first.add(span(number))
+    started = time.monotonic()
+    first.close(5.0)
+    assert time.monotonic() - started < 2.0  # it does not wait for a collector that is away
+    assert first.counts() == Counts(3, 0, 0, spooled=3)
+    (left,) = (tmp_path / "spool").iterdir()
+    assert (left.stat().st_mode & 0o777, (tmp_path / "spool").stat().st_mode & 0o777) == (0o600, 0o700)
+    (tmp_path / "spool" / "0000000000000009-5.tmp").write_bytes(b"half a request")
+
+    port = free_port()
+    second = exporter_to(f"http://127.0.0.1:{port}", tmp_path)
+    assert second.counts() == Counts(0, 0, 0, recovered=3)
+    second.add(span(3))
+    with otlp_sink(port) as (sink, _):
+        assert [one.attributes["number"] for one in sink.wait(4)] == [0, 1, 2, 3]
+        second.close(5.0)
+    assert second.counts() == Counts(1, 1, 0)
+    assert not list((tmp_path / "spool").iterdir())
+
+
+def test_beyond_the_bounds_of_disk_and_queue_the_newest_are_dropped_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    exporter = exporter_to(f"http://127.0.0.1:{port}", tmp_path, spool_bytes=20_000, max_calls=1)
+    for number in range(2):  # two of 8 KB fit on disk, a third in memory
+        exporter.add(span(number, bytes(8_000)))
+        _wait_for(lambda count=number + 1: exporter.counts().spooled == count)  # type: ignore[misc]
+    for number in range(2, 5):
+        exporter.add(span(number, bytes(8_000)))
+    assert exporter.counts() == Counts(5, 0, 2, spooled=2)
+    assert sum(file.stat().st_size for file in (tmp_path / "spool").iterdir()) <= 20_000
+    assert "calls dropped count=1" in caplog.text
+    with otlp_sink(port) as (sink, _):
+        assert [one.attributes["number"] for one in sink.wait(3)] == [0, 1, 2]
+        _wait_for(lambda: exporter.counts().exported == 3)
+        exporter.add(span(5))
+        assert sink.wait(4)[3].attributes["number"] == 5
+        exporter.close(5.0)
+    assert exporter.counts() == Counts(6, 4, 2)
+
+
+def test_calls_that_cannot_be_written_to_disk_wait_in_memory_and_are_lost_by_count_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    exporter = exporter_to(f"http://127.0.0.1:{port}", tmp_path)
+    (tmp_path / "spool").rmdir()
     exporter.add(span())
     time.sleep(0.5)
     assert exporter.counts() == Counts(1, 0, 0)
     with otlp_sink(port) as (sink, _):
         sink.wait(1)
-        exporter.close(5.0)
-    assert exporter.counts() == Counts(1, 1, 0)
+        _wait_for(lambda: exporter.counts().exported == 1)
+    exporter.add(span())
+    exporter.close(0.5)
+    assert exporter.counts() == Counts(2, 1, 1)
+    assert "calls dropped count=1" in caplog.text
 
 
-def test_without_a_collector_the_newest_are_dropped_and_counted() -> None:
+@pytest.mark.slow
+def test_after_five_minutes_of_outage_under_traffic_everything_is_delivered(tmp_path: Path) -> None:
     port = free_port()
-    exporter = Exporter(f"http://127.0.0.1:{port}", max_calls=3)
+    exporter = exporter_to(f"http://127.0.0.1:{port}", tmp_path)
+    count = 0
+    ends = time.monotonic() + 300
+    while time.monotonic() < ends:
+        for _ in range(20):
+            exporter.add(span(count, bytes(2_000)))
+            count += 1
+        time.sleep(0.1)
+    assert exporter.counts().dropped == exporter.counts().exported == 0
+    with otlp_sink(port) as (sink, _):
+        received = sink.wait(count, timeout_s=60)
+        exporter.close(10.0)
+    assert [one.attributes["number"] for one in received] == list(range(count))
+    assert exporter.counts() == Counts(count, count, 0)
+
+
+def test_the_queue_is_bounded_by_number_and_by_bytes(tmp_path: Path) -> None:
+    few = exporter_to(nowhere(), tmp_path / "few", max_calls=3, delay_s=60)
     started = time.monotonic()
     for number in range(5):
-        exporter.add(span(number))
+        few.add(span(number))
     assert time.monotonic() - started < 0.1
-    assert exporter.counts() == Counts(5, 0, 2)
-    with otlp_sink(port) as (sink, _):
-        assert [one.attributes["number"] for one in sink.wait(3)] == [0, 1, 2]
-        exporter.close(5.0)
+    assert few.counts() == Counts(5, 0, 2)
+    small = exporter_to(nowhere(), tmp_path / "small", max_bytes=10_000, delay_s=60)
+    small.add(span(0, bytes(8_000)))
+    small.add(span(1, bytes(8_000)))
+    assert small.counts() == Counts(2, 0, 1)
+    few.close(0.2)
+    small.close(0.2)
 
 
-def test_the_queue_is_bounded_by_bytes_too() -> None:
-    exporter = Exporter(f"http://127.0.0.1:{free_port()}", max_bytes=10_000)
-    exporter.add(span(0, bytes(8_000)))
-    exporter.add(span(1, bytes(8_000)))
-    assert exporter.counts() == Counts(2, 0, 1)
-    exporter.close(0.2)
-
-
-def test_closing_without_a_collector_is_bounded_and_counts_what_was_lost() -> None:
-    exporter = Exporter(f"http://127.0.0.1:{free_port()}")
-    for number in range(4):
-        exporter.add(span(number))
-    started = time.monotonic()
-    exporter.close(0.5)
-    assert time.monotonic() - started < 2.0
-    assert exporter.counts() == Counts(4, 0, 4)
-
-
-def test_what_the_collector_refuses_for_good_is_dropped_and_what_it_cannot_take_now_is_sent_again() -> None:
+def test_what_the_collector_refuses_for_good_is_dropped_and_what_it_cannot_take_now_is_sent_again(
+    tmp_path: Path,
+) -> None:
     with otlp_sink() as (sink, url):
         sink.refusals = [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED]
-        exporter = Exporter(url)
+        exporter = exporter_to(url, tmp_path)
         exporter.add(span(0))
         _wait_for(lambda: exporter.counts().dropped == 1)
         exporter.add(span(1))
@@ -93,9 +187,9 @@ def test_what_the_collector_refuses_for_good_is_dropped_and_what_it_cannot_take_
     assert exporter.counts() == Counts(2, 1, 1)
 
 
-def test_a_span_that_cannot_be_encoded_takes_no_other_with_it() -> None:
+def test_a_span_that_cannot_be_encoded_takes_no_other_with_it(tmp_path: Path) -> None:
     with otlp_sink() as (sink, url):
-        exporter = Exporter(url)
+        exporter = exporter_to(url, tmp_path)
         for number in (0, 2**64, 2):
             exporter.add(span(number))
         exporter.close(5.0)
@@ -104,7 +198,7 @@ def test_a_span_that_cannot_be_encoded_takes_no_other_with_it() -> None:
 
 
 def test_no_collector_wanted_means_counted_and_dropped() -> None:
-    exporter = Exporter(None)
+    exporter = Exporter(None, None)
     exporter.add(span())
     exporter.close(1.0)
     assert exporter.counts() == Counts(1, 0, 1)
@@ -112,10 +206,10 @@ def test_no_collector_wanted_means_counted_and_dropped() -> None:
 
 def test_an_endpoint_that_is_no_url_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"serving\.collector = 'ftp://x' is no URL"):
-        Exporter("ftp://x")
+        CollectorClient("ftp://x")
 
 
-def _wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def _wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

@@ -1,18 +1,22 @@
 """A second server with a planted fault, short timeouts, an API key and --train-sampling; at the end it is killed."""
 
+import json
 import os
 import secrets
 import shutil
 import signal
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 from tests.serving.conftest import Models, Stack
-from tests.support.canary import write_checkpoint_files
+from tests.support.canary import greedy_ids, write_checkpoint_files
+from tests.support.faulty import FAULT_VARIABLE
 from tests.support.otlp_sink import OtlpSink, otlp_sink
 from tests.support.policy_server import RunningServer, policy_server
 from trainspan_schemas import keys
@@ -20,6 +24,7 @@ from trainspan_schemas.checkpoint import CANARY_FILE
 from trainspan_schemas.identity import Identity, TraceParent
 
 KEY = {"Authorization": "Bearer sesame"}
+LONG_PROMPT = [(13 * position) % 240 + 10 for position in range(300)]
 MESSAGES = [{"role": "user", "content": "calc 7"}]
 
 
@@ -32,29 +37,46 @@ def faulty(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (checkpoints / "policy-000002" / CANARY_FILE).unlink()
     with otlp_sink() as (sink, url):
         arguments = ("--collector", url, "--checkpoints", str(checkpoints), "--train-sampling")
-        flags = ["--worker-extension-cls", "tests.support.unpacked_worker.UnpackedWorker", "--api-key", "sesame"]
-        environment = {"TRAINSPAN_SERVING__SWAP_TIMEOUT_S": "0.2", "TRAINSPAN_SERVING__DRAIN_TIMEOUT_S": "0.6"}
+        flags = ["--worker-extension-cls", "tests.support.faulty.FaultyWorker", "--api-key", "sesame"]
+        flags += ["--middleware", "tests.support.faulty.FaultyEngine"]
+        environment = {
+            "TRAINSPAN_SERVING__SWAP_TIMEOUT_S": "0.2",
+            "TRAINSPAN_SERVING__DRAIN_TIMEOUT_S": "0.6",
+            FAULT_VARIABLE: str(root / "fault"),
+        }
         with policy_server(models.base, root, *arguments, flags=flags, environment=environment) as server:
             yield server, sink, checkpoints
 
 
-def test_tied_embeddings_without_a_repacked_head_are_stale(
-    faulty: tuple[RunningServer, OtlpSink, Path],
+@pytest.mark.parametrize("fault", ["unpacked", "frozen", "forgotten reset"])
+def test_the_canary_is_red_for_tied_heads_left_unpacked_for_frozen_weights_and_for_a_cache_that_was_not_emptied(
+    faulty: tuple[RunningServer, OtlpSink, Path], models: Models, fault: str
 ) -> None:
-    server, _, _ = faulty
+    server, _, checkpoints = faulty
+    (checkpoints.parent / "fault").write_text(fault)
     status, answer = server.swap("policy-000001", 1)
+    (checkpoints.parent / "fault").unlink()
     assert status == 409
-    assert answer["canary"]["status"] == "stale"
-    assert answer["canary"]["max_abs_diff"] > 0.1
-    status, _, headers = _chat(server, KEY)
-    assert (status, headers[keys.HEADER_POLICY_VERSION]) == (200, "0")
+    canary = answer["canary"]
+    assert canary["status"] == "stale"
+    if fault == "forgotten reset":
+        assert canary["max_abs_diff"] <= canary["tolerance"]  # the weights are right
+        assert canary["cached_tokens"] == 256  # two whole blocks of a prompt of 300 tokens
+        assert "256 tokens of a prompt were still cached from earlier weights" in answer["error"]
+    else:
+        assert canary["max_abs_diff"] > 0.1
+        assert canary["cached_tokens"] == 0
     assert server.policy()["version"] == 0
+    body = {"model": "policy", "prompt": LONG_PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    status, told, headers = server.post("/v1/completions", {**body, "return_token_ids": True}, KEY)
+    assert (status, headers[keys.HEADER_POLICY_VERSION]) == (200, "0")
+    assert told["choices"][0]["token_ids"] == greedy_ids(models.base, LONG_PROMPT, 8)
 
 
 def test_a_request_held_too_long_gets_503_and_a_swap_that_cannot_drain_gives_up(
     faulty: tuple[RunningServer, OtlpSink, Path],
 ) -> None:
-    server, _, _ = faulty
+    server, sink, _ = faulty
     body = {"model": "policy", "prompt": [5] * 100, "max_tokens": 900, "ignore_eos": True, "n": 16}
     statuses: list[int] = []
     thread = threading.Thread(target=lambda: statuses.append(server.post("/v1/completions", body, KEY)[0]))
@@ -68,7 +90,14 @@ def test_a_request_held_too_long_gets_503_and_a_swap_that_cannot_drain_gives_up(
         time.sleep(0.005)
     status, told, headers = _chat(server, KEY)
     assert (status, headers["retry-after"]) == (503, "1")
-    assert "new weights are being loaded" in told["error"]["message"]
+    assert "held this request for 0.2 s because new weights are being loaded" in told["error"]["message"]
+    # The SDK tries again by itself, and the gate has opened by then.
+    parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
+    traced = {"traceparent": str(parent)}
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="sesame", default_headers=traced) as client:
+        assert client.chat.completions.create(model="policy", messages=MESSAGES, max_tokens=3).id  # type: ignore[arg-type]
+    (span,) = sink.wait(1, lambda span: span.trace_id == parent.trace_id)
+    assert (span.attributes[keys.CALL_INDEX], span.attributes[keys.CALL_DELIVERED]) == (0, True)
     swap.join(30)
     thread.join(60)
     ((status, reason),) = answers
@@ -76,6 +105,34 @@ def test_a_request_held_too_long_gets_503_and_a_swap_that_cannot_drain_gives_up(
     assert reason == "1 requests were still under way after 0.6 s; try again"
     assert statuses == [200]
     assert server.policy()["open"] is True
+
+
+def test_an_engine_that_fails_within_a_generation_leaves_a_call_that_says_so(
+    faulty: tuple[RunningServer, OtlpSink, Path],
+) -> None:
+    server, sink, checkpoints = faulty
+    parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
+    traced = {**KEY, "traceparent": str(parent)}
+    body = {"model": "policy", "messages": MESSAGES, "max_tokens": 50, "ignore_eos": True}
+    (checkpoints.parent / "fault").write_text("broken generation")
+    request = urllib.request.Request(
+        server.url + "/v1/chat/completions",
+        json.dumps({**body, "stream": True}).encode(),
+        {**traced, "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert "planted" in answer.read().decode()  # an error within a stream that began with 200
+    status, told, _ = server.post("/v1/chat/completions", body, traced)
+    (checkpoints.parent / "fault").unlink()
+    assert (status, told["error"]["code"]) == (500, 500)
+    spans = sink.wait(2, lambda span: span.trace_id == parent.trace_id)
+    streamed, whole = sorted(spans, key=lambda span: span.attributes[keys.CALL_INDEX])
+    assert [span.attributes[keys.CALL_DELIVERED] for span in (streamed, whole)] == [False, False]
+    assert (streamed.status, streamed.attributes[keys.GEN_AI_FINISH_REASONS]) == (2, ["abort"])
+    # Unstreamed, the engine's first output is its last: the tokens are there, the client got an error.
+    assert (whole.status, whole.attributes[keys.GEN_AI_FINISH_REASONS]) == (0, ["length"])
+    assert server.policy()["in_flight"] == 0
+    assert _chat(server, traced)[0] == 200
 
 
 def test_the_secret_in_url_or_key_stands_for_the_servers_own_key(
@@ -121,18 +178,24 @@ def test_while_the_collector_is_away_requests_go_on_and_their_spans_come_later(m
     state = stack.server.policy()
     assert state["calls_captured"] == before["calls_captured"] + 3
     assert state["calls_exported"] <= before["calls_captured"]
+    while stack.server.policy()["calls_spooled"] < 3:
+        time.sleep(0.05)
     stack.start_collector()
     spans = stack.sink.wait(3, lambda span: span.trace_id == parent.trace_id)
     assert sorted(span.attributes[keys.CALL_INDEX] for span in spans) == [0, 1, 2]
     assert stack.server.policy()["calls_dropped"] == before["calls_dropped"]
 
 
-def test_after_a_crash_the_last_good_policy_is_served_again(
+def test_after_a_crash_the_last_good_policy_is_served_again_and_calls_are_counted_on(
     faulty: tuple[RunningServer, OtlpSink, Path], models: Models
 ) -> None:
-    server, _, checkpoints = faulty
+    server, sink, checkpoints = faulty
     status, answer = server.swap("policy-000002", 2)
     assert (status, answer["canary"]["status"]) == (200, "absent")
+    identity = Identity(secrets.token_hex(8))
+    for _ in range(2):
+        assert _chat(server, {**KEY, "baggage": identity.to_baggage()})[0] == 200
+    sink.wait(2, lambda span: span.attributes.get(keys.ROLLOUT_ID) == identity.rollout_id)
     (child,) = _children(server.process.pid)
     os.kill(child, signal.SIGKILL)
     assert server.process.stdout is not None
@@ -140,7 +203,9 @@ def test_after_a_crash_the_last_good_policy_is_served_again(
     state = server.policy()
     assert (state["version"], state["checkpoint"]) == (2, "policy-000002")
     write_checkpoint_files(checkpoints / "policy-000002", 2, models.base)
-    assert _chat(server, KEY)[2][keys.HEADER_POLICY_VERSION] == "2"
+    assert _chat(server, {**KEY, "baggage": identity.to_baggage()})[2][keys.HEADER_POLICY_VERSION] == "2"
+    spans = sink.wait(3, lambda span: span.attributes.get(keys.ROLLOUT_ID) == identity.rollout_id)
+    assert sorted(span.attributes[keys.CALL_INDEX] for span in spans) == [0, 1, 2]
 
 
 def test_when_the_supervisor_is_killed_the_server_goes_too(faulty: tuple[RunningServer, OtlpSink, Path]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.serving.conftest import Models
+from tests.support.adapters import make_adapter
 from trainspan_schemas.checkpoint import CheckpointMeta, write_latest
 from trainspan_schemas.errors import CheckpointError, UsageError
 from trainspan_schemas.settings import ServingSettings
@@ -54,6 +55,30 @@ def test_flags_and_environment_are_those_of_the_design(home: Path, models: Model
     assert launch.plan.version == 0
 
 
+def test_an_adapter_is_served_on_the_model_that_it_names(home: Path, models: Models) -> None:
+    folder = home / "policy-000004"
+    make_adapter(models.base, folder, 4, seed=1, rank=5)
+    launch = launch_of(home, model=str(folder))
+    plan = launch.plan
+    assert (plan.model, plan.adapter, plan.version) == (str(models.base), str(folder), 4)
+    assert "--enable-lora --max-lora-rank 8 --max-loras 2" in " ".join(launch.flags)
+    assert "--max-lora-rank 16" in " ".join(launch_of(home, model=str(folder), max_lora_rank=9).flags)
+    CheckpointMeta("lora", 4, None, str(home / "gone"), None).write(folder)
+    with pytest.raises(CheckpointError, match=r"no model directory .*gone, the base of adapter .*policy-000004"):
+        launch_of(home, model=str(folder))
+    with pytest.raises(UsageError, match="LoRA rank 1000 is over vLLM's greatest, 512"):
+        launch_of(home, model=str(models.base), max_lora_rank=1000)
+    assert "--enable-lora" not in launch_of(home, model=str(models.base)).flags
+
+
+def test_sleep_is_a_flag_of_vllms_on_a_gpu_only(home: Path, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = launch_of(home, model=str(models.base), sleep=True)
+    assert (launch.plan.sleep, "--enable-sleep-mode" in launch.flags) == (True, False)
+    monkeypatch.setattr("trainspan_serving.launch.version", lambda name: "0.32.0")
+    assert "--enable-sleep-mode" in launch_of(home, model=str(models.base), sleep=True).flags
+    assert "--enable-sleep-mode" not in launch_of(home, model=str(models.base)).flags
+
+
 def test_on_a_gpu_build_no_cpu_setting_is_made(home: Path, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainspan_serving.launch.version", lambda name: "0.32.0")
     launch = launch_of(home, model=str(models.base))
@@ -85,8 +110,8 @@ def test_without_a_model_the_newest_checkpoint_is_served_with_its_version(home: 
         (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer: save one there"),
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), "has no *.safetensors file"),
-        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "is a LoRA adapter"),
-        (lambda folder: CheckpointMeta("lora", 1, None, "x", None).write(folder), "is a LoRA adapter"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "is an adapter of type None"),
+        (lambda folder: CheckpointMeta("lora", 1, None, "x", None).write(folder), "has no adapter_config.json"),
     ],
 )
 def test_a_folder_that_vllm_could_not_serve_is_named_in_one_line(

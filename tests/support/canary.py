@@ -39,15 +39,20 @@ def greedy_ids(folder: Path, prompt_ids: list[int], count: int) -> list[int]:
     return ids[len(prompt_ids) :]
 
 
-def write_checkpoint_files(
-    folder: Path, version: int, parent: Path, *, prompt_tokens: int = 300, completion_tokens: int = 64
-) -> None:
+def canary_tokens(prompt_tokens: int = 300, completion_tokens: int = 64) -> list[tuple[list[int], list[int]]]:
+    """Three prompts longer than two cache blocks, each with its completion."""
+    pairs = []
+    for number in range(3):
+        ids = [(7 * number + 11 * position) % 250 + 5 for position in range(prompt_tokens + completion_tokens)]
+        pairs.append((ids[:prompt_tokens], ids[prompt_tokens:]))
+    return pairs
+
+
+def write_checkpoint_files(folder: Path, version: int, parent: Path) -> None:
     """Adds metadata and a canary of three prompts to a model folder, with the weights in `parent` as the earlier ones."""
     CheckpointMeta("full", version, parent.name, str(parent), None).write(folder)
     prompts = []
-    for number in range(3):
-        ids = [(7 * number + 11 * position) % 250 + 5 for position in range(prompt_tokens + completion_tokens)]
-        prompt, completion = ids[:prompt_tokens], ids[prompt_tokens:]
+    for prompt, completion in canary_tokens():
         prompts.append(
             CanaryPrompt(
                 prompt, completion, logprobs_of(folder, prompt, completion), logprobs_of(parent, prompt, completion)

@@ -27,6 +27,8 @@ class ReceivedSpan:
     end_ns: int
     status: int
     attributes: dict[str, Any]
+    links: list[tuple[str, str]]
+    """(trace id, span id) of each."""
 
 
 class OtlpSink(trace_service_pb2_grpc.TraceServiceServicer):
@@ -99,6 +101,7 @@ def _received(span: Any) -> ReceivedSpan:
         end_ns=span.end_time_unix_nano,
         status=span.status.code,
         attributes={pair.key: _plain(pair.value) for pair in span.attributes},
+        links=[(link.trace_id.hex(), link.span_id.hex()) for link in span.links],
     )
 
 

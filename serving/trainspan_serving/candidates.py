@@ -1,0 +1,80 @@
+"""Checkpoints that may be put in service: found by name under one folder, read, and checked against what is served.
+
+A bad checkpoint kills vLLM's engine, or leaves old tensors in it silently, so everything that can be known is checked
+before anything is touched.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainspan_schemas.checkpoint import CANARY_FILE, Canary, CheckpointMeta
+from trainspan_schemas.errors import CheckpointError
+
+from .adapters import check_adapter_fits, is_adapter, read_adapter
+from .canary import check_prompts
+from .weights import Weights, check_fits, read_weights
+
+__all__ = ["Candidate", "CheckpointNotFoundError", "Limits", "find_candidate"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class CheckpointNotFoundError(CheckpointError):
+    """No folder of that name under `--checkpoints`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the engine takes."""
+
+    vocab_size: int
+    max_tokens: int
+    """Of prompt and completion together."""
+    max_lora_rank: int | None
+    """None: no adapters."""
+    lora_modules: tuple[str, ...] | None
+    """Modules that may have an adapter; None: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A checkpoint that fits."""
+
+    version: int
+    folder: Path
+    weights: Weights | None
+    """None for an adapter."""
+    canary: Canary | None
+
+
+def find_candidate(checkpoints: Path, name: str, version: int, served: Weights, limits: Limits) -> Candidate:
+    """The checkpoint `name` as `version`. Raises CheckpointError with the first reason why it cannot be served."""
+    folder = _resolve(checkpoints, name)
+    meta = CheckpointMeta.read(folder)
+    if meta.version != version:
+        raise CheckpointError(f"{name} holds version {meta.version}, not {version}")
+    weights = None
+    if is_adapter(folder):
+        check_adapter_fits(read_adapter(folder), served, limits.max_lora_rank, limits.lora_modules)
+    else:
+        weights = read_weights(folder)
+        check_fits(weights, served)
+    canary = Canary.read(folder) if (folder / CANARY_FILE).is_file() else None
+    if canary:
+        check_prompts(canary, vocab_size=limits.vocab_size, max_tokens=limits.max_tokens)
+    return Candidate(version, folder, weights, canary)
+
+
+def _resolve(checkpoints: Path, name: str) -> Path:
+    """The folder `name` directly under `checkpoints`; links lead nowhere."""
+    if not _NAME.fullmatch(name):
+        raise CheckpointError(f"{name[:80]!r} is no checkpoint name: a folder name under {checkpoints} is meant")
+    root = checkpoints.resolve()
+    folder = root / name
+    if not folder.is_dir():
+        raise CheckpointNotFoundError(f"no checkpoint {name!r} in {checkpoints}")
+    links = [path.name for path in (folder, *folder.iterdir()) if path.is_symlink()]
+    if links:
+        raise CheckpointError(f"checkpoint {name!r} has a symbolic link, {links[0]!r}: copy the file instead")
+    return folder

@@ -1,0 +1,84 @@
+"""One export request to the collector over OTLP/gRPC, and what became of it.
+
+Spec: https://opentelemetry.io/docs/specs/otlp/#failures (which answers are final, and which ask for another try).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from trainspan_schemas.errors import ConfigError
+
+__all__ = ["CollectorClient", "Delivery"]
+
+_METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+_FINAL_CODES = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.OUT_OF_RANGE,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How a request ended."""
+
+    settled: bool
+    """False: to be sent again later."""
+    rejected: int = 0
+    """Spans that the collector refused for good."""
+    reason: str = ""
+
+
+class CollectorClient:
+    """Sends serialized requests to `endpoint`, a URL (`http://HOST:PORT`, or `https://` for TLS).
+
+    `metadata` goes with every request (for example an authorization header). Raises ConfigError for what is no URL.
+    """
+
+    def __init__(self, endpoint: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        self._channel = _open_channel(endpoint)
+        self._metadata = metadata
+        # Bytes in: what waited on disk is sent as it lies there.
+        self._export: Any = self._channel.unary_unary(
+            _METHOD, request_serializer=None, response_deserializer=ExportTraceServiceResponse.FromString
+        )
+
+    def send(self, request: bytes, spans: int, timeout_s: float) -> Delivery:
+        """Sends one request that holds `spans` spans."""
+        try:
+            answer = self._export(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            code = error.code()
+            reason = f"{code.name} {error.details()}"
+            if code in _FINAL_CODES:
+                return Delivery(True, spans, f"the collector refused them: {reason}")
+            return Delivery(False, reason=reason)
+        rejected = min(answer.partial_success.rejected_spans, spans)
+        return Delivery(True, rejected, f"the collector rejected them: {answer.partial_success.error_message}")
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def _open_channel(endpoint: str) -> grpc.Channel:
+    url = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
+    if not url.hostname or url.scheme not in ("", "http", "https", "grpc"):
+        raise ConfigError(f'serving.collector = {endpoint!r} is no URL: write http://HOST:PORT, or "none"')
+    target = f"{url.hostname}:{url.port or 4317}"
+    options = [
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+    ]
+    if url.scheme == "https":
+        return grpc.secure_channel(target, grpc.ssl_channel_credentials(), options)
+    return grpc.insecure_channel(target, options)

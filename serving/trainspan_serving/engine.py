@@ -1,0 +1,102 @@
+"""What is done to vLLM's engine: pausing it, loading weights and adapters into it, putting it to sleep."""
+
+import asyncio
+import itertools
+from pathlib import Path
+from typing import Any
+
+from .candidates import Limits
+from .served import Adapter, Policy
+
+__all__ = ["BackgroundRequestsError", "Engine"]
+
+
+class BackgroundRequestsError(Exception):
+    """Requests that did not come through our gate did not end in time."""
+
+
+class Engine:
+    """Control over the engine client of one vLLM server."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._adapter_ids = itertools.count(1)
+
+    @property
+    def limits(self) -> Limits:
+        """What a checkpoint must keep within."""
+        model, lora = self._client.model_config, self._client.vllm_config.lora_config
+        modules = lora.target_modules if lora else None
+        return Limits(
+            vocab_size=int(model.get_vocab_size()),
+            max_tokens=int(model.max_model_len),
+            max_lora_rank=int(lora.max_lora_rank) if lora else None,
+            lora_modules=tuple(modules) if modules else None,
+        )
+
+    @property
+    def dtype(self) -> str:
+        """The weights', e.g. "float32"."""
+        return str(self._client.model_config.dtype).removeprefix("torch.")
+
+    @property
+    def can_reload(self) -> bool:
+        """Whether the workers have our extension, without which full weights cannot be exchanged."""
+        return bool(self._client.vllm_config.parallel_config.worker_extension_cls)
+
+    async def label(self, version: int) -> None:
+        """Names the full weights; the engine reports the name with every generation."""
+        await self._client.update_weight_version(str(version))
+
+    async def pause(self, limit_s: float) -> None:
+        """Waits until nothing runs, and lets nothing begin. Raises BackgroundRequestsError, going on, after `limit_s`."""
+        try:
+            await asyncio.wait_for(self._client.pause_generation(mode="wait"), limit_s)
+        except TimeoutError as error:
+            await self._client.resume_generation()
+            raise BackgroundRequestsError from error
+
+    async def abort(self) -> None:
+        """Ends what runs, and lets nothing begin."""
+        await self._client.pause_generation(mode="abort")
+
+    async def load(self, policy: Policy) -> None:
+        """Loads full weights into the paused engine, which goes on afterwards. Raises what vLLM raises."""
+        await self._client.collective_rpc("trainspan_reload", args=(str(policy.weights),))
+        await self._forget_prefixes()
+        await self.label(policy.version)
+        await self._client.resume_generation()
+
+    async def add_adapter(self, folder: Path, version: int, name: str) -> Adapter:
+        """Loads an adapter beside those that are there. Raises what vLLM raises.
+
+        Each gets a number and a name of its own, by which vLLM keeps adapters and cached prefixes apart: the same
+        folder loaded twice is two adapters, so that nothing of its earlier content is used.
+        """
+        from vllm.lora.request import LoRARequest
+
+        number = next(self._adapter_ids)
+        request = LoRARequest(f"{name}@{version}.{number}", number, str(folder))
+        if not await self._client.add_lora(request):
+            raise RuntimeError(f"vLLM did not load the adapter {folder.name}")
+        return Adapter(folder, request)
+
+    async def remove_adapter(self, adapter: Adapter) -> None:
+        await self._client.remove_lora(adapter.request.lora_int_id)
+
+    async def sleep(self, limit_s: float) -> None:
+        """Frees the accelerator's memory; weights are kept in main memory. Raises BackgroundRequestsError."""
+        try:
+            await asyncio.wait_for(self._client.sleep(level=1, mode="wait"), limit_s)
+        except TimeoutError as error:
+            await self._client.resume_generation()
+            raise BackgroundRequestsError from error
+
+    async def wake(self) -> None:
+        """Takes the memory back; generation goes on."""
+        await self._client.wake_up()
+        await self._forget_prefixes()
+
+    async def _forget_prefixes(self) -> None:
+        if not await self._client.reset_prefix_cache():
+            raise RuntimeError("the prefix cache, computed by the earlier weights, could not be emptied")

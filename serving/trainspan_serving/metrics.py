@@ -1,0 +1,49 @@
+"""Our counters among vLLM's own at `/metrics`."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .export import Counts
+from .policy import PolicyServer
+
+__all__ = ["PolicyMetrics"]
+
+
+class PolicyMetrics:
+    """A collector of prometheus_client: read when `/metrics` is."""
+
+    def __init__(self, server: PolicyServer, counts: Callable[[], Counts]) -> None:
+        self._server, self._counts = server, counts
+
+    def register(self) -> None:
+        """Adds these metrics to the registry that vLLM's endpoint shows."""
+        from prometheus_client import REGISTRY
+
+        REGISTRY.register(self)
+
+    def collect(self) -> Iterator[Any]:
+        """One family per metric."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        counts, server = self._counts(), self._server
+        for name, value, text in (
+            ("captured", counts.captured, "Calls (choices) captured."),
+            ("exported", counts.exported, "Calls that the collector acknowledged."),
+            ("dropped", counts.dropped, "Calls lost: no room while the collector was away, or refused by it."),
+        ):
+            yield CounterMetricFamily(f"trainspan_calls_{name}", text, value=value)
+        swaps = CounterMetricFamily("trainspan_policy_swaps", "Exchanges of the policy by outcome.", labels=["outcome"])
+        for outcome, number in sorted(server.swaps.items()):
+            swaps.add_metric([outcome], number)
+        yield swaps
+        seconds = "Seconds of all successful exchanges together."
+        yield CounterMetricFamily("trainspan_policy_swap_seconds", seconds, value=server.swap_seconds)
+        held = "Requests answered with 503 because the policy was exchanged, or asleep, for too long."
+        yield CounterMetricFamily("trainspan_requests_held_too_long", held, value=server.gate.refused)
+        for name, value, text in (
+            ("calls_spooled", counts.spooled + counts.recovered, "Calls that wait on disk for the collector."),
+            ("policy_version", server.policy.version, "Version of the policy in service."),
+            ("requests_in_flight", server.gate.in_flight, "Requests under way."),
+            ("policy_open", int(server.gate.is_open), "1 where requests pass, 0 while they are held."),
+        ):
+            yield GaugeMetricFamily(f"trainspan_{name}", text, value=value)

@@ -1,0 +1,35 @@
+"""What is in service: a version, the full weights in the engine, and the LoRA adapter on them where there is one."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+__all__ = ["Adapter", "Policy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that the engine has loaded."""
+
+    folder: Path
+    request: Any
+    """vLLM's `LoRARequest`: sent along with a generation, it chooses the adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Weights that answer calls."""
+
+    version: int
+    weights: Path
+    """Folder of the full weights."""
+    adapter: Adapter | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The checkpoint: the adapter's folder, else that of the full weights."""
+        return self.adapter.folder if self.adapter else self.weights
+
+    @property
+    def kind(self) -> Literal["full", "lora"]:
+        return "lora" if self.adapter else "full"
