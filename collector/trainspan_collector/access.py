@@ -87,6 +87,14 @@ class Access:
             raise ConfigError(f'token file {path} has no token: write lines like reader = "…"')
         return cls(tokens)
 
+    def with_token(self, token: str, role: Role) -> "Access":
+        """These tokens and one more; where none are in use there is no need for it."""
+        if self.is_open:
+            return self
+        more = Access()
+        more._roles = {**self._roles, _digest(token): role}
+        return more
+
     def authorize(self, right: Right, authorization: str | None) -> Role | None:
         """The sender's role; None where no tokens are in use. Raises DeniedError."""
         if self.is_open:

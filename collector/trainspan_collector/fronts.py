@@ -25,6 +25,8 @@ class Guard:
 
     access: Access
     tls: Tls | None
+    own_token: str | None = None
+    """For commands of the same user, in the store's address file."""
 
 
 class Fronts:

@@ -3,13 +3,14 @@
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from trainspan_collector.access import Access
+from trainspan_collector.access import Access, Role
 from trainspan_collector.database import Database
 from trainspan_collector.failures import ReopenError, first_line
 from trainspan_collector.flight import FlightServer
@@ -44,7 +45,10 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None]) -
     if settings.flight == "off":
         raise ConfigError("--flight off: the store is read through Flight alone; give --flight HOST:PORT")
     access = Access.from_file(Path(settings.token_file)) if settings.token_file else Access()
-    guard = Guard(access, Tls.load(settings.tls_cert, settings.tls_key))
+    own_token = None if access.is_open else secrets.token_urlsafe(32)
+    if own_token is not None:
+        access = access.with_token(own_token, Role.RUNNER)
+    guard = Guard(access, Tls.load(settings.tls_cert, settings.tls_key), own_token)
     remote = settings.insecure_allow_remote or (guard.tls is not None and not access.is_open)
     grpc = None if settings.grpc == "off" else Address.parse("--grpc", settings.grpc, allow_remote=remote)
     http = None if settings.http == "off" else Address.parse("--http", settings.http, allow_remote=remote)
@@ -141,6 +145,8 @@ def _start(
         grpc=fronts.grpc_address,
         http=fronts.http_address,
         flight=f"{flight.host}:{flight_server.port}",
+        tls=fronts.guard.tls is not None,
+        token=fronts.guard.own_token,
     )
     write_address(address)
     return loader, address

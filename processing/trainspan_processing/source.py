@@ -50,6 +50,7 @@ class Source:
     watermarks: dict[int, int] = field(default_factory=dict)
     """Store number → highest `seq` that a read has seen."""
     _clients: list[Any] = field(default_factory=list)
+    _options: list[Any] = field(default_factory=list)
     _exit: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __enter__(self) -> "Source":
@@ -57,7 +58,9 @@ class Source:
 
         with contextlib.ExitStack() as stack:
             for store in self.stores:
-                client = flight.connect(stack.enter_context(open_store(store)))
+                endpoint = stack.enter_context(open_store(store))
+                client = flight.connect(endpoint.location, **endpoint.connect_options)
+                self._options.append(flight.FlightCallOptions(headers=endpoint.call_headers))
                 stack.callback(client.close)
                 self._clients.append(client)
             self._exit = stack.pop_all()
@@ -69,12 +72,16 @@ class Source:
         self._exit.close()
 
     def read(
-        self, name: str, selection: Selection, columns: Sequence[str], *, store: int | None = None
+        self, name: str, selection: Selection, columns: Sequence[str], *, store: int | None = None, **more: object
     ) -> Iterator[pl.DataFrame]:
-        """Batches of the read `name`, each with the column `store`; from all stores, or the one numbered `store`."""
+        """Batches of the read `name`, each with the column `store`; from all stores, or the one numbered `store`.
+
+        `more` are further parameters of the read.
+        """
         for number in range(len(self._clients)) if store is None else (store,):
             for parameters in selection.parameters():
-                ticket = {"read": name, "parameters": {**parameters, "columns": list(columns)}, "wait_ms": WAIT_MS}
+                asked = {**parameters, **more, "columns": list(columns)}
+                ticket = {"read": name, "parameters": asked, "wait_ms": WAIT_MS}
                 yield from self._stream(number, ticket)
 
     def query(self, sql: str) -> Iterator[pl.DataFrame]:
@@ -87,7 +94,7 @@ class Source:
         from pyarrow import flight
 
         try:
-            reader = self._clients[number].do_get(flight.Ticket(json.dumps(ticket).encode()))
+            reader = self._clients[number].do_get(flight.Ticket(json.dumps(ticket).encode()), self._options[number])
             self._check_watermark(number, reader.schema.metadata or {})
             pending: list[Any] = []
             size = 0

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trainspan_schemas.endpoint import StoreEndpoint
 from trainspan_schemas.errors import ProcessError, StoreError
 
 __all__ = ["StoreAddress", "address_file", "open_store", "running_collector", "write_address"]
@@ -29,6 +30,17 @@ class StoreAddress:
     grpc: str | None
     http: str | None
     flight: str
+    tls: bool = False
+    """Whether all of them are encrypted."""
+    token: str | None = None
+    """Where tokens are in use: one for readers of this file, made anew with each start."""
+
+    @property
+    def endpoint(self) -> StoreEndpoint:
+        """Where to read; no certificate is checked, since this file belongs to its user alone."""
+        scheme = "grpc+tls" if self.tls else "grpc"
+        authorization = f"Bearer {self.token}" if self.token else None
+        return StoreEndpoint(f"{scheme}://{self.flight}", authorization, verify=False)
 
 
 def address_file(store: Path) -> Path:
@@ -62,18 +74,18 @@ def running_collector(store: Path) -> StoreAddress | None:
 
 
 @contextlib.contextmanager
-def open_store(store: str, *, start_timeout_s: float = 60.0) -> Iterator[str]:
-    """Yields the Flight address `grpc://HOST:PORT` for a store path or an address given as such.
+def open_store(store: str, *, start_timeout_s: float = 60.0) -> Iterator[StoreEndpoint]:
+    """Yields where to read a store, given by its path or as `grpc://HOST:PORT` or `grpc+tls://HOST:PORT`.
 
     A path without a running collector gets one for the block's duration. Raises StoreError where the path does not
     exist, ProcessError where the collector does not come up.
     """
     if store.startswith(("grpc://", "grpc+tls://")):
-        yield store
+        yield StoreEndpoint.of_address(store, os.environ)
         return
     path = Path(store)
     if address := running_collector(path):
-        yield f"grpc://{address.flight}"
+        yield address.endpoint
         return
     journal = path.with_name(path.name + ".journal")
     if not path.exists() and not journal.exists():
@@ -88,7 +100,7 @@ def open_store(store: str, *, start_timeout_s: float = 60.0) -> Iterator[str]:
         text=True,
     )
     try:
-        yield f"grpc://{_wait_for_collector(path, process, start_timeout_s).flight}"
+        yield _wait_for_collector(path, process, start_timeout_s).endpoint
     finally:
         process.send_signal(signal.SIGTERM)
         try:

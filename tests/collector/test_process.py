@@ -64,8 +64,8 @@ def test_a_signal_under_load_drains_everything_acknowledged_into_the_file(tmp_pa
     assert set(refusals) <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}  # both: try again
     assert not address_file(store).exists()
     assert not list(tmp_path.glob("spans.duckdb.journal/*.journal"))  # all of it is checkpointed
-    with open_store(str(store)) as address:  # a reader starts a collector of its own
-        found = _count(address)
+    with open_store(str(store)) as endpoint:  # a reader starts a collector of its own
+        found = _count(endpoint.location)
     assert found >= len(acknowledged) >= 50
 
 

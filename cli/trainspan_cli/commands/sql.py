@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainspan_cli.settings import ConfigOption, settings
+from trainspan_schemas.endpoint import StoreEndpoint
 from trainspan_schemas.errors import StoreError, UsageError
 from trainspan_schemas.home import store_path
 from trainspan_schemas.store import open_store
@@ -45,8 +46,8 @@ def sql(
     if format_ not in _FORMATS:
         raise UsageError(f"--format {format_!r} is none of {', '.join(_FORMATS)}")
     limit = max_rows if max_rows is not None else _TABLE_ROWS if format_ == "table" else 0
-    with open_store(store or str(store_path(settings(config).collector.store))) as address:
-        names, rows = _select(address, query)
+    with open_store(store or str(store_path(settings(config).collector.store))) as endpoint:
+        names, rows = _select(endpoint, query)
         try:
             {"table": _print_table, "json": _print_json, "csv": _print_csv}[format_](names, rows, limit or None)
             sys.stdout.flush()
@@ -54,16 +55,17 @@ def sql(
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _select(address: str, query: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
+def _select(endpoint: StoreEndpoint, query: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
     """Column names and rows, streamed. Raises StoreError with the server's one line."""
     from pyarrow import flight
 
-    client = flight.connect(address)
+    client = flight.connect(endpoint.location, **endpoint.connect_options)
+    options = flight.FlightCallOptions(headers=endpoint.call_headers)
     try:
-        reader = client.do_get(flight.Ticket(json.dumps({"sql": query}).encode()))
+        reader = client.do_get(flight.Ticket(json.dumps({"sql": query}).encode()), options)
         schema: pa.Schema = reader.schema
     except flight.FlightUnavailableError as error:
-        raise StoreError(f"no collector answers at {address}") from error
+        raise StoreError(f"no collector answers at {endpoint.location}") from error
     except flight.FlightError as error:
         raise StoreError(_server_message(error)) from error
     if (schema.metadata or {}).get(b"behind") == b"true":

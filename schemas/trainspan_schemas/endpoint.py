@@ -1,0 +1,62 @@
+"""Where a reader finds the store, and what it shows there: a Flight location, a bearer token, whom to trust.
+
+Flight and OTLP ask for the same things, so a reader of a remote store takes them from the variables that OTLP exporters
+read: `OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_EXPORTER_OTLP_CERTIFICATE`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from trainspan_schemas.errors import ConfigError
+
+__all__ = ["StoreEndpoint", "headers_of"]
+
+_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
+_CERTIFICATE = "OTEL_EXPORTER_OTLP_CERTIFICATE"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEndpoint:
+    """A collector's Flight listener, ready to be connected to."""
+
+    location: str
+    """`grpc://HOST:PORT`, or `grpc+tls://HOST:PORT`."""
+    authorization: str | None = None
+    """`Bearer TOKEN`, where the collector asks for one."""
+    root_certificates: bytes | None = None
+    """PEM; None: those of the system."""
+    verify: bool = True
+    """False for a collector of this user on this machine: its address file says that it is the right one."""
+
+    @classmethod
+    def of_address(cls, location: str, environ: Mapping[str, str]) -> "StoreEndpoint":
+        """A remote one. Raises ConfigError where the certificate file cannot be read."""
+        certificate = environ.get(_CERTIFICATE)
+        try:
+            roots = Path(certificate).read_bytes() if certificate else None
+        except OSError as error:
+            raise ConfigError(f"{_CERTIFICATE} {certificate}: {error.strerror}") from error
+        return cls(location, headers_of(environ.get(_HEADERS, "")).get("authorization"), roots)
+
+    @property
+    def connect_options(self) -> dict[str, Any]:
+        """For `flight.connect(location, **options)`."""
+        if not self.location.startswith("grpc+tls://"):
+            return {}
+        if not self.verify:
+            return {"disable_server_verification": True}
+        return {"tls_root_certs": self.root_certificates} if self.root_certificates else {}
+
+    @property
+    def call_headers(self) -> list[tuple[bytes, bytes]]:
+        """For `flight.FlightCallOptions(headers=…)`."""
+        return [(b"authorization", self.authorization.encode())] if self.authorization else []
+
+
+def headers_of(text: str) -> dict[str, str]:
+    """`k=v,k=v` with percent-encoded values, as in OTEL_EXPORTER_OTLP_HEADERS; names in lower case."""
+    pairs = (item.partition("=") for item in text.split(",") if "=" in item)
+    return {name.strip().lower(): unquote(value.strip()) for name, _, value in pairs}
