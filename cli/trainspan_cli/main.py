@@ -15,6 +15,7 @@ COMMANDS = {
     "serve": "Serve the policy with vLLM: OpenAI API, token-exact capture, hot swap.",
     "rollout": "Run an agent on tasks and judge the results.",
     "dataset": "Build the next dataset of transitions with credit from stored spans.",
+    "explain": "Explain one rollout: its calls, rewards and credit, with its tokens in colour.",
     "diff": "Say what changed from one dataset to another.",
     "train": "Train on the newest dataset, publish the checkpoint and swap it in.",
     "loop": "Run rollouts, dataset and training round after round, supervised.",

@@ -1,0 +1,95 @@
+"""`trainspan explain`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainspan_cli.settings import ConfigOption, FormatOption, settings
+
+if TYPE_CHECKING:
+    from trainspan_schemas.settings import Settings
+
+
+def explain(
+    rollout: Annotated[
+        str, typer.Argument(help="Id of a rollout, or its beginning; newest: the one that ended last.")
+    ] = "newest",
+    store: Annotated[list[str] | None, typer.Option(help="Store path or grpc:// address; may be repeated.")] = None,
+    dataset: Annotated[
+        Path | None, typer.Option(help="Explain the credit that this dataset gave, e.g. .trainspan/dataset/round=0003.")
+    ] = None,
+    attempt: Annotated[int | None, typer.Option(help="Which attempt [default: the last].")] = None,
+    credit: Annotated[str | None, typer.Option(help="Credit to explain it with.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="Baseline to explain it with.")] = None,
+    reward: Annotated[str | None, typer.Option(help="module:function that re-rewards each stored rollout.")] = None,
+    reward_name: Annotated[str | None, typer.Option(help="Evaluation that is the reward.")] = None,
+    gamma: Annotated[float | None, typer.Option(help="Discount per call.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model whose tokenizer decodes [default: the one served].")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page to this file, too.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Shorten no text.")] = False,
+    config: ConfigOption = None,
+    format: FormatOption = "table",
+) -> None:
+    """Explain one rollout: its calls, the rewards and the rule that bound each, its credit in numbers, tokens by advantage.
+
+    The credit is what `trainspan dataset` computes with the same settings over the rollouts of that round.
+
+    Example: trainspan explain 0c6c60ab --html rollout.html
+    """
+    import time
+
+    from trainspan_processing.explanation.investigation import Question, explain_rollout
+    from trainspan_processing.explanation.page import explanation_page
+    from trainspan_processing.published import open_published
+    from trainspan_processing.survey import Clock
+    from trainspan_schemas.config import override
+    from trainspan_schemas.errors import UsageError
+    from trainspan_schemas.home import store_path
+
+    chosen = settings(config)
+    published = open_published(dataset) if dataset else None
+    account = explain_rollout(
+        Question(
+            stores=tuple(store or (published.stores if published else [str(store_path(chosen.collector.store))])),
+            rollout=rollout,
+            attempt=attempt,
+            settings=override(
+                chosen.dataset, credit=credit, baseline=baseline, reward=reward, reward_name=reward_name, gamma=gamma
+            ),
+            dataset=published,
+            models=_models(model, chosen),
+        ),
+        Clock(time.time_ns, time.sleep),
+    )
+    if html is not None:
+        try:
+            html.write_text(explanation_page(account), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {html}: {error.strerror}") from error
+    if format == "json":
+        print(json.dumps(account.record()))
+        return
+    from trainspan_cli.explained import print_explanation
+
+    print_explanation(account, full=full)
+    if html is not None:
+        print(f"\npage: {html}")
+
+
+def _models(model: str | None, chosen: "Settings") -> tuple[str | None, ...]:
+    """Where a tokenizer may lie, the surest place first. A model that is named must have one."""
+    from trainspan_processing.decoding import load_decoder
+    from trainspan_schemas.checkpoint import read_latest
+    from trainspan_schemas.errors import TrainspanError
+    from trainspan_schemas.home import checkpoints_dir, served_model
+
+    if model is not None:
+        load_decoder(model)
+        return (model,)
+    try:
+        latest = read_latest(checkpoints_dir(chosen.serving.checkpoints))
+    except TrainspanError:
+        latest = None
+    return (chosen.serving.model, served_model(), chosen.train.model, str(latest) if latest else None)

@@ -1,0 +1,173 @@
+"""The account of a rollout in the terminal. Nothing that a model wrote is taken as markup or reaches it as a control."""
+
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from trainspan_processing.explanation.account import CallAccount, RolloutAccount, ToolAccount
+
+__all__ = ["print_explanation"]
+
+_MOST_CHARACTERS = 1_200
+"""Of one text, unless all of it is asked for."""
+
+_SHADES = {
+    "p": ("#e6f6e9", "#cdeed4", "#b0e4bc", "#90d9a1", "#6fcd86"),
+    "n": ("#fdecea", "#fbd8d4", "#f8c0ba", "#f5a8a0", "#f28d83"),
+}
+
+
+def print_explanation(account: "RolloutAccount", *, full: bool) -> None:
+    """Prints facts, calls, rewards, credit and text; `full`: no text is shortened."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    console.print(_facts(account))
+    if account.calls:
+        console.print(_title("calls"), _calls(account))
+    console.print(_title("rewards"))
+    console.print(_edges(account) if account.edges else Text("nothing rewarded this rollout", style="dim"))
+    console.print(_title("credit"))
+    for line in account.credit.lines:
+        console.print(_plain(f"  {line}"))
+    console.print(_title("text"), Text(_legend(account), style="dim"))
+    steps: list[tuple[float, int, Any]] = [(call.start_s, 1, call) for call in account.calls]
+    steps += [(tool.start_s, 0, tool) for tool in account.tools]
+    for _, is_call, step in sorted(steps, key=lambda item: item[:2]):
+        text = _call_text(step, account, full=full) if is_call else _tool_text(step, full=full)
+        console.print(text, soft_wrap=True)
+
+
+def _title(text: str) -> Text:
+    return Text(f"\n{text}", style="bold")
+
+
+def _plain(text: str, style: str = "") -> Text:
+    from trainspan_processing.visible import visible
+
+    return Text(visible(text), style=style)
+
+
+def _facts(account: "RolloutAccount") -> Text:
+    place = [
+        f"task {account.task_id}" if account.task_id else "",
+        f"run {account.run_id}" if account.run_id else "",
+        f"round {account.round}" if account.round is not None else "",
+        f"attempt {account.attempt}" if account.attempt else "",
+        f"split {account.split}" if account.split else "",
+        account.status or "no status",
+        f"{account.seconds:.3f} s" if account.seconds is not None else "",
+    ]
+    text = _plain(f"rollout {account.rollout_id}\n", "bold")
+    text.append_text(_plain(" · ".join(filter(None, place))))
+    if account.reason:
+        text.append_text(_plain(f"\nnot trained: {account.reason}", "red"))
+    if account.dataset:
+        agrees = "its rows hold exactly these advantages" if account.agrees else "its rows hold OTHER advantages"
+        text.append_text(_plain(f"\n{account.dataset}: {agrees}", "green" if account.agrees else "red"))
+    return text
+
+
+def _calls(account: "RolloutAccount") -> Table:
+    from trainspan_processing.explanation.arithmetic import number
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("#", justify="right", no_wrap=True)
+    table.add_column("agent", no_wrap=True)
+    for name in ("ver", "prompt", "new", "out"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("finish", no_wrap=True)
+    for name in ("seg←call", "r", "v", "A"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    for call in account.calls:
+        segment = "" if call.segment is None else str(call.segment)
+        table.add_row(
+            str(call.index),
+            _plain(_cut(call.agent or "–")),
+            "–" if call.policy_version is None else str(call.policy_version),
+            str(len(call.prompt_ids)),
+            str(len(call.prompt_ids) - call.prefix_len),
+            str(len(call.completion_ids)),
+            _plain(call.finish_reason or "–"),
+            segment if call.continues is None else f"{segment}←{call.continues}",
+            number(call.step_reward),
+            number(call.value),
+            number(call.advantage),
+            Text(call.reason or "", style="red"),
+        )
+    return table
+
+
+def _cut(name: str, most: int = 18) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def _edges(account: "RolloutAccount") -> Text:
+    from trainspan_processing.explanation.arithmetic import number
+
+    text = Text()
+    for edge in account.edges:
+        target = "the rollout" if edge.call is None else f"call {edge.call}"
+        where = f" on {edge.on}" if edge.on else ""
+        at = f" at {edge.at_s:.3f} s" if edge.at_s is not None else ""
+        text.append_text(_plain(f"  {number(edge.score)} {edge.name} from {edge.source}{where}{at}"))
+        if edge.rule is None:
+            text.append_text(_plain(f" does not count: {edge.why}\n", "yellow"))
+        else:
+            text.append_text(_plain(f" → {target}\n"))
+            text.append_text(_plain(f"    rule {edge.rule}: {edge.why}\n", "dim"))
+    text.rstrip()
+    return text
+
+
+def _legend(account: "RolloutAccount") -> str:
+    with_ = (
+        f"decoded with {account.decoded_with}" if account.decoded_with else "token ids, since no tokenizer was found"
+    )
+    return f"{with_}; dim: given by the environment (mask 0); green and red: trained, by its advantage; struck: not trained"
+
+
+def _call_text(call: "CallAccount", account: "RolloutAccount", *, full: bool) -> Text:
+    from trainspan_processing.explanation.arithmetic import number
+
+    verdict = f"A = {number(call.advantage)}" if call.reason is None else f"not trained: {call.reason}"
+    text = _plain(f"call {call.index} · {call.agent or '–'} · {verdict}\n", "bold")
+    if call.prefix_len:
+        text.append(f"⟨{call.prefix_len} tokens of call {call.continues} and before⟩ ", style="dim italic")
+    new = call.prompt_ids[call.prefix_len :]
+    given = call.prompt_text if call.prompt_text is not None else " ".join(map(str, new)) + " "
+    text.append_text(_shortened(given, "dim", full=full))
+    pieces = call.pieces if call.pieces is not None else [f"{token} " for token in call.completion_ids]
+    text.append_text(_shortened("".join(pieces), _style(call, account.credit.greatest), full=full))
+    text.append("\n")
+    return text
+
+
+def _tool_text(tool: "ToolAccount", *, full: bool) -> Text:
+    text = _plain(f"tool {tool.name}{' failed' if tool.failed else ''}\n", "bold red" if tool.failed else "bold yellow")
+    for part in (tool.arguments, f"→ {tool.result}" if tool.result else None):
+        if part:
+            text.append_text(_shortened(f"{part}\n", "dim", full=full))
+    return text
+
+
+def _style(call: "CallAccount", greatest: float) -> str:
+    from trainspan_processing.explanation.page import colour
+
+    name = colour(call.advantage, greatest, trained=call.reason is None)
+    if name == "u":
+        return "strike"
+    return "" if name == "z" else f"#1b1f24 on {_SHADES[name[0]][int(name[1]) - 1]}"
+
+
+def _shortened(text: str, style: str, *, full: bool) -> Text:
+    if full or len(text) <= _MOST_CHARACTERS:
+        return _plain(text, style)
+    half = _MOST_CHARACTERS // 2
+    short = _plain(text[:half], style)
+    short.append(f" ⟨{len(text) - 2 * half} characters, see --full or --html⟩ ", style="italic")
+    short.append_text(_plain(text[-half:], style))
+    return short

@@ -1,0 +1,185 @@
+"""Finds one rollout and everything that decides its credit, with the dataset step's own functions."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import polars as pl
+
+from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.settings import DatasetSettings
+
+from ..decoding import find_decoder
+from ..draft import Draft, draft_dataset
+from ..frames import ROLLOUT_KEY, SPAN_KEY
+from ..ledger import LEDGER, Ledger, read_ledger
+from ..payload import read_payload
+from ..published import Published
+from ..rows import RowCounts, make_rows
+from ..source import Selection, Source
+from ..survey import Clock, Survey, survey_when_settled
+from .account import RolloutAccount
+from .telling import Evidence, SpanText, tell
+
+__all__ = ["Question", "explain_rollout"]
+
+NEWEST: Final = "newest"
+_MOST_EXAMPLES: Final = 5
+_SPAN_TEXT: Final = [*SPAN_KEY, "name", "start_ns", "end_ns", "status_code", "attributes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Which rollout, and how it is credited."""
+
+    stores: Sequence[str]
+    """Paths or grpc:// addresses."""
+    rollout: str
+    """Its id or the beginning of it; `newest`: the one that ended last."""
+    settings: DatasetSettings
+    attempt: int | None = None
+    """None: its last."""
+    dataset: Published | None = None
+    """Explain the credit that this dataset gave: its settings, compared with the rollouts that it saw."""
+    models: Sequence[str | None] = ()
+    """Where to look for a tokenizer, the best guess first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    rollout_id: str
+    attempt: int
+    run_id: str | None
+    round: int | None
+
+
+def explain_rollout(question: Question, clock: Clock) -> RolloutAccount:
+    """Everything about one rollout; its credit is what `trainspan dataset` computes over the rollouts of its round.
+
+    Raises UsageError where the id fits no rollout or several, StoreError where a store cannot be read.
+    """
+    dataset = question.dataset
+    settings = _settings(question)
+    with Source(question.stores, allow_behind=True) as source:
+        found = _find(source, question.rollout, question.attempt)
+        ledger = Ledger(pl.DataFrame(schema=LEDGER))
+        if dataset is not None:
+            ledger = read_ledger(dataset.path.parent, without=dataset.path)
+        survey = survey_when_settled(
+            source, _company(source, found, dataset), _unused(ledger), clock, settle_s=settings.settle_s, wait_s=0.0
+        )
+        draft = draft_dataset(source, survey, settings, ledger)
+        evidence = _evidence(source, survey, draft, found, settings, dataset)
+    return tell(evidence, find_decoder(question.models) if evidence.calls.height else None)
+
+
+def _settings(question: Question) -> DatasetSettings:
+    """Those of the question, or those that its dataset was built with."""
+    if question.dataset is None:
+        return question.settings
+    known = {field.name for field in dataclasses.fields(DatasetSettings)}
+    said = {key: value for key, value in question.dataset.manifest["settings"].items() if key in known}
+    return dataclasses.replace(question.settings, **said)
+
+
+def _unused(ledger: Ledger) -> Ledger:
+    """The ledger as if nothing had been used: an explanation may be of any rollout."""
+    return Ledger(ledger.rows.with_columns(pl.lit(0, dtype=pl.UInt32).alias("kept")))
+
+
+def _find(source: Source, wanted: str, attempt: int | None) -> _Found:
+    columns = "rollout_id, attempt, run_id, round"
+    if wanted == NEWEST:
+        sql = f"SELECT {columns} FROM rollouts ORDER BY end_ns DESC NULLS LAST, start_ns DESC LIMIT 1"
+    else:
+        quoted = wanted.replace("'", "''")
+        sql = f"SELECT {columns} FROM rollouts WHERE starts_with(rollout_id, '{quoted}') ORDER BY 1, 2 LIMIT 1000"
+    rows = [_Found(*row) for batch in source.query(sql) for row in batch.select(columns.split(", ")).iter_rows()]
+    named = [row for row in rows if row.rollout_id == wanted] or rows
+    ids = sorted({row.rollout_id for row in named})
+    where = " and ".join(source.stores)
+    if not ids:
+        raise UsageError(f'no rollout {wanted!r} in {where}: see `trainspan sql "SELECT rollout_id FROM rollouts"`')
+    if len(ids) > 1:
+        shown = ", ".join(ids[:_MOST_EXAMPLES])
+        raise UsageError(f"{wanted!r} begins the ids of {len(ids)} rollouts in {where} ({shown}): write more of it")
+    attempts = sorted({row.attempt or 0 for row in named})
+    chosen = attempts[-1] if attempt is None else attempt
+    if chosen not in attempts:
+        raise UsageError(f"rollout {ids[0]} has no attempt {attempt}: it has {', '.join(map(str, attempts))}")
+    found = next(row for row in named if (row.attempt or 0) == chosen)
+    return dataclasses.replace(found, attempt=chosen)
+
+
+def _company(source: Source, found: _Found, dataset: Published | None) -> Selection:
+    """The rollouts that it is compared with: those that the dataset saw, else those of its run and round."""
+    if dataset is not None:
+        seen = dataset.seen()["rollout_id"].to_list()
+        if found.rollout_id not in seen:
+            raise UsageError(f"{dataset.path} did not see rollout {found.rollout_id}: name the dataset that did")
+        return Selection(rollout_ids=seen)
+    if found.run_id is not None and found.round is not None:
+        return Selection(found.run_id, found.round)
+    run = "run_id IS NULL" if found.run_id is None else f"run_id = '{found.run_id.replace(chr(39), chr(39) * 2)}'"
+    round_ = "round IS NULL" if found.round is None else f"round = {found.round}"
+    sql = f"SELECT DISTINCT rollout_id FROM rollouts WHERE {run} AND {round_} ORDER BY 1"
+    ids = {row[0] for batch in source.query(sql) for row in batch.select("rollout_id").iter_rows()}
+    return Selection(rollout_ids=sorted({*ids, found.rollout_id}))
+
+
+def _evidence(
+    source: Source, survey: Survey, draft: Draft, found: _Found, settings: DatasetSettings, dataset: Published | None
+) -> Evidence:
+    own = (pl.col("rollout_id") == found.rollout_id) & (pl.col("attempt") == found.attempt)
+    alone = Selection(rollout_ids=[found.rollout_id])
+    rollout = draft.rewarded.rollouts.filter(own)
+    if rollout.is_empty():
+        raise DatasetError(
+            f"rollout {found.rollout_id} is in the store, but none of its spans is: wait for them to arrive"
+        )
+    calls, counts = draft.calls.filter(own), RowCounts()
+    rows = list(make_rows(source, draft.sound.filter(own), draft.limits, counts, alone))
+    payload = read_payload(source, calls, alone) if calls.height else None
+    return Evidence(
+        rollout=rollout.row(0, named=True),
+        calls=_with_outcome(calls, counts)
+        if payload is None
+        else _with_outcome(calls, counts).join(payload, on=SPAN_KEY, how="left", maintain_order="left"),
+        rows=pl.concat(rows) if rows else None,
+        draft=draft,
+        survey=survey,
+        texts=_texts(source, alone),
+        settings=settings,
+        dataset=dataset,
+        compared=_agreeing(dataset, draft, own) if dataset is not None else None,
+    )
+
+
+def _with_outcome(calls: pl.DataFrame, counts: RowCounts) -> pl.DataFrame:
+    """The calls with their final reason."""
+    for made in counts.outcomes:
+        calls = calls.join(made.rename({"reason": "token_reason"}), on=SPAN_KEY, how="left", maintain_order="left")
+        calls = calls.with_columns(pl.coalesce("reason", "token_reason").alias("reason")).drop("token_reason")
+    return calls
+
+
+def _texts(source: Source, alone: Selection) -> dict[tuple[str, str], SpanText]:
+    """What the rollout's spans say, by span."""
+    found = {}
+    for batch in source.read("spans", alone, _SPAN_TEXT):
+        for row in batch.select(_SPAN_TEXT).iter_rows(named=True):
+            attributes: dict[str, Any] = json.loads(row["attributes"] or "{}")
+            found[row["trace_id"], row["span_id"]] = SpanText(
+                row["name"] or "", row["start_ns"], row["end_ns"], row["status_code"] == 2, attributes
+            )
+    return found
+
+
+def _agreeing(dataset: Published, draft: Draft, own: pl.Expr) -> bool:
+    """Whether the rows of the dataset hold exactly the advantages that were computed now."""
+    columns = [*SPAN_KEY, "advantage"]
+    written = dataset.rows([*ROLLOUT_KEY, *columns]).filter(own).select(columns).sort(SPAN_KEY)
+    computed = draft.calls.filter(own).select(columns)
+    return written.equals(computed.join(written, on=SPAN_KEY, how="semi").sort(SPAN_KEY))
