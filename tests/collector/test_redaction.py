@@ -1,0 +1,152 @@
+"""What must not be stored never reaches the journal: secrets in headers, and keys that one has blocked."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+from tests.support.collector import (
+    LOGS,
+    Attribute,
+    any_value,
+    event,
+    export,
+    key_values,
+    read,
+    running,
+    send,
+    span,
+    trace_request,
+)
+from tests.support.http import request
+from trainspan_collector.redaction import Redaction
+from trainspan_schemas import keys
+
+SECRET = "sk-very-secret-0123456789"
+
+
+def _after(attributes: Mapping[str, Attribute], *blocked: str) -> dict[str, Any]:
+    """The attributes that are left of a span, keys to messages."""
+    message = trace_request(span(1, 1, attributes))
+    body = Redaction(blocked).apply(message, message.SerializeToString()).body
+    left = type(message).FromString(body).resource_spans[0].scope_spans[0].spans[0].attributes
+    return {pair.key: pair.value for pair in left}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "gen_ai.headers",
+        "gen_ai.request.headers",
+        "authorization",
+        "Authorization",
+        "http.request.header.authorization",
+        "http.request.header.proxy-authorization",
+        "http.request.header.x-api-key",
+        "llm.api_key",
+        "http.request.header.cookie",
+        "http.response.header.set-cookie",
+    ],
+)
+@pytest.mark.parametrize("value", [SECRET, [SECRET], {"authorization": SECRET}])
+def test_a_secret_attribute_is_gone_and_leaves_no_mark(key: str, value: Attribute) -> None:
+    assert set(_after({key: value, "kept": 1})) == {"kept"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"headers": {"Authorization": "Bearer %s", "x": 1}}',
+        "{'authorization': 'Bearer %s'}",
+        "authorization: Bearer %s",
+        'Authorization="Basic %s"',
+        r"{\"extra_headers\": {\"Authorization\": \"Bearer %s\"}}",
+        "[('Authorization', 'Bearer %s')]",
+    ],
+)
+def test_a_bearer_token_within_text_is_cut_out_of_it(text: str) -> None:
+    left = _after({"llm.invocation_parameters": text % SECRET})
+    assert left["llm.invocation_parameters"].string_value == text % "[removed]"
+
+
+def test_text_that_only_speaks_of_authorization_stays_as_it_is() -> None:
+    text = "The authorization: a bearer of bad news; cookies and api-key\x12 are words."
+    message = trace_request(span(1, 1, {"gen_ai.input.messages": text, "x.authorization.kind": "oauth"}))
+    body = message.SerializeToString()
+    assert Redaction().apply(message, body).body == body
+
+
+def test_nested_secrets_are_found_at_any_depth() -> None:
+    left = _after({"request": {"headers": {"authorization": SECRET, "accept": "*"}, "list": [{"cookie": SECRET}]}})
+    assert SECRET not in str(left)
+    assert left["request"].kvlist_value.values[0].value.kvlist_value.values[0].key == "accept"
+
+
+def test_blocked_keys_are_removed_and_named_exact_ones_and_prefixes() -> None:
+    attributes = {
+        "gen_ai.input.messages": "a",
+        "gen_ai.input.messages.count": 1,
+        "customer.name": "b",
+        "customer.id": 2,
+        "c": 3,
+    }
+    left = _after(attributes, "gen_ai.input.messages", "customer.*")
+    assert set(left) == {"gen_ai.input.messages.count", "c", keys.REDACTED}
+    named = [item.string_value for item in left[keys.REDACTED].array_value.values]
+    assert sorted(named) == ["customer.id", "customer.name", "gen_ai.input.messages"]
+
+
+def test_events_links_resources_scopes_and_log_bodies_are_gone_through() -> None:
+    message = trace_request(span(1, 1, events=[event("e", {"pin": SECRET, "kept": 1})]), resource={"pin": SECRET})
+    scope_spans = message.resource_spans[0].scope_spans[0]
+    scope_spans.spans[0].links.add().attributes.extend(key_values({"pin": SECRET}))
+    scope_spans.scope.attributes.extend(key_values({"pin": SECRET}))
+    redacted = Redaction(["pin"]).apply(message, message.SerializeToString())
+    assert SECRET.encode() not in redacted.body
+    assert (redacted.n_blocked, redacted.n_secrets) == (4, 0)
+    left = type(message).FromString(redacted.body).resource_spans[0]
+    for owner in (left.resource, left.scope_spans[0].scope, left.scope_spans[0].spans[0]):
+        assert [pair.key for pair in owner.attributes] == [keys.REDACTED]
+    logs = ExportLogsServiceRequest()
+    record = logs.resource_logs.add().scope_logs.add().log_records.add()
+    record.body.CopyFrom(any_value({"pin": SECRET, "said": {"cookie": SECRET}}))
+    redacted = Redaction(["pin"]).apply(logs, logs.SerializeToString())
+    assert SECRET.encode() not in redacted.body
+    assert (redacted.n_blocked, redacted.n_secrets) == (1, 1)
+
+
+def test_no_secret_reaches_the_disk_over_any_listener(tmp_path: Path) -> None:
+    store = tmp_path / "s.duckdb"
+    attributes: dict[str, Attribute] = {"gen_ai.headers": SECRET, "user.name": SECRET, "n": 1}
+    logs = ExportLogsServiceRequest()
+    record = logs.resource_logs.add().scope_logs.add().log_records.add()
+    record.attributes.extend(key_values(attributes))
+    in_json = {
+        "traceId": "0" * 31 + "1", "spanId": "0" * 15 + "3",
+        "attributes": [{"key": "user.name", "value": {"stringValue": SECRET}}],
+    }  # fmt: skip
+    with running(store, blocked_keys="user.name, other.*", load_interval_s=30) as collector:
+        export(collector.address, span(1, 1, attributes))
+        send(collector.address, LOGS, logs.SerializeToString())
+        request(collector.address, "/v1/traces", trace_request(span(1, 2, attributes)).SerializeToString())
+        body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [in_json]}]}]}).encode()
+        request(collector.address, "/v1/traces", body, content_type="application/json")
+        in_journal = [path for path in tmp_path.rglob("*.journal") if path.is_file()]
+        assert in_journal
+        assert _holding(tmp_path, b"user.name")  # the mark names the key, so the search below can find what is there
+        assert not _holding(tmp_path, SECRET.encode())
+        rows = [json.loads(row["attributes"]) for row in read(collector.address, "spans")]
+        assert rows == [{"n": 1, keys.REDACTED: ["user.name"]}] * 2 + [{keys.REDACTED: ["user.name"]}]
+        [log] = read(collector.address, "logs")
+        assert json.loads(log["attributes"]) == {"n": 1, keys.REDACTED: ["user.name"]}
+        page = request(collector.address, "/metrics", method="GET").body.decode()
+        assert 'redacted_values_total{kind="blocked"} 4.0' in page
+        assert 'redacted_values_total{kind="secret"} 3.0' in page
+    assert not _holding(tmp_path, SECRET.encode())
+
+
+def _holding(folder: Path, needle: bytes) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and needle in path.read_bytes()]
