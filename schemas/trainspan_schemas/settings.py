@@ -153,6 +153,14 @@ class DatasetSettings:
     """Weight of the comparison among calls from the same state in `gigpo`."""
     agent_credit: str | None = None
     """Estimators for `per_agent`, as `planner=rloo,coder=return_to_go+grpo,*=rae`; others take `baseline`."""
+    agents: str | None = None
+    """Agents whose calls are trained, as `planner,coder`; default: all."""
+    policies: str | None = None
+    """Policies whose calls are trained; default: all."""
+    filter: str | None = None
+    """`module:function(StoredRollout) -> bool`: which rollouts are trained; default: all."""
+    split: str = "recorded"
+    """Which tasks are for training: as `recorded`, `all`, or a share of them such as 0.9 by a hash of the task id."""
     max_staleness: int | None = None
     """Greatest (newest version − call's version) that is still trained; default: no limit."""
     max_tokens: int | None = None

@@ -39,23 +39,10 @@ def model(model_dir: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def double_model(model: Any) -> Any:
-    """A GPT-2 in float64 with the same vocabulary: Llama computes its norms and rotations in float32 whatever its weights are."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
+    """In float64, with the same vocabulary; not to be changed."""
+    from tests.training.trainers import double_gpt2
 
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=model.config.vocab_size,
-        n_positions=512,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    return GPT2LMHeadModel(config).double().eval()
+    return double_gpt2(model.config.vocab_size)
 
 
 @pytest.fixture

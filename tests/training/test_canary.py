@@ -13,9 +13,10 @@ def rows(lengths: list[int]) -> list[Row]:
     return [
         Row(
             "r/0",
+            "g",
             np.arange(end - length, end, dtype=np.int32),
-            np.zeros(length, dtype=np.bool_),
-            *(np.zeros(length) for _ in range(3)),
+            *(np.zeros(0, dtype=np.int64) for _ in range(2)),
+            *(np.zeros(0) for _ in range(3)),
         )
         for end, length in zip(ends, lengths, strict=True)
     ]

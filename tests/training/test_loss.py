@@ -1,145 +1,106 @@
-"""Loss and gradient against a reference written here: one forward pass per call, no padding, no merging, plain formulas."""
+"""Loss and gradient against the references, over every admitted option, and what the trainer measures on the way."""
 
-import copy
 import dataclasses
+import json
 import math
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 from tests.support.dataset_files import LoggedCall, sample_rollouts
-from trainspan_schemas.errors import TrainingError
+from tests.training import trainers
+from tests.training.covering import OPTIONS, Case, cases
+from tests.training.references import Measured, assert_same, measured, mixed_rollouts, one_step, reference
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.model import load_model, load_tokenizer
-from trainspan_training.plan import Step, plan_steps
-from trainspan_training.rows import make_rows
-from trainspan_training.transitions import Call
 
 
-def perturbed(calls: list[LoggedCall], spread: float, seed: int = 1) -> list[LoggedCall]:
-    """The same calls as if another policy had sampled them, so that ratios spread over and beyond the clip range."""
-    rng = np.random.default_rng(seed)
-    return [
-        dataclasses.replace(
-            call,
-            logprobs=np.float32(np.array(call.logprobs) + rng.normal(0, spread, len(call.logprobs))).tolist(),
-            advantage=float(rng.normal()),
-        )
-        for call in calls
-    ]
+@pytest.fixture(scope="module")
+def logged(double_model: Any) -> list[LoggedCall]:
+    return mixed_rollouts(double_model)
 
 
-def as_calls(logged: list[LoggedCall]) -> list[Call]:
-    return [
-        Call(
-            rollout=f"{call.rollout_id}/{call.attempt}",
-            index=call.call_index,
-            segment=call.segment_id,
-            position=call.segment_pos,
-            policy_version=call.policy_version,
-            prompt_ids=np.array(call.prompt_ids, dtype=np.int32),
-            completion_ids=np.array(call.completion_ids, dtype=np.int32),
-            logprobs=np.array(call.logprobs, dtype=np.float32),
-            temperature=call.temperature,
-            advantage=call.advantage,
-        )
-        for call in logged
-    ]
-
-
-def one_step(logged: list[LoggedCall], *, merge: bool = True, weights: str = "rollout", tokens: int = 16384) -> Step:
-    rows = make_rows(as_calls(logged), merge=merge)
-    rng = np.random.default_rng(0)
-    return plan_steps(rows, steps=1, weights=weights, micro_batch_tokens=tokens, rng=rng)[0]
-
-
-def reference(model: Any, calls: list[LoggedCall], settings: TrainSettings) -> tuple[float, dict[str, torch.Tensor]]:
-    """−(1/R) Σ_r (1/N_r) Σ_t min(ρA, clip(ρ)A), or CISPO's −sg(min(ρ, ε))·A·log π; `token`: −(1/N) Σ_t of the same."""
-    model.zero_grad()
-    lengths: dict[str, int] = {}
-    for call in calls:
-        lengths[call.rollout_id] = lengths.get(call.rollout_id, 0) + len(call.completion_ids)
-    total = torch.zeros((), dtype=model.dtype)
-    for call in calls:
-        logits = model(input_ids=torch.tensor([call.prompt_ids + call.completion_ids])).logits[0]
-        scaled = logits[len(call.prompt_ids) - 1 : -1] / call.temperature
-        logps = torch.log_softmax(scaled, dim=-1)[range(len(call.completion_ids)), call.completion_ids]
-        ratio = torch.exp(logps - torch.tensor(call.logprobs, dtype=model.dtype))
-        if settings.loss == "dapo":
-            high = 0.28 if settings.epsilon_high is None else settings.epsilon_high
-            clipped = torch.clamp(ratio, 1 - settings.epsilon, 1 + high)
-            objective = torch.minimum(ratio * call.advantage, clipped * call.advantage)
-        else:
-            cap = 5.0 if settings.epsilon_high is None else settings.epsilon_high
-            objective = torch.clamp(ratio, max=cap).detach() * call.advantage * logps
-        if settings.weights == "rollout":
-            total = total - objective.sum() / (len(lengths) * lengths[call.rollout_id])
-        else:
-            total = total - objective.sum() / sum(lengths.values())
-    total.backward()
-    return float(total.detach()), {name: parameter.grad for name, parameter in model.named_parameters()}
-
-
-def measured(trainer: Any, step: Step) -> tuple[float, dict[str, torch.Tensor]]:
-    trainer.model.zero_grad()
-    loss = float(trainer.accumulate(trainer.model, list(step.micro_batches)))
-    return loss, {name: parameter.grad.clone() for name, parameter in trainer.model.named_parameters()}
-
-
-def assert_same(
-    actual: tuple[float, dict[str, torch.Tensor]], expected: tuple[float, dict[str, torch.Tensor]], tolerance: float
-) -> None:
-    """The loss, and each parameter's gradient by its greatest element, to a relative tolerance."""
-    scale = max(float(gradient.abs().max()) for gradient in expected[1].values())
-    assert scale > 1e-3, "a gradient of nothing would compare equal to anything"
-    assert math.isclose(actual[0], expected[0], rel_tol=tolerance, abs_tol=tolerance * 1e-2)
-    for name, gradient in expected[1].items():
-        assert float((actual[1][name] - gradient).abs().max()) <= tolerance * scale, name
-
-
-def mixed_rollouts(model: Any) -> list[LoggedCall]:
-    """Long and short, of three calls and of one, at two temperatures, with ratios on both sides of the clip range."""
-    calls = sample_rollouts(model, rollouts=6, turns=3, temperature=1.0, seed=3)
-    calls += sample_rollouts(model, rollouts=2, turns=1, prompt=40, completion=20, temperature=0.7, seed=4)
-    return perturbed(calls, spread=0.4)
-
-
-@pytest.mark.parametrize("loss", ["dapo", "cispo"])
-@pytest.mark.parametrize("weights", ["rollout", "token"])
-@pytest.mark.parametrize(
-    ("merge", "tokens"),
-    [(True, 16384), (True, 60), (False, 16384), (False, 60)],
-    ids=["merged", "merged-cut", "call", "call-cut"],
-)
+@pytest.mark.parametrize("case", cases(processes=1), ids=str)
 def test_loss_and_gradient_equal_the_reference_in_float64(
-    make_trainer: Callable[..., Any],
-    double_model: Any,
-    loss: str,
-    weights: str,
-    merge: bool,
-    tokens: int,
+    case: Case, logged: list[LoggedCall], double_model: Any, model_dir: Path, tmp_path: Path
 ) -> None:
-    settings = TrainSettings(loss=loss, weights=weights)
-    trainer = make_trainer(settings, double=True)
-    logged = mixed_rollouts(double_model)
-    expected = reference(copy.deepcopy(double_model), logged, settings)
-    step = one_step(logged, merge=merge, weights=weights, tokens=tokens)
-    assert len(step.micro_batches) > 3 or tokens > 60
-    assert_same(measured(trainer, step), expected, 1e-9)
+    trainer = trainers.make_trainer(trainers.policy_of(case, double_model), model_dir, case.settings, tmp_path)
+    step = trainers.prepared(trainer, case, trainers.step_of(case, logged), double_model)
+    assert len(step.micro_batches) > 3 or case.tokens > 60
+    assert (step.micro_batches[0].branches is not None) is (case.layout == "tree")
+    assert_same(trainers.trained(trainer, step), trainers.expected(case, logged, double_model), 1e-9)
+
+
+@pytest.fixture(scope="module")
+def of_two_processes(
+    logged: list[LoggedCall], double_model: Any, model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Case, Measured]:
+    """What two processes together made of each of their cases."""
+    folder = tmp_path_factory.mktemp("pair")
+    record = {"vocabulary": double_model.config.vocab_size, "calls": [dataclasses.asdict(call) for call in logged]}
+    (folder / "logged.json").write_text(json.dumps(record))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.training.pair", str(model_dir), str(folder / "logged.json"), str(folder)]
+    shared = os.environ | {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    processes = [
+        subprocess.Popen(command, env=shared | {"RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE, text=True)
+        for rank in ("0", "1")
+    ]
+    try:
+        errors = [process.communicate(timeout=240)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)[-3000:]
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata()
+            gradient = {name: file.get_tensor(name) for name in list(file.keys())}
+        found[Case(**json.loads(about["case"]))] = (float(about["loss"]), gradient)
+    return found
+
+
+@pytest.mark.parametrize("case", cases(processes=2), ids=str)
+def test_two_processes_equal_the_reference_in_float64(
+    case: Case, of_two_processes: dict[Case, Measured], logged: list[LoggedCall], double_model: Any
+) -> None:
+    assert_same(of_two_processes[case], trainers.expected(case, logged, double_model), 1e-9)
+
+
+def test_the_cases_cover_every_pair_of_values() -> None:
+    found = [case for processes in (1, 2) for case in cases(processes)]
+    for one in OPTIONS:
+        for two in OPTIONS:
+            seen = {(getattr(case, one), getattr(case, two)) for case in found}
+            assert one == two or seen == {(a, b) for a in OPTIONS[one] for b in OPTIONS[two]}
 
 
 @pytest.mark.parametrize("tokens", [16384, 60])
+@pytest.mark.parametrize("mode", ["padded", "tree"])
 def test_loss_and_gradient_equal_the_reference_in_float32(
-    make_trainer: Callable[..., Any], model: Any, tokens: int
+    make_trainer: Callable[..., Any], model: Any, tokens: int, mode: str
 ) -> None:
     settings = TrainSettings()
-    logged = mixed_rollouts(model)
-    expected = reference(copy.deepcopy(model), logged, settings)
-    assert_same(measured(make_trainer(settings), one_step(logged, tokens=tokens)), expected, 1e-5)
+    rollouts = mixed_rollouts(model)
+    step = one_step(rollouts, tokens=tokens, mode=mode)
+    expected = reference(load_model(Path(model.config._name_or_path)), rollouts, settings)
+    assert_same(measured(make_trainer(settings), step), expected, 1e-5)
 
 
 def test_bfloat16_changes_loss_and_gradient_by_its_rounding_only(make_trainer: Callable[..., Any], model: Any) -> None:
@@ -150,7 +111,7 @@ def test_bfloat16_changes_loss_and_gradient_by_its_rounding_only(make_trainer: C
     assert rough_loss != loss
     assert rough_loss == pytest.approx(loss, abs=0.02)
     exact, rough = (torch.cat([value.flatten() for value in values.values()]) for values in (gradient, rough_gradient))
-    assert float(torch.cosine_similarity(exact, rough, dim=0)) > 0.99
+    assert float(torch.cosine_similarity(exact, rough, dim=0)) > 0.97
 
 
 def test_dropout_in_attention_is_off_while_training(
@@ -166,14 +127,6 @@ def test_dropout_in_attention_is_off_while_training(
     step = one_step(sample_rollouts(model, rollouts=3))
     assert measured(trainer, step)[0] == measured(make_trainer(), step)[0]
     assert dropping.training
-
-
-def test_one_process_of_several_is_refused_by_name(
-    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(TrainingError, match="one process, not one of 2: start it without torchrun"):
-        make_trainer()
 
 
 def test_clipping_happens_on_both_sides_in_these_data(make_trainer: Callable[..., Any], double_model: Any) -> None:

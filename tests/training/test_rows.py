@@ -1,5 +1,6 @@
 """Calls → rows → steps, with values worked by hand."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.errors import DatasetError, TrainingError
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.batches import Limits, WeightedRow
+from trainspan_training.forwarding import Forwarding
+from trainspan_training.loss_weights import find_rule
 from trainspan_training.plan import Step, plan_steps
 from trainspan_training.rows import Row, make_rows
 from trainspan_training.transitions import Call
+from trainspan_training.tree import TreeCost, shared
 
 
 def call(
@@ -18,6 +24,7 @@ def call(
     completion: list[int],
     *,
     rollout: str = "r/0",
+    group: str = "g",
     segment: int = 0,
     position: int = 0,
     advantage: float = 1.0,
@@ -25,12 +32,31 @@ def call(
 ) -> Call:
     logprobs = np.array([-token / 10 for token in completion], dtype=np.float32)
     ids = [np.array(values, dtype=np.int32) for values in (prompt, completion)]
-    return Call(rollout, position, segment, position, 0, ids[0], ids[1], logprobs, temperature, advantage)
+    return Call(rollout, position, segment, position, group, 0, ids[0], ids[1], logprobs, temperature, advantage)
 
 
-def plan(rows: list[Row], **options: Any) -> list[Step]:
-    chosen = {"steps": 1, "weights": "rollout", "micro_batch_tokens": 10_000, "rng": np.random.default_rng(0)} | options
-    return plan_steps(rows, **chosen)
+def plan(
+    calls: list[Call],
+    *,
+    steps: int = 1,
+    tokens: int = 10_000,
+    mode: str = "padded",
+    rng: int = 0,
+    merge: bool = True,
+    **settings: Any,
+) -> list[Step]:
+    return plan_steps(
+        make_rows(calls, merge=merge),
+        calls,
+        steps=steps,
+        rule=find_rule(TrainSettings(**settings)),
+        forwarding=Forwarding(mode, Limits(tokens), pair=0.0, dense=True),
+        rng=np.random.default_rng(rng),
+    )
+
+
+def trained(row: Row) -> list[bool]:
+    return [place in row.positions for place in range(len(row.tokens))]
 
 
 def test_a_segment_becomes_one_row_whose_environment_tokens_are_not_trained() -> None:
@@ -42,10 +68,11 @@ def test_a_segment_becomes_one_row_whose_environment_tokens_are_not_trained() ->
         merge=True,
     )
     assert row.tokens.tolist() == [1, 2, 3, 4, 9, 9, 5]
-    assert row.trained.tolist() == [False, False, True, True, False, False, True]
-    assert row.logprobs.tolist() == pytest.approx([0, 0, -0.3, -0.4, 0, 0, -0.5])
-    assert row.advantages.tolist() == [0, 0, 0.5, 0.5, 0, 0, -2]
-    assert row.temperatures.tolist() == [1, 1, 1, 1, 1, 1, 0.5]
+    assert row.positions.tolist() == [2, 3, 6]
+    assert row.calls.tolist() == [0, 0, 1]
+    assert row.logprobs.tolist() == pytest.approx([-0.3, -0.4, -0.5])
+    assert row.advantages.tolist() == [0.5, 0.5, -2]
+    assert row.temperatures.tolist() == [1, 1, 0.5]
 
 
 def test_without_merging_each_call_is_a_row() -> None:
@@ -71,7 +98,7 @@ def test_a_call_that_is_missing_from_a_segment_costs_only_its_own_tokens() -> No
     """The second of three calls was not trainable: its tokens stand in the third one's prompt."""
     (row,) = make_rows([call([1], [2]), call([1, 2, 5, 6, 7], [8], position=2)], merge=True)
     assert row.tokens.tolist() == [1, 2, 5, 6, 7, 8]
-    assert row.trained.tolist() == [False, True, False, False, False, True]
+    assert trained(row) == [False, True, False, False, False, True]
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 4, 9], [1, 2]], ids=["another token", "too short"])
@@ -82,50 +109,86 @@ def test_a_prompt_that_does_not_continue_its_segment_is_an_error(prompt: list[in
 
 def test_weights_make_every_rollout_count_the_same() -> None:
     """R = 2, N = 4: rollout a has 1 token, weight 4/(2·1) = 2; rollout b has 3, weight 4/(2·3) = 2/3."""
-    rows = make_rows([call([1], [2], rollout="a", advantage=3.0), call([1], [2, 3, 4], rollout="b")], merge=True)
-    (batch,) = plan(rows)[0].micro_batches
+    (batch,) = plan([call([1], [2], rollout="a", advantage=3.0), call([1], [2, 3, 4], rollout="b")])[0].micro_batches
     assert batch.n_step == 4
     assert batch.tokens.tolist() == [[1, 2, 3, 4], [1, 2, 0, 0]]
+    assert batch.targets.tolist() == [2, 3, 4, 2]
+    assert batch.predicting.tolist() == [0, 1, 2, 4]
+    assert batch.weights.tolist() == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2.0])
     assert batch.advantages.tolist() == pytest.approx([2 / 3, 2 / 3, 2 / 3, 6.0])
 
 
 def test_a_rollout_of_several_rows_counts_once() -> None:
     """R = 2, N = 4; rollout a has two rows of 1 and 2 tokens: each token weighs 4/(2·3)."""
     calls = [call([1], [2], rollout="a"), call([5], [6, 7], rollout="a", segment=1), call([1], [2], rollout="b")]
-    (batch,) = plan(make_rows(calls, merge=True))[0].micro_batches
+    (batch,) = plan(calls)[0].micro_batches
     assert sorted(batch.advantages.tolist()) == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2.0])
 
 
 def test_token_weights_leave_advantages_as_they_are() -> None:
-    rows = make_rows([call([1], [2], rollout="a", advantage=3.0), call([1], [2, 3, 4], rollout="b")], merge=True)
-    (batch,) = plan(rows, weights="token")[0].micro_batches
-    assert sorted(batch.advantages.tolist()) == [1, 1, 1, 3]
+    calls = [call([1], [2], rollout="a", advantage=3.0), call([1], [2, 3, 4], rollout="b")]
+    (batch,) = plan(calls, weights="token")[0].micro_batches
+    assert sorted(batch.advantages.tolist()) == pytest.approx([1, 1, 1, 3])
 
 
-def test_the_order_of_rollouts_follows_the_seed() -> None:
-    rows = make_rows([call([1], [index + 2], rollout=str(index)) for index in range(20)], merge=True)
+def test_constant_weights_divide_each_rollout_by_the_same_length() -> None:
+    """R = 2, N = 4, L = 8: each token weighs 4/(2·8)."""
+    calls = [call([1], [2], rollout="a", advantage=3.0), call([1], [2, 3, 4], rollout="b")]
+    (batch,) = plan(calls, weights="const", const_tokens=8)[0].micro_batches
+    assert sorted(batch.advantages.tolist()) == pytest.approx([0.25, 0.25, 0.25, 0.75])
+
+
+def test_a_function_of_ones_own_weights_the_calls(tmp_path: Path) -> None:
+    """It doubles the first call of each rollout, of which it sees rollout, place, tokens and advantage: 1/5 each, N = 5."""
+    module = tmp_path / "rules.py"
+    module.write_text(
+        "def first_counts_double(calls):\n"
+        "    total = sum(call.tokens for call in calls)\n"
+        "    return [(2 if call.index == 0 else 1) / total for call in calls]\n"
+        "def negative(calls):\n    return [-1.0] * len(calls)\n"
+        "def short(calls):\n    return []\n"
+    )
+    calls = [call([1], [2, 3]), call([1, 2, 3], [4], position=1), call([1], [5, 6], rollout="s/0")]
+    (batch,) = plan(calls, weights=f"{module}:first_counts_double")[0].micro_batches
+    assert dict(zip(batch.targets.tolist(), batch.weights.tolist(), strict=True)) == pytest.approx(
+        {2: 2, 3: 2, 4: 1, 5: 2, 6: 2}
+    )
+    with pytest.raises(TrainingError, match=r"gave -1.0: weights must be finite and not less than 0"):
+        plan(calls, weights=f"{module}:negative")
+    with pytest.raises(TrainingError, match=r"gave 0 numbers for 3 calls"):
+        plan(calls, weights=f"{module}:short")
+
+
+def test_the_order_of_groups_follows_the_seed() -> None:
+    calls = [call([1], [index + 2], rollout=str(index), group=str(index // 2)) for index in range(20)]
 
     def order(seed: int) -> list[Any]:
-        steps = plan(rows, steps=4, rng=np.random.default_rng(seed))
-        return [step.micro_batches[0].tokens.tolist() for step in steps]
+        return [step.micro_batches[0].tokens.tolist() for step in plan(calls, steps=5, rng=seed)]
 
     assert order(1) == order(1)
     assert order(1) != order(2)
 
 
+def test_rollouts_of_a_group_stand_in_one_step_where_the_number_of_steps_allows() -> None:
+    calls = [call([1], [index + 2], rollout=str(index), group=str(index % 3)) for index in range(12)]
+    for step in plan(calls, steps=3):
+        (batch,) = step.micro_batches
+        assert len({int(target) % 3 for target in batch.targets}) == 1
+
+
 def test_a_row_longer_than_the_budget_is_a_micro_batch_of_its_own() -> None:
-    rows = make_rows([call([1], [2] * 50, rollout="a"), call([1], [2, 3], rollout="b")], merge=True)
-    assert [batch.tokens.shape for batch in plan(rows, micro_batch_tokens=10)[0].micro_batches] == [(1, 51), (1, 3)]
+    calls = [call([1], [2] * 50, rollout="a"), call([1], [2, 3], rollout="b")]
+    for mode in ("padded", "tree"):
+        shapes = [batch.tokens.shape for batch in plan(calls, tokens=10, mode=mode)[0].micro_batches]
+        assert sorted(shapes, reverse=True) == [(1, 51), (1, 3)]
 
 
 def test_the_first_rows_of_a_micro_batch_keep_their_values() -> None:
-    rows = make_rows(
-        [call([1, 1, 1 + index], [5, 6], rollout=str(index), advantage=index) for index in range(4)], merge=True
-    )
-    (batch,) = plan(rows, weights="token")[0].micro_batches
+    calls = [call([1, 1, 1 + index], [5, 6], rollout=str(index), advantage=index) for index in range(4)]
+    (batch,) = plan(calls, weights="token")[0].micro_batches
     half = batch.first(12)
     assert (half.tokens.tolist(), half.n_step) == (batch.tokens[:2].tolist(), batch.n_step)
-    assert half.advantages.tolist() == [value for tokens in half.tokens for value in [tokens[2] - 1.0] * 2]
+    assert half.advantages.tolist() == pytest.approx([value for row in half.tokens for value in [row[2] - 1.0] * 2])
     assert batch.first(1).tokens.shape == (1, 5)
     assert batch.first(1000).tokens.shape == (4, 5)
 
@@ -134,14 +197,63 @@ def test_no_rows_give_no_steps() -> None:
     assert plan([]) == []
 
 
+def test_a_prefix_tree_holds_each_shared_token_once() -> None:
+    """1 2 3 | 4 5, 1 2 3 | 4 6, 1 2 7 | 8: the tree is 1 2 (3 (4 (5) (6))) (7 (8)), in this order."""
+    calls = [
+        call([1, 2, 3], [4, 6], rollout="b", advantage=2.0),
+        call([1, 2, 7], [8], rollout="c", advantage=3.0),
+        call([1, 2, 3], [4, 5], rollout="a"),
+    ]
+    (step,) = plan(calls, mode="tree", weights="token")
+    (batch,) = step.micro_batches
+    assert batch.branches is not None
+    assert batch.tokens.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
+    assert batch.branches.depths.tolist() == [0, 1, 2, 3, 4, 4, 2, 3]
+    assert batch.branches.ends.tolist() == [8, 8, 6, 6, 5, 6, 8, 8]
+    assert batch.targets.tolist() == [4, 5, 4, 6, 8], "a token that two rollouts sampled is trained for each"
+    assert batch.predicting.tolist() == [2, 3, 2, 3, 6]
+    assert batch.advantages.tolist() == pytest.approx([1, 1, 2, 2, 3])
+    assert (step.trained, step.forwarded, step.unique, step.padded) == (5, 8, 8, 8)
+    assert plan(calls)[0].forwarded == 14
+    assert plan(calls)[0].unique == 8
+
+
+def test_a_dense_tree_is_cut_where_its_mask_would_cost_more_than_it_saves() -> None:
+    """Two groups that share one token of twenty: together 39² pairs, apart 2·20²."""
+    calls = [call([1], [10 + index] * 19, rollout=str(index)) for index in range(2)]
+    rows = make_rows(calls, merge=True)
+    weighted = [WeightedRow(row, np.ones(19)) for row in rows]
+    assert len(shared(weighted, Limits(1000), 38, TreeCost(pair=0.0, a_pass=0.0))) == 1
+    assert len(shared(weighted, Limits(1000), 38, TreeCost(pair=0.1, a_pass=0.0))) == 2
+
+
+def test_the_cheaper_of_padded_rows_and_tree_is_chosen() -> None:
+    alike = [call([1] * 50, [index], rollout=str(index)) for index in range(8)]
+    apart = [call([index] * 50, [1], rollout=str(index)) for index in range(8)]
+    for calls, branched in ((alike, True), (apart, False)):
+        (batch, *_) = plan(calls, mode="auto")[0].micro_batches
+        assert (batch.branches is not None) is branched
+
+
+def test_every_process_gets_as_many_micro_batches() -> None:
+    calls = [call([1], [2] * 9, rollout=str(index)) for index in range(5)]
+    (step,) = plan(calls, tokens=20)
+    shares = [step.share(rank, 2) for rank in range(2)]
+    assert [len(share.micro_batches) for share in shares] == [2, 2]
+    assert sum(len(batch.targets) for share in shares for batch in share.micro_batches) == step.trained == 45
+    assert shares[1].micro_batches[1].tokens.shape == (1, 1)
+    assert len(shares[1].micro_batches[1].targets) == 0
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20)), min_size=1, max_size=4), max_size=12),
     steps=st.integers(1, 6),
     budget=st.integers(1, 400),
+    mode=st.sampled_from(["padded", "tree"]),
 )
 def test_each_sampled_token_is_trained_once_and_rollouts_stay_whole(
-    lengths: list[list[tuple[int, int]]], steps: int, budget: int
+    lengths: list[list[tuple[int, int]]], steps: int, budget: int, mode: str
 ) -> None:
     """Every completion token carries a number of its own, so that it can be found again."""
     calls, number = [], 1000
@@ -150,16 +262,16 @@ def test_each_sampled_token_is_trained_once_and_rollouts_stay_whole(
             ids = list(range(number, number + completion))
             calls.append(call([rollout] * prompt, ids, rollout=str(rollout), segment=segment))
             number += completion
-    planned = plan(make_rows(calls, merge=True), steps=steps, micro_batch_tokens=budget)
+    planned = plan(calls, steps=steps, tokens=budget, mode=mode)
     seen: list[int] = []
     for step in planned:
         batches = step.micro_batches
-        assert sum(int(batch.trained.sum()) for batch in batches) == step.trained == batches[0].n_step
+        assert sum(len(batch.targets) for batch in batches) == step.trained == batches[0].n_step
         assert sum(batch.tokens.size for batch in batches) == step.padded
-        assert sum(int(batch.lengths.sum()) for batch in batches) == step.forwarded
+        assert step.unique <= step.forwarded <= step.padded
         assert all(batch.tokens.size <= budget or len(batch.tokens) == 1 for batch in batches)
-        seen += [int(token) for batch in batches for token in batch.tokens[batch.trained]]
+        seen += [int(token) for batch in batches for token in batch.targets]
     assert sorted(seen) == list(range(1000, number))
-    homes = [{int(row[0]) for batch in step.micro_batches for row in batch.tokens} for step in planned]
+    homes = [{calls[index].rollout for b in step.micro_batches for index in b.calls.tolist()} for step in planned]
     assert sum(len(home) for home in homes) == len(lengths) == len(set().union(*homes))
     assert max((len(home) for home in homes), default=0) - min((len(home) for home in homes), default=0) <= 1

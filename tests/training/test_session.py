@@ -183,8 +183,8 @@ def test_single_mode_takes_the_newest_unused_dataset(run: Run, tmp_path: Path, m
 
 
 def exploding(model: Any) -> list[LoggedCall]:
-    """Rollouts whose logged log-probabilities are 3 nats off: k3 is e^3 − 4 = 16.1."""
-    calls = sample_rollouts(model, rollouts=4)
+    """Rollouts of version 1 whose logged log-probabilities are 3 nats off: k3 is e^3 − 4 = 16.1."""
+    calls = sample_rollouts(model, rollouts=4, version=1)
     return [dataclasses.replace(call, logprobs=[value - 3 for value in call.logprobs]) for call in calls]
 
 
@@ -311,8 +311,30 @@ def test_a_model_that_has_a_version_is_counted_on_from_there(run: Run, tmp_path:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (TrainSettings(loss="bnpo"), "train.loss = 'bnpo' is not admitted; choose dapo or cispo"),
-        (TrainSettings(weights="const"), "train.weights = 'const' is not known; choose rollout or token"),
+        (TrainSettings(loss="bnpo"), r"loss = 'bnpo' is not admitted \(it normalises within a micro-batch"),
+        (TrainSettings(loss="vespo"), r"loss = 'vespo' is not admitted \(it weights a row as a whole"),
+        (TrainSettings(loss="ppo"), "loss = 'ppo' is not admitted; choose dapo or cispo"),
+        (
+            TrainSettings(weights="mean"),
+            "weights = 'mean' is not known; choose rollout, token, const or module:function",
+        ),
+        (TrainSettings(weights="const"), 'weights = "const" needs train.const_tokens'),
+        (
+            TrainSettings(const_tokens=9),
+            'const_tokens = 9 would do nothing: weights = "rollout" divides by no constant',
+        ),
+        (TrainSettings(loss="cispo", epsilon=0.1), 'epsilon = 0.1 would do nothing: loss = "cispo" has no lower clip'),
+        (TrainSettings(old_policy="logged", correction="mask"), "correction = 'mask' would do nothing: old_policy"),
+        (TrainSettings(old_policy="logged", reject_ratio=1.1), "reject_ratio = 1.1 would do nothing: old_policy"),
+        (
+            TrainSettings(correction="none", correction_cap=3.0),
+            'correction_cap = 3.0 would do nothing: correction = "none"',
+        ),
+        (TrainSettings(correction_cap=0.5), "correction_cap = 0.5 must be greater than 1"),
+        (TrainSettings(lora_rank=8), 'lora_rank = 8 would do nothing: adapter = "none" trains no adapter'),
+        (TrainSettings(adapter="dora"), "adapter = 'dora' is not known; choose none or lora"),
+        (TrainSettings(ratio="row"), "ratio = 'row' is not known; choose token or call"),
+        (TrainSettings(max_staleness=-1), "max_staleness = -1 must not be less than 0"),
         (TrainSettings(steps_per_round=0), "train.steps_per_round = 0 must be greater than 0"),
         (TrainSettings(policy_url="localhost:8000"), "train.policy_url = 'localhost:8000' is neither"),
         (TrainSettings(loss="cispo", epsilon_high=0.2), "clip the ratio to 0 … 0.2: that must hold 1"),

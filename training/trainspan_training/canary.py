@@ -55,10 +55,16 @@ def score_prompts(trainer: Any, prompts: Sequence[Prompt]) -> list[list[float]]:
     scored = []
     for prompt, completion in prompts:
         tokens = torch.tensor([prompt + completion], device=device)
-        chosen = torch.arange(tokens.shape[1], device=device).unsqueeze(0) >= len(prompt)
+        predicting = torch.arange(len(prompt) - 1, tokens.shape[1] - 1, device=device)
+        temperatures = torch.ones(len(completion), device=device)
         with trainer.accelerator.autocast():
             scores = score(
-                model, model.get_output_embeddings(), tokens, chosen, torch.ones(len(completion), device=device)
+                model,
+                model.get_output_embeddings(),
+                tokens,
+                predicting,
+                tokens[0, len(prompt) :],
+                temperatures,
             )
         scored.append(scores.logprobs.tolist())
     return scored

@@ -65,7 +65,8 @@ class Checkpoints:
     def write(self, meta: CheckpointMeta, fill: Callable[[Path], None], optimizer: Callable[[Path], None]) -> Path:
         """Publishes a checkpoint on disk: `fill` writes its folder, `optimizer` its optimizer state; the folder.
 
-        Afterwards the dataset is consumed and `latest` names the checkpoint.
+        Afterwards the dataset is consumed and `latest` names the checkpoint. Where writing fails (a full disk), what was
+        written is deleted again before the error is raised.
         """
         name = checkpoint_name(meta.version)
         folder = self.root / name
@@ -74,24 +75,33 @@ class Checkpoints:
                 f"{folder} exists, but {self.root / 'latest'} does not follow it: move one of them away"
             )
         state = self.optimizer_file(name)
-        state.parent.mkdir(exist_ok=True)
-        temporary_state = state.with_name(_TEMPORARY + state.name)
-        optimizer(temporary_state)
-        _sync(temporary_state)
-        temporary_state.replace(state)
-
         temporary = self.root / (_TEMPORARY + name)
-        temporary.mkdir()
-        fill(temporary)
-        for path in temporary.rglob("*"):
-            _sync(path)
-        _sync(temporary)
+        try:
+            self._write_state(state, optimizer)
+            temporary.mkdir()
+            fill(temporary)
+            for path in temporary.rglob("*"):
+                _sync(path)
+            _sync(temporary)
+        except Exception:
+            for leftover in (temporary, state, state.with_name(_TEMPORARY + state.name)):
+                if leftover.exists():
+                    _delete(leftover)
+            raise
         temporary.rename(folder)
         _sync(self.root)
         self._consume(folder, meta)
         write_latest(self.root, name)
         _sync(self.root)
         return folder
+
+    @staticmethod
+    def _write_state(state: Path, optimizer: Callable[[Path], None]) -> None:
+        state.parent.mkdir(exist_ok=True)
+        temporary = state.with_name(_TEMPORARY + state.name)
+        optimizer(temporary)
+        _sync(temporary)
+        temporary.replace(state)
 
     def refuse(self, folder: Path, reason: str) -> Path | None:
         """Marks `latest` as refused by the policy server and goes back to its parent; the parent checkpoint, if any."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,11 +44,17 @@ class RoundRecord:
     grad_norm_max: float
     learning_rate: float
     kl: float
-    """k3 against the sampling policy after the last step, on a sample of its rows."""
+    """k3 against the old policy (that of the importance ratio) after the last step, on a sample of its rows."""
     k1: float
-    """As forwarded during the round: each token under the weights of its step."""
+    """Against the sampling policy, as forwarded during the round: each token under the weights of its step."""
     k3: float
+    """The same, as k3."""
+    k3_old: float
+    """k3 against the old policy, as forwarded."""
+    kl_reference: float
+    """k3 against the model that the run started from; NaN where `kl_coef` is 0."""
     ratio_max: float
+    """Greatest importance ratio of a token."""
     logp_diff_mean: float
     """|Δ log-probability| against the sampler at the first step, before any weight moved."""
     logp_diff_max: float
@@ -58,12 +65,36 @@ class RoundRecord:
     """Mean over trained tokens, in nats."""
     trained_tokens: int
     forwarded_tokens: int
+    """Without padding, in forward and backward passes."""
+    unique_tokens: int
+    """Of the steps' prefix trees: the fewest that could be forwarded."""
+    tokens_by_step: dict[str, list[int]]
+    """The three figures above for each step."""
     padding: float
     """Share of padded tokens among those that went through the model."""
+    rows_per_rollout: float
+    tokens_per_second: float
+    """Forwarded tokens per second of the steps."""
     policy_versions: list[int]
     """Smallest and greatest version among the calls."""
+    staleness_mean: float
+    """Versions that the calls are behind, over trained tokens."""
+    staleness_max: int
+    stale_calls: int
+    """Calls beyond `max_staleness`, which were not trained."""
+    old_policy: str
+    """`logged` or `recompute`: what the importance ratio was taken against."""
+    effective_sample_share: float
+    """(Σw)²/(N Σw²) over tokens, w = π_old/π_sampler; 1 where nothing was recomputed."""
+    weight_max: float
+    """Greatest w; NaN where nothing was recomputed."""
+    bounded: float
+    """Share of trained tokens whose w was cut to the cap, or masked."""
+    rejected_calls: float
+    """Share of calls that `reject_ratio` rejected."""
     engine_mismatch: bool
     """The first step's |Δ| exceeds the setting though server and trainer hold the same weights."""
+    alarms: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -71,17 +102,17 @@ class RoundRecord:
         return self.clip_low + self.clip_high
 
 
-def summarize(steps: "list[Step]", stats: "list[StepStats]", settings: TrainSettings) -> dict[str, Any]:
-    """The fields that follow from plan and measurements."""
+def summarize(steps: "Sequence[Step]", stats: "Sequence[StepStats]", settings: TrainSettings) -> dict[str, Any]:
+    """The fields that follow from plan (of all processes) and measurements."""
     from .stats import TokenSums
 
     total = sum((step.sums for step in stats), TokenSums())
-    first = stats[0].sums if stats else TokenSums(max_abs_diff=math.nan)
-    padded = sum(step.padded for step in steps)
-    forwarded = sum(step.forwarded for step in steps)
+    first = stats[0].sums if stats else TokenSums()
     count = len(stats) or math.nan
+    forwarded, padded = sum(step.forwarded for step in steps), sum(step.padded for step in steps)
     return {
         "sequences": sum(step.rows for step in steps),
+        "rollouts": sum(step.rollouts for step in steps),
         "steps": len(steps),
         "loss": sum(step.loss for step in stats) / count,
         "grad_norm": sum(step.grad_norm for step in stats) / count,
@@ -89,15 +120,22 @@ def summarize(steps: "list[Step]", stats: "list[StepStats]", settings: TrainSett
         "learning_rate": settings.learning_rate,
         "k1": total.mean("k1"),
         "k3": total.mean("k3"),
+        "k3_old": total.mean("k3_old"),
+        "kl_reference": total.mean("k3_reference") if settings.kl_coef else math.nan,
         "ratio_max": total.max_ratio if stats else math.nan,
         "logp_diff_mean": first.mean("abs_diff"),
-        "logp_diff_max": first.max_abs_diff,
+        "logp_diff_max": first.max_abs_diff if stats else math.nan,
         "clip_low": total.mean("clipped_low"),
         "clip_high": total.mean("clipped_high"),
         "entropy": total.mean("entropy"),
         "trained_tokens": sum(step.trained for step in steps),
         "forwarded_tokens": forwarded,
+        "unique_tokens": sum(step.unique for step in steps),
+        "tokens_by_step": {
+            name: [getattr(step, name) for step in steps] for name in ("trained", "forwarded", "unique")
+        },
         "padding": 1 - forwarded / padded if padded else math.nan,
+        "rows_per_rollout": sum(s.rows for s in steps) / sum(s.rollouts for s in steps) if steps else math.nan,
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainspan_schemas.errors import CheckpointError
 
-__all__ = ["check_folder", "find_model", "import_training", "load_model", "load_tokenizer"]
+__all__ = ["check_folder", "find_model", "import_training", "load_config", "load_model", "load_tokenizer"]
 
 CONFIG_FILE = "config.json"
 
@@ -80,13 +80,27 @@ def import_training() -> None:
     quiet.disable_progress_bar()
 
 
-def load_model(folder: Path) -> Any:
-    """The causal language model in float32 (a GPU computes in bfloat16 from float32 weights). Raises CheckpointError."""
+def load_config(folder: Path) -> Any:
+    """The model's configuration. Raises CheckpointError."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read the configuration in {folder}: {error}") from error
+
+
+def load_model(folder: Path, *, frozen: bool = False) -> Any:
+    """The causal language model in float32: a GPU computes in bfloat16 from float32 weights. Raises CheckpointError.
+
+    `frozen`: nothing is to be trained of it, so that a GPU holds it in bfloat16.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
+    dtype = torch.bfloat16 if frozen and torch.cuda.is_available() else torch.float32
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"cannot load the model in {folder}: {error}") from error
 

@@ -1,9 +1,11 @@
 """Which settings are admitted, checked before anything heavy is imported.
 
-The law that admits an option: splitting a step into more micro-batches changes neither loss nor gradient.
+Two laws admit an option: splitting a step into more micro-batches changes neither loss nor gradient, and every setting
+that is given does something.
 """
 
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.functions import is_function_name
 from trainspan_schemas.settings import TrainSettings
 
 __all__ = ["LOSSES", "WEIGHTS", "check", "clip_range"]
@@ -11,22 +13,46 @@ __all__ = ["LOSSES", "WEIGHTS", "check", "clip_range"]
 LOSSES = {"dapo": 0.28, "cispo": 5.0}
 """Loss → its default `epsilon_high`. dapo clips the ratio at 1 + ε; cispo caps it at ε itself."""
 
-WEIGHTS = ("rollout", "token")
+WEIGHTS = ("rollout", "token", "const")
+
+_PER_MICRO_BATCH = ("grpo", "bnpo", "dr_grpo", "sapo", "luspo")
+_PER_ROW = ("vespo",)
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "ratio": ("token", "call"),
+    "old_policy": ("logged", "recompute"),
+    "correction": ("truncate", "mask", "none"),
+    "adapter": ("none", "lora"),
+    "forward": ("auto", "padded", "tree"),
+}
+
+_POSITIVE = (
+    "learning_rate",
+    "steps_per_round",
+    "max_grad_norm",
+    "micro_batch_tokens",
+    "max_kl",
+    "max_loss",
+    "keep_checkpoints",
+    "const_tokens",
+    "lora_rank",
+    "lora_alpha",
+    "memory_gib",
+)
+_ABOVE_ONE = ("correction_cap", "reject_ratio", "max_ratio")
 
 
 def check(settings: TrainSettings) -> None:
-    """Raises ConfigError for a setting that is unknown or cannot be meant."""
-    if settings.loss not in LOSSES:
-        raise ConfigError(
-            f"train.loss = {settings.loss!r} is not admitted; choose {' or '.join(LOSSES)} "
-            "(TRL's others normalise within a micro-batch, so that batching would change the gradient)"
-        )
-    if settings.weights not in WEIGHTS:
-        raise ConfigError(f"train.weights = {settings.weights!r} is not known; choose {' or '.join(WEIGHTS)}")
-    positive = ("learning_rate", "steps_per_round", "max_grad_norm", "micro_batch_tokens", "max_kl", "keep_checkpoints")
-    for name in positive:
-        if not getattr(settings, name) > 0:
-            raise ConfigError(f"train.{name} = {getattr(settings, name)} must be greater than 0")
+    """Raises ConfigError for a setting that is unknown, cannot be meant, or would do nothing beside the others."""
+    _check_loss(settings.loss)
+    if settings.weights not in WEIGHTS and not is_function_name(settings.weights):
+        known = ", ".join(WEIGHTS)
+        raise ConfigError(f"train.weights = {settings.weights!r} is not known; choose {known} or module:function")
+    for name, choices in _CHOICES.items():
+        if (value := getattr(settings, name)) is not None and value not in choices:
+            raise ConfigError(f"train.{name} = {value!r} is not known; choose {' or '.join(choices)}")
+    _check_numbers(settings)
+    _check_idle(settings)
     if settings.policy_url != "none" and not settings.policy_url.startswith(("http://", "https://")):
         raise ConfigError(
             f'train.policy_url = {settings.policy_url!r} is neither "none" nor starts with http:// or https://'
@@ -41,4 +67,49 @@ def check(settings: TrainSettings) -> None:
 def clip_range(settings: TrainSettings) -> tuple[float, float]:
     """The ratios beyond which a token gives no gradient (dapo), or is capped (cispo)."""
     high = LOSSES[settings.loss] if settings.epsilon_high is None else settings.epsilon_high
-    return (1 - settings.epsilon, 1 + high) if settings.loss == "dapo" else (0.0, high)
+    if settings.loss == "cispo":
+        return 0.0, high
+    return 1 - (0.2 if settings.epsilon is None else settings.epsilon), 1 + high
+
+
+def _check_loss(loss: str) -> None:
+    if loss in LOSSES:
+        return
+    reasons = dict.fromkeys(_PER_MICRO_BATCH, "it normalises within a micro-batch, so that batching would change it")
+    reasons |= dict.fromkeys(_PER_ROW, "it weights a row as a whole, and a row here holds several calls")
+    reason = f" ({reasons[loss]})" if loss in reasons else ""
+    raise ConfigError(f"train.loss = {loss!r} is not admitted{reason}; choose {' or '.join(LOSSES)}")
+
+
+def _check_numbers(settings: TrainSettings) -> None:
+    for name in _POSITIVE:
+        if (value := getattr(settings, name)) is not None and not value > 0:
+            raise ConfigError(f"train.{name} = {value} must be greater than 0")
+    for name in _ABOVE_ONE:
+        if (value := getattr(settings, name)) is not None and not value > 1:
+            raise ConfigError(f"train.{name} = {value} must be greater than 1")
+    for name in ("kl_coef", "max_staleness"):
+        if (value := getattr(settings, name)) is not None and not value >= 0:
+            raise ConfigError(f"train.{name} = {value} must not be less than 0")
+
+
+def _check_idle(settings: TrainSettings) -> None:
+    """Refuses what would be read by nobody."""
+    idle = [
+        ("epsilon", settings.loss == "cispo", 'loss = "cispo" has no lower clip'),
+        ("const_tokens", settings.weights != "const", f'weights = "{settings.weights}" divides by no constant'),
+        *(
+            (name, settings.old_policy == "logged", 'old_policy = "logged" recomputes nothing to correct by')
+            for name in ("correction", "correction_cap", "reject_ratio")
+        ),
+        ("correction_cap", settings.correction == "none", 'correction = "none" has no cap'),
+        *(
+            (name, settings.adapter == "none", 'adapter = "none" trains no adapter')
+            for name in ("lora_rank", "lora_alpha", "lora_targets")
+        ),
+    ]
+    for name, unused, reason in idle:
+        if unused and getattr(settings, name) is not None:
+            raise ConfigError(f"train.{name} = {getattr(settings, name)!r} would do nothing: {reason}; leave it out")
+    if settings.weights == "const" and settings.const_tokens is None:
+        raise ConfigError('train.weights = "const" needs train.const_tokens, the tokens that each sum is divided by')

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from trainspan_schemas.checkpoint import META_FILE, CheckpointMeta
 from trainspan_schemas.errors import CheckpointError
@@ -9,7 +10,10 @@ from trainspan_schemas.errors import CheckpointError
 from .checkpoints import Checkpoints
 from .model import check_folder, find_model
 
-__all__ = ["Policy", "starting_policy"]
+__all__ = ["ADAPTER_CONFIG", "ADAPTER_WEIGHTS", "Policy", "starting_policy"]
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +24,10 @@ class Policy:
     checkpoint: str | None
     """Name in the checkpoints folder, None for a model from elsewhere."""
     base: str
-    """Model that version 0 was."""
+    """Model that the run started from: path or Hugging Face id."""
     version: int
+    model: Path
+    """Folder of the model: `folder`, or, of an adapter, that of `base`."""
 
     @property
     def name(self) -> str:
@@ -29,12 +35,21 @@ class Policy:
         return self.checkpoint or str(self.folder)
 
 
-def starting_policy(checkpoints: Checkpoints, model: str | None) -> Policy:
-    """`latest`, or `model` where nothing was published yet. Raises CheckpointError where there is neither."""
+def starting_policy(checkpoints: Checkpoints, model: str | None, adapter: str = "none") -> Policy:
+    """`latest`, or `model` where nothing was published yet.
+
+    Raises CheckpointError where there is neither, or `latest` is of another kind than `adapter` trains.
+    """
+    kind: Literal["full", "lora"] = "lora" if adapter == "lora" else "full"
     latest = checkpoints.latest()
     if latest:
         meta = CheckpointMeta.read(latest)
-        return Policy(check_folder(latest), latest.name, meta.base, meta.version)
+        if meta.kind != kind:
+            raise CheckpointError(
+                f"{latest} is of kind {meta.kind}, and train.adapter = {adapter!r} trains {kind}: give another --checkpoints"
+            )
+        folder = check_folder(latest) if kind == "full" else _base_of(latest, meta)
+        return Policy(latest, latest.name, meta.base, meta.version, folder)
     if not model:
         raise CheckpointError(
             f"no checkpoint in {checkpoints.root} and no model: give --model, or start `trainspan serve MODEL_DIR`"
@@ -42,4 +57,12 @@ def starting_policy(checkpoints: Checkpoints, model: str | None) -> Policy:
     folder = find_model(model)
     version = CheckpointMeta.read(folder).version if (folder / META_FILE).exists() else 0
     folder = folder.resolve()
-    return Policy(folder, None, str(folder) if Path(model).is_dir() else model, version)
+    return Policy(folder, None, str(folder) if Path(model).is_dir() else model, version, folder)
+
+
+def _base_of(adapter: Path, meta: CheckpointMeta) -> Path:
+    """The model folder under a LoRA checkpoint."""
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        if not (adapter / name).is_file():
+            raise CheckpointError(f"{adapter} has no {name}: it is no whole LoRA checkpoint")
+    return find_model(meta.base)

@@ -1,7 +1,7 @@
-"""Calls → training rows: the calls of a segment become one row, so that each token is forwarded once.
+"""Calls → training rows: the calls of a segment become one row, so that each token is forwarded once per rollout.
 
-A row is a token sequence with, per token, whether it is trained and what the loss needs of it. Every trained token was
-sampled, with exactly the row's tokens before it as its prompt.
+A row is a token sequence that says of each token which call sampled it, if any. Every sampled token is trained, with
+exactly the row's tokens before it as its prompt.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,23 +19,27 @@ __all__ = ["Row", "make_rows"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence of T tokens; values at tokens that are not trained are 0 (temperature 1)."""
+    """One sequence of T tokens, N of them trained (the flat arrays are in the order of tokens)."""
 
     rollout: str
+    group: str
+    """Of rollouts on the same task, whose sequences begin alike."""
     tokens: NDArray[np.int32]
     """(T,)"""
-    trained: NDArray[np.bool_]
-    """(T,) True at sampled tokens; never at the first."""
+    positions: NDArray[np.int64]
+    """(N,) of the trained tokens; never 0."""
+    calls: NDArray[np.int64]
+    """(N,) index, in the dataset, of the call that sampled the token."""
     logprobs: NDArray[np.float64]
-    """(T,) logged when sampled."""
+    """(N,) logged when sampled."""
     advantages: NDArray[np.float64]
-    """(T,)"""
+    """(N,)"""
     temperatures: NDArray[np.float64]
-    """(T,)"""
+    """(N,)"""
 
     @property
     def n_trained(self) -> int:
-        return int(self.trained.sum())
+        return len(self.positions)
 
 
 def make_rows(calls: Sequence[Call], *, merge: bool) -> list[Row]:
@@ -45,36 +49,40 @@ def make_rows(calls: Sequence[Call], *, merge: bool) -> list[Row]:
     prompt. Raises DatasetError where a call's prompt does not continue its segment exactly.
     """
     if not merge:
-        return [_row([call]) for call in calls]
-    segments: dict[tuple[str, int], list[Call]] = {}
-    for call in calls:
-        segments.setdefault((call.rollout, call.segment), []).append(call)
-    return [_row(sorted(segment, key=lambda call: call.position)) for segment in segments.values()]
+        return [_row([(index, call)]) for index, call in enumerate(calls)]
+    segments: dict[tuple[str, int], list[tuple[int, Call]]] = {}
+    for index, call in enumerate(calls):
+        segments.setdefault((call.rollout, call.segment), []).append((index, call))
+    return [_row(sorted(segment, key=lambda item: item[1].position)) for segment in segments.values()]
 
 
-def _row(calls: Iterable[Call]) -> Row:
+def _row(calls: Iterable[tuple[int, Call]]) -> Row:
     tokens: list[NDArray[np.int32]] = []
-    columns: list[tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]] = []
+    columns: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]] = []
     so_far = np.zeros(0, dtype=np.int32)
-    rollout = ""
-    for call in calls:
-        rollout = call.rollout
+    rollout = group = ""
+    temperatures: list[NDArray[np.float64]] = []
+    for index, call in calls:
+        rollout, group = call.rollout, call.group
         known = len(so_far)
         if known and not (known <= len(call.prompt_ids) and np.array_equal(call.prompt_ids[:known], so_far)):
             raise DatasetError(
                 f"call {call.index} of rollout {rollout} does not continue its segment {call.segment} token by token: "
                 "build the dataset again, or train with merge = false"
             )
-        added, sampled = len(call.prompt_ids) - known, len(call.completion_ids)
+        start, sampled = len(call.prompt_ids), len(call.completion_ids)
         tokens += [call.prompt_ids[known:], call.completion_ids]
         so_far = np.concatenate([call.prompt_ids, call.completion_ids])
         columns.append(
             (
-                np.repeat([False, True], [added, sampled]),
-                np.concatenate([np.zeros(added), call.logprobs.astype(np.float64)]),
-                np.repeat([0.0, call.advantage], [added, sampled]),
-                np.repeat([1.0, call.temperature], [added, sampled]),
+                np.arange(start, start + sampled),
+                np.full(sampled, index),
+                call.logprobs.astype(np.float64),
+                np.full(sampled, call.advantage),
             )
         )
-    trained, logprobs, advantages, temperatures = (np.concatenate(column) for column in zip(*columns, strict=True))
-    return Row(rollout, np.concatenate(tokens), trained, logprobs, advantages, temperatures)
+        temperatures.append(np.full(sampled, call.temperature))
+    positions, numbers, logprobs, advantages = (np.concatenate(column) for column in zip(*columns, strict=True))
+    return Row(
+        rollout, group, np.concatenate(tokens), positions, numbers, logprobs, advantages, np.concatenate(temperatures)
+    )

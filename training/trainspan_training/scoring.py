@@ -1,6 +1,6 @@
 """Log-probabilities of a model at chosen tokens, with the output head on these positions only."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ __all__ = ["Scores", "score"]
 
 
 class Scores(NamedTuple):
-    """Of N tokens, in row-major order."""
+    """Of N tokens."""
 
     logprobs: Tensor
     """(N,) natural logarithm, of softmax(logits / temperature)."""
@@ -19,16 +19,22 @@ class Scores(NamedTuple):
     """(N,) of the same distributions, without gradient."""
 
 
-def score(model: nn.Module, head: nn.Module, tokens: Tensor, chosen: Tensor, temperatures: Tensor) -> Scores:
-    """Scores the tokens (B, T) where `chosen` (B, T) is true; `temperatures` (N,) is of the chosen ones.
+def score(
+    model: nn.Module,
+    head: nn.Module,
+    tokens: Tensor,
+    predicting: Tensor,
+    targets: Tensor,
+    temperatures: Tensor,
+    attention: Mapping[str, Any] | None = None,
+) -> Scores:
+    """Scores `targets` (N,) at `temperatures` (N,), each predicted at the flat position `predicting` (N,) of `tokens` (B, T).
 
-    `model` is what is called (it may wrap the module that owns the output head `head`). Rows are padded on the right
-    and attention is causal, so that no token sees padding and no mask is needed; the first token has no prediction.
+    `model` is what is called (it may wrap the module that owns the output head `head`). Without `attention` rows are
+    padded on the right and attention is causal, so that no token sees padding and no mask is needed.
     """
-    targets = tokens[:, 1:][chosen[:, 1:]]
-    predicting = torch.nn.functional.pad(chosen[:, 1:], (0, 1))
-    with _only_at(head, predicting.flatten().nonzero().squeeze(1)):
-        logits = model(input_ids=tokens, use_cache=False).logits.squeeze(0)
+    with _only_at(head, predicting):
+        logits = model(input_ids=tokens, use_cache=False, **(attention or {})).logits.squeeze(0)
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
     logits = logits / temperatures.unsqueeze(1)

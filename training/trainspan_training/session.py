@@ -5,9 +5,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from trainspan_schemas.checkpoint import CheckpointMeta
 from trainspan_schemas.errors import UsageError
@@ -16,12 +18,14 @@ from trainspan_schemas.settings import TrainSettings
 
 from .checkpoints import Checkpoints
 from .ledger import Entry
-from .model import import_training, load_model, load_tokenizer
+from .loss_weights import Rule, find_rule
+from .model import import_training
 from .options import check
-from .policy import starting_policy
+from .policy import Policy, starting_policy
 from .publish import EVENTS, Swap, publish
 from .result import NO_ROWS, Result
 from .source import follow, newest
+from .team import Team
 from .transitions import DatasetFolder
 
 __all__ = ["Job", "train"]
@@ -52,61 +56,113 @@ class _Stopped(BaseException):
 def train(job: Job, on_ready: Callable[[], None], on_result: Callable[[Result], None]) -> None:
     """Runs the job; `on_result` hears of each dataset. SIGTERM ends it early, without an error.
 
-    Raises ConfigError, CheckpointError or DatasetError where it cannot be done, before anything heavy is imported.
+    In a team of processes only the leader is ready and has results. Raises ConfigError, CheckpointError or DatasetError
+    where it cannot be done; alone, before anything heavy is imported.
     """
     check(job.settings)
+    rule = find_rule(job.settings)
     if job.rounds is not None and not (job.follow and job.rounds > 0):
         raise UsageError(f"--rounds {job.rounds} goes with --follow and must be at least 1")
-    checkpoints = Checkpoints(job.checkpoints)
     previous = signal.signal(signal.SIGTERM, _stop)
     try:
-        _run(job, checkpoints, on_ready, on_result)
+        team = Team.join()
+        with _held(job.checkpoints, team) as book:
+            _Session(job, team, book, rule, on_ready, on_result).run()
     except _Stopped:
         log.info("stopped by SIGTERM")
     finally:
         signal.signal(signal.SIGTERM, previous)
-        checkpoints.close()
 
 
 def _stop(*_: object) -> None:
     raise _Stopped
 
 
-def _run(job: Job, checkpoints: Checkpoints, on_ready: Callable[[], None], on_result: Callable[[Result], None]) -> None:
-    _publish_pending(job.settings.policy_url, checkpoints)
-    policy = starting_policy(checkpoints, job.settings.model or served_model())
-    picture = _Picture(job.checkpoints)
-    datasets: Iterator[DatasetFolder]
-    if job.follow:
-        datasets = islice(follow(job.datasets, checkpoints.ledger, picture.draw_if_due), job.rounds)
-    else:
-        dataset = newest(job.datasets, checkpoints.ledger)
-        if dataset.rows == 0:
-            checkpoints.ledger.append(Entry("skipped", dataset.sha256, reason=NO_ROWS))
-            on_result(
-                Result(dataset.round, policy.version, policy.checkpoint, None, Swap("off", None), skipped=NO_ROWS)
-            )
-            return
-        datasets = iter([dataset])
-
-    import_training()
-    from .rounds import Rounds
-    from .trainer import TransitionGRPOTrainer
-
-    _share_cores()
-
-    def hear(result: Result) -> None:
-        picture.stale = picture.stale or result.record is not None
-        on_result(result)
-
-    rounds = Rounds(datasets, checkpoints, policy, job.settings, hear, keep_going=job.follow)
-    model, tokenizer = load_model(policy.folder), load_tokenizer(policy.folder)
-    rounds.trainer = TransitionGRPOTrainer(model, tokenizer, job.settings, rounds, str(job.checkpoints))
-    on_ready()
+@contextmanager
+def _held(root: Path, team: Team) -> Iterator[Checkpoints | None]:
+    """The leader's hold on the checkpoints folder; None in the other processes."""
+    held: list[Checkpoints] = []
+    team.share(lambda: held.append(Checkpoints(root)))
     try:
-        rounds.trainer.train()
+        yield held[0] if held else None
     finally:
-        picture.draw()
+        for book in held:
+            book.close()
+
+
+class _Session:
+    """One job of this process."""
+
+    def __init__(
+        self,
+        job: Job,
+        team: Team,
+        book: Checkpoints | None,
+        rule: Rule,
+        on_ready: Callable[[], None],
+        on_result: Callable[[Result], None],
+    ) -> None:
+        self._job = job
+        self._team = team
+        self._book = book
+        self._rule = rule
+        self._on_ready = on_ready
+        self._on_result = on_result
+        self._picture = _Picture(job.checkpoints)
+
+    def run(self) -> None:
+        settings = self._job.settings
+        policy = self._lead(lambda book: _start(book, settings))
+        datasets = self._datasets(policy)
+        if datasets is None:
+            return
+        import_training()
+        from .learner import Learner
+
+        _share_cores(self._team.size)
+        learner = Learner(datasets, self._book, policy, settings, self._rule, self._hear, self._team, self._job.follow)
+        if self._team.leads:
+            self._on_ready()
+        try:
+            learner.train()
+        finally:
+            if self._team.leads:
+                self._picture.draw()
+
+    def _datasets(self, policy: Policy) -> Iterator[DatasetFolder] | None:
+        """What to train; None where that is settled already."""
+        job = self._job
+        if job.follow:
+            return self._team.each(lambda: islice(self._appearing(), job.rounds))
+        dataset: DatasetFolder = self._lead(lambda book: newest(job.datasets, book.ledger))
+        if dataset.rows:
+            return iter([dataset])
+        self._lead(lambda book: book.ledger.append(Entry("skipped", dataset.sha256, reason=NO_ROWS)))
+        self._hear(Result(dataset.round, policy.version, policy.checkpoint, None, Swap("off", None), skipped=NO_ROWS))
+        return None
+
+    def _appearing(self) -> Iterator[DatasetFolder]:
+        assert self._book is not None, "the leader holds the checkpoints folder"
+        return follow(self._job.datasets, self._book.ledger, self._picture.draw_if_due)
+
+    def _lead(self, act: Callable[[Checkpoints], Any]) -> Any:
+        """What the leader finds or does, in every process."""
+
+        def make() -> Any:
+            assert self._book is not None, "the leader holds the checkpoints folder"
+            return act(self._book)
+
+        return self._team.share(make)
+
+    def _hear(self, result: Result) -> None:
+        if self._team.leads:
+            self._picture.stale = self._picture.stale or result.record is not None
+            self._on_result(result)
+
+
+def _start(book: Checkpoints, settings: TrainSettings) -> Policy:
+    _publish_pending(settings.policy_url, book)
+    return starting_policy(book, settings.model or served_model(), settings.adapter)
 
 
 def _publish_pending(url: str, checkpoints: Checkpoints) -> None:
@@ -123,15 +179,15 @@ def _publish_pending(url: str, checkpoints: Checkpoints) -> None:
         checkpoints.ledger.append(Entry(EVENTS[swap.outcome], meta.dataset_sha256, folder.name, swap.error))
 
 
-def _share_cores() -> None:
-    """Half of the cores, unless OMP_NUM_THREADS says otherwise.
+def _share_cores(processes: int) -> None:
+    """Half of the cores among the processes, unless OMP_NUM_THREADS says otherwise.
 
     Threads that wait for one that another process displaced spin: on two busy cores two threads were six times slower than one.
     """
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2 // processes))
 
 
 class _Picture:

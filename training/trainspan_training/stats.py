@@ -1,31 +1,41 @@
 """Exact sums over the trained tokens of optimizer steps, on the device until a step is over."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-__all__ = ["StepStats", "TokenSums"]
+__all__ = ["StepStats", "TokenSums", "call_means"]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSums:
-    """Over trained tokens, with d = log π_θ − log π_sampled and the ratio ρ = exp d. Adding up is exact."""
+    """Over trained tokens, with d = log π_θ − log π_other and its ratio ρ = exp d. Adding up is exact.
+
+    The sampler is the policy that sampled a token, the old one that which the loss takes its importance ratio against.
+    """
 
     tokens: float = 0.0
     abs_diff: float = 0.0
-    """Σ |d|"""
+    """Σ |d| against the sampler."""
     k1: float = 0.0
-    """Σ −d: with its expectation KL(π_sampled ‖ π_θ)."""
+    """Σ −d against the sampler: with its expectation KL(π_sampler ‖ π_θ)."""
     k3: float = 0.0
-    """Σ (ρ − 1 − d): the same expectation, never negative (Schulman, "Approximating KL divergence")."""
+    """Σ (ρ − 1 − d) against the sampler: the same expectation, never negative (Schulman, "Approximating KL divergence")."""
+    k3_old: float = 0.0
+    """The same against the old policy."""
+    k3_reference: float = 0.0
+    """Σ (1/ρ − 1 + d) against the reference: with its expectation KL(π_θ ‖ π_reference) for tokens of π_θ."""
     clipped_low: float = 0.0
-    """Tokens whose ratio is below the clip with a negative advantage: they give no gradient."""
+    """Tokens whose importance ratio is below the clip with a negative advantage: they give no gradient."""
     clipped_high: float = 0.0
     entropy: float = 0.0
     max_abs_diff: float = 0.0
+    """Against the sampler."""
     max_ratio: float = 0.0
+    """Importance ratio of a token."""
 
     def __add__(self, other: "TokenSums") -> "TokenSums":
         names = [field.name for field in fields(self)]
@@ -39,34 +49,51 @@ class TokenSums:
     @classmethod
     @torch.no_grad()
     def measure(
-        cls, logprobs: Tensor, sampled: Tensor, advantages: Tensor, entropies: Tensor, clip: tuple[float, float]
+        cls,
+        logprobs: Tensor,
+        entropies: Tensor,
+        *,
+        sampled: Tensor,
+        old: Tensor,
+        reference: Tensor | None,
+        advantages: Tensor,
+        calls: Tensor | None,
+        clip: tuple[float, float],
     ) -> Tensor:
         """The sums of one micro-batch of N tokens as a tensor, so that no device is waited for; see `collect`.
 
-        All arguments (N,), but `clip`: the ratios beyond which the loss clips.
+        All arguments (N,), but `clip`: the ratios beyond which the loss clips. `calls` are given where the ratio is
+        that of a whole call.
         """
+        if not len(logprobs):
+            return torch.zeros(len(fields(cls)), dtype=torch.float64, device=logprobs.device)
         low, high = clip
-        diff = logprobs.double() - sampled.double()
-        ratio = diff.exp()
+        now = logprobs.double()
+        diff, moved = now - sampled, now - old
+        unit = moved if calls is None else call_means(moved, calls)
+        ratio = unit.exp()
+        apart = torch.zeros_like(diff) if reference is None else now - reference
         return torch.stack(
             [
                 torch.full_like(diff, 1.0).sum(),
                 diff.abs().sum(),
                 -diff.sum(),
-                (ratio - 1 - diff).sum(),
+                (diff.exp() - 1 - diff).sum(),
+                (moved.exp() - 1 - moved).sum(),
+                ((-apart).exp() - 1 + apart).sum(),
                 ((ratio < low) & (advantages < 0)).sum().double(),
                 ((ratio > high) & (advantages > 0)).sum().double(),
                 entropies.double().sum(),
                 diff.abs().max(),
-                ratio.max(),
+                moved.exp().max(),
             ]
         )
 
     @classmethod
-    def collect(cls, measured: list[Tensor]) -> "TokenSums":
+    def collect(cls, measured: Iterable[Tensor]) -> "TokenSums":
         """The sums of several micro-batches."""
         total = cls()
-        for values in torch.stack(measured).tolist() if measured else []:
+        for values in [each.tolist() for each in measured]:
             total += cls(*values)
         return total
 
@@ -79,3 +106,12 @@ class StepStats:
     loss: float
     grad_norm: float
     """Before clipping."""
+
+
+def call_means(values: Tensor, calls: Tensor) -> Tensor:
+    """Each of the values (N,) replaced by the mean over the tokens of its call; `calls` (N,) tells them apart."""
+    place: Tensor = calls.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
+    counts = torch.zeros(int(place.max()) + 1 if len(place) else 0, dtype=values.dtype, device=values.device)
+    sums = counts.index_add(0, place, values)
+    counts = counts.index_add(0, place, torch.ones_like(values))
+    return (sums / counts)[place]

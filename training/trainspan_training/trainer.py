@@ -4,11 +4,14 @@ TRL's loss (`_compute_loss`) is used unchanged; what it is given is ours:
 
 - One item of the dataloader is one optimizer step: a list of micro-batches. With TRL's and transformers' accumulation
   at 1, their normalisers drop out, and ragged micro-batches are exact.
-- Layout: column 0 is TRL's "prompt", all else its "completion". TRL's `completion_mask` is the attention mask, its
-  `tool_mask` is what the loss keeps: putting the loss mask into the former would hide the environment's tokens from attention.
-- `old_per_token_logps` are the logged log-probabilities, so that the importance ratio is the true one. (TRL's own
-  correction for logged log-probabilities is silently off unless it generates with vLLM itself.)
-- Row weights are folded into `advantages` (B, T): the loss is positively homogeneous in them.
+- Layout: TRL sees the N trained tokens of a micro-batch as the one completion of a batch of one. The losses that are
+  admitted sum over tokens, so that rows do not matter to them; where a token stands is the business of `scoring`.
+- `old_per_token_logps` are the logged (or recomputed) log-probabilities, so that the importance ratio is the true one.
+  (TRL's own correction for logged log-probabilities is silently off unless it generates with vLLM itself.)
+- Row weights and off-policy corrections are folded into `advantages`: the loss is positively homogeneous in them.
+- With `ratio = "call"` log-probabilities are replaced by their mean over the call, old and new: a token's ratio is then
+  that of its call, and so is its gradient (GSPO, arXiv 2507.18071).
+- TRL's KL term knows no weights: ours is added to its loss.
 
 Only losses that divide by the step's number of tokens are admitted: with them, splitting a step into more micro-batches
 changes nothing. The others of TRL normalise within a micro-batch.
@@ -16,37 +19,38 @@ changes nothing. The others of TRL normalise within a micro-batch.
 
 import contextlib
 import math
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from datasets import Dataset
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
-from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from trainspan_schemas.errors import TrainingError
 from trainspan_schemas.settings import TrainSettings
 
-from .options import LOSSES, clip_range
-from .plan import MicroBatch
+from .attention import attention_of
+from .batches import MicroBatch
+from .grpo_config import grpo_config
+from .options import clip_range
 from .scoring import Scores, score
-from .stats import StepStats, TokenSums
+from .stats import StepStats, TokenSums, call_means
+from .team import Team
 
-__all__ = ["TransitionGRPOTrainer", "kl_fault"]
-
-_ENDLESS = 2**62
+__all__ = ["TransitionGRPOTrainer"]
 
 
 class TransitionGRPOTrainer(GRPOTrainer):
     """GRPO over optimizer steps, each a list of micro-batches. `steps` is iterated once by `train()`; it may
     block, save and swap between two steps.
 
-    A step whose loss or gradient is not finite, or whose k3 exceeds `settings.max_kl`, moves no weight: `failure`
-    then says why. `bf16`: compute in bfloat16 from float32 weights; by default on a GPU only. Raises TrainingError in a
-    group of processes, or where several GPUs are visible.
+    A step that goes beyond a limit of the settings moves no weight: `failure` then says why. `bf16`: compute in
+    bfloat16 from float32 weights; by default on a GPU only. In a `team` every process gets its own micro-batches of
+    the same steps. Raises TrainingError where several GPUs are visible to one process.
     """
 
     def __init__(
@@ -58,12 +62,17 @@ class TransitionGRPOTrainer(GRPOTrainer):
         output_dir: str,
         *,
         bf16: bool | None = None,
+        team: Team | None = None,
     ) -> None:
-        _check_alone()
+        self.team = team or Team()
+        if self.team.size == 1 and (devices := torch.cuda.device_count()) > 1:
+            raise TrainingError(
+                f"{devices} GPUs are visible to one process: start it with `accelerate launch`, or set CUDA_VISIBLE_DEVICES"
+            )
         self._steps = steps
-        self._max_kl = settings.max_kl
-        self._max_norm = settings.max_grad_norm
+        self._limits = settings
         self._batch: MicroBatch | None = None
+        self._scores: Scores | None = None
         self._measured: list[Tensor] = []
         self._stats: list[StepStats] = []
         self.failure: str | None = None
@@ -71,8 +80,8 @@ class TransitionGRPOTrainer(GRPOTrainer):
         super().__init__(
             model=model,
             reward_funcs=_no_reward,
-            args=_config(settings, output_dir, torch.cuda.is_available() if bf16 is None else bf16),
-            train_dataset=Dataset.from_dict({"prompt": [""] * 2}),
+            args=grpo_config(settings, output_dir, torch.cuda.is_available() if bf16 is None else bf16),
+            train_dataset=Dataset.from_dict({"prompt": [""] * 2 * self.team.size}),
             processing_class=tokenizer,
         )
         self.remove_callback(PrinterCallback)
@@ -81,6 +90,10 @@ class TransitionGRPOTrainer(GRPOTrainer):
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.0  # TRL switches off the dropout layers, but not this one
         self._clip_range = clip_range(settings)
+        double = any(parameter.dtype == torch.float64 for parameter in model.parameters())
+        self._dtype = torch.float64 if double else torch.float32
+        self.fresh = False
+        """Whether the calls of this round were sampled by the weights that it starts from."""
 
     @property
     def policy(self) -> Any:
@@ -91,13 +104,14 @@ class TransitionGRPOTrainer(GRPOTrainer):
         return self._steps
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        return _trl_inputs(generation_batch, self.accelerator.device, self.policy.dtype)
+        return self._trl_inputs(generation_batch)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of a whole step; clips the gradient; its loss."""
         loss = self.accumulate(model, inputs)
-        norm: Any = self.accelerator.clip_grad_norm_(model.parameters(), self._max_norm)
-        stats = StepStats(TokenSums.collect(self._measured), float(loss), float(norm))
+        norm: Any = self.accelerator.clip_grad_norm_(model.parameters(), self._limits.max_grad_norm)
+        sums = self._over_team(TokenSums.collect(self._measured))
+        stats = StepStats(sums, float(np.mean(self.team.gather(float(loss)))), float(norm))
         self._stats.append(stats)
         self.failure = self._fault(stats)
         if self.failure:
@@ -115,7 +129,7 @@ class TransitionGRPOTrainer(GRPOTrainer):
             together = contextlib.nullcontext() if index == last else self.accelerator.no_sync(model)
             with together:
                 total += super().training_step(model, batch, None).double()  # type: ignore[no-untyped-call]
-        self._batch = None
+        self._batch = self._scores = None
         self._metrics["train"].clear()  # means over micro-batches; ours are exact
         return total
 
@@ -126,118 +140,111 @@ class TransitionGRPOTrainer(GRPOTrainer):
 
     @torch.no_grad()
     def measure(self, batch: MicroBatch) -> TokenSums:
-        """The sums of a micro-batch under the weights as they are now, without training on it."""
+        """The sums of a micro-batch (of each process) under the weights as they are now, without training on it."""
         self.policy.eval()
         sums = self._token_sums(batch, self._score(self.policy, batch))
-        return TokenSums.collect([sums])
+        return self._over_team(TokenSums.collect([sums]))
+
+    @torch.no_grad()
+    def logprobs(self, batch: MicroBatch, model: nn.Module | None = None) -> NDArray[np.float64]:
+        """Log-probabilities (N,) of a micro-batch under the weights as they are now, or under another model."""
+        chosen: nn.Module = self.policy if model is None else model
+        chosen.eval()
+        scores: NDArray[np.float64] = self._score(chosen, batch).logprobs.double().cpu().numpy()
+        return scores
+
+    def kl_fault(self, sums: TokenSums) -> str | None:
+        """Why the policy is too far from the one that its ratio is taken against, if it is."""
+        limit = self._limits.max_kl
+        others = {"k3": "the sampling policy"} if self.fresh else {}
+        for name, of in (others | {"k3_old": "the old policy"}).items():
+            if not (k3 := sums.mean(name)) <= limit:
+                return f"the KL divergence from {of} is {k3:.3g}, above max_kl {limit:g}"
+        return None
+
+    def _fault(self, stats: StepStats) -> str | None:
+        limits = self._limits
+        if not math.isfinite(stats.loss):
+            return f"the loss is {stats.loss}"
+        if abs(stats.loss) > limits.max_loss:
+            return f"the loss is {stats.loss:.3g}, beyond max_loss {limits.max_loss:g}"
+        if not math.isfinite(stats.grad_norm):
+            return f"the gradient norm is {stats.grad_norm}"
+        if (fault := self.kl_fault(stats.sums)) is not None:
+            return fault
+        if stats.sums.max_ratio > limits.max_ratio:
+            return f"an importance ratio is {stats.sums.max_ratio:.3g}, above max_ratio {limits.max_ratio:g}"
+        return None
 
     def _get_per_token_logps_and_entropies(
         self, model: nn.Module, input_ids: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor, None]:
-        """(B, T−1) log-probabilities and entropies, 0 where nothing is trained, for TRL's loss."""
+        """(1, N) log-probabilities and entropies of the trained tokens, for TRL's loss."""
         batch = self._batch
         assert batch is not None, "only called within a training step"
-        scores = self._score(model, batch)
+        self._scores = scores = self._score(model, batch)
         self._measured.append(self._token_sums(batch, scores))
-        trained = torch.from_numpy(batch.trained[:, 1:]).to(input_ids.device)
-        logprobs, entropies = (
-            torch.zeros(trained.shape, dtype=values.dtype, device=values.device).masked_scatter(trained, values)
-            for values in scores
-        )
-        return logprobs, entropies, None
+        logprobs = scores.logprobs
+        if self._limits.ratio == "call":
+            logprobs = call_means(logprobs, self._tensor(batch.calls))
+        return logprobs.unsqueeze(0), scores.entropies.unsqueeze(0), None
+
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        """TRL's loss, and our KL term: its coefficient times Σ_t w_t (e^−d − 1 + d), d = log π_θ − log π_reference."""
+        loss: Tensor = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
+        batch, scores = self._batch, self._scores
+        if self._limits.kl_coef and batch is not None and scores is not None and batch.reference is not None:
+            apart = scores.logprobs - self._tensor(batch.reference, self._dtype)
+            divergence = (self._tensor(batch.weights, self._dtype) * ((-apart).exp() - 1 + apart)).sum()
+            loss = loss + divergence * (self._limits.kl_coef * self.accelerator.num_processes / batch.n_step)
+        return loss
 
     def _score(self, model: nn.Module, batch: MicroBatch) -> Scores:
-        device, dtype = self.accelerator.device, self.policy.dtype
-        head = self.policy.get_output_embeddings()
+        owner: Any = self.accelerator.unwrap_model(model)
+        implementation = str(owner.config.get_text_config()._attn_implementation)
         with self.accelerator.autocast():
             return score(
                 model,
-                head,
-                torch.from_numpy(batch.tokens).to(device),
-                torch.from_numpy(batch.trained).to(device),
-                torch.from_numpy(batch.temperatures).to(device, dtype),
+                owner.get_output_embeddings(),
+                self._tensor(batch.tokens),
+                self._tensor(batch.predicting),
+                self._tensor(batch.targets),
+                self._tensor(batch.temperatures, self._dtype),
+                attention_of(batch.branches, implementation, self.accelerator.device),
             )
 
     def _token_sums(self, batch: MicroBatch, scores: Scores) -> Tensor:
-        logprobs, entropies = scores
-        sampled, advantages = (torch.from_numpy(v).to(logprobs.device) for v in (batch.logprobs, batch.advantages))
-        return TokenSums.measure(logprobs, sampled, advantages, entropies, self._clip_range)
-
-    def _fault(self, stats: StepStats) -> str | None:
-        if not math.isfinite(stats.loss):
-            return f"the loss is {stats.loss}"
-        if not math.isfinite(stats.grad_norm):
-            return f"the gradient norm is {stats.grad_norm}"
-        return kl_fault(stats.sums, self._max_kl)
-
-
-def kl_fault(sums: TokenSums, max_kl: float) -> str | None:
-    """Why the policy is too far from the one that sampled, if it is."""
-    k3 = sums.mean("k3")
-    return None if k3 <= max_kl else f"the KL divergence from the sampling policy is {k3:.3g}, above max_kl {max_kl:g}"
-
-
-def _check_alone() -> None:
-    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
-        raise TrainingError(
-            f"this trainer is one process, not one of {processes}: start it without torchrun or accelerate"
-        )
-    if (devices := torch.cuda.device_count()) > 1:
-        raise TrainingError(
-            f"this trainer uses one GPU, {devices} are visible: set CUDA_VISIBLE_DEVICES to one of them"
+        return TokenSums.measure(
+            *scores,
+            sampled=self._tensor(batch.sampled),
+            old=self._tensor(batch.old),
+            reference=None if batch.reference is None else self._tensor(batch.reference),
+            advantages=self._tensor(batch.advantages),
+            calls=self._tensor(batch.calls) if self._limits.ratio == "call" else None,
+            clip=self._clip_range,
         )
 
+    def _over_team(self, sums: TokenSums) -> TokenSums:
+        return sum(self.team.gather(sums), TokenSums())
 
-def _config(settings: TrainSettings, output_dir: str, bf16: bool) -> GRPOConfig:
-    cuda = torch.cuda.is_available()
-    return GRPOConfig(
-        output_dir=output_dir,
-        use_cpu=not cuda,
-        bf16=bf16,
-        gradient_checkpointing=cuda,
-        disable_dropout=True,
-        loss_type=settings.loss,
-        epsilon=settings.epsilon,
-        epsilon_high=LOSSES[settings.loss] if settings.epsilon_high is None else settings.epsilon_high,
-        beta=0.0,
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
-        max_grad_norm=0.0,  # clipped in `training_step`, before the optimizer may see a gradient that is not finite
-        seed=settings.seed,
-        max_steps=_ENDLESS,
-        per_device_train_batch_size=2,
-        num_generations=2,
-        gradient_accumulation_steps=1,
-        steps_per_generation=1,
-        num_iterations=1,
-        logging_strategy="no",
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
+    def _tensor(self, values: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
+        return torch.from_numpy(values).to(self.accelerator.device, dtype)
 
-
-def _trl_inputs(batch: MicroBatch, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The micro-batch in TRL's layout; see the module's docstring."""
-    tokens, trained = torch.from_numpy(batch.tokens), torch.from_numpy(batch.trained)
-    attended = torch.arange(tokens.shape[1]) < torch.from_numpy(batch.lengths).unsqueeze(1)
-
-    def spread(values: Any) -> Tensor:
-        full = torch.zeros(trained.shape, dtype=dtype)
-        return full.masked_scatter_(trained, torch.from_numpy(values).to(dtype))[:, 1:]
-
-    inputs = {
-        "prompt_ids": tokens[:, :1],
-        "prompt_mask": attended[:, :1].long(),
-        "completion_ids": tokens[:, 1:],
-        "completion_mask": attended[:, 1:].long(),
-        "tool_mask": trained[:, 1:].long(),
-        "old_per_token_logps": spread(batch.logprobs),
-        "advantages": spread(batch.advantages),
-        "num_items_in_batch": torch.tensor(float(batch.n_step), dtype=dtype),
-    }
-    return {name: value.to(device) for name, value in inputs.items()}
+    def _trl_inputs(self, batch: MicroBatch) -> dict[str, Tensor]:
+        """The micro-batch in TRL's layout; see the module's docstring."""
+        targets = self._tensor(batch.targets).unsqueeze(0)
+        old = self._tensor(batch.old, self._dtype)
+        if self._limits.ratio == "call":
+            old = call_means(old, self._tensor(batch.calls))
+        return {
+            "prompt_ids": torch.zeros_like(targets[:, :0]),
+            "prompt_mask": torch.zeros_like(targets[:, :0]),
+            "completion_ids": targets,
+            "completion_mask": torch.ones_like(targets),
+            "old_per_token_logps": old.unsqueeze(0),
+            "advantages": self._tensor(batch.advantages, self._dtype).unsqueeze(0),
+            "num_items_in_batch": torch.tensor(float(batch.n_step), dtype=self._dtype, device=targets.device),
+        }
 
 
 def _no_reward(*_: Any, **__: Any) -> NoReturn:

@@ -21,6 +21,7 @@ _ROUND_FOLDER = re.compile(r"round=(\d{4,})")
 _COLUMNS = (
     "rollout_id",
     "attempt",
+    "group_id",
     "policy_version",
     "call_index",
     "segment_id",
@@ -59,6 +60,8 @@ class Call:
     segment: int
     position: int
     """Place in the segment."""
+    group: str
+    """Of the rollouts that it was compared with; its rollout where it has none."""
     policy_version: int | None
     prompt_ids: "NDArray[np.int32]"
     """(P,)"""
@@ -142,7 +145,7 @@ def _read_file(path: Path, sha256: str) -> list[Call]:
     if missing:
         raise DatasetError(f"{path} has no column {missing[0]!r}: build the dataset again")
     for name in _COLUMNS:
-        if name != "policy_version" and table.column(name).null_count:
+        if name not in ("policy_version", "group_id") and table.column(name).null_count:
             raise DatasetError(f"{path} has a row without {name}: build the dataset again")
     return _calls(table, path)
 
@@ -156,6 +159,7 @@ def _calls(table: Any, path: Path) -> list[Call]:
             index=row["call_index"],
             segment=row["segment_id"],
             position=row["segment_pos"],
+            group=row["group_id"] or f"{row['rollout_id']}/{row['attempt']}",
             policy_version=row["policy_version"],
             prompt_ids=prompt,
             completion_ids=completion,

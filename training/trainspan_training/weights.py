@@ -2,32 +2,49 @@
 
 import hashlib
 import shutil
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from .model import load_model
+from .policy import Policy
 
-__all__ = ["copy_companions", "hash_weights", "load_optimizer", "restore_weights", "save_optimizer", "save_weights"]
+__all__ = ["FullWeights", "copy_companions", "hash_weights", "load_optimizer", "save_optimizer"]
 
 _OURS = {"trainspan.json", "canary.json"}
+_WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 
 
-def save_weights(model: Any, folder: Path) -> None:
-    """Weights as transformers names them (tied ones once), in one or several safetensors files, with an index if several."""
-    model.save_pretrained(folder)
+class FullWeights:
+    """All weights of a model are trained and saved."""
+
+    kind: Literal["full", "lora"] = "full"
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def save(self, folder: Path, parent: Policy) -> None:
+        """Weights as transformers names them (tied ones once), config and tokenizer, as a model folder."""
+        self._model.save_pretrained(folder)
+        copy_companions(parent.folder, folder)
+
+    @torch.no_grad()
+    def restore(self, policy: Policy) -> None:
+        """Puts the policy's weights back into the live model, in place."""
+        saved = dict(load_model(policy.folder).named_parameters())
+        for name, parameter in self._model.named_parameters():
+            parameter.copy_(saved[name])
 
 
-def copy_companions(source: Path, folder: Path) -> None:
-    """Config, tokenizer, chat template and whatever else stands beside the weights, as the parent has them."""
+def copy_companions(source: Path, folder: Path, without: Collection[str] = ()) -> None:
+    """Config, tokenizer, chat template and whatever else stands beside the weights, as the source has them."""
     for path in source.iterdir():
-        weights = path.name.endswith(
-            (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
-        )
-        if path.is_file() and not path.name.startswith(".") and not weights and path.name not in _OURS:
+        other = path.name.startswith(".") or path.name.endswith(_WEIGHTS) or path.name in _OURS
+        if path.is_file() and not other and path.name not in without:
             shutil.copyfile(path, folder / path.name)
 
 
@@ -39,14 +56,6 @@ def hash_weights(folder: Path) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
-
-
-@torch.no_grad()
-def restore_weights(model: Any, folder: Path) -> None:
-    """Puts the folder's weights back into the live model, in place."""
-    saved = dict(load_model(folder).named_parameters())
-    for name, parameter in model.named_parameters():
-        parameter.copy_(saved[name])
 
 
 def save_optimizer(optimizer: Any, model: Any, path: Path) -> None:

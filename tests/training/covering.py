@@ -1,0 +1,97 @@
+"""Cases of the exactness test: each single change from the default, and an array that covers every pair of values.
+
+An option is admitted only if loss and gradient equal the reference in every case.
+"""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainspan_schemas.settings import TrainSettings
+
+__all__ = ["OPTIONS", "Case", "cases"]
+
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "weights": ("rollout", "token", "const"),
+    "old": ("logged", "truncate", "mask", "none", "reject"),
+    "ratio": ("token", "call"),
+    "loss": ("dapo", "cispo"),
+    "layout": ("merged", "call", "tree"),
+    "tokens": (16384, 60),
+    "processes": (1, 2),
+    "adapter": ("none", "lora"),
+    "kl": (0.0, 0.1),
+    "checkpointing": (False, True),
+}
+"""Option → its values, the default first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One combination."""
+
+    weights: str = "rollout"
+    old: str = "logged"
+    ratio: str = "token"
+    loss: str = "dapo"
+    layout: str = "merged"
+    tokens: int = 16384
+    processes: int = 1
+    adapter: str = "none"
+    kl: float = 0.0
+    checkpointing: bool = False
+
+    @property
+    def settings(self) -> TrainSettings:
+        recompute = self.old != "logged"
+        return TrainSettings(
+            weights=self.weights,
+            const_tokens=24 if self.weights == "const" else None,
+            old_policy="recompute" if recompute else "logged",
+            correction=None if not recompute else "none" if self.old == "reject" else self.old,
+            correction_cap=1.5 if self.old in ("truncate", "mask") else None,
+            reject_ratio=1.1 if self.old == "reject" else None,
+            ratio=self.ratio,
+            loss=self.loss,
+            merge=self.layout != "call",
+            forward="tree" if self.layout == "tree" else "padded",
+            micro_batch_tokens=self.tokens,
+            adapter=self.adapter,
+            lora_rank=4 if self.adapter == "lora" else None,
+            kl_coef=self.kl,
+            gradient_checkpointing=self.checkpointing,
+        )
+
+    def __str__(self) -> str:
+        changed = [
+            f"{name}={getattr(self, name)}" for name, values in OPTIONS.items() if getattr(self, name) != values[0]
+        ]
+        return ",".join(changed) or "default"
+
+
+def cases(processes: int) -> list[Case]:
+    """Every single change from the default and the covering array, of one process or of two; the default itself too."""
+    singles = [Case(**{name: value}) for name, values in OPTIONS.items() for value in values]
+    found = dict.fromkeys([*singles, *_pairwise()])
+    return [case for case in found if case.processes == processes]
+
+
+def _pairwise() -> list[Case]:
+    """A greedy array in which each pair of values of each two options occurs; the same each time."""
+    rng = np.random.default_rng(0)
+    names = list(OPTIONS)
+    missing = {
+        ((one, a), (two, b))
+        for one, two in itertools.combinations(names, 2)
+        for a in OPTIONS[one]
+        for b in OPTIONS[two]
+    }
+    array = []
+    while missing:
+        drawn = [{name: values[rng.integers(len(values))] for name, values in OPTIONS.items()} for _ in range(60)]
+        best = max(drawn, key=lambda row: len(missing & set(itertools.combinations(row.items(), 2))))
+        missing -= set(itertools.combinations(best.items(), 2))
+        array.append(Case(**best))
+    return array

@@ -1,0 +1,40 @@
+"""One of two processes that train together (gloo): runs every two-process case and stores what the leader saw.
+
+Usage: python -m tests.training.pair TOKENIZER_DIR LOGGED_JSON OUT_DIR, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.support.dataset_files import LoggedCall
+from tests.training.covering import cases
+
+
+def main(tokenizer_dir: Path, logged_json: Path, out: Path) -> None:
+    from trainspan_training.model import import_training
+    from trainspan_training.team import Team
+
+    team = Team.join()
+    import_training()
+    import torch
+    from safetensors.torch import save_file
+
+    from tests.training import trainers
+
+    torch.set_num_threads(1)
+    record = json.loads(logged_json.read_text())
+    logged = [LoggedCall(**call) for call in record["calls"]]
+    model = trainers.double_gpt2(record["vocabulary"])
+    for index, case in enumerate(cases(processes=2)):
+        trainer = trainers.make_trainer(trainers.policy_of(case, model), tokenizer_dir, case.settings, out, team=team)
+        share = trainers.step_of(case, logged).share(team.rank, team.size)
+        loss, gradient = trainers.trained(trainer, trainers.prepared(trainer, case, share, model))
+        if team.leads:
+            tensors = {name: tensor.contiguous() for name, tensor in gradient.items()}
+            save_file(tensors, out / f"{index}.safetensors", {"case": json.dumps(asdict(case)), "loss": repr(loss)})
+
+
+if __name__ == "__main__":
+    main(*(Path(argument) for argument in sys.argv[1:]))

@@ -1,0 +1,168 @@
+"""What loss and gradient must be, written from the formulas: one plain forward pass per call, no padding, no merging."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.support.dataset_files import LoggedCall, sample_rollouts
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.batches import Limits
+from trainspan_training.forwarding import Forwarding
+from trainspan_training.loss_weights import find_rule
+from trainspan_training.plan import Step, plan_steps
+from trainspan_training.rows import make_rows
+from trainspan_training.transitions import Call
+
+Measured = tuple[float, dict[str, torch.Tensor]]
+
+
+def perturbed(calls: list[LoggedCall], spread: float, seed: int = 1) -> list[LoggedCall]:
+    """The same calls as if another policy had sampled them, so that ratios spread over and beyond the clip range."""
+    rng = np.random.default_rng(seed)
+    return [
+        dataclasses.replace(
+            call,
+            logprobs=np.float32(np.array(call.logprobs) + rng.normal(0, spread, len(call.logprobs))).tolist(),
+            advantage=float(rng.normal()),
+        )
+        for call in calls
+    ]
+
+
+def mixed_rollouts(model: Any) -> list[LoggedCall]:
+    """Long and short, of three calls and of one, at two temperatures, with ratios on both sides of the clip range.
+
+    Rollouts 4 and 5 begin with the tokens of rollout 3, as those of one task do.
+    """
+    calls = sample_rollouts(model, rollouts=5, turns=3, temperature=1.0, seed=3)
+    twins = [dataclasses.replace(call, rollout_id="twin") for call in calls if call.rollout_id.endswith("0003")]
+    calls += twins[:2] + sample_rollouts(model, rollouts=2, turns=1, prompt=40, completion=20, temperature=0.7, seed=4)
+    return perturbed(calls, spread=0.4)
+
+
+def as_calls(logged: list[LoggedCall]) -> list[Call]:
+    return [
+        Call(
+            rollout=f"{call.rollout_id}/{call.attempt}",
+            index=call.call_index,
+            segment=call.segment_id,
+            position=call.segment_pos,
+            group="g",
+            policy_version=call.policy_version,
+            prompt_ids=np.array(call.prompt_ids, dtype=np.int32),
+            completion_ids=np.array(call.completion_ids, dtype=np.int32),
+            logprobs=np.array(call.logprobs, dtype=np.float32),
+            temperature=call.temperature,
+            advantage=call.advantage,
+        )
+        for call in logged
+    ]
+
+
+def one_step(
+    logged: list[LoggedCall],
+    settings: TrainSettings | None = None,
+    *,
+    merge: bool = True,
+    mode: str = "padded",
+    tokens: int = 16384,
+    processes: int = 1,
+) -> Step:
+    chosen = settings or TrainSettings()
+    calls = as_calls(logged)
+    return plan_steps(
+        make_rows(calls, merge=merge),
+        calls,
+        steps=1,
+        rule=find_rule(chosen),
+        forwarding=Forwarding(mode, Limits(tokens), pair=0.0, dense=True, processes=processes),
+        rng=np.random.default_rng(0),
+    )[0]
+
+
+def reference(
+    model: Any, calls: list[LoggedCall], settings: TrainSettings, *, base: Any = None, old: Any = None
+) -> Measured:
+    """Σ over calls of −w Σ_t c_t f_t + β w Σ_t k3_t; `old` and `base` are the models of the ratio and of the KL term.
+
+    f_t is min(ρA, clip(ρ)A), or CISPO's sg(min(ρ, ε))·A·log π; ρ is the token's ratio or, with `ratio = "call"`, its
+    geometric mean over the call. c_t is the off-policy correction where `old` is given, else 1.
+    """
+    model.zero_grad()
+    rollouts: dict[str, int] = {}
+    for call in calls:
+        rollouts[call.rollout_id] = rollouts.get(call.rollout_id, 0) + len(call.completion_ids)
+    total = torch.zeros((), dtype=model.dtype)
+    for call in calls:
+        logps = _logprobs(model, call)
+        sampled = torch.tensor(call.logprobs, dtype=torch.float32).to(model.dtype)
+        correction = torch.ones_like(sampled)
+        against = sampled
+        if old is not None:
+            with torch.no_grad():
+                against = _logprobs(old, call)
+            correction = _correction(settings, against - sampled)
+        log_ratio = logps - against
+        ratio = torch.exp(log_ratio.mean() if settings.ratio == "call" else log_ratio)
+        if settings.loss == "dapo":
+            high = 0.28 if settings.epsilon_high is None else settings.epsilon_high
+            low = 0.2 if settings.epsilon is None else settings.epsilon
+            clipped = torch.clamp(ratio, 1 - low, 1 + high)
+            objective = torch.minimum(ratio * call.advantage, clipped * call.advantage)
+        else:
+            cap = 5.0 if settings.epsilon_high is None else settings.epsilon_high
+            objective = torch.clamp(ratio, max=cap).detach() * call.advantage * logps
+        weight = {
+            "rollout": 1 / (len(rollouts) * rollouts[call.rollout_id]),
+            "token": 1 / sum(rollouts.values()),
+            "const": 1 / (len(rollouts) * (settings.const_tokens or 1)),
+        }[settings.weights]
+        total = total - weight * (correction * objective).sum()
+        if settings.kl_coef:
+            with torch.no_grad():
+                apart = _logprobs(base, call)
+            total = total + settings.kl_coef * weight * (torch.exp(apart - logps) - (apart - logps) - 1).sum()
+    total.backward()
+    named = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return float(total.detach()), {name: grad for name, grad in named.items() if grad is not None}
+
+
+def _logprobs(model: Any, call: LoggedCall) -> torch.Tensor:
+    logits = model(input_ids=torch.tensor([call.prompt_ids + call.completion_ids])).logits[0]
+    scaled = logits[len(call.prompt_ids) - 1 : -1] / call.temperature
+    return torch.log_softmax(scaled, dim=-1)[range(len(call.completion_ids)), call.completion_ids]
+
+
+def _correction(settings: TrainSettings, log_w: torch.Tensor) -> torch.Tensor:
+    unit = log_w.mean().expand_as(log_w) if settings.ratio == "call" else log_w
+    w, cap = torch.exp(unit), settings.correction_cap or 2.0
+    if settings.reject_ratio and abs(float(log_w.mean())) > math.log(settings.reject_ratio):
+        return torch.zeros_like(w)
+    if settings.correction == "none":
+        return torch.ones_like(w)
+    if settings.correction == "mask":
+        return torch.where((w > cap) | (w < 1 / cap), torch.zeros_like(w), w)
+    return torch.clamp(w, max=cap)
+
+
+def measured(trainer: Any, step: Step) -> Measured:
+    trainer.model.zero_grad()
+    loss = float(trainer.accumulate(trainer.model, list(step.micro_batches)))
+    return loss, gradients(trainer.policy)
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(actual: Measured, expected: Measured, tolerance: float) -> None:
+    """The loss, and each parameter's gradient by its greatest element, to a relative tolerance."""
+    scale = max(float(gradient.abs().max()) for gradient in expected[1].values())
+    assert scale > 1e-3, "a gradient of nothing would compare equal to anything"
+    assert math.isclose(actual[0], expected[0], rel_tol=tolerance, abs_tol=tolerance * 1e-2), (actual[0], expected[0])
+    assert actual[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        assert float((actual[1][name] - gradient).abs().max()) <= tolerance * scale, name

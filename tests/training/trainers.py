@@ -1,0 +1,122 @@
+"""Models and trainers of the exactness tests, made alike in this process and in the pair of processes."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.support.dataset_files import LoggedCall
+from tests.training.covering import Case
+from tests.training.references import Measured, gradients, one_step, reference
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.adapter import add_adapter
+from trainspan_training.model import load_tokenizer
+from trainspan_training.offpolicy import Correction, correct
+from trainspan_training.plan import Step
+from trainspan_training.policy import Policy
+from trainspan_training.preparation import with_reference
+from trainspan_training.team import Team
+
+
+def double_gpt2(vocabulary: int) -> Any:
+    """A GPT-2 in float64: Llama computes its norms and rotations in float32 whatever its weights are."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=vocabulary,
+        n_positions=512,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    return GPT2LMHeadModel(config).double().eval()
+
+
+def shaken(model: Any, seed: int) -> Any:
+    """A copy with weights a little off: another policy."""
+    other = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
+            parameter.add_(0.02 * parameter.abs().mean() * noise)
+    return other
+
+
+def adapted(model: Any, settings: TrainSettings) -> Any:
+    """The model with an adapter that does something."""
+    peft_model = add_adapter(copy.deepcopy(model), settings, Policy(Path(), None, "base", 0, Path()))
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in peft_model.named_parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.to(model.dtype)
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.add_((0.1 if "lora_B" in name else 0.0) * noise.to(parameter.dtype))
+    return peft_model.eval()
+
+
+def policy_of(case: Case, model: Any) -> Any:
+    """The model that the case trains."""
+    return adapted(model, case.settings) if case.adapter == "lora" else copy.deepcopy(model)
+
+
+def make_trainer(
+    model: Any, tokenizer_dir: Path, settings: TrainSettings, folder: Path, steps: Any = (), team: Team | None = None
+) -> Any:
+    from trainspan_training.trainer import TransitionGRPOTrainer
+
+    tokenizer = load_tokenizer(tokenizer_dir)
+    return TransitionGRPOTrainer(model, tokenizer, settings, steps, str(folder), bf16=False, team=team)
+
+
+def prepared(trainer: Any, case: Case, step: Step, model: Any) -> Step:
+    """The step of the case, with the log-probabilities of an old policy and of a reference model."""
+    if case.kl:
+        (step,) = with_reference(trainer, [step], None if case.adapter == "lora" else shaken(model, 2))
+    if case.old == "logged":
+        return step
+    old, correction = shaken(model, 1), Correction.of(case.settings)
+    batches = [correct(batch, trainer.logprobs(batch, old), correction)[0] for batch in step.micro_batches]
+    return replace(step, micro_batches=tuple(batches))
+
+
+def expected(case: Case, logged: list[LoggedCall], model: Any) -> Measured:
+    """Of the reference."""
+    old = None if case.old == "logged" else shaken(model, 1)
+    base = model if case.adapter == "lora" else shaken(model, 2)
+    return reference(policy_of(case, model), logged, case.settings, base=base, old=old)
+
+
+def step_of(case: Case, logged: list[LoggedCall]) -> Step:
+    mode = "tree" if case.layout == "tree" else "padded"
+    merge = case.layout != "call"
+    return one_step(logged, case.settings, merge=merge, mode=mode, tokens=case.tokens, processes=case.processes)
+
+
+def trained(trainer: Any, step: Step) -> Measured:
+    """Loss and gradient of the step in `train()`: through accelerate's wrapping and over all processes."""
+    seen: list[dict[str, torch.Tensor]] = []
+    clip = trainer.accelerator.clip_grad_norm_
+
+    def look(parameters: Any, norm: float) -> Any:
+        seen.append(gradients(trainer.policy))
+        return clip(parameters, norm)
+
+    trainer.accelerator.clip_grad_norm_ = look
+    trainer._steps = _once(trainer, step)
+    trainer.train()
+    (stats,) = trainer.take_stats()
+    return stats.loss, seen[0]
+
+
+def _once(trainer: Any, step: Step) -> Any:
+    yield list(step.micro_batches)
+    trainer.control.should_training_stop = True

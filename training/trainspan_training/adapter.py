@@ -1,0 +1,101 @@
+"""LoRA: a low-rank adapter beside frozen weights (arXiv 2106.09685), by peft, as checkpoints of kind `lora`."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from trainspan_schemas.errors import CheckpointError, ConfigError
+from trainspan_schemas.settings import TrainSettings
+
+from .policy import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Policy
+from .weights import copy_companions
+
+__all__ = ["AdapterWeights", "add_adapter"]
+
+_OF_THE_BASE = ("config.json", "generation_config.json", ADAPTER_CONFIG, "README.md")
+_RANK = 16
+
+
+class AdapterWeights:
+    """Only the adapter is trained and saved; `model` is a peft model."""
+
+    kind: Literal["full", "lora"] = "lora"
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._first = {name: tensor.clone() for name, tensor in self._state().items()}
+
+    def save(self, folder: Path, parent: Policy) -> None:
+        """The adapter as peft and vLLM read it, and the tokenizer."""
+        save_file(self._state(), folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        config = self._model.peft_config["default"].to_dict() | {
+            "inference_mode": True,
+            "base_model_name_or_path": parent.base,
+        }
+        plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+        (folder / ADAPTER_CONFIG).write_text(json.dumps(plain, indent=2, default=str) + "\n")
+        copy_companions(parent.folder, folder, _OF_THE_BASE)
+
+    @torch.no_grad()
+    def restore(self, policy: Policy) -> None:
+        """Puts the policy's adapter back into the live model, in place; at version 0 the one that training began with."""
+        saved = load_file(policy.folder / ADAPTER_WEIGHTS) if policy.checkpoint else self._first
+        live = self._parameters()
+        for name, tensor in saved.items():
+            live[name].copy_(tensor)
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in self._parameters().items()}
+
+    def _parameters(self) -> dict[str, Any]:
+        """The adapter's tensors under the names that files have: without that of the adapter."""
+        return {
+            name.replace(".default.", "."): parameter
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad
+        }
+
+
+def add_adapter(model: Any, settings: TrainSettings, policy: Policy) -> Any:
+    """The model with an adapter: that of the policy's checkpoint, else a new one that changes nothing yet.
+
+    Raises ConfigError for targets that the model does not have, CheckpointError where the settings are not the checkpoint's.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    rank = settings.lora_rank or _RANK
+    targets: Any = settings.lora_targets.replace(" ", "").split(",") if settings.lora_targets else "all-linear"
+    config: Any = LoraConfig(
+        r=rank,
+        lora_alpha=settings.lora_alpha or 2 * rank,  # type: ignore[arg-type]  # a scale need not be whole
+        lora_dropout=0.0,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+    torch.manual_seed(settings.seed)
+    try:
+        adapted = get_peft_model(model, config)
+    except ValueError as error:
+        raise ConfigError(f"train.lora_targets = {settings.lora_targets!r} do not fit the model: {error}") from error
+    if policy.checkpoint:
+        _check_shapes(adapted, policy)
+        AdapterWeights(adapted).restore(policy)
+    return adapted
+
+
+def _check_shapes(adapted: Any, policy: Policy) -> None:
+    saved = {name: tuple(tensor.shape) for name, tensor in load_file(policy.folder / ADAPTER_WEIGHTS).items()}
+    asked = {
+        name.replace(".default.", "."): tuple(parameter.shape)
+        for name, parameter in adapted.named_parameters()
+        if parameter.requires_grad
+    }
+    scale = json.loads((policy.folder / ADAPTER_CONFIG).read_text()).get("lora_alpha")
+    if saved != asked or scale != adapted.peft_config["default"].lora_alpha:
+        raise CheckpointError(
+            f"{policy.folder.name} has another adapter than train.lora_* describe (rank, alpha or targets): "
+            "set them as before, or give another --checkpoints"
+        )

@@ -1,0 +1,76 @@
+"""The parts of a training process put together: model or adapter, TRL's trainer, and the rounds that it goes through."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from trainspan_schemas.settings import TrainSettings
+
+from . import attention
+from .adapter import AdapterWeights, add_adapter
+from .checkpoints import Checkpoints
+from .forwarding import forwarding_of
+from .loss_weights import Rule
+from .model import find_model, load_config, load_model, load_tokenizer
+from .policy import Policy
+from .result import Result
+from .rounds import Rounds
+from .team import Team
+from .trainer import TransitionGRPOTrainer
+from .transitions import DatasetFolder
+from .weights import FullWeights
+
+__all__ = ["Learner"]
+
+
+class Learner:
+    """Loads what the settings ask for. Raises CheckpointError, ConfigError or TrainingError where that cannot be had."""
+
+    def __init__(
+        self,
+        datasets: Iterable[DatasetFolder],
+        checkpoints: Checkpoints | None,
+        policy: Policy,
+        settings: TrainSettings,
+        rule: Rule,
+        on_result: Callable[[Result], None],
+        team: Team,
+        keep_going: bool,
+    ) -> None:
+        config = load_config(policy.model)
+        forwarding = forwarding_of(settings, config, cuda=torch.cuda.is_available(), processes=team.size)
+        adapted = settings.adapter == "lora"
+        model, tokenizer = load_model(policy.model, frozen=adapted), load_tokenizer(policy.model)
+        attention.prepare(model, forwarding.mode, dense=forwarding.dense)
+        weights: FullWeights | AdapterWeights
+        if adapted:
+            model = add_adapter(model, settings, policy)
+            weights = AdapterWeights(model)
+        else:
+            weights = FullWeights(model)
+        self._rounds = Rounds(
+            datasets,
+            checkpoints,
+            policy,
+            settings,
+            on_result,
+            forwarding=forwarding,
+            rule=rule,
+            weights=weights,
+            keep_going=keep_going,
+        )
+        output_dir = str(checkpoints.root) if checkpoints else "."
+        trainer = TransitionGRPOTrainer(model, tokenizer, settings, self._rounds, output_dir, team=team)
+        self._rounds.trainer = trainer
+        if settings.kl_coef and not adapted:
+            self._rounds.reference = _reference(policy).to(trainer.accelerator.device)
+
+    def train(self) -> None:
+        """Until there are no more datasets."""
+        self._rounds.trainer.train()
+
+
+def _reference(policy: Policy) -> Any:
+    """The model that the run started from, without gradients."""
+    return load_model(find_model(policy.base), frozen=True).requires_grad_(False)

@@ -1,0 +1,137 @@
+"""What a round needs before its first step: rows within the model's limits, steps, and the log-probabilities of other policies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.settings import TrainSettings
+
+from .batches import MicroBatch
+from .forwarding import Forwarding
+from .loss_weights import Rule
+from .offpolicy import Correction, OffPolicySums, correct
+from .plan import Step, plan_steps
+from .rows import Row, make_rows
+from .trainer import TransitionGRPOTrainer
+from .transitions import Call, DatasetFolder
+
+__all__ = ["CHECK_TOKENS", "Prepared", "Staleness", "against_old", "limit_staleness", "plan_round", "with_reference"]
+
+CHECK_TOKENS = 4096
+"""Padded tokens on which a divergence is measured beside the steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """How far behind the calls of a dataset are, in policy versions."""
+
+    mean: float
+    """Over sampled tokens."""
+    greatest: int
+    dropped: int
+    """Calls beyond the limit."""
+    fresh: bool
+    """Whether all calls are of the current version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The steps of one process, ready to be trained."""
+
+    steps: tuple[Step, ...]
+    old_policy: str
+    """`logged` or `recompute`."""
+    off_policy: OffPolicySums
+    """Over all processes; zeros where nothing was recomputed."""
+
+
+def limit_staleness(calls: Sequence[Call], version: int, limit: int | None) -> tuple[list[Call], Staleness]:
+    """The calls that are at most `limit` versions behind `version` (calls of unknown version count as current)."""
+    behind = [max(0, version - (version if c.policy_version is None else c.policy_version)) for c in calls]
+    kept = [(call, age) for call, age in zip(calls, behind, strict=True) if limit is None or age <= limit]
+    tokens = sum(len(call.completion_ids) for call, _ in kept)
+    aged = sum(len(call.completion_ids) * age for call, age in kept)
+    return [call for call, _ in kept], Staleness(
+        mean=aged / tokens if tokens else 0.0,
+        greatest=max((age for _, age in kept), default=0),
+        dropped=len(calls) - len(kept),
+        fresh={call.policy_version for call, _ in kept} == {version},
+    )
+
+
+def plan_round(
+    calls: Sequence[Call],
+    dataset: DatasetFolder,
+    settings: TrainSettings,
+    config: Any,
+    forwarding: Forwarding,
+    rule: Rule,
+) -> tuple[list[Row], list[Step]]:
+    """Rows and steps; `config` is the model's. Raises DatasetError for tokens that the model cannot take."""
+    rows = make_rows(calls, merge=settings.merge)
+    vocabulary, context = int(config.vocab_size), context_of(config)
+    for row in rows:
+        if len(row.tokens) > context:
+            raise DatasetError(
+                f"rollout {row.rollout} has a sequence of {len(row.tokens)} tokens, above the model's {context}: "
+                "set [dataset] max_tokens"
+            )
+        if int(row.tokens.max()) >= vocabulary or int(row.tokens.min()) < 0:
+            raise DatasetError(
+                f"rollout {row.rollout} has token ids outside the model's vocabulary of {vocabulary}: "
+                "it was sampled from another model"
+            )
+    rng = np.random.default_rng([settings.seed, int(dataset.sha256[:16], 16)])
+    steps = plan_steps(rows, calls, steps=settings.steps_per_round, rule=rule, forwarding=forwarding, rng=rng)
+    return rows, steps
+
+
+def context_of(config: Any) -> int:
+    """Greatest length of a sequence in tokens, of a text model's configuration."""
+    return int(getattr(config, "max_position_embeddings", None) or 2**31)
+
+
+def against_old(
+    trainer: TransitionGRPOTrainer, steps: Sequence[Step], settings: TrainSettings, staleness: Staleness
+) -> Prepared:
+    """The steps with their importance ratio against the policy that the settings ask for.
+
+    By default the logged one where all calls are of the current version and the server agrees with the trainer on a
+    sample of them; else the current weights', recomputed.
+    """
+    logged = settings.old_policy == "logged"
+    if settings.old_policy is None and staleness.fresh:
+        sample = largest(steps[0]).first(CHECK_TOKENS)
+        logged = trainer.measure(sample).max_abs_diff <= settings.engine_mismatch
+    if logged:
+        return Prepared(tuple(steps), "logged", OffPolicySums())
+    correction = Correction.of(settings)
+    corrected, total = [], OffPolicySums()
+    for step in steps:
+        batches = []
+        for batch in step.micro_batches:
+            changed, sums = correct(batch, trainer.logprobs(batch), correction)
+            batches.append(changed)
+            total += sums
+        corrected.append(replace(step, micro_batches=tuple(batches)))
+    return Prepared(tuple(corrected), "recompute", sum(trainer.team.gather(total), OffPolicySums()))
+
+
+def with_reference(trainer: TransitionGRPOTrainer, steps: Sequence[Step], reference: Any) -> list[Step]:
+    """The steps with the log-probabilities of the model that the run started from; None: the policy without its adapter."""
+
+    def scored(batch: MicroBatch) -> MicroBatch:
+        if reference is not None:
+            return replace(batch, reference=trainer.logprobs(batch, reference))
+        with trainer.policy.disable_adapter():
+            return replace(batch, reference=trainer.logprobs(batch))
+
+    return [replace(step, micro_batches=tuple(scored(batch) for batch in step.micro_batches)) for step in steps]
+
+
+def largest(step: Step) -> MicroBatch:
+    """The micro-batch with most tokens."""
+    return max(step.micro_batches, key=lambda batch: batch.tokens.size)
