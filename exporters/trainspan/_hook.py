@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from opentelemetry import trace
 
-from trainspan import _agent, _clients, _delivery, _exit, _process, _stamp
+from trainspan import _agent, _boundary, _clients, _delivery, _exit, _process, _stamp
 from trainspan._environment import is_disabled, set_defaults
 from trainspan._guard import guarded
 
@@ -30,6 +30,7 @@ def install() -> None:
         _delivery.watch_exporters,
         _stamp_spans,
         _begin_process,
+        _boundary.watch_servers,
         _clients.wrap_clients,
         _agent.watch_frameworks,
         _exit.watch_exits,

@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 from opentelemetry import trace
 
 from trainspan._agent import calling_agent
+from trainspan._boundary import is_outside_of_requests
 from trainspan._guard import guarded
 from trainspan._scope import Scope, current_scope
 from trainspan_schemas.identity import TraceParent, strip_identity
-from trainspan_schemas.keys import API_KEY_PREFIX, ROLLOUT_PATH_PREFIX
+from trainspan_schemas.keys import API_KEY_PREFIX, NO_BOUNDARY, ROLLOUT_PATH_PREFIX
 
 __all__ = ["GENERATION_PATHS", "PolicyRequest", "answered", "failed", "is_policy", "prepare"]
 
@@ -72,9 +73,13 @@ def prepare(
     if parent is not None:
         headers["traceparent"] = str(parent)
     is_generation = method.upper() == "POST" and urlsplit(url).path.rstrip("/").endswith(GENERATION_PATHS)
-    if scope is not None:
+    if scope is None:
+        strip(headers)  # what instrumentation passed on of a public caller's baggage
+    else:
         foreign = strip_identity(headers.get("baggage", ""))
         ours = scope.identity.to_baggage(calling_agent(body) if is_generation else None)
+        if is_outside_of_requests():
+            ours += f",{NO_BOUNDARY}=true"
         headers["baggage"] = f"{foreign},{ours}" if foreign else ours
     return PolicyRequest(scope, is_generation)
 

@@ -17,6 +17,7 @@ from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from trainspan._boundary import processes_are_rollouts
 from trainspan._guard import guarded
 from trainspan._rollout import end_open_rollouts, end_rollout_span, start_span
 from trainspan._scope import Scope, process_scope, scope_in, set_process_scope
@@ -36,7 +37,6 @@ from trainspan_schemas.status import RolloutStatus
 __all__ = ["PROCESS_SPAN_NAME", "begin", "begin_forked", "end"]
 
 PROCESS_SPAN_NAME: Final = "trainspan.process"
-_BOUNDARY: Final = "TRAINSPAN_BOUNDARY"  # process | request | explicit
 
 
 class _Ending:
@@ -45,13 +45,13 @@ class _Ending:
 
 def begin(environ: MutableMapping[str, str]) -> None:
     """Attaches the environment's context to the main thread, starts the process span, and exports both to children."""
-    base, identity = _from_environment(environ)
-    if identity is None and environ.get(_BOUNDARY, "process") != "process":
+    base, identity, provisional = _from_environment(environ)
+    if identity is None and not processes_are_rollouts():
         context.attach(base)
         return
     if identity is not None:
         span = start_span(PROCESS_SPAN_NAME, base, identity)
-        scope = Scope(identity, "runner", span)
+        scope = Scope(identity, "runner", span, provisional=provisional)
     else:
         scope = _own_rollout(base)
     set_process_scope(scope)
@@ -67,7 +67,8 @@ def begin_forked() -> None:
         return
     parent = trace.get_current_span()
     base = trace.set_span_in_context(parent if parent.get_span_context().is_valid else outer.span)
-    scope = Scope(outer.identity, "runner", start_span(PROCESS_SPAN_NAME, base, outer.identity))
+    span = start_span(PROCESS_SPAN_NAME, base, outer.identity)
+    scope = Scope(outer.identity, "runner", span, provisional=outer.provisional)
     set_process_scope(scope)
     context.attach(scope.enter(base))
     _export(scope, os.environ)
@@ -102,8 +103,11 @@ def _own_rollout(base: Context) -> Scope:
     return Scope(identity, "process", span)
 
 
-def _from_environment(environ: Mapping[str, str]) -> tuple[Context, Identity | None]:
-    """The context that the parent process handed down, and the identity in it; identity does not enter its baggage."""
+def _from_environment(environ: Mapping[str, str]) -> tuple[Context, Identity | None, bool]:
+    """The context that the parent process handed down, the identity in it, and whether that is provisional there.
+
+    Identity does not enter the context's baggage.
+    """
     carrier = {
         "traceparent": environ.get(ENV_TRACEPARENT, ""),
         "tracestate": environ.get(ENV_TRACESTATE, ""),
@@ -111,7 +115,8 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[Context, Identity | N
     }
     base = TraceContextTextMapPropagator().extract(carrier, Context())
     base = W3CBaggagePropagator().extract(carrier, base)
-    return base, Identity.from_attributes(parse_baggage(environ.get(ENV_BAGGAGE, "")))
+    members = parse_baggage(environ.get(ENV_BAGGAGE, ""))
+    return base, Identity.from_attributes(members), members.get(keys.ROLLOUT_BOUNDARY) == "process"
 
 
 def _export(scope: Scope, environ: MutableMapping[str, str]) -> None:
@@ -123,7 +128,7 @@ def _export(scope: Scope, environ: MutableMapping[str, str]) -> None:
     if span_context.trace_state:
         environ[ENV_TRACESTATE] = span_context.trace_state.to_header()
     foreign = strip_identity(environ.get(ENV_BAGGAGE, ""))
-    ours = scope.identity.to_baggage()
+    ours = scope.identity.to_baggage() + (f",{keys.ROLLOUT_BOUNDARY}=process" if scope.provisional else "")
     environ[ENV_BAGGAGE] = f"{foreign},{ours}" if foreign else ours
 
 

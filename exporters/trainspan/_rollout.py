@@ -91,7 +91,7 @@ class Rollout:
         if self._token is not None:
             raise RuntimeError("this rollout block is already entered; call trainspan.rollout(...) for another")
         outer = current_scope()
-        self._joined = outer is not None and outer.boundary != "process"
+        self._joined = outer is not None and not outer.provisional
         if outer is not None and self._joined:
             self._span = start_span("trainspan.block", None)
             self._scope = outer
@@ -196,13 +196,7 @@ def _start(name: str, ctx: Context | None, attributes: dict[str, str | int] | No
 def end_rollout_span(scope: Scope, status: RolloutStatus, error: BaseException | None = None) -> None:
     """Ends the rollout's own span, saying how it went."""
     span = scope.span
-    span.set_attributes(
-        {
-            keys.ROLLOUT_STATUS: status,
-            keys.ROLLOUT_BOUNDARY: scope.boundary,
-            keys.ROLLOUT_CALLS: scope.calls,
-        }
-    )
+    span.set_attributes(scope.outcome(status))
     if error is not None:
         span.record_exception(error)
     if status != "ok":

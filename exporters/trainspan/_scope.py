@@ -11,23 +11,38 @@ from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags
 
+from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity, TraceParent
+from trainspan_schemas.status import RolloutStatus
 from trainspan_schemas.worker import AgentReport
 
-__all__ = ["Boundary", "Scope", "current_scope", "process_scope", "remote_span", "scope_in", "set_process_scope"]
+__all__ = [
+    "Boundary",
+    "Scope",
+    "current_scope",
+    "process_scope",
+    "remote_span",
+    "scope_in",
+    "set_process_scope",
+    "with_scope",
+]
 
-Boundary = Literal["runner", "explicit", "process"]
-"""Who began the rollout: a runner or another process above this one, an explicit block, or this process."""
+Boundary = Literal["runner", "explicit", "request", "process"]
+"""Who began the rollout: a runner or another process above this one, an explicit block, a request, or this process."""
 
 _KEY: Final = context.create_key("trainspan-scope")
 
 
 class Scope:
-    """One rollout as seen from this process. Counters may be touched from any thread."""
+    """One rollout as seen from this process. Counters may be touched from any thread.
 
-    def __init__(self, identity: Identity, boundary: Boundary, span: Span) -> None:
+    `provisional`: nobody asked for this rollout; a request or an explicit block inside of it begins one of its own.
+    """
+
+    def __init__(self, identity: Identity, boundary: Boundary, span: Span, *, provisional: bool | None = None) -> None:
         self.identity = identity
         self.boundary: Boundary = boundary
+        self.provisional = boundary in ("process", "request") if provisional is None else provisional
         self.span = span
         self.holds_rollouts = False
         self._lock = threading.Lock()
@@ -51,14 +66,32 @@ class Scope:
         """Whether explicit blocks took this process's rollouts over: it made no call outside of them."""
         return self.holds_rollouts and not self.calls
 
+    @property
+    def was_used(self) -> bool:
+        """Whether the policy was asked for anything, or a reward given."""
+        return bool(self.calls or self.policy_failing or self.rewards)
+
     def report(self) -> AgentReport:
         """What the runner wants to know."""
         with self._lock:
             return AgentReport(self.calls, self.policy_failing, list(self.rewards))
 
+    def outcome(self, status: RolloutStatus) -> dict[str, str | int]:
+        """The attributes that make a span the rollout's own."""
+        return {
+            keys.ROLLOUT_STATUS: status,
+            keys.ROLLOUT_BOUNDARY: self.boundary,
+            keys.ROLLOUT_CALLS: self.calls,
+        }
+
     def enter(self, base: Context | None = None) -> Context:
         """`base` (default: the current context) with this scope and its span as the current ones."""
-        return trace.set_span_in_context(self.span, context.set_value(_KEY, self, base))
+        return trace.set_span_in_context(self.span, with_scope(self, base))
+
+
+def with_scope(scope: Scope | None, base: Context | None = None) -> Context:
+    """`base` (default: the current context) with `scope`, and the current span as it is."""
+    return context.set_value(_KEY, scope, base)
 
 
 class _Process:

@@ -8,6 +8,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 from trainspan._guard import guarded
+from trainspan._request import RequestRollouts
 from trainspan._scope import process_scope, scope_in
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity
@@ -72,5 +73,6 @@ def stamp_spans_of(provider: object) -> bool:
         return False
     if not getattr(provider, "_trainspan_stamped", False):
         provider._trainspan_stamped = True  # type: ignore[attr-defined]
+        add(RequestRollouts())
         add(IdentityStamp())
     return True

@@ -118,7 +118,12 @@ def parse_baggage(header: str) -> dict[str, str]:
 
 def strip_identity(header: str) -> str:
     """The `baggage` header without the members that are ours, for every other host."""
-    ours = (*(key for key in Identity("x", "x", "x", 0, 0).attributes()), keys.GEN_AI_AGENT_NAME)
+    ours = (
+        *(key for key in Identity("x", "x", "x", 0, 0).attributes()),
+        keys.GEN_AI_AGENT_NAME,
+        keys.ROLLOUT_BOUNDARY,
+        keys.NO_BOUNDARY,
+    )
     return ",".join(
         member for member in header.split(",") if member.strip() and member.partition("=")[0].strip() not in ours
     )

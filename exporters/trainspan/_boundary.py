@@ -1,0 +1,125 @@
+"""Where one rollout ends and the next begins: `TRAINSPAN_BOUNDARY`, and the servers whose requests are rollouts.
+
+Instrumentation makes a SERVER span for a request only where no span is current. A server's connections therefore start
+from a context without the process's span, marked as serving: a model call made there outside of any request's span
+belongs to no single rollout, and says so.
+"""
+
+import contextvars
+import os
+from collections.abc import Awaitable, Callable
+from types import ModuleType
+from typing import Any, Final, Literal, cast
+
+import wrapt
+from opentelemetry import context
+from opentelemetry.context import Context
+
+from trainspan._guard import guarded, logger
+from trainspan._scope import process_scope, scope_in
+
+__all__ = [
+    "is_outside_of_requests",
+    "processes_are_rollouts",
+    "requests_are_rollouts",
+    "trusts_baggage",
+    "watch_servers",
+]
+
+_VARIABLE: Final = "TRAINSPAN_BOUNDARY"
+_KINDS: Final = ("process", "request", "explicit")
+_SERVING: Final = context.create_key("trainspan-serving")
+
+
+def _fixed() -> Literal["", "process", "request", "explicit"]:
+    kind = os.environ.get(_VARIABLE, "").strip().lower()
+    if kind and kind not in _KINDS:
+        logger.warning("event=unknown_boundary %s=%r; it is one of %s, and ignored", _VARIABLE, kind, ", ".join(_KINDS))
+        os.environ[_VARIABLE] = kind = ""
+    return cast('Literal["", "process", "request", "explicit"]', kind)
+
+
+def processes_are_rollouts() -> bool:
+    """Whether a process that nothing else makes a rollout is one."""
+    return _fixed() in ("", "process")
+
+
+def requests_are_rollouts() -> bool:
+    """Whether a request of a service is one."""
+    return _fixed() in ("", "request")
+
+
+def trusts_baggage() -> bool:
+    """Whether callers of a service may say which rollout a request belongs to."""
+    return os.environ.get("TRAINSPAN_TRUST_BAGGAGE", "").lower() in ("1", "true", "yes", "on")
+
+
+def is_outside_of_requests() -> bool:
+    """Whether this code serves requests, but no span says which."""
+    return bool(context.get_value(_SERVING)) and scope_in(None) is None
+
+
+def watch_servers() -> None:
+    """Lets the requests of known servers begin from a context of their own."""
+    wraps = {
+        "uvicorn.server": _wrap_uvicorn,
+        "gunicorn.workers.base": _wrap_gunicorn,
+        "aiohttp.web_protocol": _wrap_aiohttp,
+        "socketserver": _wrap_socketserver,
+    }
+    for module, wrap in wraps.items():
+        wrapt.register_post_import_hook(guarded(wrap), module)
+
+
+@guarded
+def _begin_serving() -> contextvars.Token[Context] | None:
+    """Leaves the process's span behind; a runner's rollout or an explicit block around the server stays."""
+    scope = scope_in(None) or process_scope()
+    if not requests_are_rollouts() or (scope is not None and not scope.provisional):
+        return None
+    return context.attach(context.set_value(_SERVING, True, Context()))
+
+
+def _wrap_uvicorn(module: ModuleType) -> None:
+    async def serve(
+        wrapped: Callable[..., Awaitable[Any]], _server: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        return await _serve_until_done(wrapped, args, kwargs)
+
+    wrapt.wrap_function_wrapper(module.Server, "serve", serve)
+
+
+async def _serve_until_done(wrapped: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: Any) -> Any:
+    token = _begin_serving()
+    try:
+        return await wrapped(*args, **kwargs)
+    finally:
+        if token is not None:
+            context.detach(token)
+
+
+def _wrap_gunicorn(module: ModuleType) -> None:
+    wrapt.wrap_function_wrapper(module.Worker, "init_process", _serve)
+
+
+def _wrap_socketserver(module: ModuleType) -> None:
+    """The standard library's, and with it those of Flask, Django and wsgiref."""
+    wrapt.wrap_function_wrapper(module.BaseServer, "serve_forever", _serve)
+
+
+def _wrap_aiohttp(module: ModuleType) -> None:
+    """Each connection by itself, for its server runs in the program's own tasks."""
+
+    def connect(wrapped: Callable[..., Any], _handler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return contextvars.copy_context().run(_serve, wrapped, _handler, args, kwargs)
+
+    wrapt.wrap_function_wrapper(module.RequestHandler, "connection_made", connect)
+
+
+def _serve(wrapped: Callable[..., Any], _server: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    token = _begin_serving()
+    try:
+        return wrapped(*args, **kwargs)
+    finally:
+        if token is not None:
+            context.detach(token)

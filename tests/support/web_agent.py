@@ -1,0 +1,68 @@
+"""Starts a web agent under `opentelemetry-instrument` in the agents' environment."""
+
+import contextlib
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.places import ROOT, free_ports
+from tests.support.programs import environment
+
+AGENTS = ROOT / ".venv-agents"
+
+
+@dataclass(frozen=True, slots=True)
+class WebAgent:
+    """A server that answers."""
+
+    url: str
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> int:
+        """The status of the answer."""
+        try:
+            with urllib.request.urlopen(
+                urllib.request.Request(self.url + path, headers=dict(headers or {})), timeout=60
+            ) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+
+@contextlib.contextmanager
+def web_agent(folder: Path, command: list[str], extra: Mapping[str, str]) -> Iterator[WebAgent]:
+    """`command` with `{port}` filled in, from `folder`; ended by SIGTERM, after which its spans have been sent."""
+    (port,) = free_ports(1)
+    process = subprocess.Popen(
+        ["opentelemetry-instrument", *(word.format(port=port) for word in command)],
+        env={**environment(extra), "PATH": f"{AGENTS / 'bin'}{os.pathsep}{os.environ['PATH']}"},
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    agent = WebAgent(f"http://127.0.0.1:{port}")
+    try:
+        _wait_until_ready(agent, process)
+        yield agent
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def _wait_until_ready(agent: WebAgent, process: "subprocess.Popen[str]") -> None:
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s and process.poll() is None:
+        with contextlib.suppress(OSError):
+            agent.get("/idle")
+            return
+        time.sleep(0.05)
+    process.kill()
+    raise AssertionError(f"the web agent did not come up: {process.communicate()[1][-2000:]}")
