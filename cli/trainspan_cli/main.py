@@ -21,6 +21,7 @@ COMMANDS = {
     "loop": "Run rollouts, dataset and training round after round, supervised.",
     "compare": "Compare runs of the loop over their seeds and settings.",
     "sql": "Query the store.",
+    "store": "Verify, compact, measure, purge or migrate the store.",
     "status": "Show what is running and what has been made.",
     "doctor": "Check the installation and what is (not) being captured.",
 }

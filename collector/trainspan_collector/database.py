@@ -12,7 +12,7 @@ import duckdb
 
 from trainspan_collector import migrations
 from trainspan_collector.failures import ReopenError, first_line, lacks_memory
-from trainspan_collector.journal import Position
+from trainspan_collector.journal import Position, sync_folder
 from trainspan_schemas.errors import StoreError, StoreLockedError
 
 __all__ = ["ROW_GROUP_ROWS", "Database", "Progress"]
@@ -44,6 +44,7 @@ class Database:
 
     def __init__(self, path: Path, *, memory_bytes: int) -> None:
         self._path = path
+        self._memory_bytes = memory_bytes
         try:
             self._connection = _connect(path, memory_bytes)
         except duckdb.Error as error:
@@ -55,7 +56,7 @@ class Database:
             self._connection = _connect(path, memory_bytes)
         path.chmod(0o600)
         try:
-            migrations.prepare(self.cursor(), str(path))
+            self.migrated_from = migrations.prepare(self.cursor(), str(path))
         except (StoreError, duckdb.Error):
             self._connection.close()
             raise
@@ -83,6 +84,17 @@ class Database:
     def checkpoint(self) -> None:
         """Moves everything committed into the file itself."""
         self.cursor().execute("CHECKPOINT")
+
+    def replace_with(self, other: Path) -> None:
+        """Makes the closed store at `other` this one's file. Every cursor of before is closed with it.
+
+        A crash at any moment leaves one of the two files in place, with all that its progress says.
+        """
+        self.close()
+        _wal(self._path).unlink(missing_ok=True)
+        other.replace(self._path)
+        sync_folder(self._path.parent)
+        self._connection = _connect(self._path, self._memory_bytes)
 
     def close(self) -> None:
         with contextlib.suppress(duckdb.Error):  # a database that a failed checkpoint left unusable says so once more

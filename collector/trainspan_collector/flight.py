@@ -21,7 +21,8 @@ from trainspan_collector.fronts import Guard
 from trainspan_collector.journal import Journal
 from trainspan_collector.loader import Loader
 from trainspan_collector.reads import named_read
-from trainspan_collector.snapshots import Snapshot, UserQueries
+from trainspan_collector.snapshots import Readers
+from trainspan_collector.upkeep import Upkeep
 from trainspan_schemas.errors import StoreError, UsageError
 
 __all__ = ["FlightServer"]
@@ -62,7 +63,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         database: Database,
         journal: Journal,
         loader: Loader,
-        user_queries: UserQueries,
+        readers: Readers,
+        upkeep: Upkeep,
         guard: Guard,
     ) -> None:
         tls = guard.tls
@@ -74,7 +76,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self._database = database
         self._journal = journal
         self._loader = loader
-        self._user_queries = user_queries
+        self._readers = readers
+        self._upkeep = upkeep
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         try:
@@ -88,15 +91,24 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             raise flight.FlightServerError(first_line(error)) from error
         return flight.GeneratorStream(schema, batches)
 
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[flight.Result]:
+        """Upkeep of the store (see upkeep.py): JSON in, one JSON object out."""
+        try:
+            body = action.body.to_pybytes()
+            answer = self._upkeep.do(action.type, json.loads(body) if body else {})
+        except (UsageError, StoreError, duckdb.Error, OSError, ValueError) as error:
+            raise flight.FlightServerError(first_line(error)) from error
+        yield flight.Result(json.dumps(answer).encode())
+
     def _batches(self, request: Request, behind: bool) -> Iterator[pa.Schema | pa.RecordBatch]:
         """First the schema, then the rows; the transaction lives as long as the generator."""
-        with contextlib.closing(Snapshot(self._database)) as snapshot, contextlib.ExitStack() as limits:
+        with self._readers.snapshot(self._database) as snapshot, contextlib.ExitStack() as limits:
             try:
                 if request.sql is None:
                     query = named_read(request.read, request.parameters)
                     reader = snapshot.query(query.sql, query.parameters)
                 else:
-                    limits.enter_context(self._user_queries.limited(snapshot))
+                    limits.enter_context(self._readers.limited(snapshot))
                     reader = snapshot.user_query(request.sql)
                 metadata = {"watermark": str(snapshot.watermark), "behind": "true" if behind else "false"}
                 yield reader.schema.with_metadata(metadata)

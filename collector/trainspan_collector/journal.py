@@ -17,7 +17,7 @@ from pathlib import Path
 from trainspan_collector.frames import Damage, Frame, Signal, encode_header, scan_frames
 from trainspan_schemas.errors import StoreError
 
-__all__ = ["Entry", "Journal", "Position"]
+__all__ = ["Entry", "Journal", "Position", "sync_folder"]
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +75,7 @@ class Journal:
         self._changed = threading.Condition()
         self._closing = False
         self._nudged = False
+        self._rolling = False
         self._writer = threading.Thread(target=self._write_all, name="journal", daemon=True)
         self._writer.start()
 
@@ -99,6 +100,11 @@ class Journal:
         """Size of all segments."""
         with self._changed:
             return sum(self._sizes.values())
+
+    def files(self) -> list[Path]:
+        """The segments, in order."""
+        with self._changed:
+            return [self._path(segment) for segment in sorted(self._sizes)]
 
     def end(self) -> Position:
         """The end of what is on disk: everything acknowledged so far lies before it."""
@@ -140,6 +146,14 @@ class Journal:
                 continue
             return self._read_segment(segment, start, sizes[segment], max_bytes)
         return [], position
+
+    def roll(self) -> Position:
+        """Ends the segment being written, so that `release` can delete all before the position returned."""
+        with self._changed:
+            self._rolling = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._rolling or self._closing)
+            return self._end()
 
     def release(self, position: Position) -> None:
         """Deletes the segments that lie wholly before `position`; the caller has made their content safe."""
@@ -203,10 +217,18 @@ class Journal:
     def _write_all(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._pending or self._closing)
+                self._changed.wait_for(lambda: self._pending or self._closing or self._rolling)
                 batch, self._pending = self._pending, []
+                rolling = self._rolling
+            if rolling:
+                self._seal()
+                with self._changed:
+                    self._rolling = False
+                    self._changed.notify_all()
             if not batch:
-                return
+                if self._closing:
+                    return
+                continue
             began = time.monotonic()
             try:
                 size = self._write(batch)
@@ -242,7 +264,7 @@ class Journal:
             with self._changed:
                 self._last_segment, self._file = segment, file
                 self._sizes[segment] = 0
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
         assert self._file is not None
         return self._file
 
@@ -269,7 +291,8 @@ def _unwritten(buffers: list[bytes], written: int) -> Iterator[bytes]:
         written = max(0, written - len(buffer))
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Makes files that were made, renamed or deleted in `folder` stay so."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

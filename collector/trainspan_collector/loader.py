@@ -8,6 +8,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import duckdb
@@ -21,7 +22,9 @@ from trainspan_collector.journal import Journal, Position
 from trainspan_collector.load_counting import LoadCounting
 from trainspan_collector.metrics import LoadCounts
 from trainspan_collector.quarantine import Quarantine
+from trainspan_collector.retention import Retention
 from trainspan_collector.rows import evaluation_table, log_table, span_table
+from trainspan_schemas.errors import StoreError
 
 __all__ = ["Loader"]
 
@@ -48,6 +51,19 @@ ANTI JOIN stored.superseded d ON d.seq = s.seq
 """
 
 
+class _Job:
+    """Work for the loader's thread."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
+        self.done = threading.Event()
+        self.error: Exception | None = None
+
+    def finish(self, error: Exception | None) -> None:
+        self.error = error
+        self.done.set()
+
+
 class Loader:
     """Starts with `start`, ends with `stop`; `wait_for` is a reader's barrier."""
 
@@ -63,6 +79,7 @@ class Loader:
         cancel_queries: Callable[[], None],
         on_loaded: Callable[[LoadCounts], None],
         on_failure: Callable[[], None],
+        retention: Retention | None = None,
     ) -> None:
         """`cancel_queries` is called when a load runs out of memory, `on_loaded` after each batch.
 
@@ -80,6 +97,8 @@ class Loader:
         self._gathering = Gathering(journal, self._progress, quarantine, max_bytes=max_bytes)
         self._loaded = threading.Condition()
         self._n_waiting = 0
+        self._retention = retention
+        self._jobs: deque[_Job] = deque()
         self._stopping = threading.Event()
         self._checkpointed = self._progress.position
         self._thread = threading.Thread(target=self._run, name="loader", daemon=True)
@@ -115,6 +134,21 @@ class Loader:
             with self._loaded:
                 self._n_waiting -= 1
 
+    def between_loads(self, work: Callable[[], None]) -> None:
+        """Runs `work` in the loader's thread while nothing is loaded, and waits for it. Raises what it raises.
+
+        The work may replace the database's file by one that is loaded as far.
+        """
+        job = _Job(work)
+        with self._loaded:
+            if self.failure is not None or self._stopping.is_set():
+                raise StoreError("the collector is stopping")
+            self._jobs.append(job)
+        self._journal.nudge()
+        job.done.wait()
+        if job.error is not None:
+            raise job.error
+
     def _run(self) -> None:
         try:
             self._load_until_stopped()
@@ -126,12 +160,19 @@ class Loader:
             with self._loaded:
                 self._loaded.notify_all()
             self._on_failure()
+        finally:
+            self._stopping.set()
+            with self._loaded:
+                for job in self._jobs:
+                    job.finish(StoreError("the collector is stopping"))
 
     def _load_until_stopped(self) -> None:
         idle_since = time.monotonic()
         due: float | None = None
         while True:
             stopping = self._stopping.is_set()
+            self._do_jobs()
+            self._expire()
             if not self._journal.wait_for_bytes(self._progress.position, 1, 0 if stopping else _CHECKPOINT_IDLE_S):
                 if stopping:
                     return
@@ -145,6 +186,26 @@ class Loader:
                 due, idle_since = None, time.monotonic()
             else:
                 self._gathering.wait_for_more(_GATHER_BYTES, due - time.monotonic())
+
+    def _do_jobs(self) -> None:
+        while self._jobs:
+            job = self._jobs.popleft()
+            try:
+                job.work()
+            except (StoreError, duckdb.Error, OSError) as error:
+                job.finish(error)
+            else:
+                job.finish(None)
+            self._cursor = self._database.cursor()
+
+    def _expire(self) -> None:
+        if self._retention is None or not self._retention.is_due():
+            return
+        try:
+            self._retention.apply(self._cursor)
+        except _MAY_PASS as error:
+            self._roll_back()
+            log.warning("retention put off error=%r", first_line(error))
 
     def _load(self) -> None:
         batch, progress = self._gathering.take()

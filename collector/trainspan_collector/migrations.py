@@ -36,15 +36,15 @@ UPDATE stored.evaluations SET untrusted = false, received_ns = time_ns;
 received when they say that they happened."""
 
 
-def prepare(cursor: duckdb.DuckDBPyConnection, name: str) -> None:
-    """Makes or migrates the tables of the store `name`, on a cursor that uses it.
+def prepare(cursor: duckdb.DuckDBPyConnection, name: str) -> int | None:
+    """Makes or migrates the tables of the store `name`, on a cursor that uses it; the version before, None if it was new.
 
     Raises StoreError where the file is no store, one of a later version, or cannot be migrated, ReopenError where that needs
     more memory.
     """
     version = _version(cursor, name)
     if version == STORE_VERSION:
-        return
+        return version
     cursor.execute("BEGIN")
     try:
         if version is not None:
@@ -65,6 +65,7 @@ def prepare(cursor: duckdb.DuckDBPyConnection, name: str) -> None:
     cursor.execute("CHECKPOINT")
     if version is not None:
         log.warning("store migrated path=%s from_version=%d to_version=%d", name, version, STORE_VERSION)
+    return version
 
 
 def _version(cursor: duckdb.DuckDBPyConnection, name: str) -> int | None:

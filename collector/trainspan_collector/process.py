@@ -22,8 +22,11 @@ from trainspan_collector.loader import Loader
 from trainspan_collector.metrics import Metrics
 from trainspan_collector.ownership import StoreLock
 from trainspan_collector.quarantine import Quarantine
-from trainspan_collector.snapshots import UserQueries
+from trainspan_collector.retention import Retention
+from trainspan_collector.rewriting import remove_leftovers
+from trainspan_collector.snapshots import Readers
 from trainspan_collector.store_state import StoreWatch
+from trainspan_collector.upkeep import Upkeep
 from trainspan_schemas.errors import ConfigError, StoreError
 from trainspan_schemas.home import store_path
 from trainspan_schemas.settings import CollectorSettings
@@ -101,11 +104,12 @@ def _start(
     folder = store.with_name(store.name + ".journal")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     cleanup.callback(StoreLock(folder, store).release)
+    remove_leftovers(store)
     database = Database(store, memory_bytes=memory_bytes)
     cleanup.callback(database.close)
     cleanup.callback(address_file(store).unlink, missing_ok=True)
 
-    user_queries = UserQueries(settings.sql_timeout_s)
+    readers = Readers(settings.sql_timeout_s)
     journal = Journal(folder, database.progress().position.segment, on_commit=fronts.metrics.committed)
     quarantine = Quarantine(store.with_name(store.name + ".quarantine"))
     loader = Loader(
@@ -115,14 +119,22 @@ def _start(
         interval_s=settings.load_interval_s,
         max_bytes=settings.load_max_bytes,
         checkpoint_bytes=settings.checkpoint_bytes,
-        cancel_queries=user_queries.cancel_all,
+        cancel_queries=readers.cancel_user_queries,
         on_loaded=fronts.metrics.loaded,
         on_failure=stop.set,
+        retention=None if settings.retention_days is None else Retention(settings.retention_days),
     )
+    upkeep = Upkeep(store, database, journal, loader, readers, memory_bytes=memory_bytes)
     flight_server = bind(
         flight,
         lambda address: FlightServer(
-            address, database=database, journal=journal, loader=loader, user_queries=user_queries, guard=fronts.guard
+            address,
+            database=database,
+            journal=journal,
+            loader=loader,
+            readers=readers,
+            upkeep=upkeep,
+            guard=fronts.guard,
         ),
     )
     cleanup.callback(flight_server.shutdown)

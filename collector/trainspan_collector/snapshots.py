@@ -11,7 +11,7 @@ from trainspan_collector.database import Database
 from trainspan_collector.failures import first_line
 from trainspan_schemas.errors import StoreError, UsageError
 
-__all__ = ["Snapshot", "UserQueries"]
+__all__ = ["Readers", "Snapshot"]
 
 _ROWS_PER_BATCH = 2048
 
@@ -45,6 +45,11 @@ class Snapshot:
             raise UsageError(f"the store is read with exactly one SELECT statement; this is {found}")
         return self._cursor.sql(sql).to_arrow_reader(_ROWS_PER_BATCH)
 
+    @property
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        """For statements of our own."""
+        return self._cursor
+
     def interrupt(self) -> None:
         """Ends the query that runs, from another thread."""
         self._cursor.interrupt()
@@ -55,29 +60,68 @@ class Snapshot:
         self._cursor.close()
 
 
-class UserQueries:
-    """The user queries that run now: ended after `limit_s`, or together when the loader needs their memory."""
+class Readers:
+    """The snapshots that are open. User queries end after `limit_s`, or together when the loader needs their memory."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._running: set[Snapshot] = set()
-        self._lock = threading.Lock()
+        self._open: set[Snapshot] = set()
+        self._of_users: set[Snapshot] = set()
+        self._changed = threading.Condition()
+        self._is_shut = False
+
+    @contextlib.contextmanager
+    def snapshot(self, database: Database) -> Iterator[Snapshot]:
+        """A snapshot for the time of the block; it begins when nobody is `alone`."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_shut)
+            snapshot = Snapshot(database)
+            self._open.add(snapshot)
+        try:
+            yield snapshot
+        finally:
+            snapshot.close()
+            with self._changed:
+                self._open.discard(snapshot)
+                self._changed.notify_all()
 
     @contextlib.contextmanager
     def limited(self, snapshot: Snapshot) -> Iterator[None]:
+        """Marks it as a user's query, for the time of the block."""
         timer = threading.Timer(self._limit_s, snapshot.interrupt)
         timer.daemon = True
-        with self._lock:
-            self._running.add(snapshot)
+        with self._changed:
+            self._of_users.add(snapshot)
         timer.start()
         try:
             yield
         finally:
             timer.cancel()
-            with self._lock:
-                self._running.discard(snapshot)
+            with self._changed:
+                self._of_users.discard(snapshot)
 
-    def cancel_all(self) -> None:
-        with self._lock:
-            for snapshot in self._running:
+    def cancel_user_queries(self) -> None:
+        with self._changed:
+            for snapshot in self._of_users:
                 snapshot.interrupt()
+
+    @contextlib.contextmanager
+    def alone(self, grace_s: float, timeout_s: float) -> Iterator[None]:
+        """Lets new readers wait, gives those that read `grace_s` to finish, then ends them.
+
+        Raises StoreError where a reader neither finishes nor can be ended within `timeout_s`: one that takes no rows.
+        """
+        with self._changed:
+            self._is_shut = True
+            try:
+                if not self._changed.wait_for(lambda: not self._open, grace_s):
+                    for snapshot in self._open:
+                        snapshot.interrupt()
+                    if not self._changed.wait_for(lambda: not self._open, timeout_s):
+                        raise StoreError(
+                            f"{len(self._open)} readers hold the store and take no rows: end them, then try again"
+                        )
+                yield
+            finally:
+                self._is_shut = False
+                self._changed.notify_all()

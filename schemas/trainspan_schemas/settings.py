@@ -46,6 +46,8 @@ class CollectorSettings:
     """DuckDB's memory limit. Larger work spills to disk; where loading cannot, the store is opened again with twice of it."""
     checkpoint_bytes: int = 256 * 1024 * 1024
     """Size of the loaded journal at which DuckDB is checkpointed and that journal deleted."""
+    retention_days: float | None = None
+    """Days after which a trace that gets nothing new is deleted; default: never."""
     token_file: str | None = None
     """TOML file, mode 0600, of lines `role = "token"` for the roles agent, serving, runner and reader; default: no tokens."""
     tls_cert: str | None = None

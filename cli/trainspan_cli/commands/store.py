@@ -1,0 +1,162 @@
+"""`trainspan store`: verify, stats, compact, purge and migrate, with a running collector or without one."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_schemas.errors import StoreError, UsageError
+from trainspan_schemas.home import home, store_path
+from trainspan_schemas.store import open_store
+
+__all__ = ["store"]
+
+_AGE_UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
+
+
+class Action(StrEnum):
+    """What to do with the store."""
+
+    VERIFY = "verify"
+    STATS = "stats"
+    COMPACT = "compact"
+    PURGE = "purge"
+    MIGRATE = "migrate"
+
+
+def store(
+    action: Annotated[Action, typer.Argument(help="What to do.")],
+    path: Annotated[
+        str | None,
+        typer.Option("--store", help="Path of the store or grpc://HOST:PORT [default: .trainspan/spans.duckdb]."),
+    ] = None,
+    trace: Annotated[list[str] | None, typer.Option(help="purge: a trace id; may be repeated.")] = None,
+    task: Annotated[str | None, typer.Option(help="purge: all rollouts of this task.")] = None,
+    before: Annotated[
+        str | None,
+        typer.Option(
+            help="purge: traces that got nothing since then: 2026-11-01, 2026-11-01T12:00+01:00, or an age as 30d."
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="purge: do it; without, only what would go is counted.")] = False,
+    config: ConfigOption = None,
+    format_: FormatOption = "table",
+) -> int:
+    """Check a store, show what it holds, give space back, or remove data for good.
+
+    verify reads everything once and exits 1 if something is wrong. compact writes the file anew without the space of what
+    was deleted. purge removes traces from store, journal and write-ahead log, proves it, and lists the datasets that hold
+    rows of them. migrate brings a store of an earlier version to this one, as starting a collector does.
+
+    Example: trainspan store purge --task t-17 --yes
+    """
+    if format_ not in ("table", "json"):
+        raise UsageError(f"--format {format_!r} is none of table, json")
+    body: dict[str, Any] = {}
+    if action is Action.PURGE:
+        body = _criteria(trace, task, before) | {"dry_run": not yes}
+    elif trace or task or before or yes:
+        raise UsageError(f"--trace, --task, --before and --yes belong to purge, not to {action}")
+    with open_store(path or str(store_path(settings(config).collector.store))) as address:
+        answer = _do(address, action, body)
+    if action is Action.PURGE:
+        answer["datasets"] = _datasets(set(answer.pop("trace_ids")), set(answer.pop("rollout_ids")))
+    print(json.dumps(answer) if format_ == "json" else _text(action, answer))
+    return 0 if answer.get("ok", True) and not any(answer.get("rows_left", {}).values()) else 1
+
+
+def _criteria(trace: list[str] | None, task: str | None, before: str | None) -> dict[str, Any]:
+    if sum(map(bool, (trace, task, before))) != 1:
+        raise UsageError("purge needs exactly one of --trace, --task and --before")
+    if trace:
+        return {"trace_ids": [trace_id.lower() for trace_id in trace]}
+    return {"task_id": task} if task else {"before_ns": _time_ns(str(before))}
+
+
+def _time_ns(text: str) -> int:
+    """A date, a time, or an age as nanoseconds since 1970. Raises UsageError."""
+    unit = _AGE_UNITS.get(text[-1:])
+    try:
+        if unit and text[:-1].replace(".", "", 1).isdecimal():
+            moment = datetime.now(UTC) - timedelta(**{unit: float(text[:-1])})
+        else:
+            moment = datetime.fromisoformat(text)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"--before {text!r} is no date, time or age: give 2026-11-01 or 30d") from error
+    return int(moment.astimezone(UTC).timestamp() * 1e9)
+
+
+def _do(address: str, action: Action, body: dict[str, Any]) -> dict[str, Any]:
+    """The collector's answer. Raises StoreError with its one line."""
+    from pyarrow import ArrowException, flight
+
+    with flight.connect(address) as client:
+        try:
+            [result] = client.do_action(flight.Action(str(action), json.dumps(body).encode()))
+        except ArrowException as error:
+            raise StoreError(_server_message(error)) from error
+    answer: dict[str, Any] = json.loads(result.body.to_pybytes())
+    return answer
+
+
+def _server_message(error: Exception) -> str:
+    return str(error).partition(". Detail:")[0].partition(" gRPC client debug context")[0]
+
+
+def _datasets(trace_ids: set[str], rollout_ids: set[str]) -> list[dict[str, Any]]:
+    """The datasets under `$TRAINSPAN_HOME` with rows of these traces or rollouts, and how many."""
+    from pyarrow import parquet
+
+    from trainspan_schemas.dataset import MANIFEST
+
+    found = []
+    for manifest in sorted(home().glob(f"**/round=*/{MANIFEST}")):
+        n_rows = 0
+        for part in sorted(manifest.parent.glob("*.parquet")):
+            ids = parquet.read_table(part, columns=["trace_id", "rollout_id"]).to_pydict()
+            pairs = zip(ids["trace_id"], ids["rollout_id"], strict=True)
+            n_rows += sum(trace in trace_ids or rollout in rollout_ids for trace, rollout in pairs)
+        if n_rows:
+            found.append({"path": str(manifest.parent), "rows": n_rows})
+    return found
+
+
+def _text(action: Action, answer: dict[str, Any]) -> str:
+    if action is Action.VERIFY:
+        rows = ", ".join(f"{name} {count}" for name, count in answer["rows"].items())
+        lines = [f"rows read: {rows}; requests in the journal: {answer['journal_requests']}"]
+        return "\n".join([*lines, *(answer["problems"] or ["all is well"])])
+    if action is Action.COMPACT:
+        return f"{answer['bytes_before']} bytes before, {answer['bytes']} now"
+    if action is Action.MIGRATE:
+        before = answer["from_version"]
+        return f"version {answer['version']}" + (f", was {before}" if before not in (None, answer["version"]) else "")
+    if action is Action.STATS:
+        width = max(map(len, answer))
+        return "\n".join(f"{name:<{width}}  {_shown(name, value)}" for name, value in answer.items())
+    return "\n".join(_purge_lines(answer))
+
+
+def _purge_lines(answer: dict[str, Any]) -> list[str]:
+    rows = ", ".join(f"{count} {name}" for name, count in answer["rows"].items())
+    lines = [f"{answer['traces']} traces, {answer['rollouts']} rollouts: {rows}"]
+    if answer["purged"]:
+        lines.append(f"removed; rows left: {sum(answer['rows_left'].values())}")
+        lines.append(
+            f"{answer['ids_searched']} ids searched for in the bytes of {answer['files_searched']} files: "
+            + (f"found in {', '.join(answer['found_in'])}: it was sent again" if answer["found_in"] else "not found")
+        )
+        lines += [f"removed as well: {path}" for path in answer["files_removed"]]
+    elif any(answer["rows"].values()):
+        lines.append("nothing was removed yet: add --yes")
+    lines += [f"dataset {held['path']} holds {held['rows']} rows of them" for held in answer["datasets"]]
+    return lines
+
+
+def _shown(name: str, value: object) -> str:
+    if isinstance(value, int) and name.endswith("_ns"):
+        return datetime.fromtimestamp(value / 1e9, UTC).isoformat(timespec="seconds")
+    return "–" if value is None else str(value)

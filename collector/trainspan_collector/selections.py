@@ -1,0 +1,100 @@
+"""What of a store goes: traces and rollouts chosen by id, task or age, and the rows that belong to them.
+
+A trace goes as a whole, and so does a rollout all of whose traces go, with the evaluations and log records that name it.
+A trace that holds rollouts of several tasks loses the spans of the chosen ones only. Rows without a trace go by their own age.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import duckdb
+import pyarrow as pa
+
+from trainspan_schemas.errors import UsageError
+
+__all__ = ["GONE", "Criteria", "Selection", "select"]
+
+GONE: Final = """(
+    coalesce(trace_id IN (SELECT trace_id FROM gone_traces), false)
+    OR coalesce(rollout_id IN (SELECT rollout_id FROM gone_rollouts), false)
+    OR (trace_id IS NULL AND received_ns < $before_ns)
+)"""
+"""SQL: whether a row of `stored.spans`, `logs` or `evaluations` is chosen; after `Selection.register`, with `parameters`."""
+
+_ROLLOUTS_WHOLLY_IN_TRACES: Final = """
+SELECT rollout_id FROM stored.span_identities WHERE rollout_id IS NOT NULL
+GROUP BY rollout_id HAVING bool_and(trace_id IN (SELECT trace_id FROM gone_traces))
+"""
+_OLD_TRACES: Final = """
+SELECT trace_id FROM (
+    SELECT trace_id, received_ns FROM stored.spans
+    UNION ALL SELECT trace_id, received_ns FROM stored.logs WHERE trace_id IS NOT NULL
+    UNION ALL SELECT trace_id, received_ns FROM stored.evaluations WHERE trace_id IS NOT NULL
+) GROUP BY trace_id HAVING max(received_ns) < $before_ns
+"""
+_TASK_ROLLOUTS: Final = "SELECT DISTINCT rollout_id FROM stored.rollout_identities WHERE task_id = $task_id"
+_TASK_TRACES: Final = """
+SELECT trace_id FROM stored.span_identities GROUP BY trace_id
+HAVING bool_or(task_id = $task_id) AND bool_and(coalesce(task_id = $task_id, rollout_id IS NULL))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Criteria:
+    """Exactly one way to choose. Raises UsageError for none or several, and for a trace id that is none."""
+
+    trace_ids: tuple[str, ...] = ()
+    """Trace ids, 32 lower-case hex digits each."""
+    task_id: str | None = None
+    before_ns: int | None = None
+    """Traces whose newest row the collector received before that time."""
+
+    def __post_init__(self) -> None:
+        if sum((bool(self.trace_ids), self.task_id is not None, self.before_ns is not None)) != 1:
+            raise UsageError("choose what goes in exactly one way: by trace, task or time")
+        for trace_id in self.trace_ids:
+            if len(trace_id) != 32 or set(trace_id) - set("0123456789abcdef"):
+                raise UsageError(f"trace id {trace_id!r} is not 32 lower-case hex digits")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Chosen traces and rollouts, as tables of one column of ids."""
+
+    traces: pa.Table
+    rollouts: pa.Table
+    before_ns: int
+
+    @property
+    def trace_ids(self) -> list[str]:
+        ids: list[str] = self.traces["trace_id"].to_pylist()
+        return ids
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        return {"before_ns": self.before_ns}
+
+    def register(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        """Makes the ids known to statements of `cursor`."""
+        cursor.register("gone_traces", self.traces)
+        cursor.register("gone_rollouts", self.rollouts)
+
+
+def select(cursor: duckdb.DuckDBPyConnection, criteria: Criteria) -> Selection:
+    """What `criteria` choose of what `cursor` sees."""
+    parameters: dict[str, object] = {}
+    if criteria.task_id is not None:
+        parameters = {"task_id": criteria.task_id}
+        traces = _ids(cursor, _TASK_TRACES, parameters)
+        return Selection(traces, _ids(cursor, _TASK_ROLLOUTS, parameters), 0)
+    if criteria.before_ns is not None:
+        parameters = {"before_ns": criteria.before_ns}
+        traces = _ids(cursor, _OLD_TRACES, parameters)
+    else:
+        traces = pa.table({"trace_id": pa.array(criteria.trace_ids, pa.string())})
+    cursor.register("gone_traces", traces)
+    return Selection(traces, _ids(cursor, _ROLLOUTS_WHOLLY_IN_TRACES, {}), criteria.before_ns or 0)
+
+
+def _ids(cursor: duckdb.DuckDBPyConnection, sql: str, parameters: dict[str, object]) -> pa.Table:
+    return cursor.sql(sql, params=parameters).to_arrow_table()
