@@ -1,0 +1,56 @@
+"""The Rust OpenTelemetry relay `rotel` (from PyPI) in front of a collector."""
+
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from socket import create_connection
+
+from tests.support.places import free_ports
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """HOST:PORT of what it listens on."""
+
+    grpc: str
+    http: str
+
+
+@contextmanager
+def relay_to(endpoint: str, protocol: str, folder: Path, *, headers: str | None = None) -> Iterator[Relay]:
+    """A relay that exports to `endpoint` over `protocol` (grpc or http), for the time of the block."""
+    grpc_port, http_port = free_ports(2)
+    program = Path(sysconfig.get_paths()["purelib"]) / "rotel" / "rotel-agent"
+    command = [
+        *(str(program), "start", "--exporter", "otlp", "--batch-timeout", "50ms"),
+        *("--otlp-grpc-endpoint", f"127.0.0.1:{grpc_port}", "--otlp-http-endpoint", f"127.0.0.1:{http_port}"),
+        *("--otlp-exporter-endpoint", endpoint, "--otlp-exporter-protocol", protocol),
+        *("--pid-file", str(folder / "rotel.pid"), "--log-file", str(folder / "rotel.log")),
+    ]
+    if headers:
+        command += ["--otlp-exporter-custom-headers", headers]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=sys.stderr, cwd=folder)
+    try:
+        for port in (grpc_port, http_port):
+            _wait_for(port, process)
+        yield Relay(f"127.0.0.1:{grpc_port}", f"127.0.0.1:{http_port}")
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        assert process.poll() is None, f"rotel ended with {process.returncode}"
+        try:
+            with closing(create_connection(("127.0.0.1", port), 1)):
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError("rotel does not listen")

@@ -1,0 +1,41 @@
+"""A test that is skipped shows nothing: a run fails on every skip whose reason does not stand here."""
+
+from typing import Any, Final
+
+import pytest
+
+__all__ = ["ADMITTED", "SkipGuard"]
+
+ADMITTED: Final = {
+    "rotel has wheels for x86_64 only": "the relay is one of several independent clients; the others run everywhere",
+}
+"""Reason that a test gives for its skip → why that is no loss."""
+
+
+class SkipGuard:
+    """A pytest plugin: names skips that are not admitted, and turns the run's exit code into 1."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._check(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._check(report)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for line in self._found:
+            terminalreporter.write_line(f"skip that tests/support/skips.py does not admit: {line}", red=True)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._found and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _check(self, report: Any) -> None:
+        if not report.skipped or hasattr(report, "wasxfail"):
+            return
+        reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+        if reason not in ADMITTED:
+            self._found.append(f"{report.nodeid}: {reason}")
