@@ -17,6 +17,7 @@ COMMANDS = {
     "dataset": "Build the next dataset of transitions with credit from stored spans.",
     "explain": "Explain one rollout: its calls, rewards and credit, with its tokens in colour.",
     "diff": "Say what changed from one dataset to another.",
+    "export": "Write rollouts as SFT or DPO training files of TRL.",
     "train": "Train on the newest dataset, publish the checkpoint and swap it in.",
     "loop": "Run rollouts, dataset and training round after round, supervised.",
     "compare": "Compare runs of the loop over their seeds and settings.",
