@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 __all__ = ["CONTENT_TYPE", "LoadCounts", "Metrics", "Refusal", "StoreState"]
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-disable_created_metrics()  # a time of creation beside each counter would double the page
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a time of creation beside each counter would double the page
 
 _PREFIX: Final = "trainspan_collector_"
 _COMMIT_BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)

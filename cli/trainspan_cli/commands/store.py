@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_schemas.endpoint import StoreEndpoint
 from trainspan_schemas.errors import StoreError, UsageError
 from trainspan_schemas.home import home, store_path
 from trainspan_schemas.store import open_store
@@ -60,8 +61,8 @@ def store(
         body = _criteria(trace, task, before) | {"dry_run": not yes}
     elif trace or task or before or yes:
         raise UsageError(f"--trace, --task, --before and --yes belong to purge, not to {action}")
-    with open_store(path or str(store_path(settings(config).collector.store))) as address:
-        answer = _do(address, action, body)
+    with open_store(path or str(store_path(settings(config).collector.store))) as endpoint:
+        answer = _do(endpoint, action, body)
     if action is Action.PURGE:
         answer["datasets"] = _datasets(set(answer.pop("trace_ids")), set(answer.pop("rollout_ids")))
     print(json.dumps(answer) if format_ == "json" else _text(action, answer))
@@ -89,13 +90,14 @@ def _time_ns(text: str) -> int:
     return int(moment.astimezone(UTC).timestamp() * 1e9)
 
 
-def _do(address: str, action: Action, body: dict[str, Any]) -> dict[str, Any]:
+def _do(endpoint: StoreEndpoint, action: Action, body: dict[str, Any]) -> dict[str, Any]:
     """The collector's answer. Raises StoreError with its one line."""
     from pyarrow import ArrowException, flight
 
-    with flight.connect(address) as client:
+    options = flight.FlightCallOptions(headers=endpoint.call_headers)
+    with flight.connect(endpoint.location, **endpoint.connect_options) as client:
         try:
-            [result] = client.do_action(flight.Action(str(action), json.dumps(body).encode()))
+            [result] = client.do_action(flight.Action(str(action), json.dumps(body).encode()), options)
         except ArrowException as error:
             raise StoreError(_server_message(error)) from error
     answer: dict[str, Any] = json.loads(result.body.to_pybytes())
