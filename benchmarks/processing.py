@@ -46,12 +46,17 @@ class _Recorded(Source):
         self._kept: dict[tuple[Any, ...], list[pl.DataFrame]] = {}
 
     def read(
-        self, name: str, selection: Selection, columns: Sequence[str], *, store: int | None = None
+        self, name: str, selection: Selection, columns: Sequence[str], *, store: int | None = None, **more: object
     ) -> Iterator[pl.DataFrame]:
         key = (name, selection.run_id, tuple(selection.rollout_ids or ()), tuple(columns), store)
         if key not in self._kept:
-            self._kept[key] = list(self._behind.read(name, selection, columns, store=store))
+            self._kept[key] = list(self._behind.read(name, selection, columns, store=store, **more))
         yield from self._kept[key]
+
+    def query(self, sql: str) -> Iterator[pl.DataFrame]:
+        if (sql,) not in self._kept:
+            self._kept[sql,] = list(self._behind.query(sql))
+        yield from self._kept[sql,]
 
 
 def measure(calls: int = 16_000) -> dict[str, Any]:
@@ -115,7 +120,7 @@ def _measure_frames(store: Path, out: Path) -> dict[str, Any]:
     clock = Clock(time.time_ns, time.sleep)
     with Source([str(store)]) as source:
         recorded = _Recorded(source)
-        seconds = []
+        seconds, rows = [], 0
         for _ in range(4):
             began = time.process_time()
             rows = _frames(recorded, clock, out)

@@ -10,10 +10,15 @@ from trainspan_schemas.views import VIEWS
 __all__ = ["READS", "Query", "named_read"]
 
 _EXTRAS: Final = {
+    "spans": (
+        *("rollout_id", "attempt", "task_id", "run_id", "round", "split", "agent"),
+        *("rollout_status", "rollout_boundary", "rollout_judge", "rollout_calls"),
+    ),
     "calls": ("parent_span_id", "status_code", "attributes", "resource", "scope_name", "dropped_attributes"),
     "evaluations": ("attempt", "of", "on_span"),
 }
-"""Columns of a read beyond those of its view. `of` is what the evaluation says it judges (`trainspan.evaluation.of`)."""
+"""Columns of a read beyond those of its view. The identity of a span is completed as that of a call is.
+`of` is what the evaluation says it judges (`trainspan.evaluation.of`)."""
 
 READS: Final[Mapping[str, tuple[str, ...]]] = {
     name: (*columns, *_EXTRAS.get(name, ())) for name, columns in VIEWS.items()
@@ -23,7 +28,7 @@ READS: Final[Mapping[str, tuple[str, ...]]] = {
 _IDENTITY_COLUMNS: Final = frozenset(
     ("seq", "trace_id", "span_id", "rollout_id", "attempt", "task_id", "run_id", "round", "split")
 )
-"""Columns of a call that `stored.span_identities` completes; the others come from the span's own row."""
+"""Columns of a span or call that `stored.span_identities` gives; the others come from the span's own row."""
 
 _OF_ROLLOUT: Final = """
 LEFT JOIN (
@@ -57,10 +62,13 @@ class Query:
 
 
 def named_read(name: str, parameters: Mapping[str, object]) -> Query:
-    """The query of a read. Raises UsageError for a name, parameter or column that there is not."""
+    """The query of a read. Raises UsageError for a name, parameter or column that there is not.
+
+    `without_calls`: of the spans only those that the read `calls` does not give.
+    """
     if name not in READS:
         raise UsageError(f"no read {name!r}; there are {', '.join(READS)}")
-    known = ("run_id", "round", "rollout_ids", "since_seq", "columns")
+    known = ("run_id", "round", "rollout_ids", "since_seq", "columns", *(["without_calls"] if name == "spans" else []))
     if unknown := [key for key in parameters if key not in known]:
         raise UsageError(f"read {name!r} has no parameter {unknown[0]!r}; there are {', '.join(known)}")
     given = {key: value for key, value in parameters.items() if value is not None}
@@ -87,11 +95,13 @@ def named_read(name: str, parameters: Mapping[str, object]) -> Query:
     tables.append(f"chosen AS MATERIALIZED (SELECT * FROM {_SOURCES[name]} r WHERE {' AND '.join(conditions)})")
     columns = ", ".join(_qualified(name, column) for column in _columns(name, given))
     payload = " JOIN stored.spans s ON s.seq = i.seq" if name in ("spans", "calls") else ""
+    if "without_calls" in given and _checked(given, "without_calls", bool):
+        payload += " WHERE NOT coalesce(i.is_call, false)"
     return Query(f"WITH {', '.join(tables)} SELECT {columns} FROM chosen i{payload}", bound)
 
 
 def _qualified(name: str, column: str) -> str:
-    from_span = name == "spans" or (name == "calls" and column not in _IDENTITY_COLUMNS)
+    from_span = name in ("spans", "calls") and column not in _IDENTITY_COLUMNS
     return f"{'s' if from_span else 'i'}.{column}"
 
 
@@ -108,7 +118,7 @@ def _columns(name: str, given: Mapping[str, object]) -> tuple[str, ...]:
 
 def _checked(given: Mapping[str, object], key: str, kind: type) -> object:
     value = given[key]
-    if isinstance(value, bool) or not isinstance(value, kind):
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise UsageError(f"parameter {key} = {value!r} is not of type {kind.__name__}")
     return value
 

@@ -72,14 +72,17 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
         )
         draft = draft_dataset(source, survey, settings, ledger)
         counts, writer = RowCounts(), DatasetWriter(scratch)
-        for frame in make_rows(source, draft.sound, draft.limits, counts, selection):
+        for frame in make_rows(source, draft.sound, draft.limits, counts, selection, survey.answers):
             writer.append(frame)
         files = writer.finish()
         outcomes = _outcomes(draft.calls, counts)
         parts = draft.parts if draft.plan.needs_history else draft.parts.clear()
-        lines = ledger_lines(outcomes, draft.rewarded.rollouts, parts, ledger, recount=is_round)
+        unowned = _named_by_trace(draft.others.filter(pl.col("rollout_id").is_null()))
+        known = pl.concat([outcomes, unowned])
+        lines = ledger_lines(known, draft.rewarded.rollouts, parts, ledger, recount=is_round)
         late = late_calls(used, ledger)
-        accounts = take_accounts(outcomes, lines, late)
+        others = _named_by_trace(draft.others)
+        accounts = take_accounts(pl.concat([outcomes, others]), lines, late)
         check_outcome(accounts, settings, _where(request), draft.rewarded.function_error, may_be_empty=is_round)
         write_ledger(scratch, lines_to_write(lines, late, ledger))
         manifest = make_manifest(
@@ -104,10 +107,17 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
 def _outcomes(judged: pl.DataFrame, counts: RowCounts) -> pl.DataFrame:
     """rollout_id, attempt and the final `reason` (NULL: kept) of every call; one of no rollout counts under its trace."""
     made = pl.concat([pl.DataFrame(schema=OUTCOMES), *counts.outcomes]).rename({"reason": "token_reason"})
-    return judged.join(made, on=SPAN_KEY, how="left", maintain_order="left").select(
-        pl.coalesce("rollout_id", pl.format("trace:{}", "trace_id")),
-        "attempt",
-        pl.coalesce("reason", "token_reason").alias("reason"),
+    return _named_by_trace(
+        judged.join(made, on=SPAN_KEY, how="left", maintain_order="left").with_columns(
+            pl.coalesce("reason", "token_reason").alias("reason")
+        )
+    )
+
+
+def _named_by_trace(calls: pl.DataFrame) -> pl.DataFrame:
+    """rollout_id, attempt and reason; a call of no rollout goes by its trace."""
+    return calls.select(
+        pl.coalesce("rollout_id", pl.format("trace:{}", "trace_id")), pl.col("attempt").fill_null(0), "reason"
     )
 
 

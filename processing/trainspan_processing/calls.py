@@ -10,14 +10,21 @@ from trainspan_schemas import keys
 from .attributes import boolean, number, text
 from .frames import CALLS, ROLLOUT_KEY, SPAN_KEY, empty
 
-__all__ = ["CALL_COLUMNS", "narrow_calls", "ordered_calls"]
+__all__ = ["CALL_COLUMNS", "narrow_calls", "ordered_calls", "redacts_what_is_needed", "with_defaults"]
 
 CALL_COLUMNS: Final = [
     *("trace_id", "span_id", "parent_span_id", "rollout_id", "attempt", "task_id", "run_id", "round", "split", "agent"),
     *("call_index", "policy_name", "policy_version", "finish_reason", "delivered", "start_ns", "end_ns"),
-    *("dropped_attributes", "attributes"),
+    *("dropped_attributes", "attributes", "untrusted"),
 ]
 """Columns asked of the read `calls`."""
+
+
+def redacts_what_is_needed() -> pl.Expr:
+    """Whether the collector's redaction took something that training needs: our own keys, or how was sampled."""
+    removed = pl.col("attributes").str.extract(f'"{keys.REDACTED}":\\[([^\\]]*)\\]')
+    return removed.str.contains_any(['"trainspan.', '"gen_ai.request.']).fill_null(False)
+
 
 _FROM_ATTRIBUTES: Final = {
     "choice_index": number(keys.CHOICE_INDEX),
@@ -37,6 +44,8 @@ _FROM_ATTRIBUTES: Final = {
     "multimodal": boolean(keys.CALL_MULTIMODAL),
     "no_boundary": boolean(keys.NO_BOUNDARY),
     "state_key": text(keys.STATE_KEY),
+    "redacted": redacts_what_is_needed(),
+    "tokens_source": pl.lit("engine"),
 }
 
 
@@ -47,12 +56,17 @@ def narrow_calls(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
         for batch in batches
     ]
     calls = pl.concat(frames) if frames else empty(CALLS)
+    return with_defaults(calls).unique(SPAN_KEY, keep="first", maintain_order=True)
+
+
+def with_defaults(calls: pl.DataFrame) -> pl.DataFrame:
+    """CALLS with what goes without saying."""
     return calls.with_columns(
         # The defaults of OpenAI's and vLLM's protocol, where a foreign server does not state what it sampled with.
         pl.col("temperature").fill_null(1.0),
         pl.col("attempt").fill_null(0),
         pl.col("choice_index").fill_null(0),
-    ).unique(SPAN_KEY, keep="first", maintain_order=True)
+    )
 
 
 def ordered_calls(calls: pl.DataFrame) -> pl.DataFrame:

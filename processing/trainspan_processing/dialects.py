@@ -19,6 +19,8 @@ _FLAT = {
     "input": re.compile(r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d+)\.(?:message\.)?(.+)"),
     "output": re.compile(r"(?:gen_ai\.completion|llm\.output_messages)\.(\d+)\.(?:message\.)?(.+)"),
 }
+_TOOL_CALL = re.compile(r"tool_calls\.(\d{1,3})\.(?:tool_call\.)?(?:function\.)?(\w+)")
+_TEXT_PART = re.compile(r"contents\.\d{1,3}\.message_content\.text")
 
 
 def messages_of(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
@@ -35,25 +37,59 @@ def _structured(value: Any) -> list[Message]:
             value = json.loads(value)
         except json.JSONDecodeError:
             return []
+    value = _plain(value)
     if not isinstance(value, list):
         return []
     return [_message(item) for item in value if isinstance(item, dict)]
 
 
+def _plain(value: Any) -> Any:
+    """The store's key-value lists as dicts."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        pairs = value["kvlist"] if set(value) == {"kvlist"} else value.items()
+        return {key: _plain(item) for key, item in pairs}
+    return value
+
+
 def _message(item: dict[str, Any]) -> Message:
-    """One message; text parts are joined to `content`, the other parts are kept under `parts`."""
+    """One message; text parts and tool results are joined to `content`, the other parts are kept under `parts`."""
     parts = item.get("parts")
     if not isinstance(parts, list):
         return item
-    texts = [str(part.get("content", "")) for part in parts if isinstance(part, dict) and part.get("type") == "text"]
-    others = [part for part in parts if not (isinstance(part, dict) and part.get("type") == "text")]
+    known = [part for part in parts if isinstance(part, dict)]
+    texts = [text for part in known if (text := _text(part)) is not None]
+    others = [part for part in parts if not isinstance(part, dict) or _text(part) is None]
     message = {key: value for key, value in item.items() if key != "parts"} | {"content": "".join(texts)}
     return {**message, "parts": others} if others else message
+
+
+def _text(part: dict[str, Any]) -> str | None:
+    """The text of a part; None where it has none. A tool's result is its `response` or `result`."""
+    if part.get("type") == "text":
+        return str(part.get("content", ""))
+    if part.get("type") == "tool_call_response":
+        result = part.get("response", part.get("result", ""))
+        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+    return None
 
 
 def _flattened(attributes: Mapping[str, Any], side: str) -> list[Message]:
     messages: dict[int, Message] = {}
     for key, value in attributes.items():
         if match := _FLAT[side].fullmatch(key):
-            messages.setdefault(int(match[1]), {})[match[2]] = value
+            _put(messages.setdefault(int(match[1]), {}), match[2], value)
     return [messages[index] for index in sorted(messages)]
+
+
+def _put(message: Message, key: str, value: Any) -> None:
+    """One flattened attribute of a message; tool calls and parts are numbered."""
+    if match := _TOOL_CALL.fullmatch(key):
+        calls = message.setdefault("tool_calls", [])
+        calls.extend({} for _ in range(int(match[1]) + 1 - len(calls)))
+        calls[int(match[1])][match[2]] = value
+    elif _TEXT_PART.fullmatch(key):
+        message["content"] = message.get("content", "") + str(value)
+    else:
+        message[key] = value

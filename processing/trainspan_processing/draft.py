@@ -15,6 +15,7 @@ from .payload import read_payload
 from .plan import Plan, make_plan
 from .rewarding import Rewarded, reward_rollouts
 from .rows import Limits
+from .selecting import select
 from .source import Source
 from .survey import Survey
 from .trainability import call_reason
@@ -38,6 +39,8 @@ class Draft:
     """TERMS: each advantage in numbers, by (rollout, position)."""
     parts: pl.DataFrame
     """rollout_id, attempt, `part`, `value`: what later datasets compare agents and single rewards with."""
+    others: pl.DataFrame
+    """rollout_id (NULL: of no rollout), attempt, trace_id, span_id and `reason` of the calls without tokens."""
     limits: Limits
 
     @property
@@ -52,12 +55,13 @@ def draft_dataset(source: Source, survey: Survey, settings: DatasetSettings, led
     Raises UsageError for unknown names of credit and baseline, and for functions that do not keep to their form.
     """
     make_plan(settings, has_tasks=True)  # an unknown name fails before any work
+    survey = select(source, survey, settings)
     rewarded = reward_rollouts(source, survey, settings)
     compared = _compared(source, survey, rewarded)
     has_tasks = compared.is_empty() or bool(compared["task_id"].is_not_null().any())
     plan = replace(make_plan(settings, has_tasks=has_tasks), rewards=rewarded.rewards)
     calls = _with_rewards(survey.calls, rewarded, compared)
-    credited = _credit(source, calls, compared, ledger, plan)
+    credited = _credit(source, survey.answers, calls, compared, ledger, plan)
     newest = survey.calls["policy_version"].max()
     return Draft(
         rewarded=rewarded,
@@ -72,18 +76,37 @@ def draft_dataset(source: Source, survey: Survey, settings: DatasetSettings, led
             settings.max_tokens,
             settings.keep_zero_spread,
         ),
+        others=_judged_others(survey, rewarded),
     )
+
+
+def _judged_others(survey: Survey, rewarded: Rewarded) -> pl.DataFrame:
+    """A call of a model that is not ours is not selected; where nothing came from a policy server, it lacks tokens."""
+    others = survey.others.join(
+        rewarded.rollouts.select(*ROLLOUT_KEY, pl.col("reason").alias("rollout_reason")), on=ROLLOUT_KEY, how="left"
+    )
+    is_foreign = pl.lit(survey.calls.height > 0) & ~pl.col("is_bare_call")
+    reason = (
+        pl.when(is_foreign)
+        .then(pl.lit("not_selected"))
+        .when(pl.col("redacted").fill_null(False))
+        .then(pl.lit("redacted"))
+        .when(pl.col("rollout_id").is_null())
+        .then(pl.lit("no_boundary"))
+        .otherwise(pl.coalesce("rollout_reason", pl.lit("no_token_ids")))
+    )
+    return others.select(*ROLLOUT_KEY, *SPAN_KEY, reason.alias("reason"))
 
 
 def _compared(source: Source, survey: Survey, rewarded: Rewarded) -> pl.DataFrame:
     present = rewarded.rollouts.filter(pl.col("reason").is_null() & (pl.col("n_calls") > 0)).with_row_index("rollout")
     firsts = first_calls(survey.calls, present.filter(pl.col("task_id").is_null()))
-    return with_groups(present, hash_prompts(firsts, _prompts(source, firsts)))
+    return with_groups(present, hash_prompts(firsts, _prompts(source, firsts, survey.answers)))
 
 
-def _prompts(source: Source, calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
+def _prompts(source: Source, calls: pl.DataFrame, answers: pl.DataFrame) -> Iterator[pl.DataFrame]:
     for part in calls.iter_slices(1024):
-        yield read_payload(source, part, columns=(*SPAN_KEY, "prompt_ids"))
+        yield read_payload(source, part, columns=(*SPAN_KEY, "prompt_ids"), answers=answers)
 
 
 def _with_rewards(calls: pl.DataFrame, rewarded: Rewarded, compared: pl.DataFrame) -> pl.DataFrame:
@@ -99,11 +122,13 @@ def _with_rewards(calls: pl.DataFrame, rewarded: Rewarded, compared: pl.DataFram
     )
 
 
-def _credit(source: Source, calls: pl.DataFrame, compared: pl.DataFrame, ledger: Ledger, plan: Plan) -> Credited:
+def _credit(
+    source: Source, answers: pl.DataFrame, calls: pl.DataFrame, compared: pl.DataFrame, ledger: Ledger, plan: Plan
+) -> Credited:
     credited = calls.filter(pl.col("rollout").is_not_null())
     if plan.needs_states:
         unnamed = credited.filter(pl.col("state_key").is_null()).select(*ROLLOUT_KEY, *SPAN_KEY, "store")
-        credited = with_states(credited, hash_prompts(unnamed, _prompts(source, unnamed)))
+        credited = with_states(credited, hash_prompts(unnamed, _prompts(source, unnamed, answers)))
     columns = [column(reward.name) for reward in plan.rewards for column in (step_column, rollout_column)]
     states = ["state"] if plan.needs_states else []
     facts = compared.select(

@@ -17,7 +17,10 @@ EVALUATION_COLUMNS: Final = [name for name in EVALUATIONS if name != "response_i
 """Columns asked of the read `evaluations`."""
 
 FEEDBACK_QUERY: Final = f"""
-    SELECT time_ns, attributes FROM logs
+    SELECT time_ns, attributes, coalesce((
+        SELECT bool_or(e.untrusted) FROM evaluations e WHERE e.time_ns = logs.time_ns AND e.span_id IS NULL
+    ), false) AS untrusted
+    FROM logs
     WHERE event_name = '{keys.EVALUATION_EVENT}' AND span_id IS NULL
         AND contains(attributes, '"{keys.GEN_AI_RESPONSE_ID}"')"""
 """Evaluations that came as log records with a response id and without a span: the view does not tell the response."""
@@ -27,6 +30,7 @@ _FEEDBACK: Final[Schema] = {
     "score": pl.Float64,
     "source": pl.String,
     "time_ns": pl.Int64,
+    "untrusted": pl.Boolean,
     "response_id": pl.String,
 }
 _SAME: Final = ["name", "score", "time_ns"]
@@ -51,6 +55,7 @@ def collect_feedback(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
             number(keys.EVALUATION_SCORE).alias("score"),
             text(keys.EVALUATION_SOURCE).fill_null("agent").alias("source"),
             pl.col("time_ns").cast(pl.Int64),
+            pl.col("untrusted").cast(pl.Boolean),
             text(keys.GEN_AI_RESPONSE_ID).alias("response_id"),
             text(keys.EVALUATION_ID).alias("id"),
         )
@@ -70,7 +75,7 @@ def with_feedback(evaluations: pl.DataFrame, feedback: pl.DataFrame, calls: pl.D
     answered = (
         calls.filter(pl.col("response_id").is_not_null() & pl.col("rollout_id").is_not_null())
         .sort("response_id", *ROLLOUT_KEY, "choice_index", "span_id")
-        .select(response_stem().alias("stem"), "trace_id", "span_id", "rollout_id")
+        .select(response_stem().alias("stem"), "trace_id", "span_id", "rollout_id", "attempt")
         .unique("stem", keep="first", maintain_order=True)
     )
     found = feedback.with_columns(response_stem().alias("stem")).join(answered, on="stem", how="inner")
@@ -78,4 +83,6 @@ def with_feedback(evaluations: pl.DataFrame, feedback: pl.DataFrame, calls: pl.D
     rest = evaluations.join(feedback.select(_SAME), on=_SAME, how="anti", nulls_equal=True)
     kept = evaluations.filter(pl.col("span_id").is_not_null())
     rest = pl.concat([rest.filter(pl.col("span_id").is_null()), kept])
+    nothing = {"of": pl.String, "on_span": pl.Boolean}
+    found = found.with_columns(pl.lit(None, dtype=kind).alias(name) for name, kind in nothing.items())
     return pl.concat([rest, found.select(*EVALUATIONS)])

@@ -64,8 +64,12 @@ CALLS: Final[Schema] = {
     "multimodal": pl.Boolean,
     "no_boundary": pl.Boolean,
     "state_key": pl.String,
+    "redacted": pl.Boolean,
+    "untrusted": pl.Boolean,
+    "tokens_source": pl.String,
 }
-"""One row per call span of the policy server, without its tokens. `store` numbers the `--store` it was read from."""
+"""One row per call with tokens, without these. `store` numbers the `--store` it was read from; `tokens_source` is `engine` for
+call spans of the policy server, `response` for what a client's instrumentation kept of a response (clients.py)."""
 
 SPANS: Final[Schema] = {
     "store": pl.UInt8,
@@ -81,6 +85,10 @@ SPANS: Final[Schema] = {
     "model": pl.String,
     "response_id": pl.String,
     "is_client_call": pl.Boolean,
+    "is_bare_call": pl.Boolean,
+    "redacted": pl.Boolean,
+    "has_answer": pl.Boolean,
+    "system_hash": pl.String,
     "is_agent": pl.Boolean,
     "is_tool": pl.Boolean,
     "tool_signature": pl.UInt64,
@@ -89,23 +97,27 @@ SPANS: Final[Schema] = {
     "boundary": pl.String,
     "stated_calls": pl.Int32,
     "judge": pl.String,
-    "evaluation_events": pl.String,
 }
-"""Every span but the policy server's calls, narrowed. `status` makes it a rollout's own span; `is_client_call` means that a
-client's instrumentation describes a model call; `tool_signature` is a hash of a tool step's name and input; `evaluation_events`
-is the events' JSON where one is an evaluation."""
+"""Every span but the calls with tokens, narrowed. `status` makes it a rollout's own span; `is_client_call` means that a client's
+instrumentation describes a model call, and `has_answer` that it holds the raw response with token ids; `is_bare_call` is a
+call of the policy server without token ids; `system_hash` tells system prompts apart, `tool_signature` tools and their input."""
 
 EVALUATIONS: Final[Schema] = {
     "trace_id": pl.String,
     "span_id": pl.String,
     "rollout_id": pl.String,
+    "attempt": pl.Int32,
+    "of": pl.String,
+    "on_span": pl.Boolean,
+    "untrusted": pl.Boolean,
     "name": pl.String,
     "score": pl.Float64,
     "source": pl.String,
     "time_ns": pl.Int64,
     "response_id": pl.String,
 }
-"""One row per evaluation. `response_id` is set on late feedback that named its call by the response alone."""
+"""One row per evaluation. `of` is what it says it judges, `on_span` means that it is a span event; `response_id` is set on
+late feedback that named its call by the response alone."""
 
 PAYLOAD: Final[Schema] = {
     "trace_id": pl.String,

@@ -17,7 +17,10 @@ from .trainability import GROUP_REASONS
 
 __all__ = ["Accounts", "check_outcome", "ledger_lines", "lines_to_write", "take_accounts"]
 
-_EXPECTED: Final = {"internal", "validation", "late_after_consumed", "superseded_by_retry", *GROUP_REASONS}
+_EXPECTED: Final = {
+    *("internal", "not_selected", "validation", "late_after_consumed", "superseded_by_retry"),
+    *GROUP_REASONS,
+}
 """Reasons that say nothing against the agent or the setup, and so do not lower the coverage."""
 
 

@@ -24,11 +24,20 @@ def chunks_of_rollouts(calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 
 def read_payload(
-    source: Source, calls: pl.DataFrame, whole: Selection | None = None, columns: Sequence[str] = tuple(PAYLOAD)
+    source: Source,
+    calls: pl.DataFrame,
+    whole: Selection | None = None,
+    columns: Sequence[str] = tuple(PAYLOAD),
+    answers: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
-    """PAYLOAD (its `columns`) of at least `calls` (with `store`); by `whole` where they are all of that selection."""
+    """PAYLOAD (its `columns`) of at least `calls` (with `store`); by `whole` where they are all of that selection.
+
+    `answers` is PAYLOAD of the calls that only clients recorded.
+    """
     schema = {name: PAYLOAD[name] for name in columns}
     frames = [empty(schema)]
+    if answers is not None and answers.height:
+        frames.append(answers.join(calls.select(SPAN_KEY), on=SPAN_KEY, how="semi").select(*schema))
     parts = calls.partition_by("store", as_dict=True)
     for (store,), part in parts.items():
         selection = whole or Selection(rollout_ids=part["rollout_id"].unique().sort().to_list())

@@ -1,7 +1,7 @@
 """The rewards of surveyed rollouts: from stored evaluations and the trace's own signals, or from the user's function."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -17,7 +17,7 @@ from .rewards import Rewards, bind_rewards
 from .source import Source
 from .stored import reward_by_function
 from .survey import Survey
-from .trainability import rollout_reason
+from .trainability import early_reason, rollout_reason
 
 __all__ = ["Rewarded", "reward_rollouts"]
 
@@ -55,8 +55,13 @@ def reward_rollouts(source: Source, survey: Survey, settings: DatasetSettings) -
         survey.rollouts,
         [reward.name for reward in names],
     )
-    together = Rewards(pl.concat([bound.edges, signals]), bound.unmatched, bound.in_vain)
-    rollouts = survey.rollouts.with_columns(pl.lit(False).alias("reward_failed"))
+    together = replace(bound, edges=pl.concat([bound.edges, signals]))
+    rollouts = survey.rollouts.join(
+        bound.untrusted.with_columns(pl.lit(True).alias("reward_untrusted")),
+        on=ROLLOUT_KEY,
+        how="left",
+        maintain_order="left",
+    ).with_columns(pl.lit(False).alias("reward_failed"), pl.col("reward_untrusted").fill_null(False))
     for reward in rewards:
         own = together.of_rollouts(reward.name).rename({"rollout_reward": rollout_column(reward.name)})
         rollouts = rollouts.join(own, on=ROLLOUT_KEY, how="left", maintain_order="left")
@@ -75,8 +80,7 @@ def _by_function(
     source: Source, survey: Survey, settings: DatasetSettings, rewards: Sequence[RewardName], signals: pl.DataFrame
 ) -> Rewarded:
     names = [reward.name for reward in rewards if reward.name != AIR]
-    assumed = survey.rollouts.with_columns(pl.lit(0.0).alias("reward"), pl.lit(False).alias("reward_failed"))
-    eligible = survey.rollouts.filter(assumed.select(rollout_reason().alias("reason")).to_series().is_null())
+    eligible = survey.rollouts.filter(early_reason().is_null())
     assert settings.reward is not None
     said = reward_by_function(load_function(settings.reward), names, source, survey, eligible)
     rollouts = survey.rollouts.join(
@@ -84,10 +88,10 @@ def _by_function(
         on=ROLLOUT_KEY,
         how="left",
         maintain_order="left",
-    ).with_columns(pl.col("reward_failed").fill_null(False))
+    ).with_columns(pl.col("reward_failed").fill_null(False), pl.lit(False).alias("reward_untrusted"))
     if len(names) < len(rewards):
         rollouts = rollouts.with_columns(pl.lit(None, dtype=pl.Float64).alias(rollout_column(AIR)))
-    of_calls = _of_calls(Rewards(signals, 0, 0), rewards)
+    of_calls = _of_calls(Rewards(signals, 0, 0, survey.rollouts.clear()), rewards)
     kept = tuple(rewards)
     named = [reward for reward in kept if reward.name != AIR]
     return Rewarded(

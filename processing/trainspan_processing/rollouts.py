@@ -134,7 +134,8 @@ def _call_counts(calls: pl.DataFrame) -> pl.DataFrame:
 
 def _open_client_calls(calls: pl.DataFrame, spans: pl.DataFrame, covered: pl.DataFrame) -> pl.DataFrame:
     """Successful client calls to the policy that have no call of the server, with and without a response id."""
-    served = pl.concat([calls["policy_name"], calls["request_model"]]).drop_nulls().unique()
+    ours = calls.filter(pl.col("tokens_source") == "engine")
+    served = pl.concat([ours["policy_name"], ours["request_model"]]).drop_nulls().unique()
     return (
         spans.filter(
             pl.col("is_client_call") & ~pl.col("failed").fill_null(False) & pl.col("model").is_in(served.implode())

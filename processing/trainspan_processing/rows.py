@@ -54,15 +54,21 @@ class RowCounts:
 
 
 def make_rows(
-    source: Source, calls: pl.DataFrame, limits: Limits, counts: RowCounts, whole: Selection
+    source: Source,
+    calls: pl.DataFrame,
+    limits: Limits,
+    counts: RowCounts,
+    whole: Selection,
+    answers: pl.DataFrame | None = None,
 ) -> Iterator[pl.DataFrame]:
     """Frames of rows with COLUMNS, from `calls` that are sound as far as it shows without tokens.
 
-    `calls` are CALLS with turn, group_id, reward, return, advantage and `drop`; `whole` is the selection they are from.
+    `calls` are CALLS with turn, group_id, reward, return, advantage and `drop`; `whole` is the selection they are from;
+    `answers` is PAYLOAD of those that only clients recorded.
     """
     for chunk in chunks_of_rollouts(calls.sort(*ROW_ORDER, "position", nulls_last=False)):
         selection = whole if chunk.height == calls.height else None
-        yield rows_of(chunk, read_payload(source, chunk, selection), limits, counts)
+        yield rows_of(chunk, read_payload(source, chunk, selection, answers=answers), limits, counts)
 
 
 def rows_of(calls: pl.DataFrame, payload: pl.DataFrame, limits: Limits, counts: RowCounts) -> pl.DataFrame:
@@ -75,7 +81,7 @@ def rows_of(calls: pl.DataFrame, payload: pl.DataFrame, limits: Limits, counts: 
     counts.outcomes.append(judged.select(*SPAN_KEY, "reason"))
     kept = _with_lineage(judged.filter(pl.col("reason").is_null()))
     _count(kept, counts)
-    return kept.with_columns(pl.lit("engine").alias("tokens_source")).select(*COLUMNS)
+    return kept.select(*COLUMNS)
 
 
 def _with_lineage(calls: pl.DataFrame) -> pl.DataFrame:

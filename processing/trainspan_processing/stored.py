@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,15 @@ from .payload import chunks_of_rollouts, read_payload
 from .source import Selection, Source
 from .survey import Survey
 
-__all__ = ["FunctionRewards", "RewardFunction", "StoredCall", "StoredEvaluation", "StoredRollout", "reward_by_function"]
+__all__ = [
+    "FunctionRewards",
+    "RewardFunction",
+    "StoredCall",
+    "StoredEvaluation",
+    "StoredRollout",
+    "reward_by_function",
+    "stored_rollouts",
+]
 
 log = logging.getLogger(__name__)
 
@@ -84,22 +92,29 @@ def reward_by_function(
 
     A function that raises, or returns a number that is not finite, gives no reward: the rollout gets status `judge_error`.
     """
-    calls = survey.calls.join(rollouts.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
-    facts = {(row["rollout_id"], row["attempt"]): row for row in rollouts.iter_rows(named=True)}
-    evaluations = _evaluations(survey)
     results: list[tuple[Any, ...]] = []
     first_error: str | None = None
-    for chunk in chunks_of_rollouts(calls):
-        for key, stored in _stored_rollouts(source, survey, chunk, facts, evaluations):
-            try:
-                results.append((*key, *_as_rewards(function(stored), names), False))
-            except Exception as error:  # noqa: BLE001 - a user's function; the rollout is named and counted
-                first_error = first_error or f"{type(error).__name__}: {error}"
-                log.warning("event=reward_failed rollout_id=%s error=%r", stored.rollout_id, error)
-                results.append((*key, *(None for _ in names), True))
+    for key, stored in stored_rollouts(source, survey, rollouts):
+        try:
+            results.append((*key, *_as_rewards(function(stored), names), False))
+        except Exception as error:  # noqa: BLE001 - a user's function; the rollout is named and counted
+            first_error = first_error or f"{type(error).__name__}: {error}"
+            log.warning("event=reward_failed rollout_id=%s error=%r", stored.rollout_id, error)
+            results.append((*key, *(None for _ in names), True))
     values = dict.fromkeys(names, pl.Float64)
     schema: Schema = {"rollout_id": pl.String, "attempt": pl.Int32, **values, "reward_failed": pl.Boolean}
     return FunctionRewards(pl.DataFrame(results, schema=schema, orient="row"), first_error)
+
+
+def stored_rollouts(
+    source: Source, survey: Survey, rollouts: pl.DataFrame
+) -> "Iterator[tuple[tuple[str, int], StoredRollout]]":
+    """((rollout_id, attempt), the stored rollout) of each of `rollouts` that made calls, some at a time in memory."""
+    calls = survey.calls.join(rollouts.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
+    facts = {(row["rollout_id"], row["attempt"]): row for row in rollouts.iter_rows(named=True)}
+    evaluations = _evaluations(survey)
+    for chunk in chunks_of_rollouts(calls):
+        yield from _stored_rollouts(source, survey, chunk, facts, evaluations)
 
 
 def _as_rewards(result: Any, names: Sequence[str]) -> list[float | None]:
@@ -127,15 +142,15 @@ def _stored_rollouts(
     facts: dict[tuple[str, int], dict[str, Any]],
     evaluations: dict[str, list[StoredEvaluation]],
 ) -> "list[tuple[tuple[str, int], StoredRollout]]":
-    payload = read_payload(source, calls)
+    payload = read_payload(source, calls, answers=survey.answers)
     attributes = _attributes(source, calls)
-    twins = {
-        row[:2]: row[2:] for row in survey.twins.calls.select(*SPAN_KEY, "twin_trace_id", "twin_span_id").iter_rows()
-    }
+    clients = _clients(survey)
     by_rollout: dict[tuple[str, int], list[StoredCall]] = {}
     for row in calls.join(payload, on=SPAN_KEY, how="left", maintain_order="left").iter_rows(named=True):
         span = (row["trace_id"], row["span_id"])
-        inputs, outputs = messages_of(attributes.get(twins.get(span, span), {}))
+        told = [messages_of(attributes.get(client, {})) for client in (*clients.get(span, ()), span)]
+        # Two instrumentations may have recorded one call: the one that says more is heard.
+        inputs, outputs = max(told, key=lambda pair: (bool(pair[1]), bool(pair[0]), len(pair[0])))
         by_rollout.setdefault((row["rollout_id"], row["attempt"]), []).append(
             StoredCall(
                 index=row["call_index"],
@@ -146,7 +161,7 @@ def _stored_rollouts(
                 finish_reason=row["finish_reason"],
                 attributes=attributes.get(span, {}),
                 messages=inputs,
-                text=str(outputs[-1].get("content") or "") if outputs else None,
+                text=_text_of(outputs, row["choice_index"]),
             )
         )
     return [
@@ -162,6 +177,23 @@ def _stored_rollouts(
         )
         for key, made in by_rollout.items()
     ]
+
+
+def _clients(survey: Survey) -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """Call → the client spans that tell of it, its twin first."""
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    twins = survey.twins.calls.drop_nulls("twin_span_id").select(*SPAN_KEY, "twin_trace_id", "twin_span_id")
+    links = survey.twins.links.select("call_trace_id", "call_span_id", *SPAN_KEY)
+    for row in (*twins.iter_rows(), *links.iter_rows()):
+        found.setdefault(row[:2], []).append(row[2:])
+    return found
+
+
+def _text_of(outputs: list[Message], choice: int) -> str | None:
+    """The text of that choice; None where no instrumentation recorded an answer."""
+    if not outputs:
+        return None
+    return str(outputs[min(choice, len(outputs) - 1)].get("content") or "")
 
 
 def _attributes(source: Source, calls: pl.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:

@@ -7,7 +7,8 @@ from typing import Final
 
 import polars as pl
 
-from .calls import CALL_COLUMNS, narrow_calls, ordered_calls
+from .calls import CALL_COLUMNS, narrow_calls, ordered_calls, with_defaults
+from .clients import find_others, read_answers
 from .evaluations import (
     EVALUATION_COLUMNS,
     FEEDBACK_QUERY,
@@ -15,7 +16,7 @@ from .evaluations import (
     collect_feedback,
     with_feedback,
 )
-from .frames import ROLLOUT_KEY, SPAN_KEY
+from .frames import PAYLOAD, ROLLOUT_KEY, SPAN_KEY, empty
 from .ledger import Ledger
 from .rollouts import rollout_table
 from .source import Selection, Source
@@ -24,13 +25,14 @@ from .twins import Twins, find_twins
 
 __all__ = ["Clock", "Survey", "late_calls", "survey_when_settled", "unused"]
 
+_ALL_SELECTED: Final = pl.lit(True).alias("selected")
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
 
 _CALLS_OF_NO_ROLLOUT: Final = """
     SELECT c.trace_id, c.span_id, s.parent_span_id, c.rollout_id, c.attempt, c.task_id, c.run_id, c.round, c.split, c.agent,
            c.call_index, c.policy_name, c.policy_version, c.finish_reason, c.delivered, c.start_ns, c.end_ns,
-           s.dropped_attributes, s.attributes
+           s.dropped_attributes, s.attributes, c.untrusted
     FROM calls c JOIN spans s USING (trace_id, span_id) WHERE c.rollout_id IS NULL"""
 
 
@@ -49,14 +51,18 @@ class Survey:
     """What is known without the tokens."""
 
     calls: pl.DataFrame
-    """CALLS, ordered, with `position`, `turn`, and `agent` resolved."""
+    """CALLS, ordered, with `position`, `turn` and `selected` (all of them, before selecting.py), and `agent` resolved."""
     spans: pl.DataFrame
     """SPANS."""
     evaluations: pl.DataFrame
     """EVALUATIONS."""
     twins: Twins
     rollouts: pl.DataFrame
-    """The rollout table (rollouts.py)."""
+    """The rollout table (rollouts.py) with `selected`."""
+    others: pl.DataFrame
+    """OTHERS: the calls without tokens."""
+    answers: pl.DataFrame
+    """PAYLOAD of the calls whose tokens came with a client's span."""
 
 
 def unused(source: Source, selection: Selection, ledger: Ledger) -> tuple[Selection, pl.DataFrame]:
@@ -123,32 +129,58 @@ def survey_when_settled(
 
 
 def _survey(source: Source, selection: Selection, ledger: Ledger, now_ns: int, settle_s: float) -> Survey:
-    spans = narrow_spans(source.read("spans", selection, SPAN_COLUMNS))
+    spans = narrow_spans(source.read("spans", selection, SPAN_COLUMNS, without_calls=True))
     evaluations = collect_evaluations(source.read("evaluations", selection, EVALUATION_COLUMNS))
     feedback = collect_feedback(source.query(FEEDBACK_QUERY))
     batches = source.read("calls", selection, CALL_COLUMNS)
     if selection.rollout_ids is not None and selection.run_id is None and selection.round is None:
         batches = chain(batches, source.query(_CALLS_OF_NO_ROLLOUT))
-    calls = ordered_calls(narrow_calls(batches))
+    calls = narrow_calls(batches)
+    twins = find_twins(calls, spans)
+    others, members = find_others(spans, twins.links.select(SPAN_KEY))
+    covered, answers = twins.links.select(SPAN_KEY), empty(PAYLOAD)
+    if others.height:
+        served = pl.concat([calls["policy_name"], calls["request_model"]]).drop_nulls().unique().implode()
+        answered, answers = read_answers(source, others)
+        calls = pl.concat([calls, with_defaults(answered)])
+        clients = answered.select("trace_id", pl.col("parent_span_id").alias("span_id"))
+        # A call that the policy server recorded without tokens has come; of another one the server's word may still come.
+        come = pl.concat([clients, others.filter("is_bare_call").select(SPAN_KEY)])
+        of_come = members.join(come, left_on=["call_trace_id", "call_span_id"], right_on=SPAN_KEY, how="semi")
+        covered = pl.concat([covered, of_come.select(SPAN_KEY)])
+        others = others.filter(pl.col("is_bare_call") | ~pl.col("model").is_in(served).fill_null(False))
+        others = others.join(clients, on=SPAN_KEY, how="anti", maintain_order="left")
+    calls = ordered_calls(calls)
     used = ledger.used.select(*ROLLOUT_KEY)
     calls = calls.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left")
+    others = others.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left")
     twins = find_twins(calls, spans)
-    rollouts = rollout_table(calls, spans, twins.links, now_ns=now_ns, settle_s=settle_s)
-    rollouts = rollouts.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left")
+    rollouts = rollout_table(calls, spans, covered, now_ns=now_ns, settle_s=settle_s)
+    rollouts = rollouts.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left").with_columns(_ALL_SELECTED)
     evaluations = with_feedback(evaluations, feedback, calls)
-    return Survey(_with_agents(calls, twins, rollouts), spans, evaluations, twins, rollouts)
+    return Survey(_with_agents(calls, twins, spans, rollouts), spans, evaluations, twins, rollouts, others, answers)
 
 
-def _with_agents(calls: pl.DataFrame, twins: Twins, rollouts: pl.DataFrame) -> pl.DataFrame:
-    """The agent of each call: its own word, the nearest ancestor that names one, the service of the rollout's span.
+def _with_agents(calls: pl.DataFrame, twins: Twins, spans: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
+    """The agent of each call: its own word, the nearest ancestor that names one, a hash of its system prompt where a client
+    recorded that, the service of the rollout's span.
 
     `turn` counts the calls of one agent within a rollout from 0; the choices of one response share it.
     """
     first_choice = (pl.col("choice_index") == 0) | pl.col("response_id").is_null()
+    prompts = spans.drop_nulls("system_hash").select(
+        pl.col("trace_id").alias("twin_trace_id"), pl.col("span_id").alias("twin_span_id"), "system_hash"
+    )
+    said = twins.calls.join(prompts, on=["twin_trace_id", "twin_span_id"], how="left", maintain_order="left")
     return (
-        calls.join(twins.calls.select(*SPAN_KEY, "ancestor_agent"), on=SPAN_KEY, how="left", maintain_order="left")
+        calls.join(
+            said.select(*SPAN_KEY, "ancestor_agent", "system_hash"), on=SPAN_KEY, how="left", maintain_order="left"
+        )
         .join(rollouts.select(*ROLLOUT_KEY, "service_name"), on=ROLLOUT_KEY, how="left", maintain_order="left")
-        .with_columns(pl.coalesce("agent", "ancestor_agent", "service_name").alias("agent"))
-        .drop("ancestor_agent", "service_name")
+        .with_columns(
+            pl.coalesce("agent", "ancestor_agent", pl.format("prompt:{}", "system_hash"), "service_name").alias("agent")
+        )
+        .drop("ancestor_agent", "system_hash", "service_name")
+        .with_columns(_ALL_SELECTED)
         .with_columns((first_choice.cast(pl.Int32).cum_sum().over(*ROLLOUT_KEY, "agent") - 1).clip(0).alias("turn"))
     )

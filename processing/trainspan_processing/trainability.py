@@ -1,8 +1,10 @@
 """Why a call is not trained: exactly one reason per dropped call, the first of this order that applies.
 
-1. `internal`, `no_boundary`: the call is no agent's, or nothing says which rollout it belongs to
-2. `validation`, `superseded_by_retry`, `unfinished`, the rollout's status where it is not ok, `no_reward`
-3. `incomplete`, `not_delivered`, `attributes_dropped`, `multimodal`, `constrained`, `greedy`, `sampling_truncated`
+1. `internal`, `no_boundary`, `not_selected`, `untrusted`: the call is no agent's, nothing says which rollout it belongs to, it
+   is none of the agents and policies asked for, or it came with an agent's token instead of the policy server's
+2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status where it is not ok, `judge_error`,
+   `untrusted` (its only rewards are), `no_reward`
+3. `redacted`, `incomplete`, `not_delivered`, `attributes_dropped`, `multimodal`, `constrained`, `greedy`, `sampling_truncated`
 4. `no_token_ids`, `no_logprobs`, `mixed_versions`, `stale`, `too_long`
 5. `singleton_group`, `zero_spread_group`: the call is sound, but its rollout has nothing to be compared with
 `late_after_consumed` is counted by the ledger: such calls belong to rollouts that an earlier dataset used.
@@ -13,7 +15,7 @@ from typing import Final
 
 import polars as pl
 
-__all__ = ["GROUP_REASONS", "call_reason", "rollout_reason", "token_reason"]
+__all__ = ["GROUP_REASONS", "call_reason", "early_reason", "rollout_reason", "token_reason"]
 
 GROUP_REASONS: Final = ("singleton_group", "zero_spread_group")
 
@@ -26,20 +28,30 @@ def _first(rules: list[tuple[str, pl.Expr]]) -> pl.Expr:
     return pl.coalesce([pl.when(condition.fill_null(False)).then(pl.lit(name)) for name, condition in rules])
 
 
-def rollout_reason() -> pl.Expr:
-    """Reason of a rollout (the rollout table with `reward` and `reward_failed`), NULL where its calls may be trained."""
+def early_reason() -> pl.Expr:
+    """Reason of a rollout (the rollout table with `selected`) that has nothing to do with its reward."""
     status = pl.when(pl.col("status") != "ok").then(pl.col("status"))
     early = [
+        ("not_selected", ~pl.col("selected")),
         ("validation", pl.col("split") == "val"),
         ("superseded_by_retry", pl.col("superseded")),
         ("unfinished", ~pl.col("complete")),
     ]
-    late = [("judge_error", pl.col("reward_failed")), ("no_reward", pl.col("reward").is_null())]
-    return pl.coalesce(_first(early), status, _first(late))
+    return pl.coalesce(_first(early), status)
+
+
+def rollout_reason() -> pl.Expr:
+    """Reason of a rollout (the table with `reward`, `reward_failed`, `reward_untrusted`), NULL where it may be trained."""
+    late = [
+        ("judge_error", pl.col("reward_failed")),
+        ("untrusted", pl.col("reward").is_null() & pl.col("reward_untrusted")),
+        ("no_reward", pl.col("reward").is_null()),
+    ]
+    return pl.coalesce(early_reason(), _first(late))
 
 
 def call_reason() -> pl.Expr:
-    """Reason of a call (CALLS with `rollout_reason`), as far as it shows without the tokens."""
+    """Reason of a call (CALLS with `rollout_reason` and `selected`), as far as it shows without the tokens."""
     temperature = pl.col("temperature")
     truncated = (
         (pl.col("top_p") < 1)
@@ -52,8 +64,11 @@ def call_reason() -> pl.Expr:
     whose = [
         ("internal", pl.col("internal")),
         ("no_boundary", pl.col("rollout_id").is_null() | pl.col("no_boundary")),
+        ("not_selected", ~pl.col("selected")),
+        ("untrusted", pl.col("untrusted")),
     ]
     how = [
+        ("redacted", pl.col("redacted")),
         ("incomplete", pl.col("finish_reason").is_in(_CUT_OFF) | pl.col("finish_reason").is_null()),
         ("not_delivered", ~pl.col("delivered")),
         ("attributes_dropped", pl.col("dropped_attributes") > 0),

@@ -37,11 +37,16 @@ def response_stem() -> pl.Expr:
 def find_twins(calls: pl.DataFrame, spans: pl.DataFrame) -> Twins:
     """Links CALLS with SPANS by ancestry, then by response id."""
     spans = spans.join(calls.select(SPAN_KEY), on=SPAN_KEY, how="anti")
-    ancestors = _telling_ancestors(calls, spans)
+    numbered = calls.with_row_index("row")
+    above = numbered.select("row", "trace_id", pl.col("parent_span_id").alias("span_id"))
+    ancestors = _telling_ancestors(above, spans)
     client_calls = ancestors.filter("is_client_call")
     by_ancestry = client_calls.group_by("row").agg(pl.all().sort_by("depth").last())
-    rest = calls.with_row_index("row").join(by_ancestry, on="row", how="anti")
-    by_response = _by_response_id(rest, spans)
+    by_response = _by_response_id(numbered.join(by_ancestry, on="row", how="anti"), spans)
+    elsewhere = by_response.select(
+        "row", pl.col("twin_trace_id").alias("trace_id"), pl.col("twin_span_id").alias("span_id")
+    )
+    ancestors = pl.concat([ancestors, _telling_ancestors(elsewhere, spans)])
     twin_columns = ["row", "twin_trace_id", "twin_span_id", "twin_parent_id", "twin_end_ns"]
     twins = pl.concat([by_ancestry.select(twin_columns), by_response.select(twin_columns)])
     agents = (
@@ -57,11 +62,13 @@ def find_twins(calls: pl.DataFrame, spans: pl.DataFrame) -> Twins:
         .filter(pl.col("twin_span_id").is_not_null() | pl.col("ancestor_agent").is_not_null())
         .drop("row")
     )
-    pairs = pl.concat([frame.select("row", "twin_trace_id", "twin_span_id") for frame in (client_calls, by_response)])
+    twin_key = ["row", "twin_trace_id", "twin_span_id"]
+    same_response = _same_response(numbered, spans).select(twin_key)
+    pairs = pl.concat([client_calls.select(twin_key), by_response.select(twin_key), same_response])
     links = (
         pairs.sort("row")
         .unique(["twin_trace_id", "twin_span_id"], keep="first", maintain_order=True)
-        .join(calls.with_row_index("row").select("row", *SPAN_KEY), on="row")
+        .join(numbered.select("row", *SPAN_KEY), on="row")
         .select(
             pl.col("twin_trace_id").alias("trace_id"),
             pl.col("twin_span_id").alias("span_id"),
@@ -72,8 +79,11 @@ def find_twins(calls: pl.DataFrame, spans: pl.DataFrame) -> Twins:
     return Twins(linked, links)
 
 
-def _telling_ancestors(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """One row per call (numbered `row`) and ancestor that is a client call or names its agent; `depth` from 0."""
+def _telling_ancestors(starts: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """One row per start (row, trace_id, span_id) and span at or above it that is a client call or names its agent.
+
+    `depth` counts from 0 at the start.
+    """
     lookup = spans.select(
         "trace_id",
         "span_id",
@@ -82,7 +92,7 @@ def _telling_ancestors(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame
         pl.when(pl.col("is_agent") | pl.col("is_client_call")).then(pl.col("agent")).alias("agent"),
         "end_ns",
     )
-    frontier = calls.with_row_index("row").select("row", "trace_id", pl.col("parent_span_id").alias("span_id"))
+    frontier = starts
     found = []
     for depth in range(_MAX_DEPTH):
         level = frontier.join(lookup, on=SPAN_KEY, how="inner")
@@ -101,6 +111,17 @@ def _telling_ancestors(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame
             "end_ns": "twin_end_ns",
         }
     )
+
+
+def _same_response(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Every client call span that names the response of a call (numbered `row`), also where another one is its twin."""
+    stems = calls.drop_nulls("response_id").select("row", response_stem().alias("stem")).unique("stem", keep="first")
+    named = spans.filter(pl.col("is_client_call") & pl.col("response_id").is_not_null()).select(
+        response_stem().alias("stem"),
+        pl.col("trace_id").alias("twin_trace_id"),
+        pl.col("span_id").alias("twin_span_id"),
+    )
+    return stems.join(named, on="stem", how="inner")
 
 
 def _by_response_id(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:

@@ -42,7 +42,8 @@ COLUMNS: Final[dict[str, str]] = {
 the prompt's other tokens, `prompt_ids[prefix_len:]`, were added by the environment.
 `turn` counts the calls of one agent within a rollout from 0.
 `reward` is the call's own step reward (NULL if none), `return` what the credit rule gave it, `advantage` the final number.
-`tokens_source` is "engine" for ids recorded at the engine.
+`tokens_source` is "engine" for ids recorded at the engine, "response" for those that a client's instrumentation kept of the
+engine's response (the span id is then CLIENT_SPAN:CHOICE).
 """
 
 

@@ -3,11 +3,13 @@
 import json
 from typing import Any
 
+import polars as pl
 import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import TestRollout, chain
 from trainspan_processing.advice import ADVICE
+from trainspan_processing.trainability import rollout_reason
 from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.status import DROP_REASONS
 
@@ -164,3 +166,42 @@ def test_the_manifest_is_strict_json(bench: Bench) -> None:
     bench.send(*(chain(bench.rollout(name), 1).reward(reward) for name, reward in (("a", 1.0), ("b", 0.0))))
     text = (bench.build(round_=0).path / "manifest.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail)["calls_seen"] == 2
+
+
+def test_what_came_with_an_agents_token_where_others_are_demanded_is_untrusted() -> None:
+    """Through the frames: a collector that demands tokens is tested where it is started."""
+    rollouts = pl.DataFrame(
+        {
+            "status": ["ok"] * 3,
+            "split": ["train"] * 3,
+            "selected": [True] * 3,
+            "superseded": [False] * 3,
+            "complete": [True] * 3,
+            "reward_failed": [False] * 3,
+            "reward_untrusted": [True, True, False],
+            "reward": [None, 1.0, None],
+        }
+    )
+    assert rollouts.select(rollout_reason()).to_series().to_list() == ["untrusted", None, "no_reward"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"agents": "planner"}, [0]),
+        ({"agents": "planner, coder"}, [0, 1]),
+        ({"policies": "other"}, [2]),
+        ({"policies": "policy"}, [0, 1]),
+    ],
+)
+def test_only_the_agents_and_policies_asked_for_are_trained(
+    bench: Bench, settings: dict[str, str], kept: list[int]
+) -> None:
+    rollout = bench.rollout("a")
+    for index, (agent, policy) in enumerate([("planner", "policy"), ("coder", "policy"), ("critic", "other")]):
+        rollout.call(index, [1, index], [2], agent=agent, trainspan__policy__name=policy)
+    bench.send(rollout.reward(1.0))
+    built = bench.build(round_=0, baseline="none", **settings)
+    assert rows(built)["call_index"].to_list() == kept
+    assert built.manifest["dropped"] == {"not_selected": 3 - len(kept)}
+    assert built.manifest["coverage"] == 1.0
