@@ -14,7 +14,7 @@ from trainspan_schemas.settings import TrainSettings
 from .batches import PASSES_PER_BUDGET, Limits, MicroBatch, WeightedRow, padded
 from .tree import TreeCost, shared, unique_tokens
 
-__all__ = ["Forwarding", "forwarding_of", "refusal"]
+__all__ = ["LOGITS", "Forwarding", "forwarding_of", "refusal"]
 
 _DENSE_TOKENS = 4096
 """Greatest tree behind a dense mask: its scores are a square of this edge for each head."""
@@ -22,8 +22,8 @@ _DENSE_PAIR = 4.0
 """A masked pair costs about so many times the floating-point operations that it takes, against the layers' products."""
 _WORTH = 0.9
 """A tree is chosen where it costs less than this share of the padded rows."""
-_LOGITS = 2**29
-"""Greatest number of logits (trained tokens times vocabulary) in one pass: 2 GiB in float32."""
+LOGITS = 2**28
+"""Greatest number of logits (trained tokens times vocabulary) in one pass: 1 GiB in float32, several times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def forwarding_of(settings: TrainSettings, config: Any, *, cuda: bool, processes
     layer = 4 * hidden**2 + 3 * hidden * inner
     return Forwarding(
         mode="padded" if reason else settings.forward,
-        limits=Limits(settings.micro_batch_tokens, max(1, _LOGITS // int(text.vocab_size))),
+        limits=Limits(settings.micro_batch_tokens, max(1, LOGITS // int(text.vocab_size))),
         pair=2 * hidden / layer,
         dense=not cuda,
         processes=processes,

@@ -7,7 +7,7 @@ import torch
 
 from trainspan_schemas.settings import TrainSettings
 
-from . import attention
+from . import attention, memory
 from .adapter import AdapterWeights, add_adapter
 from .checkpoints import Checkpoints
 from .forwarding import forwarding_of
@@ -39,7 +39,9 @@ class Learner:
         keep_going: bool,
     ) -> None:
         config = load_config(policy.model)
-        forwarding = forwarding_of(settings, config, cuda=torch.cuda.is_available(), processes=team.size)
+        cuda = torch.cuda.is_available()
+        memory.check(config, settings, memory.available(settings, cuda=cuda), cuda=cuda)
+        forwarding = forwarding_of(settings, config, cuda=cuda, processes=team.size)
         adapted = settings.adapter == "lora"
         model, tokenizer = load_model(policy.model, frozen=adapted), load_tokenizer(policy.model)
         attention.prepare(model, forwarding.mode, dense=forwarding.dense)
