@@ -1,5 +1,6 @@
 """Tasks in, agent executions out, verdicts as evaluations."""
 
-from trainspan_rollouts.run import Progress, RunResult, RunSettings, run_rollouts
+from trainspan_rollouts.records import Progress, RunResult, RunSettings
+from trainspan_rollouts.run import run_rollouts
 
 __all__ = ["Progress", "RunResult", "RunSettings", "run_rollouts"]

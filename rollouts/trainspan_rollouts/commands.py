@@ -31,6 +31,7 @@ TEMPORARY_FAILURE: Final = 75
 """Exit code `EX_TEMPFAIL` of sysexits.h: the agent itself asks for another attempt."""
 
 _INSTRUMENT: Final = "opentelemetry-instrument"
+_OTLP_HEADERS: Final = re.compile(r"OTEL_EXPORTER_OTLP_(\w+_)?HEADERS")
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
 
@@ -51,32 +52,41 @@ def instrumented(command: Sequence[str], environ: Mapping[str, str]) -> list[str
     return [found, program, *command[1:]]
 
 
-def agent_environment(environ: Mapping[str, str], policy_url: str, collector: str) -> dict[str, str]:
+def agent_environment(
+    environ: Mapping[str, str], policy_url: str, collector: str, otlp_headers: str | None = None
+) -> dict[str, str]:
     """The environment of every agent process, before what is of one rollout only.
 
+    The runner's own settings are not in it: they name tasks, judge and tokens. `otlp_headers` are the agent's, as in
+    OTEL_EXPORTER_OTLP_HEADERS, None: those of the runner's environment.
     Where no environment with `opentelemetry-instrument` is on PATH, this program's own comes first there: `python` is
     then the one that trainspan is installed for, as if its environment were activated.
     """
     inherited = {ENV_TRACEPARENT, ENV_TRACESTATE, ENV_BAGGAGE, ENV_TASK, ENV_REPORT, "TRAINSPAN_BOUNDARY"}
-    chosen = {name: value for name, value in environ.items() if name not in inherited}
+    chosen = {name: value for name, value in environ.items() if name not in inherited and not _is_runners_setting(name)}
     if shutil.which(_INSTRUMENT, path=chosen.get("PATH")) is None:
         chosen["PATH"] = os.pathsep.join(filter(None, (str(Path(sys.executable).parent), chosen.get("PATH"))))
     chosen["OPENAI_BASE_URL"] = chosen["TRAINSPAN_POLICY_URL"] = policy_url
     chosen["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector
     chosen.setdefault("OPENAI_API_KEY", "trainspan")
+    if otlp_headers is not None:
+        chosen = {name: value for name, value in chosen.items() if not _OTLP_HEADERS.fullmatch(name)}
+        chosen["OTEL_EXPORTER_OTLP_HEADERS"] = otlp_headers
     return chosen
+
+
+def _is_runners_setting(name: str) -> bool:
+    return name.startswith("TRAINSPAN_") and "__" in name
 
 
 class CommandExecutor:
     """Starts `command` for each rollout, with `{id}`, `{input}` and fields of an object input put into its arguments."""
 
-    def __init__(
-        self, command: Sequence[str], policy_url: str, collector: str, timeout_s: float, environ: Mapping[str, str]
-    ) -> None:
+    def __init__(self, command: Sequence[str], policy_url: str, timeout_s: float, environ: Mapping[str, str]) -> None:
         self._arguments = list(command)
         self._policy_url = policy_url
         self._timeout_s = timeout_s
-        self._environ = agent_environment(environ, policy_url, collector)
+        self._environ = environ
         self._reports = tempfile.TemporaryDirectory(prefix="trainspan-")
         self._command: list[str] = []
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from trainspan_rollouts.commands import GRACE_S, agent_environment, instrumented
+from trainspan_rollouts.commands import GRACE_S, instrumented
 from trainspan_rollouts.execution import Ended, Execution
 from trainspan_schemas.errors import ProcessError, UsageError
 from trainspan_schemas.status import RolloutStatus
@@ -39,15 +39,13 @@ class WorkerPool:
         self,
         target: str,
         workers: int,
-        policy_url: str,
-        collector: str,
         timeout_s: float,
         environ: Mapping[str, str],
     ) -> None:
         self._target = target
         self._count = workers
         self._timeout_s = timeout_s
-        self._environ = {**agent_environment(environ, policy_url, collector), "TRAINSPAN_BOUNDARY": "explicit"}
+        self._environ = {**environ, "TRAINSPAN_BOUNDARY": "explicit"}
         self._slots = [asyncio.Lock() for _ in range(workers)]
         self._workers: list[_Worker | None] = [None] * workers
         self._waiting = [0] * workers

@@ -3,86 +3,32 @@
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
-from trainspan_rollouts.commands import CommandExecutor
-from trainspan_rollouts.execution import Ended, Execution, Executor
+from trainspan_rollouts.execution import Ended, Execution
+from trainspan_rollouts.executors import choose_executor
 from trainspan_rollouts.judge import Judge, Result, score_of
-from trainspan_rollouts.pool import WorkerPool
+from trainspan_rollouts.ledger import RunLedger, ledger_file
+from trainspan_rollouts.records import Progress, RunResult, RunSettings
 from trainspan_rollouts.spans import RolloutSpans
-from trainspan_rollouts.tasks import Task, read_tasks
-from trainspan_schemas.errors import UsageError
-from trainspan_schemas.functions import is_function_name
-from trainspan_schemas.identity import Identity, Split
+from trainspan_rollouts.tasks import Task, count_tasks, read_tasks
+from trainspan_schemas.identity import Identity
 from trainspan_schemas.keys import REWARD
+from trainspan_schemas.roles import otlp_headers_of
 from trainspan_schemas.status import RolloutStatus
 
-__all__ = ["Progress", "RunResult", "RunSettings", "run_rollouts"]
+__all__ = ["run_rollouts"]
 
 RETRY_DELAY_S: Final = 0.5
 """Before the first further attempt; doubled for each one after it."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RunSettings:
-    """What to run, and how."""
-
-    tasks: Path
-    target: tuple[str, ...]
-    """One `module:function`, or a command and its arguments."""
-    run_id: str
-    n: int = 8
-    split: Split | None = None
-    """Label of the rollouts; tasks marked for the other split are left out. None: each task's own, else train."""
-    round: int = 0
-    concurrency: int = 16
-    workers: int = 1
-    timeout_s: float = 120.0
-    retries: int = 1
-    judge: str | None = None
-    policy_url: str = "http://127.0.0.1:8000/v1"
-    collector: str = "http://127.0.0.1:4317"
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run has come."""
-
-    done: int
-    failed: int
-    """Of those done, the ones whose status is not `ok`."""
-    total: int
-    mean_reward: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What a run came to."""
-
-    run_id: str
-    round: int
-    split: Split | None
-    total: int
-    status: dict[str, int]
-    """Final status → rollouts."""
-    mean_reward: float | None
-    """Over the rollouts that have a reward."""
-    rewarded: int
-    calls: int
-    """Model calls that succeeded, of all attempts, as far as the agents could tell."""
-    seconds: float
-    lost_spans: int
-    """Rollout spans that did not reach the collector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +70,16 @@ class _Run:
     def __init__(self, settings: RunSettings, on_progress: Callable[[Progress], None] | None) -> None:
         self._settings = settings
         self._on_progress = on_progress
-        self._total = settings.n * sum(1 for _ in read_tasks(settings.tasks, settings.split))
+        self._total = settings.n * count_tasks(settings.tasks, settings.split)
         self._judge = Judge(settings.judge, settings.timeout_s) if settings.judge else None
-        self._executor = _executor(settings)
-        self._spans = RolloutSpans(settings.collector)
+        self._executor = choose_executor(settings)
+        headers = otlp_headers_of(settings.token_file, "runner") if settings.token_file else None
+        file = ledger_file(settings.run_id, settings.round, settings.split)
+        self._ledger = RunLedger(file, settings.tasks, settings.target, resume=settings.resume)
+        self._spans = RolloutSpans(settings.collector, headers, self._ledger.delivered)
         self._status: Counter[str] = Counter()
-        self._rewards: list[float] = []
+        self._rewarded = self._resumed = 0
+        self._reward_sum = 0.0
         self._calls = 0
         self._complained: set[str] = set()
 
@@ -148,6 +98,7 @@ class _Run:
         finally:
             await asyncio.shield(self._executor.close())
             lost = await asyncio.to_thread(self._spans.close)
+            self._ledger.close()
         if lost:
             _log.warning(
                 "event=rollout_spans_lost spans=%d collector=%s; these rollouts cannot be trained on",
@@ -162,32 +113,44 @@ class _Run:
             self._total,
             dict(sorted(self._status.items())),
             self._mean_reward(),
-            len(self._rewards),
+            self._rewarded,
             self._calls,
             time.monotonic() - start_s,
             lost,
+            self._resumed,
         )
 
-    def _plan(self) -> Iterator[tuple[Task, Identity]]:
+    def _plan(self) -> Iterator[tuple[Task, int, Identity]]:
+        """What is to be done: task, number of the rollout among those of its task, identity."""
         settings = self._settings
         for task in read_tasks(settings.tasks, settings.split):
             split = settings.split or task.split or "train"
-            for _ in range(settings.n):
-                yield task, Identity(uuid.uuid4().hex, settings.run_id, task.id, 0, settings.round, split)
+            for number in range(settings.n):
+                if finished := self._ledger.finished(task.id, number):
+                    self._resumed += 1
+                    self._enter(finished.status, finished.reward)
+                    continue
+                begun = self._ledger.begun(task.id, number)
+                rollout_id, attempt = (begun.rollout_id, begun.attempt + 1) if begun else (uuid.uuid4().hex, 0)
+                yield task, number, Identity(rollout_id, settings.run_id, task.id, attempt, settings.round, split)
 
-    async def _work(self, plan: Iterator[tuple[Task, Identity]]) -> None:
-        for task, identity in plan:
-            verdict = await self._rollout(task, identity)
-            self._status[verdict.status] += 1
-            if verdict.reward is not None:
-                self._rewards.append(verdict.reward)
+    async def _work(self, plan: Iterator[tuple[Task, int, Identity]]) -> None:
+        for task, number, identity in plan:
+            verdict = await self._rollout(task, number, identity)
+            self._enter(verdict.status, verdict.reward)
             self._tell()
 
-    async def _rollout(self, task: Task, identity: Identity) -> _Verdict:
+    def _enter(self, status: RolloutStatus, reward: float | None) -> None:
+        self._status[status] += 1
+        if reward is not None:
+            self._rewarded += 1
+            self._reward_sum += reward
+
+    async def _rollout(self, task: Task, number: int, identity: Identity) -> _Verdict:
         """All attempts at one rollout; the last one's verdict."""
         failures = 0
         while True:
-            verdict, blameless = await self._attempt(task, identity)
+            verdict, blameless = await self._attempt(task, number, identity)
             if verdict.status != "infra_error":
                 return verdict
             if not blameless:
@@ -197,7 +160,8 @@ class _Run:
                 await asyncio.sleep(RETRY_DELAY_S * 2 ** (failures - 1))
             identity = replace(identity, attempt=identity.attempt + 1)
 
-    async def _attempt(self, task: Task, identity: Identity) -> tuple[_Verdict, bool]:
+    async def _attempt(self, task: Task, number: int, identity: Identity) -> tuple[_Verdict, bool]:
+        self._ledger.begin(identity, number)
         span = self._spans.begin(identity)
         judge = self._judge.name if self._judge else None
         try:
@@ -208,6 +172,7 @@ class _Run:
             raise
         calls = ended.report.calls if ended.report else None
         self._calls += calls or 0
+        self._ledger.end(identity, number, verdict.status, verdict.reward)
         span.end(
             verdict.status,
             calls=calls,
@@ -250,7 +215,7 @@ class _Run:
             self._on_progress(Progress(done, done - self._status["ok"], self._total, self._mean_reward()))
 
     def _mean_reward(self) -> float | None:
-        return sum(self._rewards) / len(self._rewards) if self._rewards else None
+        return self._reward_sum / self._rewarded if self._rewarded else None
 
     def _complain(self, verdict: _Verdict, identity: Identity) -> None:
         """Each sort of failure once as a warning, every one for those who look closer."""
@@ -268,25 +233,3 @@ class _Run:
             identity.attempt,
             verdict.error,
         )
-
-
-def _executor(settings: RunSettings) -> Executor:
-    for name in ("n", "concurrency", "workers"):
-        if getattr(settings, name) < 1:
-            raise UsageError(f"{name} = {getattr(settings, name)}: it must be at least 1")
-    if settings.timeout_s <= 0 or settings.retries < 0:
-        raise UsageError(
-            f"timeout_s = {settings.timeout_s:g}, retries = {settings.retries}: the timeout must be positive, retries not negative"
-        )
-    common = (settings.policy_url, settings.collector, settings.timeout_s, os.environ)
-    if is_function_target(settings.target):
-        workers = min(settings.workers, settings.concurrency)
-        return WorkerPool(settings.target[0], workers, *common)
-    return CommandExecutor(settings.target, *common)
-
-
-def is_function_target(target: Sequence[str]) -> bool:
-    """Whether the target is `module:function`, as against a command. Raises UsageError for an empty one."""
-    if not target:
-        raise UsageError("no agent to run: name module:function, or a command after --")
-    return len(target) == 1 and is_function_name(target[0])

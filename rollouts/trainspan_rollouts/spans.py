@@ -2,7 +2,7 @@
 
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from logging import CRITICAL, getLogger
 from typing import Final
 
@@ -28,9 +28,11 @@ MAX_QUEUE: Final = 65536
 class RolloutSpans:
     """Begins rollout spans and exports them over OTLP/gRPC; counts those that could not be delivered."""
 
-    def __init__(self, collector: str) -> None:
+    def __init__(self, collector: str, headers: str | None, on_delivered: Callable[[str, int], None]) -> None:
+        """`headers` as in OTEL_EXPORTER_OTLP_HEADERS, None: those; `on_delivered(rollout id, attempt)` in a thread."""
         getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").setLevel(CRITICAL)  # `close` tells the loss
-        self._exporter = _CountingExporter(OTLPSpanExporter(endpoint=collector, timeout=EXPORT_TIMEOUT_S))
+        exporter = OTLPSpanExporter(endpoint=collector, timeout=EXPORT_TIMEOUT_S, headers=headers)
+        self._exporter = _WatchedExporter(exporter, on_delivered)
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,
             resource=Resource.create({"service.name": "trainspan-rollout"}),
@@ -102,9 +104,12 @@ class RolloutSpan:
         self._span.end()
 
 
-class _CountingExporter(SpanExporter):
-    def __init__(self, exporter: SpanExporter) -> None:
+class _WatchedExporter(SpanExporter):
+    """Counts what is lost and tells what has arrived."""
+
+    def __init__(self, exporter: SpanExporter, on_delivered: Callable[[str, int], None]) -> None:
         self._exporter = exporter
+        self._on_delivered = on_delivered
         self._lock = threading.Lock()
         self.lost = 0
 
@@ -113,6 +118,10 @@ class _CountingExporter(SpanExporter):
         if result is not SpanExportResult.SUCCESS:
             with self._lock:
                 self.lost += len(spans)
+            return result
+        for span in spans:
+            attributes = span.attributes or {}
+            self._on_delivered(str(attributes[keys.ROLLOUT_ID]), int(str(attributes[keys.ATTEMPT])))
         return result
 
     def shutdown(self) -> None:

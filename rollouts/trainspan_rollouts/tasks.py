@@ -7,16 +7,19 @@ import csv
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, cast
 
 from trainspan_schemas.errors import TaskFileError
 from trainspan_schemas.identity import Split
 
-__all__ = ["Task", "read_tasks"]
+__all__ = ["Task", "count_tasks", "read_tasks"]
 
 _FIELDS: Final = frozenset({"id", "input", "answer", "split", "meta"})
 _MAX_FIELD_CHARS: Final = 16 * 1024 * 1024
+_HASH_BITS: Final = 27
+"""A table of 16 MiB: of a million ids one in 270 is looked at twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +41,53 @@ class Task:
         return asdict(self)
 
 
-def read_tasks(path: Path, split: Split | None = None) -> Iterator[Task]:
-    """The tasks of a file, in order; with `split`, without those that are marked for the other one.
+def count_tasks(path: Path, split: Split | None = None) -> int:
+    """How many tasks `read_tasks` gives, after all of the file was checked. Memory does not grow with the file.
 
     Raises TaskFileError, with the line's (or row's) number, at the first that is no task or repeats an id.
     """
-    seen: set[str] = set()
-    for where, fields in _rows(path):
-        task = _task(where, fields)
-        if task.id in seen:
-            raise TaskFileError(f"{where}: the id {task.id!r} occurs a second time; ids are unique within a file")
-        seen.add(task.id)
-        if split is None or task.split in (None, split):
-            yield task
-    if not seen:
+    marks = bytearray(2**_HASH_BITS // 8)
+    suspects: set[str] = set()
+    count = total = 0
+    for _, task in _tasks(path):
+        total += 1
+        count += _is_wanted(task, split)
+        place = int.from_bytes(blake2b(task.id.encode(), digest_size=8).digest(), "little") % 2**_HASH_BITS
+        if marks[place >> 3] & (1 << (place & 7)):
+            suspects.add(task.id)
+        marks[place >> 3] |= 1 << (place & 7)
+    if not total:
         raise TaskFileError(f"{path} has no tasks")
+    if suspects:
+        _check_repeated(path, suspects)
+    return count
+
+
+def read_tasks(path: Path, split: Split | None = None) -> Iterator[Task]:
+    """The tasks of a file, in order; with `split`, without those that are marked for the other one.
+
+    Raises TaskFileError, with the line's (or row's) number, at the first that is no task.
+    """
+    return (task for _, task in _tasks(path) if _is_wanted(task, split))
+
+
+def _is_wanted(task: Task, split: Split | None) -> bool:
+    return split is None or task.split in (None, split)
+
+
+def _tasks(path: Path) -> Iterator[tuple[str, Task]]:
+    return ((where, _task(where, fields)) for where, fields in _rows(path))
+
+
+def _check_repeated(path: Path, suspects: set[str]) -> None:
+    """`suspects` share the hash of an earlier id; most are not equal to it."""
+    met: set[str] = set()
+    for where, task in _tasks(path):
+        if task.id not in suspects:
+            continue
+        if task.id in met:
+            raise TaskFileError(f"{where}: the id {task.id!r} occurs a second time; ids are unique within a file")
+        met.add(task.id)
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -40,13 +40,14 @@ def run(tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, monkeypatc
     for name in ("TRACEPARENT", "BAGGAGE"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PATH", environment({})["PATH"])
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
 
     def run_agent(source: str, tasks: list[dict[str, Any]], *target: str, **settings: Any) -> RunResult:
         write(tmp_path, source)
         defaults = {
             "run_id": "run",
             "n": 1,
-            "timeout_s": 20.0,
+            "timeout_s": 60.0,
             "policy_url": policy.url,
             "collector": recorder.endpoint,
         }

@@ -1,14 +1,16 @@
 """Task files of every kind, and what is told of a wrong one."""
 
 import json
+import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainspan_rollouts.tasks import Task, read_tasks
+from trainspan_rollouts.tasks import Task, count_tasks, read_tasks
 from trainspan_schemas.errors import TaskFileError
 
 GOOD = '{"id": 1, "input": {"q": "é"}, "answer": [4], "split": "val", "meta": {"k": 1}}\n\n{"id": "b", "input": "x"}\n'
@@ -26,6 +28,7 @@ def test_a_split_leaves_out_the_tasks_of_the_other_one_only(tmp_path: Path) -> N
     path.write_text(GOOD)
     assert [task.id for task in read_tasks(path, "train")] == ["b"]
     assert [task.id for task in read_tasks(path, "val")] == ["1", "b"]
+    assert [count_tasks(path), count_tasks(path, "train"), count_tasks(path, "val")] == [2, 1, 2]
 
 
 def test_csv_rows_may_span_lines_and_empty_cells_are_absent(tmp_path: Path) -> None:
@@ -71,7 +74,7 @@ def test_a_wrong_task_file_is_told_with_its_line(tmp_path: Path, name: str, text
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(TaskFileError, match=message):
-        list(read_tasks(path))
+        count_tasks(path)
 
 
 def test_a_missing_task_file_is_told(tmp_path: Path) -> None:
@@ -86,3 +89,60 @@ def test_tasks_are_read_as_a_stream(tmp_path: Path) -> None:
     assert [next(tasks).id for _ in range(3)] == ["0", "1", "2"]
     with pytest.raises(TaskFileError, match=":4: not JSON"):
         next(tasks)
+
+
+WRITE_AND_COUNT = """
+import json, resource, sys
+from pathlib import Path
+from trainspan_rollouts.tasks import count_tasks, read_tasks
+
+def peak_mib():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+before = peak_mib()
+path = Path(sys.argv[1])
+count = count_tasks(path)
+last = None
+for last in read_tasks(path):
+    pass
+print(count, last.id, round(peak_mib() - before))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "limit_mib"), [("jsonl", 40), ("csv", 40), ("parquet", 200)])
+def test_a_million_tasks_are_checked_and_read_in_little_memory(tmp_path: Path, kind: str, limit_mib: int) -> None:
+    path = tmp_path / f"tasks.{kind}"
+    ids = [f"task-{number}" for number in range(1_000_000)]
+    if kind == "parquet":  # pyarrow itself takes most of its limit
+        pq.write_table(pa.table({"id": ids, "input": ["a question of some length"] * len(ids)}), path)
+    else:
+        head, row = ("id,input\n", "{},what is it\n") if kind == "csv" else ("", '{{"id": "{}", "input": "what"}}\n')
+        path.write_text(head + "".join(row.format(id_) for id_ in ids))
+    done = subprocess.run(
+        [sys.executable, "-c", WRITE_AND_COUNT, str(path)], capture_output=True, text=True, timeout=250, check=True
+    )
+    count, last, grown_mib = done.stdout.split()
+    assert (count, last) == ("1000000", "task-999999")
+    assert int(grown_mib) < limit_mib
+
+
+def test_memory_does_not_grow_with_the_number_of_tasks(tmp_path: Path) -> None:
+    peaks = []
+    for count in (2_000, 20_000):
+        path = tmp_path / f"{count}.jsonl"
+        path.write_text("".join(f'{{"id": {number}, "input": "x"}}\n' for number in range(count)))
+        tracemalloc.start()
+        assert count_tasks(path) == count
+        assert sum(1 for _ in read_tasks(path)) == count
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 100_000  # bytes; 18,000 more ids alone would take ten times of it
+
+
+def test_a_repeated_id_is_found_among_many(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    lines = [f'{{"id": {number}, "input": "x"}}' for number in range(50_000)]
+    path.write_text("\n".join([*lines, lines[49_998]]) + "\n")
+    with pytest.raises(TaskFileError, match=r":50001: the id '49998' occurs a second time"):
+        count_tasks(path)

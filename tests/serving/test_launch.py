@@ -71,6 +71,14 @@ def test_an_adapter_is_served_on_the_model_that_it_names(home: Path, models: Mod
     assert "--enable-lora" not in launch_of(home, model=str(models.base)).flags
 
 
+def test_a_hugging_face_id_is_left_to_vllm_to_fetch(home: Path) -> None:
+    launch = launch_of(home, model="acme/tiny")
+    assert (launch.plan.model, launch.plan.version) == ("acme/tiny", 0)
+    assert "HF_HUB_OFFLINE" not in launch.environment
+    with pytest.raises(CheckpointError, match="no model directory tiny: name one that exists, or a Hugging Face id"):
+        launch_of(home, model="tiny")
+
+
 def test_sleep_is_a_flag_of_vllms_on_a_gpu_only(home: Path, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = launch_of(home, model=str(models.base), sleep=True)
     assert (launch.plan.sleep, "--enable-sleep-mode" in launch.flags) == (True, False)

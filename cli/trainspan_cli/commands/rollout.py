@@ -40,6 +40,10 @@ def rollout(
     judge: Annotated[str | None, typer.Option(help="module:function that gives the reward.")] = None,
     policy_url: Annotated[str | None, typer.Option(help="Base URL of the policy.")] = None,
     collector: Annotated[str | None, typer.Option(help="OTLP/gRPC endpoint.")] = None,
+    token_file: Annotated[str | None, typer.Option(help="The collector's role tokens.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with --run and --round: finished rollouts are not repeated.")
+    ] = False,
     config: ConfigOption = None,
     format: FormatOption = "table",
 ) -> int:
@@ -66,21 +70,33 @@ def rollout(
         judge=judge,
         policy_url=policy_url,
         collector=collector,
+        token_file=token_file,
     )
+    if resume and run is None:
+        raise UsageError("--resume goes on with a run: name it with --run (and --round)")
     if chosen.tasks is None:
         raise UsageError("no task file: name one with --tasks or in [rollouts] tasks")
     wanted = {**dataclasses.asdict(chosen), "tasks": Path(chosen.tasks)}
     run_settings = RunSettings(
-        target=tuple(target), run_id=run or uuid.uuid4().hex, round=round, split=cast("Split | None", split), **wanted
+        target=tuple(target),
+        run_id=run or uuid.uuid4().hex,
+        round=round,
+        split=cast("Split | None", split),
+        resume=resume,
+        **wanted,
     )
     os.environ.setdefault("OPENAI_API_KEY", "trainspan")  # a judge may stand in a module that makes a client
-    if format == "json":
-        result = run_rollouts(run_settings, _JsonProgress())
-        print(json.dumps({"event": "result", **dataclasses.asdict(result)}), flush=True)
-    else:
-        with _Bar() as bar:
-            result = run_rollouts(run_settings, bar)
-        _print_table(result)
+    try:
+        if format == "json":
+            result = run_rollouts(run_settings, _JsonProgress())
+            print(json.dumps({"event": "result", **dataclasses.asdict(result)}), flush=True)
+        else:
+            with _Bar() as bar:
+                result = run_rollouts(run_settings, bar)
+            _print_table(result)
+    except KeyboardInterrupt:
+        print(f"interrupted; to go on: the same with --run {run_settings.run_id} --resume", file=sys.stderr)
+        raise
     return 0 if result.status.get("ok") else 1
 
 

@@ -1,0 +1,103 @@
+"""Running rollouts: what one costs beside the agent itself.
+
+In-process: 10,000 rollouts of a function that does nothing, as CPU time of runner and worker together per rollout, less
+what a run of one rollout takes (their start). Process: CPU time from starting an agent to its end, stage by stage, each
+over the one before it; the agent is `pass`.
+"""
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.otlp_sink import otlp_sink
+from tests.support.programs import BIN, environment
+
+__all__ = ["measure"]
+
+_ROLLOUTS = 10_000
+_REPEATS = 7
+_AGENT = "async def solve(task):\n    return 1.0\n"
+_SYNC_AGENT = "def solve(task):\n    return 1.0\n"
+
+
+def measure() -> dict[str, Any]:
+    """Milliseconds of CPU time; medians with the spread where a figure was taken several times."""
+    with tempfile.TemporaryDirectory() as folder, otlp_sink() as (_, collector):
+        root = Path(folder)
+        return {**_in_process(root, collector), **_processes(root, collector)}
+
+
+def _in_process(root: Path, collector: str) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for name, source in (("asynchronous", _AGENT), ("synchronous", _SYNC_AGENT)):
+        (root / "agent.py").write_text(source)
+        alone = _rollouts_cpu_s(root, collector, 1)
+        many = _rollouts_cpu_s(root, collector, _ROLLOUTS)
+        figures[f"in_process_cpu_ms_per_rollout ({name})"] = round(1000 * (many - alone) / (_ROLLOUTS - 1), 3)
+        figures[f"in_process_start_cpu_ms ({name})"] = round(1000 * alone)
+    return figures
+
+
+def _rollouts_cpu_s(root: Path, collector: str, count: int) -> float:
+    tasks = root / f"tasks-{count}.jsonl"
+    tasks.write_text("".join(f'{{"id": {number}, "input": "x"}}\n' for number in range(count)))
+    command = [sys.executable, "-m", "trainspan_cli", "rollout", "--tasks", str(tasks), "--n", "1", "--format", "json"]
+    environ = environment({"OTEL_EXPORTER_OTLP_ENDPOINT": collector, "TRAINSPAN_HOME": str(root / "home")})
+    seconds, output = _cpu_s([*command, "agent.py:solve"], environ, root)
+    result = json.loads(output.splitlines()[-1])
+    if (result["status"], result["lost_spans"]) != ({"ok": count}, 0):
+        raise RuntimeError(f"the rollouts went wrong: {result}")
+    return seconds
+
+
+def _processes(root: Path, collector: str) -> dict[str, Any]:
+    """Each stage adds one thing; what it costs over the stage before it."""
+    python, instrument = str(BIN / "python"), str(BIN / "opentelemetry-instrument")
+    (root / "pass.py").write_text("pass\n")
+    off = {"TRAINSPAN_DISABLED": "1", "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "*"}
+    nothing = {f"OTEL_{signal}_EXPORTER": "none" for signal in ("TRACES", "LOGS", "METRICS")}
+    export = {"OTEL_METRICS_EXPORTER": "none", "OTEL_TRACES_EXPORTER": "otlp", "OTEL_LOGS_EXPORTER": "otlp"}
+    export |= {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT": collector}
+    alone = [python, "pass.py"]
+    instrumented = [instrument, *alone]
+    stages: list[tuple[str, Sequence[str], Mapping[str, str]]] = [
+        ("python", alone, {}),
+        ("opentelemetry-instrument and SDK", instrumented, {**off, **nothing}),
+        ("OTLP/gRPC exporter", instrumented, {**off, **export}),
+        ("instrumentations", instrumented, {**export, "TRAINSPAN_DISABLED": "1"}),
+        ("trainspan hook and process span", instrumented, export),
+    ]
+    figures: dict[str, Any] = {}
+    seconds: dict[str, list[float]] = {name: [] for name, _, _ in stages}
+    for _ in range(_REPEATS):
+        for name, command, extra in stages:
+            seconds[name].append(_cpu_s(command, environment(extra), root)[0])
+    before = 0.0
+    for name, _, _ in stages:
+        median = statistics.median(seconds[name])
+        figures[f"process_start_cpu_ms: {name}"] = round(1000 * (median - before), 1)
+        before = median
+    over = [1000 * (last - first) for last, first in zip(*(seconds[stages[n][0]] for n in (-1, 0)), strict=True)]
+    low, high = min(over), max(over)
+    figures["process_start_cpu_ms: all over bare python"] = f"{statistics.median(over):.0f} ({low:.0f} to {high:.0f})"
+    return figures
+
+
+def _cpu_s(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> tuple[float, str]:
+    """User and system time of a program and of all that it waited for, and its output."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        command, env={**environ, "PYTHONPATH": os.fspath(folder)}, cwd=folder, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{command} failed: {done.stderr[-2000:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout

@@ -1,0 +1,38 @@
+"""Which way to execute an agent its target asks for."""
+
+import os
+from collections.abc import Sequence
+
+from trainspan_rollouts.commands import CommandExecutor, agent_environment
+from trainspan_rollouts.execution import Executor
+from trainspan_rollouts.pool import WorkerPool
+from trainspan_rollouts.records import RunSettings
+from trainspan_schemas.errors import UsageError
+from trainspan_schemas.functions import is_function_name
+from trainspan_schemas.roles import otlp_headers_of
+
+__all__ = ["choose_executor"]
+
+
+def choose_executor(settings: RunSettings) -> Executor:
+    """The executor for the target. Raises UsageError for settings that cannot be meant."""
+    for name in ("n", "concurrency", "workers"):
+        if getattr(settings, name) < 1:
+            raise UsageError(f"{name} = {getattr(settings, name)}: it must be at least 1")
+    if settings.timeout_s <= 0 or settings.retries < 0:
+        raise UsageError(
+            f"timeout_s = {settings.timeout_s:g}, retries = {settings.retries}: the timeout must be positive, retries not negative"
+        )
+    headers = otlp_headers_of(settings.token_file, "agent") if settings.token_file else None
+    environ = agent_environment(os.environ, settings.policy_url, settings.collector, headers)
+    if _is_function(settings.target):
+        workers = min(settings.workers, settings.concurrency)
+        return WorkerPool(settings.target[0], workers, settings.timeout_s, environ)
+    return CommandExecutor(settings.target, settings.policy_url, settings.timeout_s, environ)
+
+
+def _is_function(target: Sequence[str]) -> bool:
+    """Whether the target is `module:function`, as against a command. Raises UsageError for an empty one."""
+    if not target:
+        raise UsageError("no agent to run: name module:function, or a command after --")
+    return len(target) == 1 and is_function_name(target[0])

@@ -1,0 +1,124 @@
+"""What of a run is done: a file of JSON lines per run, round and split, by which an interrupted run is resumed.
+
+A rollout counts as finished once its span has been delivered, so that a resumed run repeats what a kill kept from the
+collector, and nothing else. One that had begun goes on as the next attempt of the same rollout.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from trainspan_schemas.errors import UsageError
+from trainspan_schemas.home import home
+from trainspan_schemas.identity import Identity, Split
+from trainspan_schemas.status import RolloutStatus
+
+__all__ = ["Begun", "Finished", "RunLedger", "ledger_file"]
+
+_AGAIN: Final = frozenset({"infra_error", "cancelled"})
+"""How a rollout ends that a resumed run tries again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A rollout that an earlier life of the run has begun and not finished."""
+
+    rollout_id: str
+    attempt: int
+    """Its last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a rollout ended in an earlier life of the run."""
+
+    status: RolloutStatus
+    reward: float | None
+
+
+def ledger_file(run_id: str, round_: int, split: Split | None) -> Path:
+    """Where the ledger lies: `$TRAINSPAN_HOME/rollouts/{run}/round-NNNN[-split].jsonl`."""
+    name = f"round-{round_:04d}{f'-{split}' if split else ''}.jsonl"
+    return home() / "rollouts" / "".join(c if c.isalnum() or c in "-_." else "_" for c in run_id).lstrip(".") / name
+
+
+class RunLedger:
+    """Appends as rollouts begin and are delivered; thread-safe."""
+
+    def __init__(self, file: Path, tasks: Path, target: Iterable[str], *, resume: bool) -> None:
+        """Starts the file anew, or with `resume` goes on with it.
+
+        Raises UsageError where there is nothing to resume, or the run was of another task file or target.
+        """
+        self._lock = threading.Lock()
+        self._ended: dict[tuple[str, int], tuple[str, RolloutStatus, float | None]] = {}
+        self._begun: dict[str, Begun] = {}
+        self._finished: dict[str, Finished] = {}
+        head = {"tasks": str(tasks.resolve()), "target": list(target)}
+        if resume:
+            self._read(file, head)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = file.open("ab" if resume else "wb", buffering=0)
+        if not resume:
+            self._write(head)
+
+    def finished(self, task_id: str, number: int) -> Finished | None:
+        """How the rollout with this number (from 0) of a task ended, None where it is still to be done."""
+        return self._finished.get(_key(task_id, number))
+
+    def begun(self, task_id: str, number: int) -> Begun | None:
+        return self._begun.get(_key(task_id, number))
+
+    def begin(self, identity: Identity, number: int) -> None:
+        """An attempt begins."""
+        key = _key(identity.task_id or "", number)
+        self._write({"begin": key, "rollout": identity.rollout_id, "attempt": identity.attempt})
+
+    def end(self, identity: Identity, number: int, status: RolloutStatus, reward: float | None) -> None:
+        """An attempt has ended; it is written once `delivered` says that its span has arrived."""
+        with self._lock:
+            key = _key(identity.task_id or "", number)
+            self._ended[identity.rollout_id, identity.attempt] = (key, status, reward)
+
+    def delivered(self, rollout_id: str, attempt: int) -> None:
+        """The collector has the span of this attempt."""
+        with self._lock:
+            ended = self._ended.pop((rollout_id, attempt), None)
+        if ended is not None:
+            key, status, reward = ended
+            self._write({"end": key, "status": status, "reward": reward})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self._file.write(json.dumps(record).encode() + b"\n")
+
+    def _read(self, file: Path, head: dict[str, Any]) -> None:
+        try:
+            data = file.read_bytes()
+        except FileNotFoundError as error:
+            raise UsageError(f"nothing to resume: there is no {file}; run without --resume first") from error
+        whole = data.rfind(b"\n") + 1
+        if whole != len(data):  # a line that a kill cut off
+            os.truncate(file, whole)
+        first, *lines = data[:whole].splitlines() or [b"null"]
+        if (found := json.loads(first)) != head:
+            raise UsageError(f"cannot resume {file}: it is of {found}, not of {head}")
+        for line in lines:
+            self._take(json.loads(line))
+
+    def _take(self, record: dict[str, Any]) -> None:
+        if "begin" in record:
+            self._begun[record["begin"]] = Begun(record["rollout"], record["attempt"])
+        elif record["status"] not in _AGAIN:
+            self._finished[record["end"]] = Finished(record["status"], record["reward"])
+            self._begun.pop(record["end"], None)
+
+
+def _key(task_id: str, number: int) -> str:
+    return f"{number}:{task_id}"

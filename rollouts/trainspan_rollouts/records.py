@@ -1,0 +1,66 @@
+"""What a run is told, and what it tells: settings in, progress and result out."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainspan_schemas.identity import Split
+
+__all__ = ["Progress", "RunResult", "RunSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What to run, and how."""
+
+    tasks: Path
+    target: tuple[str, ...]
+    """One `module:function`, or a command and its arguments."""
+    run_id: str
+    n: int = 8
+    split: Split | None = None
+    """Label of the rollouts; tasks marked for the other split are left out. None: each task's own, else train."""
+    round: int = 0
+    concurrency: int = 16
+    workers: int = 1
+    timeout_s: float = 120.0
+    retries: int = 1
+    judge: str | None = None
+    policy_url: str = "http://127.0.0.1:8000/v1"
+    collector: str = "http://127.0.0.1:4317"
+    token_file: str | None = None
+    """The collector's role tokens; None: runner and agents send what OTEL_EXPORTER_OTLP_HEADERS says."""
+    resume: bool = False
+    """Go on with this run and round: what is finished is not repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come."""
+
+    done: int
+    failed: int
+    """Of those done, the ones whose status is not `ok`."""
+    total: int
+    mean_reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run came to."""
+
+    run_id: str
+    round: int
+    split: Split | None
+    total: int
+    status: dict[str, int]
+    """Final status → rollouts."""
+    mean_reward: float | None
+    """Over the rollouts that have a reward."""
+    rewarded: int
+    calls: int
+    """Model calls that succeeded, of all attempts, as far as the agents could tell."""
+    seconds: float
+    lost_spans: int
+    """Rollout spans that did not reach the collector."""
+    resumed: int = 0
+    """Of all rollouts, those that an earlier life of the run had finished."""
