@@ -5,8 +5,10 @@ import logging
 import os
 import secrets
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -30,25 +32,31 @@ from trainspan_collector.upkeep import Upkeep
 from trainspan_schemas.errors import ConfigError, StoreError
 from trainspan_schemas.home import store_path
 from trainspan_schemas.settings import CollectorSettings
-from trainspan_schemas.store import StoreAddress, address_file, write_address
+from trainspan_schemas.store import StoreAddress, address_file, is_last_reader, readers_file, write_address
 
 __all__ = ["run"]
 
 log = logging.getLogger(__name__)
 
 _REOPEN_S = 0.5
+_READERS_CHECK_S = 0.5
 
 
-def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None]) -> None:
+def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *, for_readers: bool = False) -> None:
     """Collects until SIGTERM or SIGINT, then loads what was acknowledged, checkpoints and returns.
 
     Raises ConfigError for addresses, tokens or certificates that cannot be meant, StoreLockedError where another process has the store,
     StoreError where a port is taken, the store cannot be opened, or loading failed on the way.
+
+    `for_readers`: it also ends when nobody holds the readers' lock, lets in only who can read the address file, and
+    deletes nothing for its age.
     """
+    if for_readers:
+        settings = replace(settings, retention_days=None)
     if settings.flight == "off":
         raise ConfigError("--flight off: the store is read through Flight alone; give --flight HOST:PORT")
     access = Access.from_file(Path(settings.token_file)) if settings.token_file else Access()
-    own_token = None if access.is_open else secrets.token_urlsafe(32)
+    own_token = secrets.token_urlsafe(32) if for_readers or not access.is_open else None
     if own_token is not None:
         access = access.with_token(own_token, Role.RUNNER)
     guard = Guard(access, Tls.load(settings.tls_cert, settings.tls_key), own_token)
@@ -63,8 +71,10 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None]) -
         while True:
             try:
                 with contextlib.ExitStack() as cleanup:
-                    loader, address = _start(settings, memory_bytes, fronts, flight, stop, cleanup)
+                    loader, address = _start(settings, memory_bytes, fronts, flight, stop, cleanup, for_readers)
                     on_ready(address)
+                    if for_readers:
+                        cleanup.callback(os.close, _watch_readers(Path(address.store)))
                     flight = flight.bound_to(address.flight)
                     stop.wait()
                     log.info("draining")
@@ -98,6 +108,7 @@ def _start(
     flight: Address,
     stop: "_Stop",
     cleanup: contextlib.ExitStack,
+    for_readers: bool,
 ) -> tuple[Loader, StoreAddress]:
     """Starts all parts and writes the address file; `cleanup` ends them: intake, journal, loader, Flight, address file, DuckDB, lock."""
     store = store_path(settings.store).resolve()
@@ -159,9 +170,24 @@ def _start(
         flight=f"{flight.host}:{flight_server.port}",
         tls=fronts.guard.tls is not None,
         token=fronts.guard.own_token,
+        for_readers=for_readers,
     )
     write_address(address)
     return loader, address
+
+
+def _watch_readers(store: Path) -> int:
+    """Stops the process when no reader is left, should the last one have died without doing so; the lock it uses."""
+    lock = os.open(readers_file(store), os.O_RDWR | os.O_CREAT, 0o600)
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):  # closed: the process ends
+            while not is_last_reader(lock):
+                time.sleep(_READERS_CHECK_S)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="readers", daemon=True).start()
+    return lock
 
 
 class _Stop:

@@ -30,7 +30,7 @@ class Rewriting:
         self._target = Database(self.path, memory_bytes=memory_bytes)
         self._copied_to = 0
         self._superseded: set[int] = set()
-        self.rows = dict.fromkeys(_TABLES, 0)
+        self.rows: dict[str, int] = dict.fromkeys(_TABLES, 0)
         """Rows copied, by table."""
 
     def copy(self, source: duckdb.DuckDBPyConnection, up_to_seq: int) -> None:

@@ -5,11 +5,13 @@ a named read; `wait_ms` bounds the wait for the loader. The answer's schema meta
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,7 +20,15 @@ from pathlib import Path
 from trainspan_schemas.endpoint import StoreEndpoint
 from trainspan_schemas.errors import ProcessError, StoreError
 
-__all__ = ["StoreAddress", "address_file", "open_store", "running_collector", "write_address"]
+__all__ = [
+    "StoreAddress",
+    "address_file",
+    "is_last_reader",
+    "open_store",
+    "readers_file",
+    "running_collector",
+    "write_address",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,8 @@ class StoreAddress:
     """Whether all of them are encrypted."""
     token: str | None = None
     """Where tokens are in use: one for readers of this file, made anew with each start."""
+    for_readers: bool = False
+    """It was started by readers, for their own time, and takes no telemetry."""
 
     @property
     def endpoint(self) -> StoreEndpoint:
@@ -77,48 +89,103 @@ def running_collector(store: Path) -> StoreAddress | None:
 def open_store(store: str, *, start_timeout_s: float = 60.0) -> Iterator[StoreEndpoint]:
     """Yields where to read a store, given by its path or as `grpc://HOST:PORT` or `grpc+tls://HOST:PORT`.
 
-    A path without a running collector gets one for the block's duration. Raises StoreError where the path does not
-    exist, ProcessError where the collector does not come up.
+    A path without a running collector gets one, which all readers of that time share and the last one stops. Raises
+    StoreError where the path does not exist, ProcessError where the collector does not come up.
     """
     if store.startswith(("grpc://", "grpc+tls://")):
         yield StoreEndpoint.of_address(store, os.environ)
         return
     path = Path(store)
-    if address := running_collector(path):
+    address = running_collector(path)
+    if address is not None and not address.for_readers:
         yield address.endpoint
         return
-    journal = path.with_name(path.name + ".journal")
-    if not path.exists() and not journal.exists():
+    if not path.exists() and not _journal(path).exists():
         raise StoreError(
             f"no store at {path}: start `trainspan collector` and run an agent first, or name one with --store"
         )
-    command = [sys.executable, "-m", "trainspan_cli", "collector", "--store", str(path)]
-    process = subprocess.Popen(
-        [*command, "--grpc", "off", "--http", "off", "--flight", "127.0.0.1:0"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield _wait_for_collector(path, process, start_timeout_s).endpoint
-    finally:
-        process.send_signal(signal.SIGTERM)
+    _journal(path).mkdir(mode=0o700, exist_ok=True)
+    with _locked(readers_file(path), fcntl.LOCK_SH) as reading:  # waits while the last one's collector ends
+        with _locked(_journal(path) / "starting", fcntl.LOCK_EX):
+            address = running_collector(path) or _start_collector(path, start_timeout_s)
         try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            yield address.endpoint
+        finally:
+            if address.for_readers and is_last_reader(reading):
+                _stop_collector(address.pid)
 
 
-def _wait_for_collector(store: Path, process: "subprocess.Popen[str]", timeout_s: float) -> StoreAddress:
+def readers_file(store: Path) -> Path:
+    """Locked, shared, by every reader of a collector that runs for readers only."""
+    return _journal(store) / "readers"
+
+
+def is_last_reader(lock: int) -> bool:
+    """Whether no other process holds `lock`, an open `readers_file`. If so, new readers wait until it is closed."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _journal(store: Path) -> Path:
+    return store.with_name(store.name + ".journal")
+
+
+@contextlib.contextmanager
+def _locked(path: Path, mode: int) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, mode)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _start_collector(store: Path, timeout_s: float) -> StoreAddress:
+    """A collector that takes no telemetry, in a session of its own: it may outlive this process, if others read."""
+    command = [sys.executable, "-m", "trainspan_cli", "collector", "--for-readers", "--store", str(store)]
+    with tempfile.TemporaryFile() as messages:
+        process = subprocess.Popen(
+            [*command, "--grpc", "off", "--http", "off", "--flight", "127.0.0.1:0"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=messages,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            address = running_collector(store)
+            if address and (address.pid == process.pid or not address.for_readers):
+                return address  # or one that takes telemetry came first
+            if process.poll() is not None:
+                messages.seek(0)
+                last = messages.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+                raise ProcessError(f"the collector for {store} ended with code {process.returncode}: {last[0]}")
+            time.sleep(0.02)
+        process.kill()
+        process.wait()
+        raise ProcessError(f"the collector for {store} was not ready after {timeout_s:.0f} s")
+
+
+def _stop_collector(pid: int, timeout_s: float = 30.0) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        address = running_collector(store)
-        if address and address.pid == process.pid:
-            return address
-        if process.poll() is not None:
-            assert process.stderr is not None
-            last = process.stderr.read().strip().splitlines()[-1:] or ["no message"]
-            raise ProcessError(f"the collector for {store} ended with code {process.returncode}: {last[0]}")
-        time.sleep(0.05)
-    raise ProcessError(f"the collector for {store} was not ready after {timeout_s:.0f} s")
+    while time.monotonic() < deadline and _is_alive(pid):
+        time.sleep(0.02)
+    if _is_alive(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether the process runs; where it is our child and has ended, that is taken note of."""
+    with contextlib.suppress(ChildProcessError):
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

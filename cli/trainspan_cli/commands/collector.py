@@ -27,6 +27,9 @@ def collector(
             "--insecure-allow-remote", help="Listen where other machines can reach it, without tokens and TLS."
         ),
     ] = None,
+    for_readers: Annotated[
+        bool, typer.Option("--for-readers", hidden=True, help="End when no reader of the store is left.")
+    ] = False,
     config: ConfigOption = None,
 ) -> None:
     """Receive OTLP traces, logs and metrics, store them in DuckDB, and serve readers through Arrow Flight.
@@ -48,7 +51,7 @@ def collector(
     )
     from trainspan_collector.process import run
 
-    run(chosen, _say_ready)
+    run(chosen, _say_ready, for_readers=for_readers)
 
 
 def _say_ready(address: StoreAddress) -> None:

@@ -1,0 +1,118 @@
+"""Readers of a store that no collector has open: they share one, and the last of them ends it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import flight
+
+from tests.support.collector import export, get, read, running, span
+from trainspan_schemas.endpoint import StoreEndpoint
+from trainspan_schemas.store import StoreAddress, open_store, running_collector
+
+
+def _fill(store: Path, n_spans: int) -> None:
+    with running(store) as collector:
+        export(collector.address, *(span(1, number) for number in range(1, n_spans + 1)))
+
+
+def _get(endpoint: StoreEndpoint, ticket: object) -> pa.Table:
+    options = flight.FlightCallOptions(headers=endpoint.call_headers)
+    with flight.connect(endpoint.location, **endpoint.connect_options) as client:
+        return client.do_get(flight.Ticket(json.dumps(ticket).encode()), options).read_all()
+
+
+def _count(endpoint: StoreEndpoint) -> int:
+    count: int = _get(endpoint, {"sql": "SELECT count(*) AS n FROM spans"})["n"][0].as_py()
+    return count
+
+
+def test_readers_that_come_at_once_share_one_collector_and_the_last_one_ends_it(tmp_path: Path) -> None:
+    store = tmp_path / "spans.duckdb"
+    _fill(store, 7)
+    both = threading.Barrier(3)
+    seen: list[tuple[str, int]] = []
+
+    def follow(stay_s: float) -> None:
+        both.wait()
+        with open_store(str(store)) as endpoint:
+            first = _count(endpoint)
+            time.sleep(stay_s)
+            seen.append((endpoint.location, first + _count(endpoint)))
+
+    readers = [threading.Thread(target=follow, args=(stay_s,)) for stay_s in (0.0, 0.5, 1.0)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert [count for _, count in seen] == [14, 14, 14]
+    assert len({location for location, _ in seen}) == 1
+    assert running_collector(store) is None
+    with running(store) as collector:  # at once: nothing holds the store any more
+        assert len(read(collector.address, "spans")) == 7
+
+
+def test_six_commands_at_once_all_answer(tmp_path: Path) -> None:
+    store = tmp_path / "spans.duckdb"
+    _fill(store, 3)
+    command = [sys.executable, "-m", "trainspan_cli", "sql", "--format", "csv", "--store", str(store)]
+    environment = {**os.environ, "TRAINSPAN_HOME": str(tmp_path)}
+    started = [
+        subprocess.Popen(
+            [*command, "SELECT count(*) AS n FROM spans"], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        for _ in range(6)
+    ]
+    assert [process.communicate(timeout=120)[0] for process in started] == ["n\n3\n"] * 6
+
+
+def test_a_reader_that_is_killed_leaves_no_collector_behind(tmp_path: Path) -> None:
+    store = tmp_path / "spans.duckdb"
+    _fill(store, 1)
+    program = f"""
+from trainspan_schemas.endpoint import StoreEndpoint
+from trainspan_schemas.store import open_store
+with open_store({str(store)!r}):
+    print("open", flush=True)
+    input()
+"""
+    reader = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == b"open\n"
+    address = running_collector(store)
+    assert address is not None
+    assert address.for_readers
+    reader.send_signal(signal.SIGKILL)
+    reader.communicate()
+    deadline = time.monotonic() + 30
+    while running_collector(store) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_path_is_read_the_same_with_a_running_collector_and_without(tmp_path: Path) -> None:
+    store = tmp_path / "spans.duckdb"
+    tickets = [{"read": name} for name in ("spans", "logs", "calls", "evaluations", "rollouts")]
+    with running(store, load_interval_s=30) as collector:
+        export(collector.address, *(span(1, number, {"n": number}) for number in range(1, 50)))
+        live = [get(collector.address, ticket) for ticket in tickets]
+        export(collector.address, span(1, 50, {"n": 50}))
+        collector.kill()  # the last span is in the journal alone
+    with open_store(str(store)) as endpoint:
+        alone = [_get(endpoint, ticket) for ticket in tickets]
+    for with_one, without in zip(live, alone, strict=True):
+        assert without.schema.remove_metadata() == with_one.schema.remove_metadata()
+    assert alone[0].sort_by("seq").slice(0, 49).to_pylist() == live[0].sort_by("seq").to_pylist()
+    assert alone[0].num_rows == 50
+
+
+def test_an_address_file_without_the_newest_field_is_read(tmp_path: Path) -> None:
+    old = {"pid": os.getpid(), "store": "s", "grpc": None, "http": None, "flight": "127.0.0.1:1"}
+    (tmp_path / "s.json").write_text(json.dumps(old))
+    assert running_collector(tmp_path / "s") == StoreAddress(os.getpid(), "s", None, None, "127.0.0.1:1")
