@@ -34,7 +34,7 @@ def from_json(signal: OtlpSignal, body: bytes) -> bytes:
         _encode_ids(content)
         ParseDict(content, message, ignore_unknown_fields=True)
         packed: bytes = message.SerializeToString()
-    except (ParseError, ValueError, RecursionError) as error:
+    except (ParseError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, InvalidRecordError):
             raise
         raise InvalidRecordError(

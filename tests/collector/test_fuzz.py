@@ -1,0 +1,247 @@
+"""Tens of thousands of malformed and hostile requests: each gets the right answer, and nothing breaks.
+
+In process, the whole way from the bytes to rows: ASGI application, intake, a journal on disk, Arrow tables. Fewer over real
+sockets, HTTP and gRPC. hypothesis draws the seeds; a failing one is shown, and makes the same requests again.
+"""
+
+import asyncio
+import gzip
+import http.client
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import DecodeError
+from google.rpc.status_pb2 import Status
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.collector import LOGS, METRICS, TRACES, CollectorProcess, channel, export, read, span, trace_id
+from tests.support.hostile import JSON, PROTOBUF, Hostile, hostile
+from trainspan_collector.access import Access
+from trainspan_collector.batch import Batch
+from trainspan_collector.exports import Exports
+from trainspan_collector.intake import Intake
+from trainspan_collector.journal import Journal, Position
+from trainspan_collector.metrics import Metrics
+from trainspan_collector.redaction import Redaction
+from trainspan_collector.rows import evaluation_table, log_table, span_table
+from trainspan_collector.signals import SIGNALS
+from trainspan_collector.web import Web
+
+MAX_BYTES = 1_000_000
+PER_SEED = 250
+SIGNAL_OF = {f"/v1/{signal.name}": signal for signal in SIGNALS}
+seeds = st.integers(0, 2**64 - 1)
+
+
+class InProcess:
+    """The intake without sockets."""
+
+    def __init__(self, journal: Journal, folder: Path) -> None:
+        self.journal = journal
+        self._read_to = Position(0, 0)
+        self.batch = Batch(0)
+        exports = Exports(Redaction(["text"]), Metrics())
+        exports.attach(Intake(journal, folder, max_inflight_bytes=2**30, min_free_disk_bytes=0, wait_s=1))
+        self._web = Web(
+            exports, access=Access(), metrics=Metrics(), max_request_bytes=MAX_BYTES, max_inflight_bytes=2**30, wait_s=1
+        )
+
+    async def answer_all(self, requests: list[Hostile]) -> list[tuple[int, dict[str, str], bytes]]:
+        return await asyncio.gather(*(self._answer(made) for made in requests))
+
+    async def _answer(self, made: Hostile) -> tuple[int, dict[str, str], bytes]:
+        headers = [
+            (b"content-type", made.content_type.encode("latin-1")),
+            (b"Content-Encoding", made.encoding.encode("latin-1")),
+        ]
+        middle = len(made.body) // 2
+        incoming = [
+            {"type": "http.request", "body": made.body[:middle], "more_body": True},
+            {"type": "http.request", "body": made.body[middle:], "more_body": False},
+        ]
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return incoming.pop(0)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "path": made.path, "method": made.method, "headers": headers}
+        await self._web(scope, receive, send)
+        start, body = sent
+        return (
+            start["status"],
+            {name.decode(): value.decode("latin-1") for name, value in start["headers"]},
+            body["body"],
+        )
+
+    def load(self) -> None:
+        """Everything in the journal becomes rows and Arrow tables."""
+        while True:
+            entries, self._read_to = self.journal.read(self._read_to, 2**20)
+            if not entries:
+                break
+            for entry in entries:
+                self.batch.add(entry.frame)
+        span_table(self.batch.spans), log_table(self.batch.logs), evaluation_table(self.batch.evaluations)
+        self.batch = Batch(self.batch.last_seq)
+
+
+@contextmanager
+def in_process(folder: Path) -> Iterator[InProcess]:
+    journal = Journal(folder)
+    try:
+        yield InProcess(journal, folder)
+    finally:
+        journal.close()
+
+
+def _unzipped(made: Hostile) -> bytes | None:
+    """What the standard library makes of the body; None where that is no gzip."""
+    if made.encoding.strip().lower() != "gzip" or not made.body:
+        return made.body
+    try:
+        return gzip.decompress(made.body)
+    except (OSError, EOFError, zlib.error):
+        return None
+
+
+def _expected(made: Hostile) -> set[int]:
+    """The statuses that may answer: one alone wherever something other than our code can tell."""
+    signal = SIGNAL_OF.get(made.path)
+    if signal is None:
+        return {405 if made.method not in ("GET", "HEAD") else 200} if made.path == "/metrics" else {404}
+    if made.method != "POST":
+        return {405}
+    media_type = made.content_type.partition(";")[0].strip().lower()
+    if media_type not in (JSON, PROTOBUF) or made.encoding.strip().lower() not in ("", "gzip", "identity"):
+        return {415}
+    body = _unzipped(made)
+    if body is None:
+        return {400, 413}  # which comes first depends on where it is broken
+    if len(body) > MAX_BYTES:
+        return {413}
+    if media_type == JSON:
+        return {200, 400} if _is_json_object(body) else {400}
+    try:
+        signal.request().ParseFromString(body)
+    except DecodeError:
+        return {400}
+    return {200}
+
+
+def _is_json_object(body: bytes) -> bool:
+    try:
+        return isinstance(json.loads(body.decode()), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _check(made: Hostile, status: int, headers: dict[str, str], body: bytes) -> None:
+    assert status in _expected(made), (status, made, body[:300])
+    if status != 200:
+        in_protobuf = headers["content-type"].startswith(PROTOBUF)
+        assert b'"code":' in body or in_protobuf
+        if in_protobuf:
+            assert Status.FromString(body).message
+        assert len(body) < 2_000
+        assert "retry-after" not in headers
+
+
+def _fuzz(folder: Path, seed: int, statuses: Counter[int]) -> None:
+    random = Random(seed)
+    requests = [hostile(random) for _ in range(PER_SEED)]
+    with in_process(folder / f"{seed}-{statuses.total()}") as intake:
+        answers = asyncio.run(intake.answer_all(requests))
+        for made, (status, headers, body) in zip(requests, answers, strict=True):
+            _check(made, status, headers, body)
+            statuses[status] += 1
+        intake.load()
+
+
+def _run(folder: Path, n_requests: int) -> None:
+    statuses: Counter[int] = Counter()
+
+    @settings(max_examples=n_requests // PER_SEED, database=None)
+    @given(seeds)
+    def fuzz(seed: int) -> None:
+        _fuzz(folder, seed, statuses)
+
+    fuzz()
+    assert statuses.total() >= n_requests
+    assert set(statuses) == {200, 400, 404, 405, 413, 415}
+    assert min(statuses[200], statuses[400]) > n_requests / 8  # neither all broken nor all well
+
+
+def test_ten_thousand_hostile_requests_get_the_right_answer_each(tmp_path: Path) -> None:
+    _run(tmp_path, 10_000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_hundred_thousand_hostile_requests_get_the_right_answer_each(tmp_path: Path) -> None:
+    _run(tmp_path, 200_000)
+
+
+@settings(max_examples=4, database=None)
+@given(seeds)
+def test_hostile_requests_over_http_leave_the_server_well(collector: CollectorProcess, seed: int) -> None:
+    random = Random(seed)
+    host, _, port = str(collector.address.http).rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    for _ in range(100):
+        made = hostile(random)
+        if not made.path.isprintable() or made.method not in ("POST", "GET", "PUT") or "\xff" in made.encoding:
+            continue  # our own client refuses these
+        headers = {"Content-Type": made.content_type, "Content-Encoding": made.encoding}
+        connection.request(made.method, made.path, made.body, headers)
+        response = connection.getresponse()
+        body = response.read()
+        expected = _expected(made) - ({413} if len(made.body) < MAX_BYTES else set())  # the limit is 64 MiB here
+        assert response.status in expected | {200, 400}, (response.status, made, body[:300])
+        assert response.status < 500
+    connection.close()
+    _is_well(collector, seed)
+
+
+@settings(max_examples=4, database=None)
+@given(seeds)
+def test_hostile_requests_over_grpc_leave_the_server_well(collector: CollectorProcess, seed: int) -> None:
+    random = Random(seed)
+    methods = {"/v1/traces": TRACES, "/v1/logs": LOGS, "/v1/metrics": METRICS}
+    with channel(collector.address) as opened:
+        for _ in range(100):
+            made = hostile(random)
+            method = methods.get(made.path)
+            if method is None:
+                continue
+            code = grpc.StatusCode.OK
+            try:
+                opened.unary_unary(method)(made.body, timeout=20)
+            except grpc.RpcError as error:
+                code = error.code()
+            try:
+                SIGNAL_OF[made.path].request().ParseFromString(made.body)
+            except DecodeError:
+                assert code == grpc.StatusCode.INVALID_ARGUMENT, made
+            else:
+                assert code == grpc.StatusCode.OK, made
+    _is_well(collector, seed)
+
+
+def _is_well(collector: CollectorProcess, seed: int) -> None:
+    """It still stores what is sent to it, and nothing had to be put aside."""
+    trace = 2**100 + seed
+    export(collector.address, span(trace, 1))
+    assert any(row["trace_id"] == trace_id(trace).hex() for row in read(collector.address, "spans"))
+    assert not list(collector.store.parent.glob("*.quarantine"))
