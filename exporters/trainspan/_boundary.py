@@ -63,6 +63,7 @@ def watch_servers() -> None:
     """Lets the requests of known servers begin from a context of their own."""
     wraps = {
         "uvicorn.server": _wrap_uvicorn,
+        "gunicorn.arbiter": _wrap_gunicorn_master,
         "gunicorn.workers.base": _wrap_gunicorn,
         "aiohttp.web_protocol": _wrap_aiohttp,
         "socketserver": _wrap_socketserver,
@@ -100,6 +101,15 @@ async def _serve_until_done(wrapped: Callable[..., Awaitable[Any]], args: tuple[
 
 def _wrap_gunicorn(module: ModuleType) -> None:
     wrapt.wrap_function_wrapper(module.Worker, "init_process", _serve)
+
+
+def _wrap_gunicorn_master(module: ModuleType) -> None:
+    def run(wrapped: Callable[..., Any], _arbiter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if scope := process_scope():
+            scope.holds_rollouts = True  # those of its workers' requests
+        return wrapped(*args, **kwargs)
+
+    wrapt.wrap_function_wrapper(module.Arbiter, "run", run)
 
 
 def _wrap_socketserver(module: ModuleType) -> None:

@@ -1,6 +1,6 @@
 """The ways a process ends, each with its spans sent: normally, by `sys.exit`, an exception, `os._exit`, SIGTERM; and fork.
 
-Not seen: SIGKILL, and the exit code of a bare `raise SystemExit(n)`, which no hook of the interpreter tells.
+Not seen: SIGKILL, and the code of a `raise SystemExit(n)` outside of the program's main module (`_system_exit`).
 """
 
 import atexit
@@ -8,11 +8,10 @@ import os
 import signal
 import sys
 import threading
-from opcode import opname
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from trainspan import _delivery, _process
+from trainspan import _delivery, _process, _system_exit
 from trainspan._guard import guarded
 from trainspan_schemas.status import RolloutStatus
 
@@ -22,18 +21,10 @@ _PATIENCE_S = 2.5
 """How long an abrupt end waits for the flush, which takes its time in a thread of its own."""
 
 
-class _LastExit:
-    """The latest call of `sys.exit` in the main thread."""
-
-    code: Any = None
-    bottom: FrameType | None = None
-    """The program's outermost frame."""
-
-
 def watch_exits() -> None:
     """Installs all of it; each part by itself."""
     atexit.register(_at_exit)
-    _watch_sys_exit()
+    _system_exit.watch()
     _watch_os_exit()
     _watch_sigterm()
     os.register_at_fork(after_in_child=_after_fork)
@@ -52,35 +43,12 @@ def _outcome() -> tuple[RolloutStatus, BaseException | None]:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if isinstance(error, BaseException) and _left_the_program(error):
         return ("cancelled" if isinstance(error, KeyboardInterrupt) else "agent_error"), error
-    bottom = _LastExit.bottom
-    if bottom is not None and _LastExit.code not in (None, 0) and not _has_returned(bottom):
-        return "agent_error", None
-    return "ok", None
+    return ("agent_error" if _system_exit.failed() else "ok"), None
 
 
 def _left_the_program(error: BaseException) -> bool:
     """Whether the interpreter printed it, as against a console inside the program: its traceback starts at the bottom."""
     return error.__traceback__ is not None and error.__traceback__.tb_frame.f_back is None
-
-
-def _has_returned(frame: FrameType) -> bool:
-    """Whether a frame that has ended did so by a return. A `sys.exit` that was caught lets the program go on to one."""
-    return opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
-
-
-@guarded
-def _watch_sys_exit() -> None:
-    def leave(status: Any = None, /) -> NoReturn:
-        if threading.current_thread() is threading.main_thread():
-            bottom = sys._getframe()
-            while bottom.f_back is not None:
-                bottom = bottom.f_back
-            _LastExit.code, _LastExit.bottom = status, bottom
-        raise SystemExit(status) if status is not None else SystemExit()
-
-    leave.__name__ = leave.__qualname__ = "exit"
-    leave.__doc__ = sys.exit.__doc__
-    sys.exit = leave
 
 
 @guarded
@@ -126,6 +94,6 @@ def _end_abruptly(status: RolloutStatus) -> None:
 
 @guarded
 def _after_fork() -> None:
-    _LastExit.bottom = None
+    _system_exit.forget()
     _delivery.forget()
     _process.begin_forked()

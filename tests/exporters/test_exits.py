@@ -3,10 +3,12 @@
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
 from tests.support.programs import environment, run, write
 from trainspan._hook import _is_helper
@@ -31,6 +33,27 @@ from trainspan_schemas import keys
             "agent_error",
             id="sys.exit in a task below a finally",
         ),
+        pytest.param("import colorsys\nraise SystemExit(3)", 3, "agent_error", id="a bare SystemExit(3)"),
+        pytest.param(
+            "import colorsys\ndef main():\n    return 4\nif __name__ == '__main__':\n    raise SystemExit(main())",
+            4,
+            "agent_error",
+            id="a bare SystemExit(main())",
+        ),
+        pytest.param("import colorsys\nraise SystemExit", 0, "ok", id="a bare SystemExit"),
+        pytest.param(
+            "import colorsys\ntry:\n    raise SystemExit(3)\nexcept SystemExit:\n    pass",
+            0,
+            "ok",
+            id="a caught SystemExit",
+        ),
+        pytest.param(
+            "import colorsys\ntry:\n    raise SystemExit(3)\nexcept BaseException:\n    pass",
+            0,
+            "ok",
+            id="a swallowed one",
+        ),
+        pytest.param("import colorsys\nexit(5)", 5, "agent_error", id="exit(5)"),
         pytest.param("import os\nos._exit(4)", 4, "agent_error", id="os._exit(4)"),
         pytest.param("import os\nos._exit(0)", 0, "ok", id="os._exit(0)"),
         pytest.param("raise KeyboardInterrupt", -signal.SIGINT, "cancelled", id="Ctrl-C"),
@@ -86,6 +109,71 @@ def test_sigterm_flushes_where_no_handler_stands_and_leaves_an_own_handler_alone
     assert statuses == {"open": "agent_error" if own_handler else "cancelled", None: None}
 
 
+def test_a_main_module_that_catches_system_exit_keeps_the_built_in_one(tmp_path: Path, recorder: OtlpRecorder) -> None:
+    write(tmp_path, "def leave():\n    raise SystemExit(3)", "library.py")
+    source = """
+    import builtins, library
+    try:
+        library.leave()
+    except SystemExit as error:
+        print(error.code, SystemExit is builtins.SystemExit)
+    """
+    ran = run(write(tmp_path, source), {"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint})
+    assert (ran.code, ran.stdout, ran.stderr) == (0, "3 True\n", "")
+
+
+def test_sigkill_loses_no_more_than_the_last_fraction_of_a_second(tmp_path: Path, recorder: OtlpRecorder) -> None:
+    source = """
+    import sys, time, trainspan
+    from opentelemetry import trace
+    trace.get_tracer("agent").start_span("work").end()
+    trainspan.reward(1.0)
+    print("working", flush=True)
+    time.sleep(60)
+    """
+    process = subprocess.Popen(
+        ["opentelemetry-instrument", "python", str(write(tmp_path, source))],
+        env=environment({"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint}),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "working\n"
+        recorder.wait_for(lambda seen: bool(seen.spans) and bool(seen.logs))
+    finally:
+        process.kill()
+        process.communicate()
+    rollout_id = recorder.one("work").attributes[keys.ROLLOUT_ID]
+    assert recorder.logs[0].attributes[keys.ROLLOUT_ID] == rollout_id
+
+
+@pytest.mark.parametrize("pool", ["multiprocessing.Pool(2)", "concurrent.futures.ProcessPoolExecutor(2)"])
+def test_the_workers_of_a_process_pool_send_their_spans(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str], pool: str
+) -> None:
+    source = f"""
+    import concurrent.futures, multiprocessing
+    from openai import OpenAI
+
+    def ask(text):
+        client = OpenAI()
+        return client.chat.completions.create(model="policy", messages=[{{"role": "user", "content": text}}]).id
+
+    if __name__ == "__main__":
+        with {pool} as pool:
+            print(len(list(pool.map(ask, "abcd"))))
+    """
+    ran = run(write(tmp_path, source), wired)
+    assert (ran.code, ran.stdout) == (0, "4\n")
+    rollout = recorder.one("trainspan.rollout")
+    chats = recorder.named("openai.chat")
+    assert len(chats) == 4
+    assert {span.trace_id for span in chats} == {rollout.trace_id}
+    assert {request.baggage[keys.ROLLOUT_ID] for request in policy.requests} == {rollout.attributes[keys.ROLLOUT_ID]}
+    assert sum(span.attributes[keys.ROLLOUT_CALLS] for span in recorder.named("trainspan.process")) == 4
+
+
 def test_without_a_collector_the_agent_ends_as_it_would_at_most_three_seconds_later_and_says_it_once(
     tmp_path: Path,
 ) -> None:
@@ -94,23 +182,31 @@ def test_without_a_collector_the_agent_ends_as_it_would_at_most_three_seconds_la
     from opentelemetry import trace
     for number in range(300):
         trace.get_tracer("agent").start_span("work").end()
-    import trainspan
+    import time, trainspan
     trainspan.reward(1.0)
-    print("done")
+    print(time.time())
     sys.exit(5)
     """
     agent = write(tmp_path, source)
+
+    def leave(extra: dict[str, str]) -> tuple[float, str]:
+        """Seconds from the program's end to the process's, and what it said."""
+        ran = run(agent, extra)
+        assert ran.code == 5
+        return time.time() - float(ran.stdout), ran.stderr
+
+    without = {"TRAINSPAN_DISABLED": "1", "OTEL_TRACES_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none"}
+    base_s, _ = leave(without)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never answers
-        endpoints = ["http://127.0.0.1:9", f"http://127.0.0.1:{silent.getsockname()[1]}"]
-        plain = run(agent, {}, instrument=False)
-        base = run(agent, {"TRAINSPAN_DISABLED": "1", "OTEL_TRACES_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none"})
-        for endpoint in endpoints:
-            ran = run(agent, {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint})
-            assert (ran.code, ran.stdout) == (plain.code, plain.stdout) == (5, "done\n")
-            assert ran.seconds <= base.seconds + 3.0
-            (line,) = ran.stderr.splitlines()
-            assert "event=telemetry_lost lost='1 log records and 301 spans'" in line
-            assert endpoint.removeprefix("http://") in line
+        for endpoint in ("http://127.0.0.1:9", f"http://127.0.0.1:{silent.getsockname()[1]}"):
+            tries = []
+            while not tries or (tries[-1] > base_s + 3.0 and len(tries) < 3):  # a busy machine is no fault
+                seconds, said = leave({"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint})
+                tries.append(seconds)
+                (line,) = said.splitlines()
+                assert "event=telemetry_lost lost='1 log records and 301 spans'" in line
+                assert endpoint.removeprefix("http://") in line
+            assert min(tries) <= base_s + 3.0
 
 
 def test_without_a_policy_server_the_agent_sees_the_error_it_would_see(tmp_path: Path, recorder: OtlpRecorder) -> None:
