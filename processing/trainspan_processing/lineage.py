@@ -38,14 +38,17 @@ class Tokens:
         return self.values[start : start + self.lengths[call]]
 
 
-def trace_lineage(strands: Int, prompts: Tokens, completions: Tokens) -> tuple[Int, Int, Int]:
-    """(segment, segment_pos, prefix_len), each (C,) int64, for C calls sorted by strand, then by their order in it.
+def trace_lineage(strands: Int, prompts: Tokens, completions: Tokens) -> tuple[Int, Int, Int, Int]:
+    """(segment, segment_pos, prefix_len, parent), each (C,) int64, for C calls sorted by strand, then by their order in it.
 
     A strand is what may be merged at all: the calls of one rollout with one policy and temperature. `segment` counts from 0
     in each strand. `prefix_len` is the length of the sequence that the call extends, 0 for a segment's first call.
+    `parent` is the row of the call whose whole sequence is the longest exact prefix of the prompt, also where another call
+    had extended it before (best of n, a retry); −1 where there is none.
     """
     count = len(strands)
     segment, position, prefix = (np.zeros(count, dtype=np.int64) for _ in range(3))
+    parent = np.full(count, -1, dtype=np.int64)
     starts = np.flatnonzero(np.diff(strands, prepend=strands[0] - 1)) if count else np.empty(0, dtype=np.int64)
     ends = np.append(starts[1:], count)
     several = ends - starts > 1
@@ -55,11 +58,13 @@ def trace_lineage(strands: Int, prompts: Tokens, completions: Tokens) -> tuple[I
         if _is_conversation(start, end, prompts, completions):
             position[here] = np.arange(end - start)
             prefix[start + 1 : end] = sizes[start : end - 1]
+            parent[start + 1 : end] = np.arange(start, end - 1)
         else:
             calls = np.arange(start, end)
-            traced = _trace_strand(prompts.take(calls), completions.take(calls))
+            *traced, parents = _trace_strand(prompts.take(calls), completions.take(calls))
             segment[here], position[here], prefix[here] = traced
-    return segment, position, prefix
+            parent[here] = np.where(parents >= 0, parents + start, -1)
+    return segment, position, prefix, parent
 
 
 def _is_conversation(start: int, end: int, prompts: Tokens, completions: Tokens) -> bool:
@@ -73,15 +78,19 @@ def _is_conversation(start: int, end: int, prompts: Tokens, completions: Tokens)
     return True
 
 
-def _trace_strand(prompts: Tokens, completions: Tokens) -> tuple[Int, Int, Int]:
+def _trace_strand(prompts: Tokens, completions: Tokens) -> tuple[Int, Int, Int, Int]:
     """The lineage of one strand; `last[s]` is the newest call of open segment s."""
     count = len(prompts.lengths)
     segment, position, prefix = (np.zeros(count, dtype=np.int64) for _ in range(3))
+    parent = np.full(count, -1, dtype=np.int64)
     sizes = prompts.lengths + completions.lengths
     powers = _powers(int(sizes.max()))
     last: list[int] = []
     lengths = np.empty(count, dtype=np.int64)
     wholes = np.empty(count, dtype=np.uint64)
+    closed = 0  # so many calls were extended: their sequences' lengths and hashes, and the calls
+    closed_lengths, closed_calls = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    closed_wholes = np.empty(count, dtype=np.uint64)
     for call in range(count):
         prompt = prompts[call]
         hashes = _prefix_hashes(prompt, powers)
@@ -92,8 +101,19 @@ def _trace_strand(prompts: Tokens, completions: Tokens) -> tuple[Int, Int, Int]:
             if _is_prefix(prompt, prompts[last[candidate]], completions[last[candidate]]):
                 found = candidate
                 break
+        longest = int(lengths[found]) if found < len(last) else 0
+        parent[call] = last[found] if longest else -1
+        known = closed_lengths[:closed]
+        longer = np.flatnonzero((known > longest) & (known <= len(prompt)))
+        longer = longer[hashes[known[longer]] == closed_wholes[longer]]
+        for item in closed_calls[longer[np.argsort(-known[longer], kind="stable")]].tolist():
+            if _is_prefix(prompt, prompts[item], completions[item]):
+                parent[call] = item
+                break
         if found < len(last):
-            prefix[call], position[call] = lengths[found], position[last[found]] + 1
+            prefix[call], position[call] = longest, position[last[found]] + 1
+            closed_lengths[closed], closed_wholes[closed], closed_calls[closed] = longest, wholes[found], last[found]
+            closed += 1
             last[found] = call
         else:
             last.append(call)
@@ -101,7 +121,7 @@ def _trace_strand(prompts: Tokens, completions: Tokens) -> tuple[Int, Int, Int]:
         lengths[found] = sizes[call]
         tail = _prefix_hashes(completions[call], powers[len(prompt) :])
         wholes[found] = np.add(hashes[-1:], tail[-1:])[0]  # of arrays: a scalar sum would warn of the overflow
-    return segment, position, prefix
+    return segment, position, prefix, parent
 
 
 def _powers(count: int) -> NDArray[np.uint64]:

@@ -60,6 +60,10 @@ def make_manifest(
         "rewards_unmatched": rewarded.unmatched,
         "merge_ratio": (counts.rows - counts.segments) / merges if merges else None,
         "segments": counts.segments,
+        "merge_failures": {
+            cause: {"calls": count, "example": counts.merge_failures.examples[cause]}
+            for cause, count in sorted(counts.merge_failures.counts.items())
+        },
         "tokens": {
             "prompt": counts.prompt_tokens,
             "environment": counts.environment_tokens,

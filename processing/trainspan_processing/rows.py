@@ -11,6 +11,7 @@ from trainspan_schemas.dataset import COLUMNS
 
 from .frames import ROLLOUT_KEY, SPAN_KEY, Schema
 from .lineage import Tokens, trace_lineage
+from .merging import MergeFailures
 from .payload import chunks_of_rollouts, read_payload
 from .source import Selection, Source
 from .trainability import token_reason
@@ -47,6 +48,8 @@ class RowCounts:
     completion_tokens: int = 0
     versions: list[int] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
+    merge_failures: MergeFailures = field(default_factory=MergeFailures)
+    """Calls that do not continue the one of their agent before them, by cause."""
     shapes: list[pl.DataFrame] = field(default_factory=list)
     """Of each kept row: `prompt_tokens`, `completion_tokens` (u32), `advantage`."""
     calls_per_rollout: list[pl.Series] = field(default_factory=list)
@@ -81,28 +84,56 @@ def rows_of(calls: pl.DataFrame, payload: pl.DataFrame, limits: Limits, counts: 
     counts.outcomes.append(judged.select(*SPAN_KEY, "reason"))
     kept = _with_lineage(judged.filter(pl.col("reason").is_null()))
     _count(kept, counts)
+    _count_failures(kept, counts.merge_failures)
     return kept.select(*COLUMNS)
 
 
 def _with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
-    """Adds segment_id, segment_pos and prefix_len; over kept calls only, so that what is not trained is environment."""
+    """Adds segment_id, segment_pos, prefix_len, parent_index, branch and done.
+
+    Over kept calls only, so that what is not trained is environment.
+    """
     strands = calls.select(
         pl.struct(*ROLLOUT_KEY, "policy_name", "temperature").rank("dense").cast(pl.Int64)
     ).to_series()
     order = np.argsort(strands.to_numpy(), kind="stable")
     prompts, completions = (_tokens(calls[name]).take(order) for name in ("prompt_ids", "completion_ids"))
-    lineage = trace_lineage(strands.to_numpy()[order], prompts, completions)
+    *lineage, parent = trace_lineage(strands.to_numpy()[order], prompts, completions)
     columns = dict(zip(("segment", "segment_pos", "prefix_len"), lineage, strict=True))
-    traced = pl.DataFrame({"row": order, "strand": strands.to_numpy()[order], **columns}).sort("row")
+    parents = calls["call_index"].gather(order).gather(pl.Series(parent, dtype=pl.Int64).replace(-1, None))
+    traced = (
+        pl.DataFrame({"row": order, "strand": strands.to_numpy()[order], **columns})
+        .with_columns(parents.alias("parent_index"))
+        .sort("row")
+    )
     first_row = pl.col("row").min().over("strand", "segment")
     segment_id = pl.col("first_row").rank("dense").over(ROLLOUT_KEY).cast(pl.Int32) - 1
     return (
         calls.hstack(
             traced.with_columns(first_row.alias("first_row"), pl.col("segment_pos", "prefix_len").cast(pl.Int32))
         )
-        .with_columns(segment_id.alias("segment_id"))
+        .with_columns(
+            segment_id.alias("segment_id"),
+            (pl.int_range(pl.len()).over(*ROLLOUT_KEY, pl.col("prompt_ids").hash())).cast(pl.Int32).alias("branch"),
+            pl.col("next_index").is_null().alias("done"),
+        )
         .drop("row", "strand", "segment", "first_row")
     )
+
+
+def _count_failures(kept: pl.DataFrame, failures: MergeFailures) -> None:
+    """Counts the calls that open a segment although their agent made a call before."""
+    openers = kept.with_row_index("row").with_columns(
+        pl.col("row").cast(pl.Int64).shift(1).over(*ROLLOUT_KEY, "agent").alias("before")
+    )
+    openers = openers.filter((pl.col("segment_pos") == 0) & pl.col("before").is_not_null())
+    if openers.is_empty():
+        return
+    prompts, completions = _tokens(kept["prompt_ids"]), _tokens(kept["completion_ids"])
+    index = kept["call_index"]
+    for row, before, rollout_id, attempt in openers.select("row", "before", *ROLLOUT_KEY).iter_rows():
+        where = {"rollout_id": rollout_id, "attempt": attempt, "call_index": index[row], "after": index[before]}
+        failures.add((prompts[before], completions[before]), prompts[row], where)
 
 
 def _tokens(lists: pl.Series) -> Tokens:

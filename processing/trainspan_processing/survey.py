@@ -51,7 +51,7 @@ class Survey:
     """What is known without the tokens."""
 
     calls: pl.DataFrame
-    """CALLS, ordered, with `position`, `turn` and `selected` (all of them, before selecting.py), and `agent` resolved."""
+    """CALLS, ordered, with `position`, `turn`, `next_index` and `selected` (all of them, before selecting.py), and `agent` resolved."""
     spans: pl.DataFrame
     """SPANS."""
     evaluations: pl.DataFrame
@@ -183,4 +183,16 @@ def _with_agents(calls: pl.DataFrame, twins: Twins, spans: pl.DataFrame, rollout
         .drop("ancestor_agent", "system_hash", "service_name")
         .with_columns(_ALL_SELECTED)
         .with_columns((first_choice.cast(pl.Int32).cum_sum().over(*ROLLOUT_KEY, "agent") - 1).clip(0).alias("turn"))
+        .pipe(_with_next)
     )
+
+
+def _with_next(calls: pl.DataFrame) -> pl.DataFrame:
+    """Adds `next_index`: the call index of the agent's next turn, NULL after its last one."""
+    turn = [*ROLLOUT_KEY, "agent", "turn"]
+    following = pl.col("call_index").shift(-1).over(turn[:-1]).alias("next_index")
+    if not calls["choice_index"].max():
+        return calls.with_columns(following)
+    turns = calls.select(*turn, "call_index").unique(turn, keep="first", maintain_order=True)
+    next_turns = turns.with_columns(following).drop("call_index")
+    return calls.join(next_turns, on=turn, how="left", nulls_equal=True, maintain_order="left")

@@ -25,6 +25,7 @@ _TYPES: Final[dict[str, Any]] = {
     "string": pa.string(),
     "int32": pa.int32(),
     "float64": pa.float64(),
+    "bool": pa.bool_(),
     "list<int32>": pa.list_(pa.int32()),
     "list<float>": pa.list_(pa.float32()),
 }

@@ -25,6 +25,10 @@ COLUMNS: Final[dict[str, str]] = {
     "segment_id": "int32",
     "segment_pos": "int32",
     "prefix_len": "int32",
+    "parent_index": "int32",
+    "branch": "int32",
+    "next_index": "int32",
+    "done": "bool",
     "prompt_ids": "list<int32>",
     "completion_ids": "list<int32>",
     "logprobs": "list<float>",
@@ -40,7 +44,9 @@ COLUMNS: Final[dict[str, str]] = {
 `segment_id` numbers the segments of a rollout from 0; `segment_pos` is the call's place in its segment;
 `prefix_len` is the number of prompt tokens that earlier calls of the segment already hold (0 for its first call):
 the prompt's other tokens, `prompt_ids[prefix_len:]`, were added by the environment.
-`turn` counts the calls of one agent within a rollout from 0.
+`turn` counts the calls of one agent within a rollout from 0; `next_index` is the call index of its next turn, NULL where the
+agent is `done`. `parent_index` is the call index of the trained call that the prompt continues token for token, NULL where it
+continues none; `branch` counts the earlier calls of the rollout from the very same prompt (best of n, retries).
 `reward` is the call's own step reward (NULL if none), `return` what the credit rule gave it, `advantage` the final number.
 `tokens_source` is "engine" for ids recorded at the engine, "response" for those that a client's instrumentation kept of the
 engine's response (the span id is then CLIENT_SPAN:CHOICE).

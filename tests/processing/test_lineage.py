@@ -19,7 +19,7 @@ def _lists(lists: list[list[int]]) -> Tokens:
 
 def _trace(calls: list[Call], strands: list[int] | None = None) -> list[tuple[int, int, int]]:
     strand = np.array(strands or [0] * len(calls), dtype=np.int64)
-    parts = trace_lineage(strand, _lists([prompt for prompt, _ in calls]), _lists([done for _, done in calls]))
+    *parts, _ = trace_lineage(strand, _lists([prompt for prompt, _ in calls]), _lists([done for _, done in calls]))
     return list(zip(*(part.tolist() for part in parts), strict=True))
 
 
@@ -72,6 +72,15 @@ def test_strands_never_merge() -> None:
     assert _trace([([1], [2]), ([1, 2], [3])], strands=[0, 1]) == [(0, 0, 0), (0, 0, 0)]
 
 
+def _parents(calls: list[Call]) -> list[int]:
+    *_, parent = trace_lineage(
+        np.zeros(len(calls), dtype=np.int64),
+        _lists([prompt for prompt, _ in calls]),
+        _lists([done for _, done in calls]),
+    )
+    return [int(item) for item in parent]
+
+
 _SHORT = st.lists(st.integers(0, 2), min_size=1, max_size=4)
 
 
@@ -92,6 +101,21 @@ def _conversations(draw: st.DrawFn) -> list[Call]:
 @given(_conversations())
 def test_lineage_is_what_the_definition_says(calls: list[Call]) -> None:
     assert _trace(calls) == _by_definition(calls)
+
+
+@given(_conversations())
+def test_a_parent_is_the_call_with_the_longest_sequence_that_the_prompt_continues(calls: list[Call]) -> None:
+    for call, parent in enumerate(_parents(calls)):
+        prompt = calls[call][0]
+        sizes = [
+            len(earlier) + len(done)
+            for earlier, done in calls[:call]
+            if prompt[: len(earlier) + len(done)] == earlier + done
+        ]
+        assert (parent >= 0) == bool(sizes)
+        if sizes:
+            head, tail = calls[parent]
+            assert prompt[: max(sizes)] == head + tail
 
 
 @given(_conversations())
@@ -124,7 +148,7 @@ def test_a_trace_of_2000_turns_is_one_segment_at_a_cost_linear_in_its_tokens() -
     prompts, completions = _lists([prompt for prompt, _ in calls]), _lists([done for _, done in calls])
     built = time.process_time() - began
     began = time.process_time()
-    segment, position, _ = trace_lineage(np.zeros(2_000, dtype=np.int64), prompts, completions)
+    segment, position, *_ = trace_lineage(np.zeros(2_000, dtype=np.int64), prompts, completions)
     assert not segment.any()
     assert position.tolist() == list(range(2_000))
     assert time.process_time() - began < max(1.0, built)

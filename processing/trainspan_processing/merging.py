@@ -1,0 +1,85 @@
+"""Why a call does not continue the call of its agent before it: told from token ids alone.
+
+- `fork`: it starts from the very state the call before it started from, or from an earlier one (best of n, a retry);
+- `retokenization`: a few tokens of the earlier answer came back as a few others, and the rest is the same;
+- `template`: the history was rewritten: something was left out of it or put into it (thinking removed, a new tool list);
+- `other`: the prompts have too little in common (another conversation, a compacted context).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["CAUSES", "MergeFailures", "cause_of"]
+
+CAUSES: Final = ("fork", "retokenization", "template", "other")
+
+_ANCHOR: Final = 4
+"""Tokens that must be equal in a row for two sequences to count as in step again."""
+_SWAPPED: Final = 16
+"""Greatest number of tokens that re-tokenisation replaces at a time."""
+_SHOWN: Final = 24
+"""Tokens shown of each side in an example."""
+
+Ids = NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class MergeFailures:
+    """Counts by cause, with the first example of each."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, before: tuple[Ids, Ids], prompt: Ids, where: dict[str, Any]) -> None:
+        """Counts one call with `prompt` after the call `before` (prompt, completion); `where` names it in an example."""
+        cause, at = cause_of(before, prompt)
+        self.counts[cause] = self.counts.get(cause, 0) + 1
+        if cause not in self.examples:
+            earlier = np.concatenate(before)
+            self.examples[cause] = {
+                **where,
+                "differs_at": at,
+                "earlier": earlier[at : at + _SHOWN].tolist(),
+                "prompt": prompt[at : at + _SHOWN].tolist(),
+            }
+
+
+def cause_of(before: tuple[Ids, Ids], prompt: Ids) -> tuple[str, int]:
+    """(cause, where the prompt departs from the earlier sequence), for a prompt that does not continue it."""
+    earlier = np.concatenate(before)
+    shared = min(len(earlier), len(prompt))
+    different = np.flatnonzero(earlier[:shared] != prompt[:shared])
+    at = int(different[0]) if len(different) else shared
+    if at == shared:
+        return "fork", at
+    opening = len(before[0])
+    if 2 * at < opening:
+        return "other", at
+    was, now = earlier[at:], prompt[at:]
+    if _find(now, was[:_ANCHOR]) or _find(was, now[:_ANCHOR]):  # put in, or left out
+        return "template", at
+    if at >= opening and _in_step_after_a_swap(was, now):
+        return "retokenization", at
+    return ("template" if _find(now, was[-_ANCHOR:]) else "other"), at
+
+
+def _in_step_after_a_swap(was: Ids, now: Ids) -> bool:
+    """Whether a few tokens became a few others, after which both go on alike (to the end of what was, if that is near)."""
+    for skipped in range(1, min(_SWAPPED, len(was)) + 1):
+        rest = was[skipped : skipped + _ANCHOR]
+        for taken in range(1, _SWAPPED + 1):
+            follows = now[taken : taken + len(rest)]
+            if len(rest) and len(follows) == len(rest) and np.array_equal(follows, rest):
+                return True
+    return False
+
+
+def _find(tokens: Ids, pattern: Ids) -> bool:
+    """Whether `pattern` (a whole anchor) occurs in `tokens`."""
+    if len(pattern) < _ANCHOR or len(tokens) < _ANCHOR:
+        return False
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, _ANCHOR)
+    return bool((windows == pattern).all(axis=1).any())
