@@ -85,6 +85,9 @@ def _processes(root: Path, collector: str) -> dict[str, Any]:
         figures[f"process_start_cpu_ms: {name}"] = round(1000 * (median - before), 1)
         before = median
     over = [1000 * (last - first) for last, first in zip(*(seconds[stages[n][0]] for n in (-1, 0)), strict=True)]
+    imports = [_cpu_s([python, "-c", "import openai"], environment({}), root)[0] for _ in range(_REPEATS)]
+    own = 1000 * (statistics.median(imports) - statistics.median(seconds["python"]))
+    figures["process_start_cpu_ms: of these, import openai (an agent that uses it pays anyway)"] = round(own, 1)
     low, high = min(over), max(over)
     figures["process_start_cpu_ms: all over bare python"] = f"{statistics.median(over):.0f} ({low:.0f} to {high:.0f})"
     return figures

@@ -1,8 +1,9 @@
-"""The policy server: what capture costs an agent's call, and how long a swap of weights takes.
+"""The policy server: what capture costs an agent's call, the bytes of a call's span, and how long a swap of weights takes.
 
-A Llama of 0.5M parameters. The same requests go in turns to our server and to vLLM alone under the same flags; where both
-clients ask for log-probabilities and token ids the difference is capture and export; where ours asks for nothing, what an
-agent sees. Latency is one call of 32 tokens at concurrency 1, speed tokens per second at concurrency 16.
+A Llama of 0.5M parameters. The same requests go in turns to our server and to vLLM alone under the same flags. The cost of
+capture is what an agent that asks for nothing gets from us, against vLLM alone when its client asks for log-probabilities:
+computing them is the engine's work. Where both clients ask, the difference is capture and export by themselves.
+Latency is one call of 32 tokens at concurrency 1, speed tokens per second at concurrency 32.
 """
 
 import contextlib
@@ -20,24 +21,33 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.adapters import make_adapter
 from tests.support.canary import write_checkpoint_files
-from tests.support.otlp_sink import free_port, otlp_sink
+from tests.support.otlp_sink import free_port
 from tests.support.policy_server import RunningServer, policy_server
 from tests.support.tiny_model import make_tiny_model
+from trainspan_schemas.identity import Identity
 from trainspan_schemas.settings import ServingSettings
 from trainspan_serving.launch import prepare
 
 _TOKENS = 32
-_ROUNDS = 10
-_CALLS = 30
-_CONCURRENCY = 16
+_ROUNDS = 8
+_CALLS = 16
+_CALLS_AT_ONCE = 8
+_CONCURRENCY = 32
 _SWAPS = 20
+_BODY = {
+    "model": "policy",
+    "messages": [{"role": "user", "content": "calc 7*5 of the answer"}],
+    "max_tokens": _TOKENS,
+    "ignore_eos": True,
+}
 _ASKING = {"logprobs": True, "return_token_ids": True}
 
 
 def measure() -> dict[str, Any]:
     """Latencies and swap times in milliseconds (median over rounds, with the spread), speeds in tokens per second."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
+    with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         base = make_tiny_model(root / "base", hidden=128, layers=3)
         checkpoints = [
@@ -45,12 +55,58 @@ def measure() -> dict[str, Any]:
         ]
         for version, checkpoint in enumerate(checkpoints, start=1):
             write_checkpoint_files(checkpoint, version, base)
-        _, collector = running.enter_context(otlp_sink())
-        ours = running.enter_context(
-            policy_server(base, root / "home", "--collector", collector, "--checkpoints", str(root / "checkpoints"))
+        adapters = [root / f"checkpoints/policy-{n:06d}" for n in (3, 4)]
+        for version, adapter in enumerate(adapters, start=3):
+            make_adapter(base, adapter, version, seed=version, rank=8)
+        options = ("--checkpoints", str(root / "checkpoints"))
+        with (
+            _Sink() as sink,
+            _vllm_alone(base, root) as alone,
+            policy_server(base, root / "home", "--collector", sink.url, *options) as ours,
+        ):
+            figures = _compare(ours.url, alone) | _span_bytes(ours, sink)
+        with policy_server(base, root / "lora", "--collector", "none", "--max-lora-rank", "8", *options) as server:
+            figures |= _swaps(server, "lora", (3, 4))  # before the full weights that they do not belong to
+            return figures | _swaps(server, "full", (1, 2))
+
+
+class _Sink:
+    """The counting collector's process."""
+
+    def __enter__(self) -> "_Sink":
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.sink"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        alone = running.enter_context(_vllm_alone(base, root))
-        return {**_compare(ours.url, alone), **_swaps(ours)}
+        assert self._process.stdout is not None
+        self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
+        return self
+
+    def received_bytes(self) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline().split()[1])
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def _span_bytes(server: RunningServer, sink: _Sink) -> dict[str, Any]:
+    """Bytes on the wire per call of 32 sampled tokens, identity included, in requests of many calls."""
+    _settle(server)
+    before, calls = sink.received_bytes(), 200
+    _calls(server.url, {}, calls, baggage=Identity("r" * 32, "run-1", "task-17", 0, 3).to_baggage("solver"))
+    _settle(server)
+    spans_bytes = sink.received_bytes() - before
+    prompt = server.post("/v1/chat/completions", _BODY)[1]["usage"]["prompt_tokens"]
+    return {f"span_bytes_per_call ({prompt} prompt, {_TOKENS} sampled tokens)": round(spans_bytes / calls)}
+
+
+def _settle(server: RunningServer) -> None:
+    while (state := server.policy())["calls_exported"] < state["calls_captured"]:
+        time.sleep(0.02)
 
 
 def _compare(ours: str, alone: str) -> dict[str, Any]:
@@ -73,43 +129,44 @@ def _compare(ours: str, alone: str) -> dict[str, Any]:
     for name in variants:
         figures[f"latency_ms ({name})"] = _spread(latency_ms[name], 2)
         figures[f"tokens_per_s ({name})"] = _spread(speed[name], 0)
-    asked = ("ours, logprobs and ids asked", "vllm alone, logprobs and ids asked")
-    cost = [100 * (1 - with_us / without) for with_us, without in zip(*(speed[name] for name in asked), strict=True)]
-    added = [with_us - without for with_us, without in zip(*(latency_ms[name] for name in asked), strict=True)]
-    figures["capture_cost_percent_of_speed (paired)"] = _spread(cost, 1)
-    figures["capture_cost_ms_of_latency (paired)"] = _spread(added, 2)
+    alone_asked = "vllm alone, logprobs and ids asked"
+    for name in ("ours, nothing asked", "ours, logprobs and ids asked"):
+        pairs = zip(speed[name], speed[alone_asked], strict=True)
+        figures[f"cost_percent_of_speed ({name})"] = _spread([100 * (1 - us / alone) for us, alone in pairs], 1)
+        pairs = zip(latency_ms[name], latency_ms[alone_asked], strict=True)
+        figures[f"cost_ms_of_latency ({name})"] = _spread([us - alone for us, alone in pairs], 2)
     return figures
 
 
-def _swaps(server: RunningServer) -> dict[str, Any]:
+def _swaps(server: RunningServer, kind: str, versions: tuple[int, int]) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {"total": [], "reload": [], "canary": []}
     for number in range(_SWAPS):
-        version = 1 + number % 2
+        version = versions[number % 2]
         status, answer = server.swap(f"policy-{version:06d}", version)
         if status != 200:
             raise RuntimeError(f"swap failed: {answer}")
         for step, values in seconds.items():
             values.append(1000 * answer["seconds"][step])
-    return {f"swap_{step}_ms": _spread(values, 1) for step, values in seconds.items()}
+    return {f"swap_{step}_ms ({kind})": _spread(values, 1) for step, values in seconds.items()}
 
 
 def _at_once(url: str, extra: dict[str, Any]) -> float:
     """Tokens per second with several clients."""
-    threads = [threading.Thread(target=_calls, args=(url, extra, _CALLS // 3)) for _ in range(_CONCURRENCY)]
+    threads = [threading.Thread(target=_calls, args=(url, extra, _CALLS_AT_ONCE)) for _ in range(_CONCURRENCY)]
     began = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return _CONCURRENCY * (_CALLS // 3) * _TOKENS / (time.monotonic() - began)
+    return _CONCURRENCY * _CALLS_AT_ONCE * _TOKENS / (time.monotonic() - began)
 
 
-def _calls(url: str, extra: dict[str, Any], count: int) -> list[float]:
+def _calls(url: str, extra: dict[str, Any], count: int, **more: str) -> list[float]:
     """Seconds of each of `count` calls over one connection."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
-    messages = [{"role": "user", "content": "calc 7*5 of the answer"}]
-    body = {"model": "policy", "messages": messages, "max_tokens": _TOKENS, "ignore_eos": True, **extra}
+    body = {**_BODY, **extra}
     headers = {"Content-Type": "application/json", "traceparent": f"00-{os.urandom(16).hex()}-{os.urandom(8).hex()}-01"}
+    headers |= more
     seconds = []
     for _ in range(count):
         began = time.monotonic()

@@ -148,9 +148,9 @@ def _flags(settings: ServingSettings, port: int, on_cpu: bool, max_lora_rank: in
     if settings.max_model_len is not None:
         flags += ["--max-model-len", str(settings.max_model_len)]
     if max_lora_rank is not None:
-        # Two at once: requests under way keep the adapter that they began with.
-        flags += ["--enable-lora", "--max-lora-rank", str(_vllm_rank(max_lora_rank)), "--max-loras", "2"]
-        flags += ["--lora-target-modules", *SERVED_MODULES]
+        # Requests under way keep the adapter that they began with: two in a batch, four in memory.
+        flags += ["--enable-lora", "--max-lora-rank", str(_vllm_rank(max_lora_rank))]
+        flags += ["--max-loras", "2", "--max-cpu-loras", "4", "--lora-target-modules", *SERVED_MODULES]
     return tuple(flags)
 
 

@@ -140,6 +140,7 @@ def test_calls_that_cannot_be_written_to_disk_wait_in_memory_and_are_lost_by_cou
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(420)
 def test_after_five_minutes_of_outage_under_traffic_everything_is_delivered(tmp_path: Path) -> None:
     port = free_port()
     exporter = exporter_to(f"http://127.0.0.1:{port}", tmp_path)

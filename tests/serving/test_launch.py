@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,17 @@ def test_a_hugging_face_id_is_left_to_vllm_to_fetch(home: Path) -> None:
     assert "HF_HUB_OFFLINE" not in launch.environment
     with pytest.raises(CheckpointError, match="no model directory tiny: name one that exists, or a Hugging Face id"):
         launch_of(home, model="tiny")
+
+
+def test_the_collectors_token_of_the_role_serving_wins_over_the_environments_headers(
+    home: Path, models: Models
+) -> None:
+    (home / "tokens.toml").write_text('serving = "serving-token"\n')
+    settings = ServingSettings(model=str(models.base), port=0, checkpoints=str(home))
+    environ = {"OTEL_EXPORTER_OTLP_HEADERS": "x=1"}
+    assert prepare(settings, (), environ).plan.otlp_headers == "x=1"
+    with_file = replace(settings, token_file=str(home / "tokens.toml"))
+    assert prepare(with_file, (), environ).plan.otlp_headers == "authorization=Bearer%20serving-token"
 
 
 def test_sleep_is_a_flag_of_vllms_on_a_gpu_only(home: Path, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
