@@ -37,7 +37,7 @@ def write_dataset(root: Path, calls: Sequence[LoggedCall], *, round_: int = 0, r
     import pyarrow.parquet as pq
 
     rows = [_row(call, round_, run_id) for call in calls]
-    types = {"string": pa.string(), "int32": pa.int32(), "float64": pa.float64()}
+    types = {"string": pa.string(), "int32": pa.int32(), "float64": pa.float64(), "bool": pa.bool_()}
     types |= {"list<int32>": pa.list_(pa.int32()), "list<float>": pa.list_(pa.float32())}
     schema = pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
     folder = root / round_dir_name(round_)
