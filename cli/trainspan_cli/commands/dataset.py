@@ -14,16 +14,38 @@ def dataset(
     out: Annotated[Path | None, typer.Option(help="Folder of datasets.")] = None,
     run: Annotated[str | None, typer.Option(help="Only rollouts of this run.")] = None,
     round: Annotated[int | None, typer.Option(help="Only rollouts of this round; also the dataset's number.")] = None,
-    credit: Annotated[str | None, typer.Option(help="identical, return_to_go, or module:function.")] = None,
+    credit: Annotated[
+        str | None, typer.Option(help="identical, return_to_go, step, gigpo, per_agent, or module:function.")
+    ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(help="grpo, dr_grpo, rloo, batch, global, running, none, or module:function."),
+        typer.Option(help="grpo, dr_grpo, rloo, batch, global, running, rae, none, or module:function."),
     ] = None,
     reward: Annotated[
         str | None, typer.Option(help="module:function or file.py:function that re-rewards each stored rollout.")
     ] = None,
-    reward_name: Annotated[str | None, typer.Option(help="Evaluation that is the reward.")] = None,
-    gamma: Annotated[float | None, typer.Option(help="Discount per call for return_to_go.")] = None,
+    reward_name: Annotated[
+        str | None, typer.Option(help="Evaluation that is the reward; several as correct=1,style=0.2,tools?=0.1.")
+    ] = None,
+    combine: Annotated[
+        str | None, typer.Option(help="Several rewards: sum, or gdpo (compare each, then add up).")
+    ] = None,
+    air: Annotated[
+        str | None,
+        typer.Option(help="Step rewards from the trace: tool_error=-0.1,parse_error=-0.1,repeated_call=-0.05."),
+    ] = None,
+    gamma: Annotated[float | None, typer.Option(help="Discount per call for return_to_go and gigpo.")] = None,
+    group_over: Annotated[str | None, typer.Option(help="Statistics over rollouts or calls.")] = None,
+    step_by: Annotated[str | None, typer.Option(help="step compares calls of the same turn or agent.")] = None,
+    agent_credit: Annotated[
+        str | None, typer.Option(help="For per_agent: planner=rloo,coder=return_to_go+grpo,*=rae.")
+    ] = None,
+    agents: Annotated[str | None, typer.Option(help="Train only these agents' calls.")] = None,
+    policies: Annotated[str | None, typer.Option(help="Train only these policies' calls.")] = None,
+    filter: Annotated[
+        str | None, typer.Option(help="module:function(StoredRollout) -> bool: which rollouts are trained.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="recorded, all, or the share of tasks to train on.")] = None,
     wait_s: Annotated[float | None, typer.Option(help="Wait so long for rollouts that are still arriving.")] = None,
     settle_s: Annotated[float | None, typer.Option(help="Silence after which a rollout counts as unfinished.")] = None,
     max_staleness: Annotated[int | None, typer.Option(help="Drop calls that are more versions old.")] = None,
@@ -58,7 +80,16 @@ def dataset(
         baseline=baseline,
         reward=reward,
         reward_name=reward_name,
+        combine=combine,
+        air=air,
         gamma=gamma,
+        group_over=group_over,
+        step_by=step_by,
+        agent_credit=agent_credit,
+        agents=agents,
+        policies=policies,
+        filter=filter,
+        split=split,
         wait_s=wait_s,
         settle_s=settle_s,
         max_staleness=max_staleness,

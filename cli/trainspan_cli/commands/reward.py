@@ -1,0 +1,50 @@
+"""`trainspan reward`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainspan_cli.settings import ConfigOption, FormatOption, settings
+
+
+def reward(
+    value: Annotated[float, typer.Option(help="The score, a finite number.")],
+    rollout: Annotated[str | None, typer.Option(help="Id of the rollout that it is about.")] = None,
+    response: Annotated[
+        str | None, typer.Option(help="Or the id of a response (chatcmpl-…): of that one call.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the evaluation.")] = "reward",
+    explanation: Annotated[str | None, typer.Option(help="Why.")] = None,
+    source: Annotated[str, typer.Option(help="Who says so: human, agent.")] = "human",
+    collector: Annotated[str | None, typer.Option(help="OTLP/gRPC URL of the collector.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="Role tokens, where the collector demands them.")] = None,
+    config: ConfigOption = None,
+    format: FormatOption = "table",
+) -> None:
+    """Reward a rollout, or one response of a call, after the fact; the next dataset takes it.
+
+    Example: trainspan reward --rollout 0b8e4c7a --value 1 --name reward
+    """
+    import math
+    import os
+
+    from trainspan_cli.feedback import Feedback, send_feedback
+    from trainspan_schemas.errors import UsageError
+    from trainspan_schemas.roles import otlp_headers_of
+
+    if (rollout is None) == (response is None):
+        raise UsageError("name what is rewarded: either --rollout ID or --response ID")
+    if not math.isfinite(value):
+        raise UsageError(f"--value {value}: a reward is a finite number")
+    chosen = settings(config)
+    tokens = str(token_file) if token_file else chosen.rollouts.token_file
+    headers = otlp_headers_of(tokens, "runner") if tokens else os.environ.get("OTEL_EXPORTER_OTLP_HEADERS")
+    url = collector or chosen.rollouts.collector
+    feedback = Feedback(value, name, source, rollout, response, explanation)
+    evaluation_id = send_feedback(feedback, url, headers)
+    if format == "json":
+        print(json.dumps({"evaluation_id": evaluation_id, "rollout": rollout, "response": response, "value": value}))
+    else:
+        print(f"{name} = {value:g} for {'rollout' if rollout else 'response'} {rollout or response}")

@@ -1,0 +1,85 @@
+"""Feedback on a rollout or a response that is over, sent as one evaluation record over OTLP/gRPC."""
+
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from trainspan_schemas import keys
+from trainspan_schemas.errors import StoreError
+
+__all__ = ["Feedback", "send_feedback"]
+
+_TIMEOUT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """One score; exactly one of `rollout_id` and `response_id` says of what."""
+
+    value: float
+    name: str
+    source: str
+    rollout_id: str | None = None
+    response_id: str | None = None
+    explanation: str | None = None
+
+    def attributes(self) -> dict[str, str | float]:
+        """Of the record: a new evaluation id, and only what is given."""
+        pairs: dict[str, str | float | None] = {
+            keys.EVALUATION_NAME: self.name,
+            keys.EVALUATION_SCORE: self.value,
+            keys.EVALUATION_SOURCE: self.source,
+            keys.EVALUATION_EXPLANATION: self.explanation,
+            keys.EVALUATION_ID: uuid.uuid4().hex,
+            keys.ROLLOUT_ID: self.rollout_id,
+            keys.GEN_AI_RESPONSE_ID: self.response_id,
+        }
+        return {key: value for key, value in pairs.items() if value is not None}
+
+
+def send_feedback(feedback: Feedback, collector: str, headers: str | None) -> str:
+    """Sends it to the collector's OTLP/gRPC URL and returns the evaluation's id. Raises StoreError where it is not taken.
+
+    `headers` as in OTEL_EXPORTER_OTLP_HEADERS.
+    """
+    import grpc
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import LogsServiceStub
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+    from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
+
+    attributes = feedback.attributes()
+    record = LogRecord(
+        time_unix_nano=time.time_ns(),
+        event_name=keys.EVALUATION_EVENT,
+        attributes=[
+            KeyValue(
+                key=key,
+                value=AnyValue(double_value=value) if isinstance(value, float) else AnyValue(string_value=str(value)),
+            )
+            for key, value in attributes.items()
+        ],
+    )
+    request = ExportLogsServiceRequest(resource_logs=[ResourceLogs(scope_logs=[ScopeLogs(log_records=[record])])])
+    url = urlsplit(collector if "//" in collector else f"//{collector}")
+    metadata = [tuple(map(unquote, pair.split("=", 1))) for pair in (headers or "").split(",") if "=" in pair]
+    secure = url.scheme == "https"
+    channel = (
+        grpc.secure_channel(url.netloc, grpc.ssl_channel_credentials()) if secure else grpc.insecure_channel(url.netloc)
+    )
+    with channel:
+        stub: Any = LogsServiceStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            answer = stub.Export(
+                request, timeout=_TIMEOUT_S, metadata=[(key.strip().lower(), value) for key, value in metadata]
+            )
+        except grpc.RpcError as error:
+            reason = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
+            raise StoreError(
+                f"the collector at {collector} did not take the reward ({reason}): is it running?"
+            ) from error
+    if rejected := answer.partial_success.rejected_log_records:
+        raise StoreError(f"the collector refused {rejected} record: {answer.partial_success.error_message}")
+    return str(attributes[keys.EVALUATION_ID])

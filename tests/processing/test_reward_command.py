@@ -1,0 +1,53 @@
+"""`trainspan reward` as a user runs it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.processing.conftest import Bench, rows
+
+
+def _reward(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trainspan_cli", "reward", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_late_feedback_reaches_the_next_dataset_by_rollout_and_by_response(bench: Bench) -> None:
+    collector = f"http://{bench.collectors[0].grpc}"
+    responses = []
+    for name in "ab":
+        rollout = bench.rollout(name)
+        rollout.call(0, [1], [2], gen_ai__response__id=f"chatcmpl-{bench.run_id}-{name}-x")
+        responses.append(f"chatcmpl-{bench.run_id}-{name}-x")
+        bench.send(rollout)
+    said = _reward("--rollout", f"{bench.run_id}-a", "--value", "1", "--collector", collector)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout == f"reward = 1 for rollout {bench.run_id}-a\n"
+    told = _reward("--response", responses[1], "--value", "-0.5", "--collector", collector, "--format", "json")
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout)["value"] == -0.5
+    assert bench.edges() == [("a", "rollout", None, 1.0), ("b", "response", 0, -0.5)]
+    assert rows(bench.build(round_=0)).select("reward", "return").rows() == [(None, 1.0), (-0.5, -0.5)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--value", "1"), 2, "either --rollout ID or --response ID"),
+        (("--value", "1", "--rollout", "a", "--response", "b"), 2, "either --rollout ID or --response ID"),
+        (("--value", "nan", "--rollout", "a"), 2, "a reward is a finite number"),
+        (("--value", "1", "--rollout", "a", "--collector", "http://127.0.0.1:9"), 1, "did not take the reward"),
+    ],
+)
+def test_what_cannot_be_sent_is_one_line(arguments: tuple[str, ...], code: int, message: str) -> None:
+    failed = _reward(*arguments)
+    assert failed.returncode == code
+    assert len(failed.stderr.splitlines()) == 1
+    assert message in failed.stderr
