@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -28,10 +29,11 @@ def print_explanation(account: "RolloutAccount", *, full: bool) -> None:
     if account.calls:
         console.print(_title("calls"), _calls(account))
     console.print(_title("rewards"))
-    console.print(_edges(account) if account.edges else Text("nothing rewarded this rollout", style="dim"))
+    for line in _edges(account) or [Text("nothing rewarded this rollout", style="dim")]:
+        console.print(_indented(line))
     console.print(_title("credit"))
     for line in account.credit.lines:
-        console.print(_plain(f"  {line}"))
+        console.print(_indented(_plain(line)))
     console.print(_title("text"), Text(_legend(account), style="dim"))
     steps: list[tuple[float, int, Any]] = [(call.start_s, 1, call) for call in account.calls]
     steps += [(tool.start_s, 0, tool) for tool in account.tools]
@@ -42,6 +44,10 @@ def print_explanation(account: "RolloutAccount", *, full: bool) -> None:
 
 def _title(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
+
+
+def _indented(text: Text) -> Padding:
+    return Padding(text, (0, 0, 0, 2))
 
 
 def _plain(text: str, style: str = "") -> Text:
@@ -105,22 +111,20 @@ def _cut(name: str, most: int = 18) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def _edges(account: "RolloutAccount") -> Text:
+def _edges(account: "RolloutAccount") -> list[Text]:
     from trainspan_processing.explanation.arithmetic import number
 
-    text = Text()
+    lines = []
     for edge in account.edges:
         target = "the rollout" if edge.call is None else f"call {edge.call}"
         where = f" on {edge.on}" if edge.on else ""
         at = f" at {edge.at_s:.3f} s" if edge.at_s is not None else ""
-        text.append_text(_plain(f"  {number(edge.score)} {edge.name} from {edge.source}{where}{at}"))
+        said = f"{number(edge.score)} {edge.name} from {edge.source}{where}{at}"
         if edge.rule is None:
-            text.append_text(_plain(f" does not count: {edge.why}\n", "yellow"))
+            lines.append(_plain(f"{said} does not count: {edge.why}", "yellow"))
         else:
-            text.append_text(_plain(f" → {target}\n"))
-            text.append_text(_plain(f"    rule {edge.rule}: {edge.why}\n", "dim"))
-    text.rstrip()
-    return text
+            lines += [_plain(f"{said} → {target}"), _plain(f"  rule {edge.rule}: {edge.why}", "dim")]
+    return lines
 
 
 def _legend(account: "RolloutAccount") -> str:

@@ -21,7 +21,7 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem
 h1 { font-size: 1.4rem; overflow-wrap: anywhere } h2 { font-size: 1.15rem; margin-top: 2rem } h3 { font-size: 1rem; margin-bottom: .3rem }
 table { border-collapse: collapse; margin: .8rem 0; font-size: 13px; font-variant-numeric: tabular-nums }
 th, td { padding: .2rem .7rem; border-bottom: 1px solid #d8dee4; text-align: right; vertical-align: top }
-th { color: #57606a; font-weight: 600 } th.l, td.l { text-align: left } tr.this td { background: #fff8c5 }
+th { color: #57606a; font-weight: 600 } td.r, th { white-space: nowrap } th.l, td.l { text-align: left } tr.this td { background: #fff8c5 }
 code, pre { font: 12.5px/1.6 ui-monospace, monospace } pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .2rem 0 }
 .note { color: #57606a } .bad { color: #cf222e } .plots { display: flex; flex-wrap: wrap; gap: 1.2rem 2rem }
 figure { margin: 0 } figcaption { font-size: 13px; color: #57606a } svg text { font: 11px system-ui, sans-serif; fill: #57606a }

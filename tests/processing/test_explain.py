@@ -49,13 +49,13 @@ def test_the_credit_is_told_in_numbers(bench: Bench) -> None:
     assert lines[1].startswith("credit identical: Every call gets R_i")
     assert lines[2].startswith("baseline dr_grpo: v − μ_g.")
     assert lines[3] == "group of 3: R is 1.5, 0, 0; mean 0.5, standard deviation 0.86603"
-    assert lines[4:] == ["A(calls 0 to 1) = (1.5 − 0.5) = 1"]
+    assert lines[4:] == ["A(calls 0 to 1) = 1.5 − 0.5 = 1"]
 
 
 def test_each_call_has_its_own_line_where_values_differ(bench: Bench) -> None:
     _group(bench)
     lines = _explain(bench, "a", credit="return_to_go", baseline="dr_grpo").credit.lines
-    assert lines[4:] == ["A(call 0) = (1.5 − 0.5) = 1", "A(call 1) = (1 − 0.5) = 0.5"]
+    assert lines[4:] == ["A(call 0) = 1.5 − 0.5 = 1", "A(call 1) = 1 − 0.5 = 0.5"]
 
 
 def test_a_spread_divides(bench: Bench) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processing.conftest import Bench
+from tests.processing.conftest import Bench, RunningCollector
 from tests.support.browser import dump_dom, find_chromium
 from tests.support.byte_tokenizer import encode, make_byte_tokenizer
 
@@ -22,9 +22,11 @@ EVIL = (
 )
 
 
-@pytest.fixture
-def evil_page(bench: Bench, tmp_path: Path) -> tuple[str, Path]:
+@pytest.fixture(scope="module")
+def evil_page(collectors: list[RunningCollector], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What the terminal got, and the page, of a rollout whose every text is EVIL."""
+    tmp_path = tmp_path_factory.mktemp("evil")
+    bench = Bench(collectors, "run-evil", tmp_path / "dataset")
     model = make_byte_tokenizer(tmp_path)
     for name, reward in (("a", 1.0), ("b", 0.0)):
         rollout = bench.rollout(name, task=EVIL)

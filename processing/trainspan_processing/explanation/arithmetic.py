@@ -132,6 +132,8 @@ def _term(term: Term, *, labelled: bool) -> str:
     shown = f"({number(term.value)} {less})"
     if term.scale != 1.0:
         shown = f"{shown} / {number(1.0 / term.scale)}" if term.scale else f"{shown} × 0"
+    elif term.weight == 1.0 and not labelled:
+        shown = shown[1:-1]
     if term.weight != 1.0:
         shown = f"{number(term.weight)} × {shown}"
     return f"{term.label} {shown}" if labelled else shown
