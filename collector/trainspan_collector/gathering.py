@@ -4,6 +4,7 @@ from collections import deque
 
 from trainspan_collector.batch import Batch
 from trainspan_collector.database import ROW_GROUP_ROWS, Progress
+from trainspan_collector.frames import Frame
 from trainspan_collector.journal import Entry, Journal
 from trainspan_collector.quarantine import Quarantine
 
@@ -34,6 +35,12 @@ class Gathering:
         self._batch = Batch(progress.last_seq)
         self._n_bytes = 0
         self._last: Entry | None = None
+
+    @property
+    def last_frame(self) -> Frame:
+        """The request that was read last."""
+        assert self._last is not None
+        return self._last.frame
 
     @property
     def is_full(self) -> bool:

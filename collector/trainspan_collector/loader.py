@@ -6,6 +6,7 @@ deleted only after a checkpoint that covers them: until then they can rebuild wh
 
 import contextlib
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -37,6 +38,15 @@ _CHECKPOINT_WAL_BYTES = 96 * 1024 * 1024  # DuckDB holds long texts among these 
 _GATHER_BYTES = 1024 * 1024
 _MAY_PASS = (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.TransactionException)
 """What a full memory or disk raises, the last of them at COMMIT."""
+_NOT_STORABLE = (
+    duckdb.DataError,
+    duckdb.IntegrityError,
+    duckdb.InvalidInputException,
+    ArithmeticError,
+    ValueError,
+    TypeError,
+)
+"""What rows raise that Arrow or DuckDB do not take (Arrow's errors are ValueError and TypeError)."""
 
 _SAME_SPANS = """
 SELECT i.seq, i.richness, s.seq, s.richness FROM incoming i
@@ -94,6 +104,8 @@ class Loader:
         self._on_failure = on_failure
         self._cursor = database.cursor()
         self._progress = database.progress()
+        self._quarantine = quarantine
+        self._max_bytes = max_bytes
         self._gathering = Gathering(journal, self._progress, quarantine, max_bytes=max_bytes)
         self._loaded = threading.Condition()
         self._n_waiting = 0
@@ -209,10 +221,33 @@ class Loader:
 
     def _load(self) -> None:
         batch, progress = self._gathering.take()
-        self._commit_with_retries(batch, progress)
+        try:
+            self._commit_with_retries(batch, progress)
+        except _NOT_STORABLE as error:
+            self._roll_back()
+            log.error(
+                "batch cannot be stored spans=%d error=%r: one request at a time", batch.n_spans, first_line(error)
+            )
+            self._load_one_by_one(progress.position)
         wal_bytes, journal_bytes = self._database.wal_bytes(), self._journal.bytes_before(progress.position)
         if wal_bytes >= _CHECKPOINT_WAL_BYTES or journal_bytes >= self._checkpoint_bytes:
             self._checkpoint()
+
+    def _load_one_by_one(self, end: Position) -> None:
+        """Loads at least one request and up to `end`, each in a transaction of its own; puts aside what cannot be stored."""
+        alone = Gathering(self._journal, self._progress, self._quarantine, max_bytes=1, n_rows=sys.maxsize)
+        while True:
+            alone.fill()
+            batch, progress = alone.take()
+            try:
+                self._commit_with_retries(batch, progress)
+            except _NOT_STORABLE as error:
+                self._roll_back()
+                self._quarantine.put(alone.last_frame, error)
+                self._commit_with_retries(Batch(progress.last_seq), progress)
+            if progress.position >= end:
+                break
+        self._gathering = Gathering(self._journal, progress, self._quarantine, max_bytes=self._max_bytes)
 
     def _commit_with_retries(self, batch: Batch, progress: Progress) -> None:
         """Memory that a query took, and a full disk, come back; what else fails is an error of ours and is raised.
@@ -273,7 +308,8 @@ class Loader:
                 f"INSERT INTO {table} BY NAME SELECT * FROM incoming WHERE NOT list_contains(?, seq)", [dropped]
             )
         finally:
-            self._cursor.unregister("incoming")
+            with contextlib.suppress(duckdb.TransactionException):  # the transaction has failed; the next one replaces it
+                self._cursor.unregister("incoming")
         return len(pairs)
 
     def _roll_back(self) -> None:

@@ -1,11 +1,14 @@
 """A journalled request that cannot become rows is put aside; all others are loaded."""
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.collector import event, span, trace_request
+from tests.support.collector import event, export, read, running, span, trace_request
+from tests.support.http import request
 from trainspan_collector.batch import Batch
 from trainspan_collector.database import Progress
 from trainspan_collector.frames import Frame, Signal
@@ -69,3 +72,25 @@ def test_what_is_not_trusted_never_replaces_what_is(tmp_path: Path) -> None:
         assert rows["0000000000000001"].prompt_ids is None
         [evaluation] = batch.evaluations
         assert (evaluation.score, evaluation.untrusted) == (0.25, False)
+
+
+def test_a_request_that_the_database_does_not_take_is_found_among_the_others_of_its_batch(tmp_path: Path) -> None:
+    store = tmp_path / "s.duckdb"
+    with running(store):
+        pass
+    narrow = "ALTER TABLE store.stored.spans ALTER flags TYPE UTINYINT"
+    code = f"import duckdb; c = duckdb.connect(); c.execute(\"ATTACH '{store}' AS store\"); c.execute({narrow!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    with running(store, load_interval_s=30) as collector:
+        for number in range(1, 7):
+            export(collector.address, span(1, number, flags=300 if number in (3, 6) else 1))
+        assert [row["span_id"][-1] for row in read(collector.address, "spans")] == ["1", "2", "4", "5"]
+        export(collector.address, span(1, 7, flags=2), span(1, 8, flags=255))
+        assert [row["flags"] for row in read(collector.address, "spans")] == [1, 1, 1, 1, 2, 255]
+        page = request(collector.address, "/metrics", method="GET").body.decode()
+        assert "trainspan_collector_quarantined_requests 2.0" in page
+        kept = sorted((tmp_path / "s.duckdb.quarantine").iterdir())
+        bodies = {path.read_bytes() for path in kept}
+        assert bodies == {trace_request(span(1, number, flags=300)).SerializeToString() for number in (3, 6)}
+    with running(store) as again:  # nothing comes twice
+        assert len(read(again.address, "spans")) == 6
