@@ -7,7 +7,7 @@ import polars as pl
 
 from trainspan_schemas import keys
 
-from .attributes import boolean, number, text
+from .attributes import text, with_common, with_where
 from .frames import CALLS, ROLLOUT_KEY, SPAN_KEY, empty
 
 __all__ = ["CALL_COLUMNS", "narrow_calls", "ordered_calls", "redacts_what_is_needed", "with_defaults"]
@@ -20,43 +20,55 @@ CALL_COLUMNS: Final = [
 """Columns asked of the read `calls`."""
 
 
+_NUMBERS: Final = {
+    "choice_index": keys.CHOICE_INDEX,
+    "temperature": keys.GEN_AI_TEMPERATURE,
+    "top_p": keys.GEN_AI_TOP_P,
+    "top_k": keys.GEN_AI_TOP_K,
+    "min_p": keys.GEN_AI_MIN_P,
+    "frequency_penalty": keys.GEN_AI_FREQUENCY_PENALTY,
+    "presence_penalty": keys.GEN_AI_PRESENCE_PENALTY,
+    "repetition_penalty": keys.GEN_AI_REPETITION_PENALTY,
+}
+_BOOLEANS: Final = {
+    "constrained": keys.SAMPLING_CONSTRAINED,
+    "internal": keys.CALL_INTERNAL,
+    "multimodal": keys.CALL_MULTIMODAL,
+    "no_boundary": keys.NO_BOUNDARY,
+}
+_TEXTS: Final = {"request_model": keys.GEN_AI_REQUEST_MODEL, "logprobs_mode": keys.LOGPROBS_MODE}
+_COMMON: Final = {**_NUMBERS, **_BOOLEANS, **_TEXTS}
+
+
 def redacts_what_is_needed() -> pl.Expr:
     """Whether the collector's redaction took something that training needs: our own keys, or how was sampled."""
     removed = pl.col("attributes").str.extract(f'"{keys.REDACTED}":\\[([^\\]]*)\\]')
     return removed.str.contains_any(['"trainspan.', '"gen_ai.request.']).fill_null(False)
 
 
-_FROM_ATTRIBUTES: Final = {
-    "choice_index": number(keys.CHOICE_INDEX),
+_RARE: Final = {
     "policy_version_spans": text(keys.POLICY_VERSION_SPANS),
-    "request_model": text(keys.GEN_AI_REQUEST_MODEL),
-    "response_id": text(keys.GEN_AI_RESPONSE_ID),
-    "temperature": number(keys.GEN_AI_TEMPERATURE),
-    "top_p": number(keys.GEN_AI_TOP_P),
-    "top_k": number(keys.GEN_AI_TOP_K),
-    "min_p": number(keys.GEN_AI_MIN_P),
-    "frequency_penalty": number(keys.GEN_AI_FREQUENCY_PENALTY),
-    "presence_penalty": number(keys.GEN_AI_PRESENCE_PENALTY),
-    "repetition_penalty": number(keys.GEN_AI_REPETITION_PENALTY),
-    "logprobs_mode": text(keys.LOGPROBS_MODE),
-    "constrained": boolean(keys.SAMPLING_CONSTRAINED),
-    "internal": boolean(keys.CALL_INTERNAL),
-    "multimodal": boolean(keys.CALL_MULTIMODAL),
-    "no_boundary": boolean(keys.NO_BOUNDARY),
     "state_key": text(keys.STATE_KEY),
     "redacted": redacts_what_is_needed(),
-    "tokens_source": pl.lit("engine"),
 }
+_RARE_KEYS: Final = [keys.POLICY_VERSION_SPANS, keys.STATE_KEY, keys.REDACTED]
 
 
 def narrow_calls(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
     """The read `calls` → frame CALLS, without duplicates, in no particular order."""
-    frames = [
-        batch.with_columns(**_FROM_ATTRIBUTES).select(pl.col(name).cast(kind) for name, kind in CALLS.items())
-        for batch in batches
-    ]
+    frames = [_narrowed(batch).select(pl.col(name).cast(kind) for name, kind in CALLS.items()) for batch in batches]
     calls = pl.concat(frames) if frames else empty(CALLS)
     return with_defaults(calls).unique(SPAN_KEY, keep="first", maintain_order=True)
+
+
+def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
+    batch = batch.with_columns(
+        pl.col("attributes").fill_null("{}"),
+        text(keys.GEN_AI_RESPONSE_ID).alias("response_id"),
+        pl.lit("engine").alias("tokens_source"),
+    )
+    batch = with_common(batch, _COMMON, numbers=_NUMBERS, booleans=_BOOLEANS)
+    return with_where(batch, pl.col("attributes").str.contains_any(_RARE_KEYS), _RARE)
 
 
 def with_defaults(calls: pl.DataFrame) -> pl.DataFrame:

@@ -114,11 +114,19 @@ def _with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
         )
         .with_columns(
             segment_id.alias("segment_id"),
-            (pl.int_range(pl.len()).over(*ROLLOUT_KEY, pl.col("prompt_ids").hash())).cast(pl.Int32).alias("branch"),
+            _branches(calls).alias("branch"),
             pl.col("next_index").is_null().alias("done"),
         )
         .drop("row", "strand", "segment", "first_row")
     )
+
+
+def _branches(calls: pl.DataFrame) -> pl.Series:
+    """How many earlier calls of its rollout have the very same prompt, for each call."""
+    alike = pl.len().over(*ROLLOUT_KEY, pl.col("prompt_ids").list.len()) > 1  # others need no look at their tokens
+    rows = calls.select(alike.arg_true().alias("row"))["row"]
+    same = calls[rows].select(pl.int_range(pl.len()).over(*ROLLOUT_KEY, pl.col("prompt_ids").hash()).cast(pl.Int32))
+    return pl.zeros(calls.height, dtype=pl.Int32, eager=True).scatter(rows, same.to_series())
 
 
 def _count_failures(kept: pl.DataFrame, failures: MergeFailures) -> None:

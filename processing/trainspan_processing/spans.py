@@ -6,14 +6,14 @@ kind that can hold its key, since a search costs the more the longer the recorde
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 import polars as pl
 
 from trainspan_schemas import keys
 
-from .attributes import has_key, text
+from .attributes import has_key, text, with_where
 from .calls import redacts_what_is_needed
 from .frames import SPAN_KEY, SPANS, empty
 
@@ -128,7 +128,7 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
         (pl.col("status_code") == _STATUS_ERROR).fill_null(False).alias("failed"),
         attributes.contains_any([f'"{keys.LOGPROBS_MODE}":', f'"{keys.CALL_INDEX}":']).alias("is_bare_call"),
     )
-    batch = _with(batch, attributes.contains_any(_OTHER_DIALECTS), _OF_DIALECTS)
+    batch = with_where(batch, attributes.contains_any(_OTHER_DIALECTS), _OF_DIALECTS)
     batch = batch.with_columns(
         (pl.col("_operation").is_in(_CLIENT_OPERATIONS).fill_null(False) | pl.col("_is_call").fill_null(False))
         .and_(~pl.col("is_bare_call"))
@@ -141,22 +141,12 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
             (pl.col("_operation") == keys.OPERATION_EXECUTE_TOOL).fill_null(False) | pl.col("_is_tool").fill_null(False)
         ).alias("is_tool"),
     )
-    batch = _with(batch, pl.col("_agent").is_null() & attributes.contains_any(_AGENT_NAMES), _OF_AGENTS)
+    batch = with_where(batch, pl.col("_agent").is_null() & attributes.contains_any(_AGENT_NAMES), _OF_AGENTS)
     batch = batch.with_columns(pl.coalesce("_agent", "_agent_name").alias("agent"))
-    batch = _with(batch, pl.col("is_client_call") | pl.col("is_bare_call"), _OF_CALLS)
+    batch = with_where(batch, pl.col("is_client_call") | pl.col("is_bare_call"), _OF_CALLS)
     holds_ids = attributes.contains_any(_ANSWER_WITH_IDS[:1]) & attributes.contains_any(_ANSWER_WITH_IDS[1:])
-    batch = _with(batch, pl.col("is_client_call") & holds_ids, _OF_ANSWERS)
-    batch = _with(batch, pl.col("is_client_call") & pl.col("agent").is_null(), _OF_NAMELESS_CALLS)
-    batch = _with(batch, pl.col("is_bare_call"), _OF_BARE_CALLS)
-    batch = _with(batch, pl.col("is_tool"), _OF_TOOLS)
-    return _with(batch, pl.col("failed"), _OF_FAILURES).with_columns(pl.col("has_answer").fill_null(False))
-
-
-def _with(batch: pl.DataFrame, where: pl.Expr, expressions: Mapping[str, pl.Expr]) -> pl.DataFrame:
-    """Adds columns that are computed on the rows `where` it holds, and NULL elsewhere."""
-    rows = batch.select(where.fill_null(False).arg_true().alias("row"))["row"]
-    if rows.is_empty():
-        kinds = batch.clear().select(**expressions).schema
-        return batch.with_columns(pl.lit(None, dtype=kind).alias(name) for name, kind in kinds.items())
-    found = batch[rows].select(**expressions).with_columns(rows.alias("row"))
-    return batch.with_row_index("row").join(found, on="row", how="left", maintain_order="left").drop("row")
+    batch = with_where(batch, pl.col("is_client_call") & holds_ids, _OF_ANSWERS)
+    batch = with_where(batch, pl.col("is_client_call") & pl.col("agent").is_null(), _OF_NAMELESS_CALLS)
+    batch = with_where(batch, pl.col("is_bare_call"), _OF_BARE_CALLS)
+    batch = with_where(batch, pl.col("is_tool"), _OF_TOOLS)
+    return with_where(batch, pl.col("failed"), _OF_FAILURES).with_columns(pl.col("has_answer").fill_null(False))

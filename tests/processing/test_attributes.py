@@ -7,7 +7,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainspan_processing.attributes import boolean, has_key, number, text
+from trainspan_processing.attributes import boolean, has_key, number, text, with_common
 
 _TEXT = st.text(max_size=12) | st.sampled_from(
     ['"a.b":1', '\\"a.b\\":"x"', '{"a.b":true}', "\\", "a.b", '":', ',"a.b":1']
@@ -42,3 +42,20 @@ def test_a_value_of_another_type_is_absent() -> None:
     assert _read({"a.b": 5}, text("a.b")) is None
     assert _read({"a.b": "maybe"}, boolean("a.b")) is None
     assert _read({}, number("a.b")) is None
+
+
+_NAMES = {"number": "a.b", "flag": "a.b.c", "word": "ab"}
+
+
+@given(st.lists(st.dictionaries(_KEYS, _VALUE | st.lists(_TEXT, max_size=3) | st.just({"bytes": "AAA="})), max_size=4))
+def test_what_repeats_is_read_as_each_value_alone_is(rows: list[dict[str, Any]]) -> None:
+    encoded = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows]
+    batch = pl.DataFrame({"attributes": encoded}, schema={"attributes": pl.String})
+    together = with_common(batch, _NAMES, numbers={"number"}, booleans={"flag"})
+    alone = batch.select(number=number("a.b"), flag=boolean("a.b.c"), word=text("ab"))
+    numbers = [row.get("a.b") for row in rows]
+    for index, value in enumerate(numbers):
+        if not isinstance(value, str):  # a text that holds a number is read more strictly by the parser
+            assert together["number"][index] == alone["number"][index]
+    assert together["flag"].to_list() == alone["flag"].to_list()
+    assert together["word"].to_list() == alone["word"].to_list()
