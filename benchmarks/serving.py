@@ -3,7 +3,7 @@
 A Llama of 0.5M parameters. The same requests go in turns to our server and to vLLM alone under the same flags. The cost of
 capture is what an agent that asks for nothing gets from us, against vLLM alone when its client asks for log-probabilities:
 computing them is the engine's work. Where both clients ask, the difference is capture and export by themselves.
-Latency is one call of 32 tokens at concurrency 1, speed tokens per second at concurrency 32.
+Latency is one call of 32 tokens at concurrency 1; speed and CPU time of the server's processes are at concurrency 32.
 """
 
 import contextlib
@@ -16,14 +16,13 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.support.adapters import make_adapter
 from tests.support.canary import write_checkpoint_files
 from tests.support.otlp_sink import free_port
+from tests.support.plain_vllm import plain_vllm
 from tests.support.policy_server import RunningServer, policy_server
 from tests.support.tiny_model import make_tiny_model
 from trainspan_schemas.identity import Identity
@@ -64,7 +63,7 @@ def measure() -> dict[str, Any]:
             _vllm_alone(base, root) as alone,
             policy_server(base, root / "home", "--collector", sink.url, *options) as ours,
         ):
-            figures = _compare(ours.url, alone) | _span_bytes(ours, sink)
+            figures = _compare(ours, alone) | _span_bytes(ours, sink)
         with policy_server(base, root / "lora", "--collector", "none", "--max-lora-rank", "8", *options) as server:
             figures |= _swaps(server, "lora", (3, 4))  # before the full weights that they do not belong to
             return figures | _swaps(server, "full", (1, 2))
@@ -109,8 +108,8 @@ def _settle(server: RunningServer) -> None:
         time.sleep(0.02)
 
 
-def _compare(ours: str, alone: str) -> dict[str, Any]:
-    variants: dict[str, tuple[str, dict[str, Any]]] = {
+def _compare(ours: RunningServer, alone: RunningServer) -> dict[str, Any]:
+    variants: dict[str, tuple[RunningServer, dict[str, Any]]] = {
         "vllm alone, nothing asked": (alone, {}),
         "vllm alone, logprobs and ids asked": (alone, _ASKING),
         "ours, logprobs and ids asked": (ours, _ASKING),
@@ -118,23 +117,29 @@ def _compare(ours: str, alone: str) -> dict[str, Any]:
     }
     latency_ms: dict[str, list[float]] = {name: [] for name in variants}
     speed: dict[str, list[float]] = {name: [] for name in variants}
+    cpu_ms: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(_ROUNDS + 1):
-        for name, (url, extra) in variants.items():
-            one = _calls(url, extra, _CALLS)
-            many = _at_once(url, extra)
+        for name, (server, extra) in variants.items():
+            one = _calls(server.url, extra, _CALLS)
+            before = _cpu_s(server)
+            many = _at_once(server.url, extra)
+            time.sleep(0.3)  # for the spans of the last calls
             if number:  # the first round warms up
                 latency_ms[name].append(1000 * statistics.median(one))
                 speed[name].append(many)
+                cpu_ms[name].append(1000 * (_cpu_s(server) - before) / (_CONCURRENCY * _CALLS_AT_ONCE))
     figures: dict[str, Any] = {}
     for name in variants:
         figures[f"latency_ms ({name})"] = _spread(latency_ms[name], 2)
         figures[f"tokens_per_s ({name})"] = _spread(speed[name], 0)
-    alone_asked = "vllm alone, logprobs and ids asked"
+        figures[f"server_cpu_ms_per_call ({name})"] = _spread(cpu_ms[name], 2)
+    base = "vllm alone, logprobs and ids asked"
     for name in ("ours, nothing asked", "ours, logprobs and ids asked"):
-        pairs = zip(speed[name], speed[alone_asked], strict=True)
-        figures[f"cost_percent_of_speed ({name})"] = _spread([100 * (1 - us / alone) for us, alone in pairs], 1)
-        pairs = zip(latency_ms[name], latency_ms[alone_asked], strict=True)
-        figures[f"cost_ms_of_latency ({name})"] = _spread([us - alone for us, alone in pairs], 2)
+        speeds, times = (zip(values[name], values[base], strict=True) for values in (speed, cpu_ms))
+        figures[f"cost_percent_of_speed ({name})"] = _spread([100 * (1 - us / them) for us, them in speeds], 1)
+        figures[f"cost_percent_of_server_cpu ({name})"] = _spread([100 * (us / them - 1) for us, them in times], 1)
+        latencies = zip(latency_ms[name], latency_ms[base], strict=True)
+        figures[f"cost_ms_of_latency ({name})"] = _spread([us - them for us, them in latencies], 2)
     return figures
 
 
@@ -180,32 +185,25 @@ def _calls(url: str, extra: dict[str, Any], count: int, **more: str) -> list[flo
     return seconds
 
 
-@contextlib.contextmanager
-def _vllm_alone(model: Path, root: Path) -> Iterator[str]:
-    """URL of a vLLM server with our flags but without our middleware and worker."""
+def _vllm_alone(model: Path, root: Path) -> contextlib.AbstractContextManager[RunningServer]:
+    """vLLM under our flags but without our middleware and worker."""
     os.environ.setdefault("TRAINSPAN_HOME", str(root / "alone"))
-    launch = prepare(ServingSettings(model=str(model), port=free_port()), (), os.environ)
+    launch = prepare(ServingSettings(model=str(model), port=0), (), os.environ)
     flags = list(launch.flags)
-    for name in ("--middleware", "--worker-extension-cls"):
+    for name in ("--middleware", "--worker-extension-cls", "--host", "--port"):
         place = flags.index(name)
         del flags[place : place + 2]
-    command = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", str(model), *flags]
-    with (root / "alone.log").open("w") as log:
-        process = subprocess.Popen(
-            [*command, "--max-num-seqs", "32"], env=dict(launch.environment), stdout=log, stderr=log
-        )
-    url = f"http://127.0.0.1:{launch.port}"
-    try:
-        for _ in range(1200):
-            if process.poll() is not None:
-                raise RuntimeError((root / "alone.log").read_text()[-2000:])
-            with contextlib.suppress(OSError), urllib.request.urlopen(url + "/health", timeout=5):
-                break
-            time.sleep(0.1)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(30)
+    return plain_vllm(str(model), free_port(), root / "alone", flags, launch.environment)
+
+
+def _cpu_s(server: RunningServer) -> float:
+    """User and system time so far of the server's processes."""
+    pids, ticks = [server.process.pid], 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+        pids += [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _spread(values: list[float], digits: int) -> str:

@@ -15,6 +15,13 @@ from trainspan_rollouts import RunResult, RunSettings, run_rollouts
 Run = Callable[..., RunResult]
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """State of the runs goes to the test's own folder."""
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
 @pytest.fixture
 def policy() -> Iterator[OpenAIServer]:
     with OpenAIServer() as server:
@@ -40,7 +47,6 @@ def run(tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, monkeypatc
     for name in ("TRACEPARENT", "BAGGAGE"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PATH", environment({})["PATH"])
-    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
 
     def run_agent(source: str, tasks: list[dict[str, Any]], *target: str, **settings: Any) -> RunResult:
         write(tmp_path, source)

@@ -1,12 +1,8 @@
 """What clients are sent, byte for byte, with our server and with vLLM alone under the same flags."""
 
-import contextlib
 import json
 import os
 import re
-import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +12,7 @@ import pytest
 
 from tests.serving.conftest import FLAGS, Models, Stack
 from tests.support.otlp_sink import free_port
+from tests.support.plain_vllm import plain_vllm
 from trainspan_schemas.settings import ServingSettings
 from trainspan_serving.launch import prepare
 
@@ -77,30 +74,13 @@ _VARYING_HEADERS = {"date", "content-length", "x-trainspan-policy-version"}
 @pytest.fixture(scope="module")
 def bare(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a vLLM server with our flags but without our middleware and worker."""
-    port = free_port()
+    home = tmp_path_factory.mktemp("bare")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINSPAN_HOME", str(tmp_path_factory.mktemp("bare-home")))
-        launch = prepare(ServingSettings(model=str(models.base), port=port), (), os.environ)
-    flags = _without(launch.flags, "--middleware", "--worker-extension-cls")
-    command = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", launch.plan.model]
-    log = tmp_path_factory.mktemp("bare") / "log"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [*command, *flags, "--max-num-seqs", "32", *FLAGS], env=dict(launch.environment), stdout=file, stderr=file
-        )
-    try:
-        deadline = time.monotonic() + 120
-        while True:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
-                break
-            assert process.poll() is None, log.read_text()[-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(30)
+        patch.setenv("TRAINSPAN_HOME", str(home))
+        launch = prepare(ServingSettings(model=str(models.base), port=0), (), os.environ)
+    flags = _without(launch.flags, "--middleware", "--worker-extension-cls", "--host", "--port")
+    with plain_vllm(launch.plan.model, free_port(), home, (*flags, *FLAGS), launch.environment) as server:
+        yield server.url
 
 
 def test_no_client_can_tell_our_answers_from_vllms(bare: str, base_policy: Stack) -> None:

@@ -10,7 +10,9 @@ import pytest
 from tests.serving.conftest import Models, Stack
 from tests.serving.test_swap import LONG_PROMPT, greedy
 from tests.support.canary import greedy_ids
+from trainspan_cli.loop.policy_client import PolicyClient
 from trainspan_schemas import keys
+from trainspan_schemas.errors import PolicyServerError
 
 pytestmark = pytest.mark.usefixtures("base_policy")
 
@@ -37,6 +39,18 @@ def test_a_sleeping_server_holds_requests_and_answers_them_when_it_wakes(stack: 
     thread.join(30)
     assert answers == [before]
     assert order(stack, "wake") == (200, {"asleep": False, "version": 0})
+
+
+def test_the_loop_orders_it_to_sleep_and_to_wake(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(stack.server.home))
+    client = PolicyClient(stack.server.url)
+    client.sleep()
+    assert client.policy()["asleep"] is True
+    client.wake()
+    assert client.policy()["asleep"] is False
+    monkeypatch.setenv("TRAINSPAN_HOME", str(stack.server.home / "other"))
+    with pytest.raises(PolicyServerError, match="answered /trainspan/sleep with 401"):
+        client.sleep()
 
 
 def test_it_waits_for_the_requests_under_way_before_it_sleeps(stack: Stack) -> None:

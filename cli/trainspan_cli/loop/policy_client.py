@@ -7,9 +7,12 @@ import urllib.request
 from typing import Any
 
 from trainspan_schemas.errors import PolicyServerError
+from trainspan_schemas.home import token
 
 __all__ = ["PolicyClient"]
 
+_ORDER_TIMEOUT_S = 180.0
+"""Covers requests that are still under way, and moving the weights."""
 _SUCCESS = re.compile(r"^vllm:request_success_total\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
@@ -32,14 +35,34 @@ class PolicyClient:
         answer: dict[str, Any] = json.loads(self._get("/trainspan/policy"))
         return answer
 
+    def sleep(self) -> None:
+        """Has the server give its accelerator's memory to the trainer; requests are held until `wake` or a swap."""
+        self._order("sleep")
+
+    def wake(self) -> None:
+        """Has the server take its memory back; does nothing where it is awake."""
+        self._order("wake")
+
     def successful_requests(self) -> int:
         """vLLM's own count of requests that reached a finish reason, since the server started."""
         return round(sum(float(value) for value in _SUCCESS.findall(self._get("/metrics"))))
 
     def _get(self, path: str) -> str:
+        return self._ask(path, urllib.request.Request(self.url + path), self._timeout_s)
+
+    def _order(self, what: str) -> None:
+        path = f"/trainspan/{what}"
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token()}"}
+        request = urllib.request.Request(self.url + path, data=b"{}", headers=headers)
+        self._ask(path, request, _ORDER_TIMEOUT_S)
+
+    def _ask(self, path: str, request: urllib.request.Request, timeout_s: float) -> str:
         try:
-            with urllib.request.urlopen(self.url + path, timeout=self._timeout_s) as response:
+            with urllib.request.urlopen(request, timeout=timeout_s) as response:
                 body: str = response.read().decode()
+        except urllib.error.HTTPError as error:
+            said = error.read(500).decode(errors="replace")
+            raise PolicyServerError(f"the policy server answered {path} with {error.code}: {said}") from error
         except (urllib.error.URLError, OSError) as error:
             raise PolicyServerError(f"no answer from the policy server at {self.url}{path}: {error}") from error
         return body

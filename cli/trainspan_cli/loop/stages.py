@@ -46,6 +46,8 @@ class Stages:
         """Runs the agent `n` times on each task of a file and takes the counts of all parties."""
         began = time.monotonic()
         settings, services = self._settings.rollouts, self._services
+        if self._settings.serving.sleep:  # no swap woke it where the trainer skipped the round
+            services.policy.wake()
         result: dict[str, Any] = {}
 
         def on_event(event: dict[str, Any]) -> None:
@@ -66,8 +68,10 @@ class Stages:
         return Collected(result, [check.record() for check in stage_checks(counts)], time.monotonic() - began)
 
     def dataset(self, round_: int) -> float:
-        """Builds the round's dataset; returns seconds."""
+        """Builds the round's dataset, which the trainer takes up at once; returns seconds."""
         began = time.monotonic()
+        if self._settings.serving.sleep:
+            self._services.policy.sleep()
         arguments = ["--store", str(self._services.store), "--out", str(self._folder.datasets)]
         arguments += ["--run", self._folder.run_id, "--round", str(round_), "--wait-s", "30", "--settle-s", "20"]
         self._command("dataset", arguments, [], lambda event: None)
