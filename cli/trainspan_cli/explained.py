@@ -29,8 +29,8 @@ def print_explanation(account: "RolloutAccount", *, full: bool) -> None:
     if account.calls:
         console.print(_title("calls"), _calls(account))
     console.print(_title("rewards"))
-    for line in _edges(account) or [Text("nothing rewarded this rollout", style="dim")]:
-        console.print(_indented(line))
+    for edge in _edges(account) or [Text("nothing rewarded this rollout", style="dim")]:
+        console.print(_indented(edge))
     console.print(_title("credit"))
     for line in account.credit.lines:
         console.print(_indented(_plain(line)))

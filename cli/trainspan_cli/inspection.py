@@ -8,19 +8,21 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from trainspan_cli.loop.policy_client import PolicyClient
 from trainspan_cli.loop.run_folder import RunFolder
 from trainspan_cli.reading import rows
+from trainspan_cli.template import merge_ratios, model_template, prefix_keeping_template
 from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.errors import TrainspanError
-from trainspan_schemas.home import checkpoints_dir, datasets_dir, runs_dir, store_path
+from trainspan_schemas.home import checkpoints_dir, datasets_dir, runs_dir, served_model, store_path
 from trainspan_schemas.settings import Settings
 from trainspan_schemas.store import running_collector
 
-__all__ = ["Finding", "examine", "overview"]
+__all__ = ["Finding", "examine", "overview", "template_findings"]
 
 Level = Literal["ok", "note", "problem"]
 
@@ -94,7 +96,7 @@ def _newest_run() -> dict[str, Any] | None:
 
 def examine(settings: Settings) -> list[Finding]:
     """All findings: installation, processes, then what the store says of capture."""
-    findings = [*_installation(), *_processes(settings)]
+    findings = [*_installation(), *_processes(settings), *template_findings(settings.serving.model or served_model())]
     store = store_path(settings.collector.store)
     if store.exists() or running_collector(store):
         try:
@@ -130,6 +132,36 @@ def _installation() -> list[Finding]:
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         findings.append(Finding("problem", "agent hook", "OTEL_SDK_DISABLED is set: no span is made", "unset it"))
     return findings
+
+
+def template_findings(model: str | None) -> list[Finding]:
+    """Whether the chat template of a model directory rewrites history; nothing where there is none to look at."""
+    found = model_template(Path(model)) if model else None
+    if model is None or found is None or importlib.util.find_spec("transformers") is None:
+        return []
+    template, special_tokens = found
+    ratios = merge_ratios(template, special_tokens)
+    if not ratios:
+        return []
+    told = _ratios(ratios)
+    if min(ratios.values()) == 1.0:
+        return [Finding("ok", "chat template", f"keeps history: {told}")]
+    detail = (
+        f"of {model} rewrites earlier answers, so that calls do not merge and tokens are trained several times: {told}"
+    )
+    keeper = prefix_keeping_template(template)
+    better = merge_ratios(keeper.read_text(encoding="utf-8"), special_tokens) if keeper else {}
+    if better and sum(better.values()) > sum(ratios.values()):
+        advice = (
+            f"with a prefix-keeping one it is {_ratios(better)}: trainspan serve {model} -- --chat-template {keeper}"
+        )
+    else:
+        advice = "write one that leaves earlier answers as they are, and serve with `-- --chat-template FILE`"
+    return [Finding("note", "chat template", detail, advice)]
+
+
+def _ratios(ratios: dict[str, float]) -> str:
+    return "merge ratio " + ", ".join(f"{ratio:.2f} over {name}" for name, ratio in ratios.items())
 
 
 def _processes(settings: Settings) -> list[Finding]:

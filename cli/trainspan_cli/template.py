@@ -1,0 +1,117 @@
+"""Does a chat template keep the history? One that rewrites it (deletes `<think>` of earlier answers) keeps calls from merging.
+
+A call merges into the one before it where its prompt begins with that call's prompt and answer. This is tried on
+conversations in which the agent sends back what the model wrote.
+"""
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["HistoryProbe", "merge_ratios", "model_template", "prefix_keeping_template", "probe_history", "renderer"]
+
+Message = dict[str, Any]
+Render = Callable[[list[Message]], str]
+"""Messages → the prompt for the next answer. Raises where the template refuses them."""
+
+_TURNS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryProbe:
+    """Of `of` calls that follow another, `kept` begin with it."""
+
+    kept: int
+    of: int
+
+    @property
+    def merge_ratio(self) -> float:
+        return self.kept / self.of
+
+
+def probe_history(render: Render, follow_up: str, *, thoughts: bool) -> HistoryProbe | None:
+    """A conversation of four calls, after each of which a message of role `follow_up` (user or tool) comes.
+
+    `thoughts`: every answer begins with one. None where the template takes no such message, or renders no plain text.
+    """
+    messages: list[Message] = [{"role": "user", "content": "question 0"}]
+    before, kept = "", 0
+    for turn in range(_TURNS):
+        try:
+            prompt = render(messages)
+        except Exception:  # noqa: BLE001 - templates raise what they like
+            return None
+        if turn and f"answer {turn - 1}" not in prompt:
+            return None
+        kept += bool(before) and prompt.startswith(before)
+        answer = f"{_thought(turn, prompt) if thoughts else ''}answer {turn}"
+        before = prompt + answer
+        messages = [*messages, {"role": "assistant", "content": answer}, {"role": follow_up, "content": f"more {turn}"}]
+    return HistoryProbe(kept, _TURNS - 1)
+
+
+def _thought(turn: int, prompt: str) -> str:
+    """Where the prompt opens the thought, the model goes on inside of it; where it closes it, there is none."""
+    if prompt.rstrip().endswith("</think>"):
+        return ""
+    whole = f"<think>\nthought {turn}\n</think>\n\n"
+    return next((whole.removeprefix(mark) for mark in ("<think>\n", "<think>") if prompt.endswith(mark)), whole)
+
+
+def model_template(model: Path) -> tuple[str, dict[str, Any]] | None:
+    """The chat template of a model directory and the special tokens that it may use; None where there is none."""
+    try:
+        config: dict[str, Any] = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        config = {}
+    own = model / "chat_template.jinja"
+    template = own.read_text(encoding="utf-8") if own.is_file() else config.get("chat_template")
+    if isinstance(template, list):
+        template = next((item.get("template") for item in template if item.get("name") == "default"), None)
+    if not isinstance(template, str):
+        return None
+    marks = {name: config.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    texts = {name: mark.get("content") if isinstance(mark, Mapping) else mark for name, mark in marks.items()}
+    return template, {name: text or "" for name, text in texts.items()}
+
+
+def renderer(template: str, special_tokens: Mapping[str, Any]) -> Render:
+    """Renders with transformers' own environment, as vLLM does. Raises ModuleNotFoundError without transformers."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    def render(messages: list[Message]) -> str:
+        answer: Any = render_jinja_template(
+            [messages], chat_template=template, add_generation_prompt=True, **special_tokens
+        )
+        return str(answer[0][0])
+
+    return render
+
+
+def prefix_keeping_template(template: str) -> Path | None:
+    """The file of TRL's counterpart of a known template that keeps prefixes; None where TRL is missing or has none."""
+    spec = importlib.util.find_spec("trl")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations))) / "chat_templates"
+    for known in sorted(folder.glob("*.jinja")):
+        counterpart = known.with_name(f"{known.stem}_training.jinja")
+        if counterpart.is_file() and known.read_text(encoding="utf-8").strip() == template.strip():
+            return counterpart
+    return None
+
+
+def merge_ratios(template: str, special_tokens: Mapping[str, Any]) -> dict[str, float]:
+    """Share of calls that merge, after further questions and after tool results; without what the template does not take.
+
+    Answers have thoughts where the template knows of any. Raises ModuleNotFoundError without transformers.
+    """
+    render, thoughts = renderer(template, special_tokens), "think" in template
+    probes = {
+        name: probe_history(render, role, thoughts=thoughts)
+        for name, role in (("further questions", "user"), ("tool results", "tool"))
+    }
+    return {name: probe.merge_ratio for name, probe in probes.items() if probe is not None}

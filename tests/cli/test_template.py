@@ -1,0 +1,87 @@
+"""Which chat templates keep history, and what the doctor says of those that do not."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny_model import CHATML
+from trainspan_cli.inspection import template_findings
+from trainspan_cli.template import merge_ratios, model_template, prefix_keeping_template, probe_history, renderer
+
+DROPS_THOUGHTS = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{{ m.content.split('</think>')[-1] | trim }}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+OPENS_THOUGHTS = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}<think>\n{% endif %}{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]<think>\n{% endif %}"
+)
+REFUSES_TOOLS = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{ m.content }}|{% endfor %}"
+
+
+def _trl_template(name: str) -> str:
+    spec = importlib.util.find_spec("trl")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return (Path(next(iter(spec.submodule_search_locations))) / "chat_templates" / f"{name}.jinja").read_text()
+
+
+def _model(folder: Path, template: str) -> Path:
+    config = {"chat_template": template, "eos_token": {"content": "<|im_end|>"}, "bos_token": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("template", "ratios"),
+    [
+        (CHATML, {"further questions": 1.0, "tool results": 1.0}),
+        (DROPS_THOUGHTS, {"further questions": 0.0, "tool results": 0.0}),
+        (OPENS_THOUGHTS, {"further questions": 1.0, "tool results": 1.0}),
+        (REFUSES_TOOLS, {"further questions": 1.0}),
+        ("{% for m in messages %}x{% endfor %}", {}),
+    ],
+)
+def test_the_merge_ratio_tells_what_a_template_does_to_history(template: str, ratios: dict[str, float]) -> None:
+    assert merge_ratios(template, {}) == ratios
+
+
+def test_a_template_may_keep_thoughts_within_a_tool_loop_only() -> None:
+    render = renderer(_trl_template("qwen3"), {})
+    questions, tools = (probe_history(render, role, thoughts=True) for role in ("user", "tool"))
+    assert questions is not None
+    assert tools is not None
+    assert (questions.kept, questions.of, tools.kept) == (0, 3, 3)
+
+
+def test_the_template_is_found_in_either_place(tmp_path: Path) -> None:
+    assert model_template(tmp_path) is None
+    _model(tmp_path, "one")
+    marks = {"bos_token": "", "eos_token": "<|im_end|>", "unk_token": "", "pad_token": ""}
+    assert model_template(tmp_path) == ("one", marks)
+    (tmp_path / "chat_template.jinja").write_text("two")
+    assert model_template(tmp_path) == ("two", marks)
+
+
+def test_the_doctor_names_a_template_that_deletes_thoughts_and_one_that_does_not(tmp_path: Path) -> None:
+    (finding,) = template_findings(str(_model(tmp_path, _trl_template("qwen3"))))
+    assert (finding.level, finding.subject) == ("note", "chat template")
+    assert "merge ratio 0.00 over further questions, 1.00 over tool results" in finding.detail
+    assert "merge ratio 1.00 over further questions, 1.00 over tool results" in finding.advice
+    keeper = prefix_keeping_template(_trl_template("qwen3"))
+    assert f"trainspan serve {tmp_path} -- --chat-template {keeper}" in finding.advice
+
+
+def test_the_doctor_says_what_to_do_where_no_better_template_is_known(tmp_path: Path) -> None:
+    (finding,) = template_findings(str(_model(tmp_path, DROPS_THOUGHTS)))
+    assert finding.level == "note"
+    assert "leaves earlier answers as they are" in finding.advice
+
+
+def test_the_doctor_is_content_with_a_template_that_keeps_history(tmp_path: Path) -> None:
+    (finding,) = template_findings(str(_model(tmp_path, CHATML)))
+    assert (finding.level, finding.advice) == ("ok", "")
+    assert template_findings(None) == []
+    assert template_findings("org/model-that-is-not-here") == []
