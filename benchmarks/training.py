@@ -1,72 +1,98 @@
-"""Seconds of a training round: 256 transitions of 300 tokens on average, about 3.5M parameters, merged and per call."""
+"""Training: seconds of a round, and of one optimizer step against TRL's own padded per-call batches in the same process.
+
+Round: 256 transitions of 300 tokens on average, about 3.5M parameters. Step: 6 turns, 8 rollouts of each of 2 tasks,
+prompt/completion/observation 400/24/24, the same model.
+"""
 
 import os
 import statistics
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tests.support.dataset_files import LoggedCall, write_dataset
 from tests.support.tiny_model import make_tiny_model
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.model import import_training, load_model
+from trainspan_training.model import import_training, load_config, load_model, load_tokenizer
 from trainspan_training.result import Result
 from trainspan_training.session import Job, train
 
-__all__ = ["measure"]
+__all__ = ["Workload", "measure"]
 
-ROLLOUTS, TURNS = 64, 4
-PROMPT, SAMPLED, OBSERVED = 204, 24, 24  # sequences of 228, 276, 324 and 372 tokens: 300 on average
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Rollouts of fixed lengths, `group` of them with the same first prompt."""
+
+    groups: int
+    group: int
+    turns: int
+    prompt: int
+    sampled: int
+    observed: int
+
+    def calls(self, vocabulary: int, seed: int = 0) -> list[LoggedCall]:
+        """Log-probabilities are made up, since nothing of their values is measured."""
+        import numpy as np
+
+        rng = np.random.default_rng(seed)
+        calls = []
+        for rollout in range(self.groups * self.group):
+            if rollout % self.group == 0:
+                prompt = rng.integers(3, vocabulary, self.prompt).tolist()
+            tokens: list[int] = []
+            advantage = float(rng.normal())
+            for turn in range(self.turns):
+                known = len(tokens)
+                tokens += rng.integers(3, vocabulary, self.observed).tolist() if turn else prompt
+                sampled = rng.integers(3, vocabulary, self.sampled).tolist()
+                calls.append(
+                    LoggedCall(
+                        f"rollout-{seed}-{rollout}",
+                        list(tokens),
+                        sampled,
+                        [-5.7] * self.sampled,
+                        advantage=advantage,
+                        call_index=turn,
+                        segment_pos=turn,
+                        prefix_len=known,
+                    )
+                )
+                tokens += sampled
+        return calls
+
+
+ROUND = Workload(groups=64, group=1, turns=4, prompt=204, sampled=24, observed=24)  # 228, 276, 324 and 372 tokens
+STEP = Workload(groups=2, group=8, turns=6, prompt=400, sampled=24, observed=24)
+STOCK_ROWS = 8
+"""Rows of a micro-batch of TRL's, its default."""
 
 
 def measure(rounds: int = 3) -> dict[str, Any]:
-    """Medians over `rounds` rounds of four optimizer steps, reading, canary, checkpoint and metrics included.
+    """Medians over `rounds` rounds of four optimizer steps, reading, canary, checkpoint and metrics included; one step each.
 
-    Seconds are wall time of a round and CPU time of the process; tokens are per round.
+    Seconds are wall time of a round and CPU time of the process; tokens are per round or step.
     """
     import_training()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         os.environ.setdefault("TRAINSPAN_HOME", str(folder / "home"))
-        model_dir = make_tiny_model(folder / "model", hidden=256, layers=5, context=512)
-        model = load_model(model_dir).eval()
+        model_dir = make_tiny_model(folder / "model", hidden=256, layers=5, context=1024)
+        config = load_config(model_dir)
         for round_ in range(rounds):
-            write_dataset(folder / "dataset", _rollouts(model, round_), round_=round_)
-        base = TrainSettings(model=str(model_dir), policy_url="none", learning_rate=1e-6)
-        measured: dict[str, Any] = {"parameters": model.num_parameters(), "transitions": ROLLOUTS * TURNS}
+            write_dataset(folder / "dataset", ROUND.calls(config.vocab_size, round_), round_=round_)
+        base = TrainSettings(model=str(model_dir), policy_url="none", learning_rate=1e-6, forward="padded")
+        measured: dict[str, Any] = {
+            "parameters": load_model(model_dir).num_parameters(),
+            "transitions": len(ROUND.calls(config.vocab_size)),
+        }
         for name, settings in {"merged": base, "per_call": replace(base, merge=False)}.items():
             measured[name] = _run(settings, folder / "dataset", folder / name, rounds)
+        measured["step"] = _steps(model_dir, folder)
     return measured
-
-
-def _rollouts(model: Any, seed: int) -> list[LoggedCall]:
-    """Rollouts of fixed lengths; log-probabilities are made up, since nothing of their values is measured."""
-    import numpy as np
-
-    rng = np.random.default_rng(seed)
-    calls = []
-    for rollout in range(ROLLOUTS):
-        tokens: list[int] = []
-        for turn in range(TURNS):
-            known = len(tokens)
-            tokens += rng.integers(3, model.config.vocab_size, OBSERVED if turn else PROMPT).tolist()
-            sampled = rng.integers(3, model.config.vocab_size, SAMPLED).tolist()
-            calls.append(
-                LoggedCall(
-                    f"rollout-{seed}-{rollout}",
-                    list(tokens),
-                    sampled,
-                    [-5.0] * SAMPLED,
-                    advantage=float(rng.normal()),
-                    call_index=turn,
-                    segment_pos=turn,
-                    prefix_len=known,
-                )
-            )
-            tokens += sampled
-    return calls
 
 
 def _run(settings: TrainSettings, datasets: Path, checkpoints: Path, rounds: int) -> dict[str, Any]:
@@ -85,7 +111,8 @@ def _run(settings: TrainSettings, datasets: Path, checkpoints: Path, rounds: int
         cpu_seconds.append(marks[-1][1] - before[1])
         results.append(result)
 
-    train(Job(replace(settings, max_kl=1e9), datasets, checkpoints, follow=True, rounds=rounds), mark, hear)
+    free = replace(settings, max_kl=1e9, max_ratio=1e9, old_policy="logged")
+    train(Job(free, datasets, checkpoints, follow=True, rounds=rounds), mark, hear)
     event = results[-1].event()
     return {
         "seconds": round(statistics.median(seconds), 3),
@@ -94,3 +121,115 @@ def _run(settings: TrainSettings, datasets: Path, checkpoints: Path, rounds: int
         "forwarded_tokens": event["tokens"]["forwarded"],
         "stages": event["seconds"],
     }
+
+
+def _steps(model_dir: Path, folder: Path) -> dict[str, Any]:
+    """One optimizer step in four ways; the loss is the mean over tokens in all of them, TRL's own."""
+    import numpy as np
+
+    from tests.training.references import as_calls
+    from trainspan_training.forwarding import forwarding_of
+    from trainspan_training.loss_weights import find_rule
+    from trainspan_training.plan import plan_steps
+    from trainspan_training.rows import make_rows
+    from trainspan_training.trainer import TransitionGRPOTrainer
+
+    config = load_config(model_dir)
+    logged = STEP.calls(config.vocab_size)
+    stock, stock_batches = _stock(model_dir, folder, logged)
+    figures: dict[str, Any] = {
+        "stock": _timed(stock, lambda: sum(stock.train_batch(batch) for batch in stock_batches))
+        | {"forwarded_tokens": sum(batch["padded"] for batch in stock_batches)}
+    }
+    for name, settings in {
+        "per_call": TrainSettings(weights="token", merge=False, forward="padded"),
+        "merged": TrainSettings(weights="token", forward="padded"),
+        "tree": TrainSettings(weights="token", forward="tree"),
+        "auto": TrainSettings(weights="token"),
+    }.items():
+        calls = as_calls(logged, group=lambda call: str(int(call.rollout_id.rsplit("-", 1)[1]) // STEP.group))
+        (step,) = plan_steps(
+            make_rows(calls, merge=settings.merge),
+            calls,
+            steps=1,
+            rule=find_rule(settings),
+            forwarding=forwarding_of(settings, config, cuda=False),
+            rng=np.random.default_rng(0),
+        )
+        model, tokenizer = load_model(model_dir), load_tokenizer(model_dir)
+        trainer = TransitionGRPOTrainer(model, tokenizer, settings, [], str(folder / "step"), bf16=False)
+        trainer.create_optimizer()
+        batches = list(step.micro_batches)
+        figures[name] = _timed(trainer, lambda t=trainer, b=batches: float(t.accumulate(t.model, b))) | {
+            "trained_tokens": step.trained,
+            "forwarded_tokens": step.forwarded,
+            "unique_tokens": step.unique,
+            "branched": batches[0].branches is not None,
+        }
+    for name in ("per_call", "merged", "tree", "auto"):
+        figures[name]["times_the_rate_of_stock"] = round(
+            figures["stock"]["cpu_seconds"] / figures[name]["cpu_seconds"], 2
+        )
+        figures[name]["loss_off_stock"] = abs(figures[name]["loss"] / figures["stock"]["loss"] - 1)
+    return figures
+
+
+def _timed(trainer: Any, forward_and_backward: Callable[[], float]) -> dict[str, Any]:
+    """CPU seconds of a whole optimizer step."""
+    began = time.process_time()
+    loss = forward_and_backward()
+    trainer.optimizer.step()
+    return {"cpu_seconds": round(time.process_time() - began, 3), "loss": loss}
+
+
+def _stock(model_dir: Path, folder: Path, logged: list[LoggedCall]) -> tuple[Any, list[dict[str, Any]]]:
+    """TRL's own trainer, loss and scoring; per-call rows in random order, prompts padded left, completions right."""
+    import numpy as np
+    import torch
+    from datasets import Dataset
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    from trainspan_training.grpo_config import grpo_config
+
+    class Stock(GRPOTrainer):
+        def _prepare_inputs(self, generation_batch: Any) -> Any:
+            return generation_batch
+
+        def train_batch(self, batch: dict[str, Any]) -> float:
+            self.current_gradient_accumulation_steps = 1
+            return float(self.training_step(self.model, batch["inputs"], None))
+
+    trainer = Stock(
+        model=load_model(model_dir),
+        reward_funcs=lambda **_: None,
+        args=grpo_config(TrainSettings(), str(folder / "stock"), bf16=False),
+        train_dataset=Dataset.from_dict({"prompt": [""] * 2}),
+        processing_class=load_tokenizer(model_dir),
+    )
+    trainer.create_optimizer()
+    order = np.random.default_rng(0).permutation(len(logged))
+    n_step = float(sum(len(call.completion_ids) for call in logged))
+    batches = []
+    for start in range(0, len(order), STOCK_ROWS):
+        calls = [logged[index] for index in order[start : start + STOCK_ROWS]]
+        width, sampled = (
+            max(len(ids) for ids in column)
+            for column in zip(*((c.prompt_ids, c.completion_ids) for c in calls), strict=True)
+        )
+        prompts = torch.tensor([[0] * (width - len(c.prompt_ids)) + c.prompt_ids for c in calls])
+        mask = torch.tensor([[0] * (width - len(c.prompt_ids)) + [1] * len(c.prompt_ids) for c in calls])
+        batches.append(
+            {
+                "padded": len(calls) * (width + sampled),
+                "inputs": {
+                    "prompt_ids": prompts,
+                    "prompt_mask": mask,
+                    "completion_ids": torch.tensor([c.completion_ids for c in calls]),
+                    "completion_mask": torch.ones(len(calls), sampled, dtype=torch.long),
+                    "old_per_token_logps": torch.tensor([c.logprobs for c in calls]),
+                    "advantages": torch.tensor([c.advantage for c in calls]),
+                    "num_items_in_batch": torch.tensor(n_step),
+                },
+            }
+        )
+    return trainer, batches

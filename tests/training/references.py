@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,14 +44,14 @@ def mixed_rollouts(model: Any) -> list[LoggedCall]:
     return perturbed(calls, spread=0.4)
 
 
-def as_calls(logged: list[LoggedCall]) -> list[Call]:
+def as_calls(logged: list[LoggedCall], group: Callable[[LoggedCall], str] = lambda _: "g") -> list[Call]:
     return [
         Call(
             rollout=f"{call.rollout_id}/{call.attempt}",
             index=call.call_index,
             segment=call.segment_id,
             position=call.segment_pos,
-            group="g",
+            group=group(call),
             policy_version=call.policy_version,
             prompt_ids=np.array(call.prompt_ids, dtype=np.int32),
             completion_ids=np.array(call.completion_ids, dtype=np.int32),

@@ -147,7 +147,7 @@ def _parameters(config: Any, settings: TrainSettings) -> tuple[int, int]:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
+        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     names = settings.lora_targets.replace(" ", "").split(",") if settings.lora_targets else None
     head = model.get_output_embeddings()
     shapes = [
