@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable
 
 import duckdb
-import pyarrow as pa
 
 from trainspan_collector.batch import Batch
 from trainspan_collector.database import Database, Progress
@@ -21,10 +20,10 @@ from trainspan_collector.failures import ReopenError, first_line, is_invalidated
 from trainspan_collector.gathering import Gathering
 from trainspan_collector.journal import Journal, Position
 from trainspan_collector.load_counting import LoadCounting
+from trainspan_collector.loading import load
 from trainspan_collector.metrics import LoadCounts
 from trainspan_collector.quarantine import Quarantine
 from trainspan_collector.retention import Retention
-from trainspan_collector.rows import evaluation_table, log_table, span_table
 from trainspan_schemas.errors import StoreError
 
 __all__ = ["Loader"]
@@ -47,18 +46,6 @@ _NOT_STORABLE = (
     TypeError,
 )
 """What rows raise that Arrow or DuckDB do not take (Arrow's errors are ValueError and TypeError)."""
-
-_SAME_SPANS = """
-SELECT i.seq, i.richness, s.seq, s.richness FROM incoming i
-JOIN stored.spans s ON s.span_key = i.span_key AND s.trace_id = i.trace_id
-ANTI JOIN stored.superseded d ON d.seq = s.seq
-"""
-_SAME_LOGS = "SELECT i.seq, false, s.seq, false FROM incoming i JOIN stored.logs s ON s.content_hash = i.content_hash"
-_SAME_EVALUATIONS = """
-SELECT i.seq, (NOT i.untrusted, i.on_span), s.seq, (NOT s.untrusted, s.on_span) FROM incoming i
-JOIN stored.evaluations s ON s.key = i.key
-ANTI JOIN stored.superseded d ON d.seq = s.seq
-"""
 
 
 class _Job:
@@ -274,43 +261,11 @@ class Loader:
             self._loaded.notify_all()
 
     def _commit(self, batch: Batch, progress: Progress) -> None:
-        execute = self._cursor.execute
-        execute("BEGIN")
-        duplicates = batch.n_duplicates
-        spans = span_table(batch.spans) if batch.spans else None
-        if spans is not None:
-            duplicates += self._insert("stored.spans", spans, _SAME_SPANS)
-        if batch.logs:
-            duplicates += self._insert("stored.logs", log_table(batch.logs), _SAME_LOGS)
-        if batch.evaluations:
-            table = evaluation_table(batch.evaluations)
-            duplicates += self._insert("stored.evaluations", table, _SAME_EVALUATIONS)
-        execute(
-            "UPDATE stored.progress SET segment = ?, byte_offset = ?, last_seq = ?",
-            [progress.position.segment, progress.position.offset, progress.last_seq],
-        )
-        execute("COMMIT")
-        self.n_duplicates += duplicates
-        self._counting.count(spans, duplicates)
-        if duplicates:
-            log.info("duplicates in_batch_and_stored=%d total=%d", duplicates, self.n_duplicates)
-
-    def _insert(self, table: str, incoming: pa.Table, same: str) -> int:
-        """Inserts what is new or of greater rank than what is stored; the number of duplicates met."""
-        self._cursor.register("incoming", incoming)
-        try:
-            pairs = self._cursor.execute(same).fetchall()
-            replaced = [old for _, new_rank, old, old_rank in pairs if new_rank > old_rank]
-            dropped = [new for new, new_rank, _, old_rank in pairs if new_rank <= old_rank]
-            if replaced:
-                self._cursor.execute("INSERT INTO stored.superseded SELECT unnest(?)", [replaced])
-            self._cursor.execute(
-                f"INSERT INTO {table} BY NAME SELECT * FROM incoming WHERE NOT list_contains(?, seq)", [dropped]
-            )
-        finally:
-            with contextlib.suppress(duckdb.TransactionException):  # the transaction has failed; the next one replaces it
-                self._cursor.unregister("incoming")
-        return len(pairs)
+        loaded = load(self._cursor, batch, progress)
+        self.n_duplicates += loaded.n_duplicates
+        self._counting.count(loaded.spans, loaded.n_duplicates)
+        if loaded.n_duplicates:
+            log.info("duplicates in_batch_and_stored=%d total=%d", loaded.n_duplicates, self.n_duplicates)
 
     def _roll_back(self) -> None:
         with contextlib.suppress(duckdb.Error):  # nothing to roll back where COMMIT itself failed

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from trainspan_collector.access import Access, Role
+from trainspan_collector.allocation import give_back_freed_memory
 from trainspan_collector.database import Database
 from trainspan_collector.failures import ReopenError, first_line
 from trainspan_collector.flight import FlightServer
@@ -65,6 +66,7 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
     http = None if settings.http == "off" else Address.parse("--http", settings.http, allow_remote=remote)
     flight = Address.parse("--flight", settings.flight, allow_remote=remote)
     os.umask(0o077)
+    give_back_freed_memory()
     memory_bytes = settings.duckdb_memory_bytes
     fronts = Fronts(settings, grpc, http, guard, Metrics())
     with _stop_signal() as stop, contextlib.closing(fronts):

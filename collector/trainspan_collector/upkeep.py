@@ -1,6 +1,6 @@
 """Upkeep of a store while it is collected into: verify, stats, compact, purge. Reached through Flight's `DoAction`.
 
-Actions and their JSON bodies: `verify`, `stats`, `compact`, `migrate` (`{}`), and `purge`
+Actions and their JSON bodies: `verify`, `compact`, `migrate` (`{}`), `stats` (`{"wait_ms": n}` for the loader), and `purge`
 (`{"trace_ids": [...]}`, `{"task_id": "..."}` or `{"before_ns": n}`, with `"dry_run": true` to only count).
 """
 
@@ -72,7 +72,7 @@ class Upkeep:
             return verify(self._store, snapshot.cursor, self._journal)
 
     def _stats(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        self._loader.wait_for(self._journal.end(), _BARRIER_S)
+        self._loader.wait_for(self._journal.end(), body.get("wait_ms", 1000 * _BARRIER_S) / 1000)
         backlog = self._journal.bytes_after(self._loader.position)
         with self._readers.snapshot(self._database) as snapshot:
             return {**figures(self._store, snapshot.cursor, self._journal), "journal_bytes_not_loaded": backlog}

@@ -1,0 +1,137 @@
+"""Where the collector's time goes: each stage of a span's way alone, in one process, in microseconds of CPU per span.
+
+The same requests as in benchmarks/collector.py: decode (the receiver's check), journal (checksum and write), its sync (wall
+time), rows (decode again, read attributes), Arrow, insert (duplicates looked up, compression), commit, checkpoint.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.collector_requests import SPANS_PER_REQUEST, requests
+from trainspan_collector.batch import Batch
+from trainspan_collector.database import ROW_GROUP_ROWS, Database, Progress
+from trainspan_collector.frames import Frame, Signal, encode_header
+from trainspan_collector.journal import Position
+from trainspan_collector.loading import load
+from trainspan_collector.rows import span_table
+from trainspan_collector.signals import TRACES
+
+__all__ = ["measure"]
+
+_GROUP = 8
+"""Requests that one write and sync of the journal takes, about what four connections give."""
+_N_REQUESTS = 20 * ROW_GROUP_ROWS // SPANS_PER_REQUEST
+
+
+class Stages:
+    """Seconds of CPU by stage."""
+
+    def __init__(self) -> None:
+        self.cpu_s: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        began = time.process_time()
+        yield
+        self.cpu_s[name] = self.cpu_s.get(name, 0.0) + time.process_time() - began
+
+
+def measure() -> dict[str, Any]:
+    """`stage_us` per span, the sum, and the memory that DuckDB held at the end."""
+    with tempfile.TemporaryDirectory(prefix="trainspan-bench-") as folder:
+        return _measure(Path(folder))
+
+
+def _measure(folder: Path) -> dict[str, Any]:
+    stages = Stages()
+    bodies = [bytes(body) for body, _ in zip(requests(0), range(_N_REQUESTS), strict=False)]
+    n_spans = len(bodies) * SPANS_PER_REQUEST
+    with stages.stage("decode"):
+        for body in bodies:
+            TRACES.parse(body)
+    sync_s = _journal(folder / "journal", bodies, stages)
+    database = Database(folder / "spans.duckdb", memory_bytes=2**28)
+    cursor = database.cursor()
+    batch = Batch(0)
+    for number, body in enumerate(bodies, start=1):
+        with stages.stage("rows"):
+            batch.add(Frame(Signal.TRACES, 1, body, 0))
+        if batch.n_spans >= ROW_GROUP_ROWS:
+            with stages.stage("arrow"):
+                span_table(batch.spans)
+            with stages.stage("insert and commit, arrow again"):
+                load(cursor, batch, Progress(Position(1, number), batch.last_seq))
+            batch = Batch(batch.last_seq)
+    with stages.stage("checkpoint"):
+        database.checkpoint()
+    [(duckdb_bytes,)] = cursor.execute("SELECT sum(memory_usage_bytes)::BIGINT FROM duckdb_memory()").fetchall()
+    store_bytes = (folder / "spans.duckdb").stat().st_size
+    database.close()
+    stage_us = {name: round(1e6 * seconds / n_spans, 1) for name, seconds in stages.cpu_s.items()}
+    stage_us["insert and commit"] = round(stage_us.pop("insert and commit, arrow again") - stage_us["arrow"], 1)
+    return {
+        "stage_us_per_span": {**stage_us, "sync (wall)": round(1e6 * sync_s / n_spans, 1)},
+        "stages_together_us_per_span": round(sum(stage_us.values()), 1),
+        "stored_bytes_per_call": round(store_bytes / n_spans),
+        "duckdb_memory_mib": duckdb_bytes >> 20,
+    }
+
+
+def _journal(path: Path, bodies: list[bytes], stages: Stages) -> float:
+    """Writes the requests in groups, each with one sync; the seconds that the syncs took."""
+    sync_s = 0.0
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for start in range(0, len(bodies), _GROUP):
+        with stages.stage("journal"):
+            parts = [
+                part
+                for body in bodies[start : start + _GROUP]
+                for part in (encode_header(Signal.TRACES, 1, body), body)
+            ]
+            os.writev(file, parts)
+        began = time.monotonic()
+        with stages.stage("sync"):
+            os.fdatasync(file)
+        sync_s += time.monotonic() - began
+    os.close(file)
+    path.unlink()
+    return sync_s
+
+
+def limits(folder: Path) -> dict[str, Any]:
+    """What the machine can do: syncs per second after small and large writes, MiB/s to disk and from memory to memory."""
+    result: dict[str, Any] = {}
+    for name, n_bytes in (("fdatasync_4_kib_per_s", 4096), ("fdatasync_512_kib_per_s", 512 * 1024)):
+        descriptor = os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        data, began, n_syncs = os.urandom(n_bytes), time.monotonic(), 0
+        while time.monotonic() - began < 1:
+            os.write(descriptor, data)
+            os.fdatasync(descriptor)
+            n_syncs += 1
+        os.close(descriptor)
+        result[name] = round(n_syncs / (time.monotonic() - began))
+    data = os.urandom(2**26)
+    descriptor, began = os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), time.monotonic()
+    for _ in range(4):
+        os.write(descriptor, data)
+    os.fdatasync(descriptor)
+    result["disk_write_mib_per_s"] = round(256 / (time.monotonic() - began))
+    os.close(descriptor)
+    (folder / "probe").unlink()
+    target, began = bytearray(len(data)), time.monotonic()
+    for _ in range(8):
+        target[:] = data
+    result["memory_copy_mib_per_s"] = round(512 / (time.monotonic() - began))
+    result["disk_free_gib"] = shutil.disk_usage(folder).free >> 30
+    return result
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(), indent=2))
