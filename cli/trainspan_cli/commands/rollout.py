@@ -159,6 +159,8 @@ def _print_table(result: "RunResult") -> None:
         "model calls": str(result.calls),
         "seconds": f"{result.seconds:.1f}",
     }
+    if result.resumed:
+        rows["finished before"] = str(result.resumed)
     for name, value in rows.items():
         table.add_row(name, value)
     Console().print(table)
