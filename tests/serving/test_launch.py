@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,10 @@ import pytest
 from tests.serving.conftest import Models
 from tests.support.adapters import make_adapter
 from trainspan_schemas.checkpoint import CheckpointMeta, write_latest
-from trainspan_schemas.errors import CheckpointError, UsageError
+from trainspan_schemas.errors import CheckpointError, ConfigError, UsageError
 from trainspan_schemas.settings import ServingSettings
 from trainspan_serving.launch import Launch, prepare
+from trainspan_serving.plan import plan_of_process
 
 
 def launch_of(home: Path, *flags: str, **settings: object) -> Launch:
@@ -89,6 +91,24 @@ def test_the_collectors_token_of_the_role_serving_wins_over_the_environments_hea
     assert prepare(settings, (), environ).plan.otlp_headers == "x=1"
     with_file = replace(settings, token_file=str(home / "tokens.toml"))
     assert prepare(with_file, (), environ).plan.otlp_headers == "authorization=Bearer%20serving-token"
+
+
+def test_several_api_servers_are_refused_for_each_would_count_and_hold_a_part_only() -> None:
+    with pytest.raises(ConfigError, match="needs one API server: start vLLM with --api-server-count 1"):
+        plan_of_process(Namespace(api_server_count=2), {})
+
+
+def test_a_vllm_that_was_started_by_hand_has_a_plan_of_its_arguments_and_the_settings(
+    home: Path, models: Models
+) -> None:
+    arguments = Namespace(
+        model=str(models.folder(2)), served_model_name=["mine"], host=None, port=8123, enable_sleep_mode=True
+    )
+    environ = {"TRAINSPAN_SERVING__CHECKPOINTS": str(home / "c"), "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1"}
+    plan = plan_of_process(arguments, environ)
+    assert (plan.model, plan.version, plan.served_name, plan.sleep) == (str(models.folder(2)), 2, "mine", True)
+    assert (plan.checkpoints, plan.collector, plan.adapter) == (str(home / "c"), "http://h:1", None)
+    assert plan.state == str((home / "serving" / "mine-8123").resolve())
 
 
 def test_sleep_is_a_flag_of_vllms_on_a_gpu_only(home: Path, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
