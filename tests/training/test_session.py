@@ -16,6 +16,7 @@ from tests.training.policy_server import policy_server
 from trainspan_schemas.checkpoint import Canary, CheckpointMeta, read_latest
 from trainspan_schemas.errors import CheckpointError, ConfigError, DatasetError, UsageError
 from trainspan_schemas.settings import TrainSettings
+from trainspan_serving.adapters import read_adapter
 from trainspan_training.model import load_model
 from trainspan_training.result import Result
 from trainspan_training.session import Job, train
@@ -386,6 +387,8 @@ def test_an_adapter_is_written_as_peft_reads_it_and_goes_on_over_a_restart(
     assert not names & {"config.json", "model.safetensors"}
     config = json.loads((folder / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["base_model_name_or_path"]) == ("LORA", 4, str(model_dir))
+    served = read_adapter(folder)
+    assert (served.rank, served.base, len(served.tensors)) == (4, str(model_dir), 2 * 2 * 7)
     loaded = PeftModel.from_pretrained(load_model(model_dir), str(folder)).eval()
     moved = 0.0
     for prompt in Canary.read(folder).prompts:

@@ -115,7 +115,7 @@ def _proposals(config: Any, settings: TrainSettings, memory: Memory, needed: Est
         share = (memory.total - needed.total) / memory.total
         found.append(
             f"other processes hold {_gib(others)} GiB: give the policy server less (trainspan serve -- "
-            f"--gpu-memory-utilization {share:.2f}), or let it sleep while training (--enable-sleep-mode)"
+            f"--gpu-memory-utilization {share:.2f}), or let it sleep while training (--sleep)"
         )
     smaller = settings
     while smaller.micro_batch_tokens > _LEAST_TOKENS:

@@ -1,0 +1,67 @@
+"""Faults between server and trainer turn the integrity panel red: what the server sampled is not what the trainer holds."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.dataset_files import LoggedCall, sample_rollouts, write_dataset
+from trainspan_cli.loop.integrity import training_checks
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.model import load_model
+from trainspan_training.result import Result
+from trainspan_training.session import Job, train
+
+FRESH = {"version": 2, "canary": {"status": "fresh", "max_abs_diff": 1e-6, "max_abs_change": 0.01}}
+
+
+@pytest.fixture
+def second_round(tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Trains a first round, then one on calls labelled version 1; the verdicts of the panel on the second."""
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
+    settings = TrainSettings(model=str(model_dir), policy_url="none", learning_rate=1e-3)
+
+    def run() -> Result:
+        results: list[Result] = []
+        job = Job(settings, tmp_path / "dataset", tmp_path / "checkpoints", follow=True, rounds=1)
+        train(job, lambda: None, results.append)
+        return results[0]
+
+    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=6), round_=0)
+    assert run().version == 1
+
+    def second(calls: list[LoggedCall]) -> dict[str, bool]:
+        labelled = [dataclasses.replace(call, policy_version=1) for call in calls]
+        write_dataset(tmp_path / "dataset", labelled, round_=1)
+        event = run().event() | {"swap": FRESH}
+        return {check.name: check.ok for check in training_checks(event, settings.engine_mismatch)}
+
+    return second
+
+
+def test_the_weights_that_the_trainer_published_make_the_panel_green(second_round: Any, tmp_path: Path) -> None:
+    published = load_model(tmp_path / "checkpoints/policy-000001").eval()
+    assert all(second_round(sample_rollouts(published, rollouts=6, seed=1)).values())
+
+
+def test_frozen_weights_of_the_server_make_it_red(second_round: Any, model: Any) -> None:
+    """The server went on sampling from version 0 and called it 1."""
+    assert not second_round(sample_rollouts(model, rollouts=6, seed=1))["server and trainer agree"]
+
+
+def test_ids_that_were_made_again_from_text_make_it_red(second_round: Any, tmp_path: Path) -> None:
+    """One prompt token in each rollout is another than the server saw, as after decoding and encoding."""
+    published = load_model(tmp_path / "checkpoints/policy-000001").eval()
+    calls = sample_rollouts(published, rollouts=6, turns=1, seed=1)
+    changed = [dataclasses.replace(c, prompt_ids=[*c.prompt_ids[:-1], 3 + (c.prompt_ids[-1] + 1) % 200]) for c in calls]
+    assert not second_round(changed)["server and trainer agree"]
+
+
+def test_logprobs_of_another_distribution_make_it_red(second_round: Any, tmp_path: Path) -> None:
+    """As with a temperature that the server did not apply: 2 % of the values is enough."""
+    published = load_model(tmp_path / "checkpoints/policy-000001").eval()
+    calls = sample_rollouts(published, rollouts=6, seed=1)
+    raw = [dataclasses.replace(call, logprobs=(1.02 * np.array(call.logprobs)).tolist()) for call in calls]
+    assert not second_round(raw)["server and trainer agree"]
