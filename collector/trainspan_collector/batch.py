@@ -10,6 +10,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from trainspan_collector.evaluations import read_evaluation
 from trainspan_collector.frames import Frame, Signal
+from trainspan_collector.load_counting import Tally
 from trainspan_collector.logs import read_log
 from trainspan_collector.otlp import id_problem
 from trainspan_collector.rows import EvaluationRow, LogRow, SpanRow
@@ -34,6 +35,7 @@ class Batch:
     def __init__(self, last_seq: int) -> None:
         self.last_seq = last_seq
         self.n_duplicates = 0
+        self.tally = Tally()
         self._spans: dict[tuple[str, str], SpanRow] = {}
         self._logs: dict[bytes, LogRow] = {}
         self._evaluations: dict[bytes, EvaluationRow] = {}
@@ -97,9 +99,10 @@ class Batch:
 
     def _span_rows(self, span: Span, origin: Origin, frame: Frame) -> Iterator[SpanRow | EvaluationRow]:
         events = span_events(span)
-        row = read_span(
+        row, plain = read_span(
             self._next_seq(), span, events, origin, untrusted=frame.untrusted, received_ns=frame.received_ns
         )
+        self.tally.add(row, plain)
         yield row
         for event in events:
             if event.name == keys.EVALUATION_EVENT:

@@ -1,94 +1,82 @@
 """What a batch of spans adds to the metrics: conventions, and calls that cannot be trained on or are stale."""
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final
 
-import pyarrow as pa
-import pyarrow.compute
-
+from trainspan_collector import attributes as look
 from trainspan_collector.metrics import LoadCounts
+from trainspan_collector.rows import SpanRow
+from trainspan_collector.values import Json
 from trainspan_schemas import keys
 
-__all__ = ["LoadCounting"]
-
-pc: Any = pyarrow.compute  # its functions are made when it is imported
+__all__ = ["LoadCounting", "Tally"]
 
 _DIALECTS: Final = (
-    ("openinference", "openinference.span.kind"),
-    ("traceloop", "llm.request.type"),
-    ("traceloop", "traceloop.span.kind"),
-    ("gen_ai", keys.GEN_AI_OPERATION),
+    ("openinference.span.kind", "openinference"),
+    ("llm.request.type", "traceloop"),
+    ("traceloop.span.kind", "traceloop"),
+    (keys.GEN_AI_OPERATION, "gen_ai"),
 )
-"""Convention → a key that its spans bear; the first that fits counts."""
+"""A key that the spans of a convention bear → its name; the first that is there counts."""
+
+
+class Tally:
+    """The spans of one batch, counted as they are read."""
+
+    __slots__ = ("calls", "dialects", "untrainable", "versions")
+
+    def __init__(self) -> None:
+        self.dialects: Counter[str] = Counter()
+        self.calls = 0
+        self.untrainable: Counter[str] = Counter()
+        self.versions: list[tuple[str | None, int]] = []
+        """Policy name and version of each call that has one, as they came."""
+
+    def add(self, row: SpanRow, plain: Mapping[str, Json]) -> None:
+        """`plain` are the span's attributes."""
+        if not row.is_call:
+            self.dialects[next((name for key, name in _DIALECTS if key in plain), "other")] += 1
+            return
+        self.dialects["trainspan"] += 1
+        self.calls += 1
+        if reason := _lack(row, plain):
+            self.untrainable[reason] += 1
+        if row.policy_version is not None:
+            self.versions.append((row.policy_name, row.policy_version))
 
 
 class LoadCounting:
-    """Counts batches of spans and tells `on_loaded`. For one thread."""
+    """Tells `on_loaded` what was stored. For one thread."""
 
     def __init__(self, on_loaded: Callable[[LoadCounts], None]) -> None:
         self._on_loaded = on_loaded
         self._newest_versions: dict[str | None, int] = {}
 
-    def count(self, spans: pa.Table | None, duplicates: int) -> None:
-        """`spans` as `rows.span_table` makes them."""
-        if spans is None:
-            self._on_loaded(LoadCounts(duplicates))
-            return
-        calls = spans.filter(spans["is_call"])
-        self._on_loaded(
-            LoadCounts(
-                duplicates=duplicates,
-                dialects=_dialects(spans),
-                calls=calls.num_rows,
-                untrainable_calls=_untrainable(calls),
-                stale_calls=self._stale(calls),
-            )
-        )
-
-    def _stale(self, calls: pa.Table) -> int:
+    def stored(self, tally: Tally, duplicates: int) -> None:
+        """A batch is in the store."""
         n_stale = 0
-        versions = calls.select(["policy_name", "policy_version"]).to_pylist()
-        for policy, version in (tuple(row.values()) for row in versions):
-            if version is None:
-                continue
-            newest = self._newest_versions.setdefault(policy, version)
+        for policy, version in tally.versions:
+            newest = self._newest_versions.get(policy, version)
             n_stale += version < newest
             self._newest_versions[policy] = max(newest, version)
-        return n_stale
+        self._on_loaded(LoadCounts(duplicates, tally.dialects, tally.calls, tally.untrainable, n_stale))
 
 
-def _dialects(spans: pa.Table) -> dict[str, int]:
-    left = pc.invert(spans["is_call"])
-    counts = {"trainspan": _n_true(spans["is_call"])}
-    for dialect, key in _DIALECTS:
-        fits = pc.and_(left, pc.match_substring(spans["attributes"], f'"{key}":'))
-        counts[dialect] = counts.get(dialect, 0) + _n_true(fits)
-        left = pc.and_not(left, fits)
-    counts["other"] = _n_true(left)
-    return counts
-
-
-def _untrainable(calls: pa.Table) -> dict[str, int]:
-    """By the dataset's names of what a call's own span can show."""
-    n_tokens, n_logprobs = pc.list_value_length(calls["completion_ids"]), pc.list_value_length(calls["logprobs"])
-    attributes = calls["attributes"]
-    left = pa.chunked_array([pa.array([True] * calls.num_rows, pa.bool_())])
-    counts = {}
-    for reason, lacking in (
-        ("no_token_ids", pc.or_(pc.is_null(calls["prompt_ids"]), pc.is_null(calls["completion_ids"]))),
-        ("no_logprobs", pc.not_equal(pc.fill_null(n_logprobs, -1), pc.fill_null(n_tokens, 0))),
-        ("incomplete", pc.is_null(calls["finish_reason"])),
-        ("not_delivered", pc.equal(pc.fill_null(calls["delivered"], True), False)),
-        ("constrained", pc.match_substring(attributes, f'"{keys.SAMPLING_CONSTRAINED}":true')),
-        ("attributes_dropped", pc.greater(calls["dropped_attributes"], 0)),
-        ("redacted", pc.match_substring(attributes, f'"{keys.REDACTED}":')),
-        ("untrusted", calls["untrusted"]),
-    ):
-        found = pc.and_(left, lacking)
-        counts[reason] = _n_true(found)
-        left = pc.and_not(left, lacking)
-    return counts
-
-
-def _n_true(mask: Any) -> int:
-    return pc.sum(mask).as_py() or 0
+def _lack(row: SpanRow, plain: Mapping[str, Json]) -> str | None:
+    """Why a call cannot be trained on, as far as its own span shows it: one of the dataset's reasons."""
+    if row.prompt_ids is None or row.completion_ids is None:
+        return "no_token_ids"
+    if row.logprobs is None or len(row.logprobs) != len(row.completion_ids):
+        return "no_logprobs"
+    if row.finish_reason is None:
+        return "incomplete"
+    if row.delivered is False:
+        return "not_delivered"
+    if look.boolean(plain, keys.SAMPLING_CONSTRAINED):
+        return "constrained"
+    if row.dropped_attributes:
+        return "attributes_dropped"
+    if keys.REDACTED in plain:
+        return "redacted"
+    return "untrusted" if row.untrusted else None

@@ -261,11 +261,11 @@ class Loader:
             self._loaded.notify_all()
 
     def _commit(self, batch: Batch, progress: Progress) -> None:
-        loaded = load(self._cursor, batch, progress)
-        self.n_duplicates += loaded.n_duplicates
-        self._counting.count(loaded.spans, loaded.n_duplicates)
-        if loaded.n_duplicates:
-            log.info("duplicates in_batch_and_stored=%d total=%d", loaded.n_duplicates, self.n_duplicates)
+        n_duplicates = load(self._cursor, batch, progress)
+        self.n_duplicates += n_duplicates
+        self._counting.stored(batch.tally, n_duplicates)
+        if n_duplicates:
+            log.info("duplicates in_batch_and_stored=%d total=%d", n_duplicates, self.n_duplicates)
 
     def _roll_back(self) -> None:
         with contextlib.suppress(duckdb.Error):  # nothing to roll back where COMMIT itself failed

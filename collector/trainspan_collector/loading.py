@@ -1,7 +1,6 @@
 """One batch into DuckDB: in one transaction with how far the journal is loaded, and without what is stored already."""
 
 import contextlib
-from dataclasses import dataclass
 
 import duckdb
 import pyarrow as pa
@@ -10,7 +9,7 @@ from trainspan_collector.batch import Batch
 from trainspan_collector.database import Progress
 from trainspan_collector.rows import evaluation_table, log_table, span_table
 
-__all__ = ["Loaded", "load"]
+__all__ = ["load"]
 
 _SAME_SPANS = """
 SELECT i.seq, i.richness, s.seq, s.richness FROM incoming i
@@ -25,22 +24,15 @@ ANTI JOIN stored.superseded d ON d.seq = s.seq
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What a batch brought."""
+def load(cursor: duckdb.DuckDBPyConnection, batch: Batch, progress: Progress) -> int:
+    """Commits `batch` and `progress`; the number of rows that were in the batch or in the store already.
 
-    n_duplicates: int
-    """Rows that were in the batch or in the store already."""
-    spans: pa.Table | None
-
-
-def load(cursor: duckdb.DuckDBPyConnection, batch: Batch, progress: Progress) -> Loaded:
-    """Commits `batch` and `progress`. Raises duckdb.Error; the caller then rolls back."""
+    Raises duckdb.Error, and what Arrow raises; the caller then rolls back.
+    """
     cursor.execute("BEGIN")
     n_duplicates = batch.n_duplicates
-    spans = span_table(batch.spans) if batch.spans else None
-    if spans is not None:
-        n_duplicates += _insert(cursor, "stored.spans", spans, _SAME_SPANS)
+    if batch.spans:
+        n_duplicates += _insert(cursor, "stored.spans", span_table(batch.spans), _SAME_SPANS)
     if batch.logs:
         n_duplicates += _insert(cursor, "stored.logs", log_table(batch.logs), _SAME_LOGS)
     if batch.evaluations:
@@ -50,7 +42,7 @@ def load(cursor: duckdb.DuckDBPyConnection, batch: Batch, progress: Progress) ->
         [progress.position.segment, progress.position.offset, progress.last_seq],
     )
     cursor.execute("COMMIT")
-    return Loaded(n_duplicates, spans)
+    return n_duplicates
 
 
 def _insert(cursor: duckdb.DuckDBPyConnection, table: str, incoming: pa.Table, same: str) -> int:

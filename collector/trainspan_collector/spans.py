@@ -73,7 +73,8 @@ def span_events(span: Span) -> list[Event]:
 
 def read_span(
     seq: int, span: Span, events: list[Event], origin: Origin, *, untrusted: bool, received_ns: int
-) -> SpanRow:
+) -> tuple[SpanRow, Mapping[str, Json]]:
+    """The row, and the attributes for look-up."""
     read = read_attributes(span.attributes, _PACKERS)
     packed, malformed = _pack_tokens(read.skipped)
     plain = read.plain
@@ -82,7 +83,7 @@ def read_span(
     prompt, completion = packed.get(keys.PROMPT_TOKEN_IDS), packed.get(keys.COMPLETION_TOKEN_IDS)
     is_call = prompt is not None or completion is not None
     end_ns = signed(span.end_time_unix_nano)
-    return SpanRow(
+    row = SpanRow(
         seq=seq,
         span_key=int.from_bytes(span.span_id, "big"),
         richness=_richness(span, has_tokens=is_call, has_ended=end_ns > 0, untrusted=untrusted),
@@ -130,6 +131,7 @@ def read_span(
         untrusted=untrusted,
         received_ns=received_ns,
     )
+    return row, plain
 
 
 def _pack_tokens(values: Mapping[str, AnyValue]) -> tuple[dict[str, bytes], dict[str, Json]]:
