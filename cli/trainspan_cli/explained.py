@@ -1,6 +1,6 @@
 """The account of a rollout in the terminal. Nothing that a model wrote is taken as markup or reaches it as a control."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from trainspan_processing.explanation.account import CallAccount, RolloutAccount, ToolAccount
+    from trainspan_processing.explanation.account import CallAccount, ForeignAccount, RolloutAccount, ToolAccount
 
 __all__ = ["print_explanation"]
 
@@ -35,10 +35,10 @@ def print_explanation(account: "RolloutAccount", *, full: bool) -> None:
     for line in account.credit.lines:
         console.print(_indented(_plain(line)))
     console.print(_title("text"), Text(_legend(account), style="dim"))
-    steps: list[tuple[float, int, Any]] = [(call.start_s, 1, call) for call in account.calls]
-    steps += [(tool.start_s, 0, tool) for tool in account.tools]
-    for _, is_call, step in sorted(steps, key=lambda item: item[:2]):
-        text = _call_text(step, account, full=full) if is_call else _tool_text(step, full=full)
+    steps: list[tuple[float, Text]] = [(tool.start_s, _tool_text(tool, full=full)) for tool in account.tools]
+    steps += [(call.start_s, _foreign_text(call, full=full)) for call in account.foreign]
+    steps += [(call.start_s, _call_text(call, account, full=full)) for call in account.calls]
+    for _, text in sorted(steps, key=lambda step: step[0]):
         console.print(text, soft_wrap=True)
 
 
@@ -139,6 +139,8 @@ def _call_text(call: "CallAccount", account: "RolloutAccount", *, full: bool) ->
 
     verdict = f"A = {number(call.advantage)}" if call.reason is None else f"not trained: {call.reason}"
     text = _plain(f"call {call.index} · {call.agent or '–'} · {verdict}\n", "bold")
+    if call.broken:
+        text.append_text(_plain(f"does not merge: {call.broken}\n", "yellow"))
     if call.prefix_len:
         text.append(f"⟨{call.prefix_len} tokens of call {call.continues} and before⟩ ", style="dim italic")
     new = call.prompt_ids[call.prefix_len :]
@@ -147,6 +149,13 @@ def _call_text(call: "CallAccount", account: "RolloutAccount", *, full: bool) ->
     pieces = call.pieces if call.pieces is not None else [f"{token} " for token in call.completion_ids]
     text.append_text(_shortened("".join(pieces), _style(call, account.credit.greatest), full=full))
     text.append("\n")
+    return text
+
+
+def _foreign_text(call: "ForeignAccount", *, full: bool) -> Text:
+    text = _plain(f"call to {call.model or 'a model'} · {call.agent or '–'} · not trained: {call.reason}\n", "bold")
+    for message in (*call.messages, *([call.answer] if call.answer else [])):
+        text.append_text(_shortened(f"{message.get('role', '?')}: {message.get('content') or ''}\n", "dim", full=full))
     return text
 
 
@@ -159,7 +168,7 @@ def _tool_text(tool: "ToolAccount", *, full: bool) -> Text:
 
 
 def _style(call: "CallAccount", greatest: float) -> str:
-    from trainspan_processing.explanation.page import colour
+    from trainspan_processing.explanation.timeline import colour
 
     name = colour(call.advantage, greatest, trained=call.reason is None)
     if name == "u":

@@ -58,6 +58,9 @@ def _facts(manifest: Mapping[str, Any]) -> Table:
     table.add_row("reward mean ± std", f"{_number(rewards['mean'])} ± {_number(rewards['std'])}")
     table.add_row("credit × baseline", Text(f"{manifest['credit']['credit']} × {manifest['credit']['baseline']}"))
     table.add_row("segments (merge ratio)", f"{manifest['segments']} ({_number(manifest['merge_ratio'])})")
+    for cause, failed in manifest.get("merge_failures", {}).items():
+        where = f"{failed['example']['rollout_id'][:12]} call {failed['example']['call_index']}"
+        table.add_row(Text(f"  not merged: {cause}"), Text(f"{failed['calls']}, e.g. {where}"))
     table.add_row("policy versions", f"{manifest['min_policy_version']} – {manifest['max_policy_version']}")
     return table
 

@@ -15,7 +15,8 @@ from tests.support.byte_tokenizer import encode, make_byte_tokenizer
 from trainspan_processing.build import BuiltDataset
 from trainspan_processing.explanation.account import RolloutAccount
 from trainspan_processing.explanation.investigation import Question, explain_rollout
-from trainspan_processing.explanation.page import colour, explanation_page
+from trainspan_processing.explanation.page import explanation_page
+from trainspan_processing.explanation.timeline import colour
 from trainspan_processing.published import open_published
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.settings import DatasetSettings
@@ -226,3 +227,37 @@ def test_the_command_prints_writes_the_page_and_answers_in_json(bench: Bench, tm
     assert record["calls"][0]["pieces"] == ["y", "e", "s"]
     assert record["calls"][0]["prompt_text"] == "sure?"
     assert run("--model", "/nowhere").returncode == 2
+
+
+def test_a_call_that_departs_from_the_one_before_it_says_where_and_why(bench: Bench) -> None:
+    history = list(range(100, 140))
+    rollout = bench.rollout("a")
+    rollout.call(0, history, [10, 11, 12, 13, 14, 15], agent="solver")
+    rollout.call(1, [*history, 12, 13, 14, 15, 7], [20], agent="solver")  # 10 and 11 were left out
+    bench.send(rollout.reward(1.0), chain(bench.rollout("b"), 1).reward(0.0))
+    first, second = _explain(bench, "a").calls
+    assert first.broken is None
+    assert second.broken == (
+        "template: departs from call 0 at token 40, where 10 11 12 13 14 15 stood and 12 13 14 15 7 stands"
+    )
+
+
+def test_calls_to_another_model_are_told_with_what_was_said(bench: Bench) -> None:
+    rollout = bench.rollout("a")
+    rollout.call(0, [1, 2], [3], agent="planner")
+    said = {
+        "gen_ai.input.messages": '[{"role": "user", "parts": [{"type": "text", "content": "is it good?"}]}]',
+        "gen_ai.output.messages": '[{"role": "assistant", "parts": [{"type": "text", "content": "very"}]}]',
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "vendor-large",
+    }
+    rollout.span("critic", 3.0, 4.0, **{key.replace(".", "__"): value for key, value in said.items()})
+    bench.send(rollout.reward(1.0), chain(bench.rollout("b"), 1).reward(0.0))
+    account = _explain(bench, "a")
+    (other,) = account.foreign
+    assert (other.model, other.reason, other.start_s) == ("vendor-large", "not_selected", 3.0)
+    assert other.answer is not None
+    assert other.answer["content"] == "very"
+    page = explanation_page(account)
+    assert page.rindex("call 0 · planner") < page.rindex("call to vendor-large")
+    assert "is it good?" in page

@@ -5,7 +5,15 @@ from typing import Any
 
 from ..dialects import Message
 
-__all__ = ["CallAccount", "CreditAccount", "EdgeAccount", "Member", "RolloutAccount", "ToolAccount"]
+__all__ = [
+    "CallAccount",
+    "CreditAccount",
+    "EdgeAccount",
+    "ForeignAccount",
+    "Member",
+    "RolloutAccount",
+    "ToolAccount",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,8 @@ class CallAccount:
     """Prompt tokens that earlier calls of the segment hold already."""
     continues: int | None
     """Index of the call whose tokens are that prefix."""
+    broken: str | None
+    """Why it does not continue the call of its agent before it, though there is one; None where it does."""
     messages: list[Message]
     """The request, as the client's instrumentation recorded it; may be empty."""
     answer: Message | None
@@ -47,6 +57,20 @@ class CallAccount:
     """Text of `prompt_ids[prefix_len:]`; None without a tokenizer."""
     pieces: list[str] | None
     """(C,) text that each completion token adds; None without a tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignAccount:
+    """A model call of which only a client told, or whose tokens nobody recorded: another model's, mostly."""
+
+    model: str | None
+    agent: str | None
+    start_s: float
+    seconds: float | None
+    reason: str
+    """Why it is not trained."""
+    messages: list[Message]
+    answer: Message | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +146,7 @@ class RolloutAccount:
     start_ns: int
     seconds: float | None
     calls: list[CallAccount]
+    foreign: list[ForeignAccount]
     tools: list[ToolAccount]
     edges: list[EdgeAccount]
     credit: CreditAccount
@@ -139,4 +164,6 @@ class RolloutAccount:
     @property
     def agents(self) -> list[str]:
         """In the order of their first calls."""
-        return list(dict.fromkeys(call.agent or "–" for call in self.calls))
+        made = [(call.start_s, call.agent) for call in self.calls]
+        made += [(call.start_s, call.agent) for call in self.foreign]
+        return list(dict.fromkeys(agent or "–" for _, agent in sorted(made, key=lambda call: call[0])))

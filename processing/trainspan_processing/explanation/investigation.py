@@ -21,7 +21,8 @@ from ..rows import RowCounts, make_rows
 from ..source import Selection, Source
 from ..survey import Clock, Survey, survey_when_settled
 from .account import RolloutAccount
-from .telling import Evidence, SpanText, tell
+from .evidence import Evidence, SpanText
+from .telling import tell
 
 __all__ = ["Question", "explain_rollout"]
 
@@ -140,8 +141,8 @@ def _evidence(
             f"rollout {found.rollout_id} is in the store, but none of its spans is: wait for them to arrive"
         )
     calls, counts = draft.calls.filter(own), RowCounts()
-    rows = list(make_rows(source, draft.sound.filter(own), draft.limits, counts, alone))
-    payload = read_payload(source, calls, alone) if calls.height else None
+    rows = list(make_rows(source, draft.sound.filter(own), draft.limits, counts, alone, survey.answers))
+    payload = read_payload(source, calls, alone, answers=survey.answers) if calls.height else None
     return Evidence(
         rollout=rollout.row(0, named=True),
         calls=_with_outcome(calls, counts)

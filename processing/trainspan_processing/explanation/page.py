@@ -1,18 +1,16 @@
 """The account of a rollout as a page: calls by agent over time, reward edges, the credit in numbers, tokens in colour."""
 
 import json
-import math
 from typing import Final
 
 from ..dialects import Message
 from ..html import Child, Element, element, page, table
-from .account import CallAccount, EdgeAccount, RolloutAccount, ToolAccount
+from .account import CallAccount, EdgeAccount, ForeignAccount, RolloutAccount, ToolAccount
 from .arithmetic import number
+from .timeline import COLOURS, colour, timeline
 
-__all__ = ["COLOURS", "colour", "explanation_page"]
+__all__ = ["explanation_page"]
 
-COLOURS: Final = 5
-"""Shades of each sign."""
 _MOST_TOKENS: Final = 20_000
 """Trained tokens on one page up to which each is an element of its own."""
 
@@ -32,16 +30,6 @@ summary { color: #57606a; cursor: pointer; font-size: 13px } .role { font-weight
 """
 
 
-def colour(advantage: float | None, greatest: float, *, trained: bool) -> str:
-    """Class of a token: p1 to p5 and n1 to n5 by sign and size, z for 0, u where it is not trained."""
-    if not trained:
-        return "u"
-    if not advantage or not greatest:
-        return "z"
-    shade = max(1, math.ceil(COLOURS * min(abs(advantage) / greatest, 1.0) - 1e-9))
-    return f"{'p' if advantage > 0 else 'n'}{shade}"
-
-
 def explanation_page(account: RolloutAccount) -> str:
     """HTML without scripts; every text of a model, tool or user in it is escaped."""
     title = f"Rollout {account.rollout_id}"
@@ -50,7 +38,7 @@ def explanation_page(account: RolloutAccount) -> str:
         element("h1", title),
         _facts(account),
         element("h2", "Calls by agent"),
-        _timeline(account),
+        timeline(account),
         element("h2", "Rewards"),
         _edges(account.edges),
         element("h2", "Credit"),
@@ -70,7 +58,10 @@ def _facts(account: RolloutAccount) -> Element:
         ["status, split", f"{account.status or '–'}, {account.split or '–'}"],
         ["duration", "–" if account.seconds is None else f"{account.seconds:.3f} s"],
         ["reward", number(account.credit.reward)],
-        ["calls", f"{len(account.calls)}, of these trained {sum(call.reason is None for call in account.calls)}"],
+        [
+            "calls",
+            f"{len(account.calls) + len(account.foreign)}, of these trained {sum(call.reason is None for call in account.calls)}",
+        ],
     ]
     if account.reason:
         rows.append(["not trained, since", account.reason])
@@ -81,61 +72,6 @@ def _facts(account: RolloutAccount) -> Element:
         ["text", f"decoded with {account.decoded_with}" if account.decoded_with else "token ids: no tokenizer found"]
     )
     return table(["", ""], rows, text=frozenset({0, 1}))
-
-
-def _timeline(account: RolloutAccount) -> Element:
-    """One lane per agent, one for tools; a bar per call from its start to its end."""
-    lanes = [*account.agents, *(["tools"] if account.tools else [])]
-    moments = [call.start_s + (call.seconds or 0.0) for call in account.calls]
-    moments += [tool.start_s + (tool.seconds or 0.0) for tool in account.tools]
-    span = max([*moments, account.seconds or 0.0, 1e-9])
-    left, width, height = 150, 800, 22
-    drawn: list[Element] = []
-    for lane, name in enumerate(lanes):
-        drawn.append(element("text", name[:24], x=0, y=height * lane + 15))
-        drawn.append(
-            element("line", class_="axis", x1=left, x2=left + width, y1=height * lane + 21, y2=height * lane + 21)
-        )
-    greatest = account.credit.greatest
-    for call in account.calls:
-        label = f"call {call.index}: {len(call.completion_ids)} tokens, advantage {number(call.advantage)}"
-        lane = lanes.index(call.agent or "–")
-        shade = colour(call.advantage, greatest, trained=call.reason is None)
-        drawn += _bar(call.start_s, call.seconds, span, lane, f"{shade} edge", label, str(call.index))
-    for tool in account.tools:
-        label = f"{tool.name}{' failed' if tool.failed else ''}"
-        drawn += _bar(tool.start_s, tool.seconds, span, len(lanes) - 1, "failed" if tool.failed else "tool", label, "")
-    total = height * len(lanes)
-    drawn.append(element("text", f"{span:.3g} s", x=left + width, y=total + 14, **{"text-anchor": "end"}))
-    whole, tall = left + width + 10, total + 20
-    picture = element(
-        "svg",
-        *drawn,
-        role="img",
-        width=whole,
-        height=tall,
-        viewBox=f"0 0 {whole} {tall}",
-        **{"aria-label": "calls over time"},
-    )
-    return element("figure", picture)
-
-
-def _bar(
-    start_s: float, seconds: float | None, span: float, lane: int, kind: str, label: str, text: str
-) -> list[Element]:
-    x = 150 + 800 * min(max(start_s / span, 0.0), 1.0)
-    width = max(3.0, 800 * (seconds or 0.0) / span)
-    box = element(
-        "rect",
-        element("title", label),
-        class_=kind,
-        x=round(x, 1),
-        y=22 * lane + 4,
-        width=round(width, 1),
-        height=14,
-        rx=2,
-    )
-    return [box, element("text", text, class_="index", x=round(x + 3, 1), y=22 * lane + 15)]
 
 
 def _edges(edges: list[EdgeAccount]) -> Element:
@@ -188,6 +124,7 @@ def _steps(account: RolloutAccount) -> list[Element]:
     drawn: list[tuple[float, int, Element]] = [
         (call.start_s, call.index, _call(call, account.credit.greatest, in_full=in_full)) for call in account.calls
     ]
+    drawn += [(other.start_s, -1, _other(other)) for other in account.foreign]
     drawn += [(tool.start_s, -1, _tool(tool)) for tool in account.tools]
     calls_first = sorted(drawn, key=lambda item: (item[0], -item[1]))
     return [made for _, _, made in calls_first]
@@ -213,6 +150,7 @@ def _call(call: CallAccount, greatest: float, *, in_full: bool) -> Element:
         element("h3", whose),
         element("div", " · ".join(facts), class_="note"),
         element("div", value, class_="note" if call.reason is None else "note bad"),
+        element("div", f"does not merge: {call.broken}", class_="note") if call.broken else None,
         _messages(call.messages),
         _environment(call),
         _completion(call, greatest, in_full=in_full),
@@ -260,6 +198,17 @@ def _said(message: Message) -> str:
     rest = {key: value for key, value in message.items() if key not in ("role", "content", "finish_reason")}
     text = content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
     return " ".join(filter(None, (text, json.dumps(rest, ensure_ascii=False) if rest else "")))
+
+
+def _other(call: ForeignAccount) -> Element:
+    return element(
+        "section",
+        element("h3", f"call to {call.model or 'a model without name'} · {call.agent or 'no agent named'}"),
+        element("div", f"no tokens recorded, not trained: {call.reason}", class_="note bad"),
+        _messages(call.messages),
+        element("pre", _said(call.answer), class_="env") if call.answer else None,
+        class_="call",
+    )
 
 
 def _tool(tool: ToolAccount) -> Element:

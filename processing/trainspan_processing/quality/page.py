@@ -39,6 +39,7 @@ def quality_page(manifest: Mapping[str, Any]) -> str:
             "div", bars("calls, by what became of them", fates), bars("groups of rollouts", groups), class_="plots"
         ),
         *_reasons(dropped),
+        *_merge_failures(manifest["merge_failures"]),
         element("h2", "Distributions"),
         element(
             "div",
@@ -76,6 +77,20 @@ def _reasons(dropped: Mapping[str, int]) -> list[Child]:
     known: Mapping[str, str] = {str(name): text for name, text in ADVICE.items()}
     rows: list[list[Child]] = [[name, count, known.get(name, "")] for name, count in dropped.items()]
     return [table(["dropped as", "calls", "what to do"], rows, text=frozenset({0, 2}))]
+
+
+def _merge_failures(failures: Mapping[str, Mapping[str, Any]]) -> list[Child]:
+    """Calls that do not continue their agent's call before them, by cause, with the first of each."""
+    if not failures:
+        return []
+    rows: list[list[Child]] = []
+    for cause, failed in failures.items():
+        example = failed["example"]
+        where = f"rollout {example['rollout_id']}: call {example['call_index']} after call {example['after']}"
+        rows.append([cause, failed["calls"], f"{where}, at token {example['differs_at']}"])
+    return [
+        table(["not merged because of", "calls", "for example (see trainspan explain)"], rows, text=frozenset({0, 2}))
+    ]
 
 
 def _statistics(distributions: Mapping[str, Mapping[str, Any]]) -> Element:
