@@ -4,8 +4,10 @@ Paths are relative to the working directory unless absolute; None means "under `
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
 __all__ = [
+    "DEFAULT_LORA_RANK",
     "CollectorSettings",
     "DatasetSettings",
     "LoopSettings",
@@ -14,6 +16,10 @@ __all__ = [
     "Settings",
     "TrainSettings",
 ]
+
+
+DEFAULT_LORA_RANK: Final = 16
+"""Rank of the adapter that is trained where `[train] lora_rank` is not set, and of those that are served with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +87,16 @@ class ServingSettings:
     max_model_len: int | None = None
     """Context length in tokens; default: the model's own."""
     max_lora_rank: int | None = None
-    """Serve LoRA adapters up to this rank; default: full weights only, or the rank of the adapter that is the model."""
+    """Serve LoRA adapters up to this rank; default: that of `[train]` where it trains adapters, or of the adapter that is
+    the model, else full weights only."""
     sleep: bool = False
     """The server may be put to sleep and give its GPU memory to a trainer meanwhile."""
     spool_max_bytes: int = 1024 * 1024 * 1024
     """Greatest size on disk of the call spans that wait for the collector; beyond it the newest are dropped."""
     train_sampling: bool = False
     """Override a client's temperature, top_p and top_k for training rollouts: temperature 1, nothing truncated."""
+    val_temperature: float | None = None
+    """Sample validation rollouts at this temperature (0: greedy), nothing truncated; default: as the client asks."""
     swap_timeout_s: float = 30.0
     """How long requests are held while weights are swapped before they get 503 with Retry-After."""
     drain_timeout_s: float = 120.0

@@ -8,6 +8,7 @@ import typer
 
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
 from trainspan_schemas.config import override
+from trainspan_schemas.settings import DEFAULT_LORA_RANK, Settings
 
 COMMAND_OPTIONS = {"context_settings": {"allow_extra_args": True}}
 
@@ -33,6 +34,9 @@ def serve(
     train_sampling: Annotated[
         bool, typer.Option("--train-sampling", help="Sample training rollouts at temperature 1, nothing truncated.")
     ] = False,
+    val_temperature: Annotated[
+        float | None, typer.Option(help="Sample validation rollouts at this temperature, nothing truncated; 0: greedy.")
+    ] = None,
     config: ConfigOption = None,
     format_: FormatOption = "table",
 ) -> int:
@@ -48,8 +52,9 @@ def serve(
     if model is not None and model.startswith("-"):  # `serve -- --flag`: the first flag stands where the model would
         flags.insert(0, model)
         model = None
+    loaded = settings(config)
     section = override(
-        settings(config).serving,
+        loaded.serving,
         model=model,
         checkpoints=str(checkpoints) if checkpoints else None,
         host=host,
@@ -58,9 +63,10 @@ def serve(
         served_name=served_name,
         dtype=dtype,
         max_model_len=max_model_len,
-        max_lora_rank=max_lora_rank,
+        max_lora_rank=max_lora_rank or _served_lora_rank(loaded),
         sleep=sleep or None,
         train_sampling=train_sampling or None,
+        val_temperature=val_temperature,
     )
 
     def announce(url: str, version: int) -> None:
@@ -70,3 +76,9 @@ def serve(
             print(f"serving policy version {version} at {url}", flush=True)
 
     return run(section, flags, on_ready=announce)
+
+
+def _served_lora_rank(settings: Settings) -> int | None:
+    """A server beside a trainer of adapters takes these adapters."""
+    trained = (settings.train.lora_rank or DEFAULT_LORA_RANK) if settings.train.adapter == "lora" else None
+    return settings.serving.max_lora_rank or trained

@@ -1,0 +1,22 @@
+"""What `trainspan serve` takes from the settings of the other parts."""
+
+import pytest
+
+from trainspan_cli.commands.serve import _served_lora_rank
+from trainspan_schemas.settings import ServingSettings, Settings, TrainSettings
+
+
+@pytest.mark.parametrize(
+    ("serving", "train", "rank"),
+    [
+        (ServingSettings(), TrainSettings(), None),
+        (ServingSettings(), TrainSettings(adapter="lora"), 16),
+        (ServingSettings(), TrainSettings(adapter="lora", lora_rank=4), 4),
+        (ServingSettings(max_lora_rank=32), TrainSettings(adapter="lora", lora_rank=4), 32),
+        (ServingSettings(max_lora_rank=8), TrainSettings(), 8),
+    ],
+)
+def test_a_server_beside_a_trainer_of_adapters_takes_them(
+    serving: ServingSettings, train: TrainSettings, rank: int | None
+) -> None:
+    assert _served_lora_rank(Settings(serving=serving, train=train)) == rank
