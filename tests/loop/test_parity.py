@@ -1,0 +1,155 @@
+"""The first round of a run, made again in memory from what the store holds: plain Python and PyTorch, no part of the system.
+
+Ids, log-probabilities and rewards are read from the store by SQL; advantages, loss, gradient and AdamW are written here
+from their formulas, one forward pass per call. Ids must be those of the dataset, advantages agree to 1e-6, loss and
+gradient norm to 1e-5, and the weights of the checkpoint to what AdamW makes of the gradients' rounding.
+"""
+
+import hashlib
+import json
+import math
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.places import DemoRun
+from trainspan_cli.reading import rows
+
+LOW, HIGH, NORM, STEPS, SEED = 0.8, 1.28, 1.0, 4, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One call as the collector stored it, and the advantage of its rollout."""
+
+    rollout: str
+    task: str
+    index: int
+    prompt: list[int]
+    completion: list[int]
+    logprobs: list[float]
+    advantage: float
+
+
+def read_store(store: Path, run_id: str) -> list[Stored]:
+    """The calls of round 1, by task, rollout and call; groups without contrast left out."""
+    where = f"run_id = '{run_id}' AND round = 1 AND split = 'train'"
+    judged = rows(
+        str(store), f"SELECT rollout_id, attempt, task_id, reward FROM rollouts WHERE {where} AND status = 'ok'"
+    )
+    calls = rows(
+        str(store),
+        "SELECT rollout_id, attempt, task_id, call_index, prompt_ids, completion_ids, logprobs FROM calls "
+        f"WHERE {where} ORDER BY task_id, rollout_id, attempt, call_index",
+    )
+    rewards: dict[str, dict[str, float]] = defaultdict(dict)
+    for rollout in judged:
+        rewards[rollout["task_id"]][f"{rollout['rollout_id']}/{rollout['attempt']}"] = rollout["reward"]
+    advantages: dict[str, float] = {}
+    for of_task in rewards.values():
+        values = list(of_task.values())
+        if len(values) > 1 and statistics.stdev(values) > 0:
+            mean, spread = statistics.fmean(values), statistics.stdev(values)
+            advantages |= {rollout: (reward - mean) / (spread + 1e-4) for rollout, reward in of_task.items()}
+    return [
+        Stored(
+            rollout,
+            call["task_id"],
+            call["call_index"],
+            call["prompt_ids"],
+            call["completion_ids"],
+            call["logprobs"],
+            advantages[rollout],
+        )
+        for call in calls
+        if (rollout := f"{call['rollout_id']}/{call['attempt']}") in advantages
+    ]
+
+
+def split(calls: list[Stored], dataset_sha256: str) -> list[list[Stored]]:
+    """Tasks shuffled by seed and dataset, their rollouts in order, cut into steps of about equal numbers of rollouts."""
+    by_task: dict[str, dict[str, list[Stored]]] = defaultdict(lambda: defaultdict(list))
+    for call in calls:
+        by_task[call.task][call.rollout].append(call)
+    tasks = list(by_task.values())
+    order = np.random.default_rng([SEED, int(dataset_sha256[:16], 16)]).permutation(len(tasks))
+    rollouts = [own for index in order for own in tasks[index].values()]
+    return [
+        [call for place in part for call in rollouts[place]] for part in np.array_split(range(len(rollouts)), STEPS)
+    ]
+
+
+def train_plainly(model: Any, steps: list[list[Stored]], learning_rate: float) -> list[tuple[float, float]]:
+    """(loss, gradient norm) of each step; moves the model's weights by AdamW."""
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+    measured = []
+    for step in steps:
+        tokens: dict[str, int] = defaultdict(int)
+        for call in step:
+            tokens[call.rollout] += len(call.completion)
+        total = 0.0
+        for call in step:
+            logits = model(input_ids=torch.tensor([call.prompt + call.completion])).logits[0]
+            scores = torch.log_softmax(logits[len(call.prompt) - 1 : -1], dim=-1)
+            logprobs = scores[range(len(call.completion)), call.completion]
+            ratio = torch.exp(logprobs - torch.tensor(call.logprobs))
+            gain = torch.minimum(ratio * call.advantage, ratio.clamp(LOW, HIGH) * call.advantage)
+            loss = -gain.sum() / (len(tokens) * tokens[call.rollout])
+            loss.backward()
+            total += float(loss.detach())
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        measured.append((total, float(norm)))
+    return measured
+
+
+def test_the_first_round_through_the_whole_system_is_that_of_a_plain_loop_in_memory(demo: DemoRun) -> None:
+    assert_parity(demo.folder, demo.place.home / "spans.duckdb")
+
+
+def assert_parity(run: Path, store: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    folder = run / "dataset/round=0001"
+    manifest = (folder / "manifest.json").read_bytes()
+    record = next(
+        record
+        for line in (run / "checkpoints/metrics.jsonl").read_text().splitlines()
+        if (record := json.loads(line))["round"] == 1
+    )
+    assert record["old_policy"] == "logged"
+    calls = read_store(store, run.name)
+    columns = ["rollout_id", "attempt", "call_index", "prompt_ids", "completion_ids", "logprobs", "advantage"]
+    table = [
+        row for part in sorted(folder.glob("*.parquet")) for row in pq.read_table(part, columns=columns).to_pylist()
+    ]
+    assert len(table) == len(calls) > 100
+    for row, call in zip(table, calls, strict=True):
+        assert (f"{row['rollout_id']}/{row['attempt']}", row["call_index"]) == (call.rollout, call.index)
+        assert (row["prompt_ids"], row["completion_ids"]) == (call.prompt, call.completion)
+        assert row["logprobs"] == call.logprobs
+        assert math.isclose(row["advantage"], call.advantage, abs_tol=1e-6)
+
+    start = json.loads((run / "checkpoints/policy-000001/trainspan.json").read_text())
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(start["parent"], dtype=torch.float32)
+    steps = split(calls, hashlib.sha256(manifest).hexdigest())
+    losses, norms = zip(*train_plainly(model, steps, record["learning_rate"]), strict=True)
+    assert record["loss"] == pytest.approx(statistics.fmean(losses), abs=1e-5)
+    assert record["grad_norm"] == pytest.approx(statistics.fmean(norms), rel=1e-5)
+    saved = load_file(run / "checkpoints/policy-000001/model.safetensors")
+    for name, parameter in model.named_parameters():
+        if name in saved:
+            moved = record["learning_rate"] * STEPS
+            assert float((parameter.detach() - saved[name]).abs().mean()) < 0.01 * moved, name
