@@ -1,9 +1,10 @@
-"""How the C library hands out memory: requests of megabytes, freed by other threads than took them, shall not stay with us."""
+"""Memory of a process through which megabytes flow each second: what is freed goes back, and garbage is looked for rarely."""
 
 import ctypes
+import gc
 from typing import Final
 
-__all__ = ["give_back_freed_memory"]
+__all__ = ["collect_rarely", "give_back_freed_memory"]
 
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
@@ -19,3 +20,9 @@ def give_back_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
         mallopt(_M_ARENA_MAX, 2)
+
+
+def collect_rarely() -> None:
+    """Looks for reference cycles after 100,000 new objects instead of 700: rows are made by the thousand and have none."""
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)

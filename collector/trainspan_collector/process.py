@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from trainspan_collector.access import Access, Role
-from trainspan_collector.allocation import give_back_freed_memory
+from trainspan_collector.allocation import collect_rarely, give_back_freed_memory
 from trainspan_collector.database import Database
 from trainspan_collector.failures import ReopenError, first_line
 from trainspan_collector.flight import FlightServer
@@ -67,6 +67,7 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
     flight = Address.parse("--flight", settings.flight, allow_remote=remote)
     os.umask(0o077)
     give_back_freed_memory()
+    collect_rarely()
     memory_bytes = settings.duckdb_memory_bytes
     fronts = Fronts(settings, grpc, http, guard, Metrics())
     with _stop_signal() as stop, contextlib.closing(fronts):
