@@ -12,12 +12,39 @@ def trainspan(*arguments: str) -> "subprocess.CompletedProcess[str]":
 def test_help_names_every_command() -> None:
     done = trainspan("--help")
     assert done.returncode == 0
-    for name in ("collector", "serve", "rollout", "dataset", "train", "loop", "sql", "status", "doctor"):
+    for name in (
+        "collector",
+        "serve",
+        "rollout",
+        "dataset",
+        "explain",
+        "diff",
+        "export",
+        "train",
+        "loop",
+        "sql",
+        "status",
+        "doctor",
+    ):
         assert f"\n  {name} " in done.stdout
 
 
 @pytest.mark.parametrize(
-    "name", ["collector", "serve", "rollout", "dataset", "train", "loop", "sql", "status", "doctor"]
+    "name",
+    [
+        "collector",
+        "serve",
+        "rollout",
+        "dataset",
+        "explain",
+        "diff",
+        "export",
+        "train",
+        "loop",
+        "sql",
+        "status",
+        "doctor",
+    ],
 )
 def test_every_command_explains_itself_with_an_example(name: str) -> None:
     done = trainspan(name, "--help")

@@ -91,6 +91,14 @@ def test_a_rollout_without_reward_is_told_so(bench: Bench) -> None:
     assert (account.edges, account.credit.reward) == ([], None)
 
 
+def test_a_rollout_for_validation_is_told_its_reward_though_it_is_not_compared(bench: Bench) -> None:
+    bench.send(chain(bench.rollout("a", split="val"), 1).reward(0.5))
+    assert _explain(bench, "a").credit.lines == [
+        "R = 0.5 (reward, rollout)",
+        "not compared with others: validation",
+    ]
+
+
 def test_every_reward_edge_has_its_rule_and_what_does_not_count_its_reason(bench: Bench) -> None:
     rollout = bench.rollout("a")
     twin = rollout.span("client", 1.0, 2.0, gen_ai__operation__name="chat")

@@ -9,7 +9,7 @@ from ..baselines import BASELINES
 from ..credit import CREDITS
 from ..plan import GIGPO, Estimator, Plan
 
-__all__ = ["CreditedCall", "RewardPart", "Term", "credit_lines", "number"]
+__all__ = ["CreditedCall", "RewardPart", "Term", "credit_lines", "number", "reward_line"]
 
 _GIGPO: Final = (
     "episode weight × norm(R) among the group + state weight × norm(G) among its calls in that state; 2505.10978."
@@ -72,14 +72,15 @@ def credit_lines(
     """
     agents = dict.fromkeys(call.agent for call in calls)
     return [
-        _reward(parts, reward, reward_function),
+        reward_line(parts, reward, reward_function),
         *_rules(plan, list(agents)),
         f"group of {len(group)}: R is {_listed(group)}; mean {number(mean(group))}{_spread(group)}",
         *_advantages(calls),
     ]
 
 
-def _reward(parts: Sequence[RewardPart], reward: float, function: str | None) -> str:
+def reward_line(parts: Sequence[RewardPart], reward: float, function: str | None) -> str:
+    """How R adds up; `function` gave the rewards where it is not None."""
     shown = []
     for part in parts:
         weight = "" if part.weight == 1.0 else f"{number(part.weight)} × "
@@ -87,7 +88,9 @@ def _reward(parts: Sequence[RewardPart], reward: float, function: str | None) ->
         shown.append(f"{weight}{number(part.score)} ({part.name}, {whose})")
     if function is not None:
         shown.insert(0, f"what {function} returned")
-    return f"R = {' + '.join(shown)} = {number(reward)}"
+    made = f"R = {' + '.join(shown)}"
+    is_plain = function is None and len(parts) == 1 and parts[0].weight == 1.0
+    return made if is_plain else f"{made} = {number(reward)}"
 
 
 def _rules(plan: Plan, agents: Sequence[str | None]) -> list[str]:

@@ -18,7 +18,7 @@ from .account import (
     RolloutAccount,
     ToolAccount,
 )
-from .arithmetic import CreditedCall, Term, credit_lines
+from .arithmetic import CreditedCall, Term, credit_lines, reward_line
 from .edges import reward_parts, tell_edges
 from .evidence import Evidence, Key, seconds
 from .tools import tool_step
@@ -177,7 +177,9 @@ def _credit(evidence: Evidence) -> CreditAccount:
     own = evidence.own(draft.compared)
     if own.is_empty():
         why = evidence.rollout["reason"] or "it made no call"
-        return CreditAccount(evidence.rollout["reward"], None, [], [f"not compared with others: {why}"], 0.0)
+        reward = evidence.rollout["reward"]
+        total = [] if reward is None else [reward_line(reward_parts(evidence), reward, evidence.settings.reward)]
+        return CreditAccount(reward, None, [], [*total, f"not compared with others: {why}"], 0.0)
     group_id, rollout = own.select("group_id", "rollout").row(0)
     group = draft.compared.filter(pl.col("group_id") == group_id).sort("rollout")
     members = [
