@@ -15,7 +15,7 @@ from trainspan_schemas.settings import DatasetSettings
 
 from .draft import draft_dataset
 from .frames import SPAN_KEY
-from .ledger import next_round, read_ledger, write_ledger
+from .ledger import Ledger, next_round, read_ledger, write_ledger
 from .manifest import make_manifest
 from .outcome import check_outcome, ledger_lines, lines_to_write, take_accounts
 from .quality.page import QUALITY_PAGE, quality_page
@@ -40,6 +40,18 @@ class Request:
     round: int | None = None
     """Only this round's rollouts; also the dataset's number. None: the next free number."""
     allow_behind: bool = False
+    number: int | None = None
+    """The dataset's number; None: the round, else the next free one."""
+    rollout_ids: Sequence[str] | None = None
+    """Only these rollouts."""
+    earlier: Ledger | None = None
+    """What earlier datasets have seen; None: those in `out`."""
+
+    @property
+    def target(self) -> Path:
+        """The folder to make."""
+        given = self.number if self.number is not None else self.round
+        return self.out / round_dir_name(next_round(self.out) if given is None else given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +72,13 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
     Raises DatasetError where no call is trainable or too few are, StoreError where a store cannot be read, UsageError for
     unknown names of credit, baseline or functions.
     """
-    target = request.out / round_dir_name(next_round(request.out) if request.round is None else request.round)
+    target = request.target
     if target.exists():
         return _existing(target, request)
     settings, is_round = request.settings, request.round is not None
-    ledger = read_ledger(request.out)
+    ledger = request.earlier or read_ledger(request.out)
     with Source(request.stores, request.allow_behind) as source, scratch_folder(target) as scratch:
-        selection, used = unused(source, Selection(request.run_id, request.round), ledger)
+        selection, used = unused(source, Selection(request.run_id, request.round, request.rollout_ids), ledger)
         survey = survey_when_settled(
             source, selection, ledger, clock, settle_s=settings.settle_s, wait_s=settings.wait_s
         )
@@ -79,7 +91,9 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
         parts = draft.parts if draft.plan.needs_history else draft.parts.clear()
         unowned = _named_by_trace(draft.others.filter(pl.col("rollout_id").is_null()))
         known = pl.concat([outcomes, unowned])
-        lines = ledger_lines(known, draft.rewarded.rollouts, parts, ledger, recount=is_round)
+        lines = ledger_lines(
+            known, draft.rewarded.rollouts, parts, ledger, recount=is_round or request.earlier is not None
+        )
         late = late_calls(used, ledger)
         others = _named_by_trace(draft.others)
         accounts = take_accounts(pl.concat([outcomes, others]), lines, late)
@@ -97,6 +111,7 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
                 {"store": store, "watermark": source.watermarks.get(number, 0)}
                 for number, store in enumerate(request.stores)
             ],
+            earlier=ledger.folders,
         )
         write_manifest(scratch / MANIFEST, manifest)
         (scratch / QUALITY_PAGE).write_text(quality_page(manifest), encoding="utf-8")

@@ -15,6 +15,7 @@ __all__ = [
     "SPANS",
     "SPAN_KEY",
     "Schema",
+    "compact",
     "empty",
 ]
 
@@ -127,6 +128,13 @@ PAYLOAD: Final[Schema] = {
     "logprobs": pl.List(pl.Float32),
 }
 """The tokens of calls: P prompt ids, C completion ids, C log-probabilities."""
+
+
+def compact(frame: pl.DataFrame) -> pl.DataFrame:
+    """The same frame with strings of its own: what Polars cuts out of a text holds on to the whole text."""
+    copied = pl.from_arrow(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
+    assert isinstance(copied, pl.DataFrame)
+    return copied
 
 
 def empty(schema: Schema) -> pl.DataFrame:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,6 +42,8 @@ class Ledger:
     """What the datasets under one folder have seen, one row per (rollout, attempt)."""
 
     rows: pl.DataFrame
+    folders: tuple[Path, ...] = ()
+    """Of these datasets."""
 
     @property
     def used(self) -> pl.DataFrame:
@@ -63,17 +66,17 @@ class Ledger:
         return pl.concat([whole.select(*HISTORY), pl.DataFrame(parts, schema=HISTORY)])
 
 
-def read_ledger(out: Path, *, without: Path | None = None) -> Ledger:
-    """The ledger of all datasets under `out`, but for the folder `without`."""
+def read_ledger(out: Path, *, without: Path | None = None, only: Sequence[Path] | None = None) -> Ledger:
+    """The ledger of all datasets under `out` but for the folder `without`, or of the folders `only`."""
     frames = [pl.DataFrame(schema=LEDGER)]
-    for folder in _folders(out):
-        if folder != without:
-            try:
-                frames.append(pl.read_ndjson(folder / LEDGER_FILE, schema=LEDGER))
-            except FileNotFoundError as error:
-                raise DatasetError(f"{folder} has no {LEDGER_FILE}: what it used is unknown; move it away") from error
-            except pl.exceptions.ComputeError as error:
-                raise DatasetError(f"{folder / LEDGER_FILE} is malformed: {error}") from error
+    folders = tuple(folder for folder in (_folders(out) if only is None else only) if folder != without)
+    for folder in folders:
+        try:
+            frames.append(pl.read_ndjson(folder / LEDGER_FILE, schema=LEDGER))
+        except FileNotFoundError as error:
+            raise DatasetError(f"{folder} has no {LEDGER_FILE}: what it used is unknown; move it away") from error
+        except pl.exceptions.ComputeError as error:
+            raise DatasetError(f"{folder / LEDGER_FILE} is malformed: {error}") from error
     rows = (
         pl.concat(frames)
         .group_by(ROLLOUT_KEY, maintain_order=True)
@@ -84,7 +87,7 @@ def read_ledger(out: Path, *, without: Path | None = None) -> Ledger:
             pl.col("parts").drop_nulls().last(),
         )
     )
-    return Ledger(rows.select(*LEDGER))
+    return Ledger(rows.select(*LEDGER), folders)
 
 
 def write_ledger(folder: Path, rows: pl.DataFrame) -> None:

@@ -1,15 +1,18 @@
 """The manifest: what went in, what was kept and dropped and why, how credit was given, what came out."""
 
 import hashlib
+import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from trainspan_schemas.dataset import DATASET_VERSION
+from trainspan_schemas.functions import is_function_name, load_function
 
 from .draft import Draft
 from .ledger import LEDGER_FILE
@@ -32,8 +35,9 @@ def make_manifest(
     folder: Path,
     settings: Mapping[str, Any],
     inputs: Sequence[Mapping[str, Any]],
+    earlier: Sequence[Path],
 ) -> dict[str, Any]:
-    """The manifest of the dataset in `folder`, whose ledger file is written."""
+    """The manifest of the dataset in `folder`, whose ledger file is written; `earlier` are the datasets that came before."""
     rewarded, compared = draft.rewarded, draft.compared
     runs = rewarded.rollouts["run_id"].drop_nulls().unique().to_list()
     merges = counts.rows - counts.first_calls
@@ -73,10 +77,27 @@ def make_manifest(
         "max_policy_version": max(counts.versions, default=None),
         "credit": _credit_record(draft.plan, settings),
         "settings": dict(settings),
+        "functions": _function_digests(settings),
+        "trainspan": version("trainspan"),
         "inputs": [dict(item) for item in inputs],
+        "earlier": [{"name": path.name, "ledger_sha256": _digest(path / LEDGER_FILE)} for path in earlier],
         "files": [asdict(file) for file in files],
-        "ledger": {"name": LEDGER_FILE, "sha256": hashlib.sha256((folder / LEDGER_FILE).read_bytes()).hexdigest()},
+        "ledger": {"name": LEDGER_FILE, "sha256": _digest(folder / LEDGER_FILE)},
     }
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _function_digests(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Function named in the settings → sha256 of the file that holds it: what else decides on the rows."""
+    names = {value for value in settings.values() if isinstance(value, str) and is_function_name(value)}
+    found = {}
+    for name in sorted(names):
+        source = inspect.getsourcefile(inspect.unwrap(load_function(name)))
+        found[name] = _digest(Path(source)) if source else "unknown"
+    return found
 
 
 def _credit_record(plan: Plan, settings: Mapping[str, Any]) -> dict[str, Any]:

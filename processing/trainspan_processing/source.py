@@ -14,7 +14,7 @@ from trainspan_schemas.store import open_store
 
 __all__ = ["Selection", "Source"]
 
-BATCH_BYTES = 32 * 1024 * 1024
+BATCH_BYTES = 16 * 1024 * 1024
 IDS_PER_READ = 10_000
 WAIT_MS = 10_000
 

@@ -15,7 +15,7 @@ from trainspan_schemas import keys
 
 from .attributes import has_key, text, with_where
 from .calls import redacts_what_is_needed
-from .frames import SPAN_KEY, SPANS, empty
+from .frames import SPAN_KEY, SPANS, compact, empty
 
 __all__ = ["SPAN_COLUMNS", "narrow_spans"]
 
@@ -107,7 +107,9 @@ _OF_FAILURES: Final = {"error_type": pl.coalesce(text("error.type"), pl.col("sta
 
 def narrow_spans(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
     """The read `spans` without calls → frame SPANS, each span once."""
-    frames = [_narrowed(batch).select(pl.col(name).cast(kind) for name, kind in SPANS.items()) for batch in batches]
+    frames = [
+        compact(_narrowed(batch).select(pl.col(name).cast(kind) for name, kind in SPANS.items())) for batch in batches
+    ]
     spans = pl.concat(frames) if frames else empty(SPANS)
     return spans.unique(SPAN_KEY, keep="first", maintain_order=True)
 

@@ -54,6 +54,10 @@ def dataset(
     keep_zero_spread: Annotated[
         bool | None, typer.Option("--keep-zero-spread", help="Keep groups without spread, advantage 0.")
     ] = None,
+    again: Annotated[
+        Path | None,
+        typer.Option(help="Make this dataset again under --out, from its manifest alone, and compare the bytes."),
+    ] = None,
     allow_behind: Annotated[
         bool, typer.Option("--allow-behind", help="Build although the store still loads what it acknowledged.")
     ] = False,
@@ -69,8 +73,10 @@ def dataset(
     from trainspan_cli.quality import print_quality
     from trainspan_processing.build import Request, build_dataset
     from trainspan_processing.quality.page import QUALITY_PAGE
+    from trainspan_processing.replay import rebuild
     from trainspan_processing.survey import Clock
     from trainspan_schemas.config import override
+    from trainspan_schemas.errors import DatasetError
     from trainspan_schemas.home import datasets_dir, store_path
 
     chosen = settings(config)
@@ -105,7 +111,16 @@ def dataset(
         round=round,
         allow_behind=allow_behind,
     )
-    built = build_dataset(request, Clock(time.time_ns, time.sleep))
+    clock = Clock(time.time_ns, time.sleep)
+    if again is not None:
+        rebuilt = rebuild(again, request.out, store, clock)
+        if rebuilt.differences:
+            raise DatasetError(
+                f"{again} came out differently at {rebuilt.built.path}: {'; '.join(rebuilt.differences)}"
+            )
+        built = rebuilt.built
+    else:
+        built = build_dataset(request, clock)
     if format == "json":
         print(json.dumps({"path": str(built.path), "sha256": built.sha256, **built.manifest}))
     else:
