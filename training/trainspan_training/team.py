@@ -9,10 +9,15 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from trainspan_schemas.errors import TrainingError
+
 __all__ = ["Team"]
 
 _TIMEOUT = timedelta(days=30)
 """A process may wait so long for the next dataset."""
+
+_SPLITTING = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
+"""What `accelerate launch` sets for each of these."""
 
 _T = TypeVar("_T")
 
@@ -26,7 +31,16 @@ class Team:
 
     @classmethod
     def join(cls) -> "Team":
-        """The team that the environment names (RANK, WORLD_SIZE); imports torch only where there are several processes."""
+        """The team that the environment names (RANK, WORLD_SIZE); imports torch only where there are several processes.
+
+        Raises TrainingError where accelerate is to split the weights over processes.
+        """
+        for name in _SPLITTING:
+            if os.environ.get(name, "").lower() in ("1", "true"):
+                raise TrainingError(
+                    f"{name} is set: weights that are split over processes are not supported; let accelerate launch plain data "
+                    'parallelism (MULTI_GPU or MULTI_CPU), and where the model is too large set train.adapter = "lora"'
+                )
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size > 1:
             import torch
