@@ -19,6 +19,8 @@ from typing import Any
 import grpc
 from pyarrow import flight
 
+from benchmarks.collector_peer import cpu_s as _cpu_s
+from benchmarks.collector_peer import measure as measure_peer
 from benchmarks.collector_requests import SPAN_BYTES, SPANS_PER_REQUEST, requests
 from benchmarks.collector_stages import limits
 from benchmarks.collector_stages import measure as measure_stages
@@ -39,7 +41,9 @@ def measure(burst_s: float = _BURST_S, sustained_s: float = _SUSTAINED_S) -> dic
         of_machine = limits(Path(folder))
         of_burst = _measure_burst(Path(folder) / "burst.duckdb", burst_s)
         of_flow = _measure_flow(Path(folder) / "flow.duckdb", sustained_s)
-    return {**of_machine, **of_burst, **of_flow, **measure_stages()}
+    python = os.environ.get("TRAINSPAN_BENCH_PEER_PYTHON")  # see benchmarks/collector_peer.py
+    of_peer = measure_peer(Path(python)) if python else {}
+    return {**of_machine, **of_burst, **of_flow, **measure_stages(), **of_peer}
 
 
 def _measure_burst(store: Path, burst_s: float) -> dict[str, Any]:
@@ -161,12 +165,6 @@ def _count(address: StoreAddress, *, wait_ms: int) -> int:
     table = flight.connect(f"grpc://{address.flight}").do_get(flight.Ticket(json.dumps(ticket).encode())).read_all()
     count: int = table["n"][0].as_py()
     return count
-
-
-def _cpu_s(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _peak_mib(pid: int) -> int:

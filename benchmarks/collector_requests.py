@@ -3,7 +3,7 @@
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -19,9 +19,9 @@ _TEXTS = 8
 _TRACE_MARK, _SPAN_MARK = b"\xfetrace-id-here\xff!", b"\xfespanid\xff"
 
 
-def requests(seed: int) -> Iterator[bytes]:
-    """Without end; ids are new in each, the content of 8 x 64 spans comes again and again."""
-    templates = [_template(100 * seed + number) for number in range(_TEXTS)]
+def requests(seed: int, resource: Mapping[str, str] | None = None) -> Iterator[bytes]:
+    """Without end; ids are new in each, the content of 8 x 64 spans comes again and again. `resource`: more attributes."""
+    templates = [_template(100 * seed + number, resource or {}) for number in range(_TEXTS)]
     while True:
         for body, trace_places, span_places in templates:
             ids = os.urandom(16 + 8 * SPANS_PER_REQUEST)
@@ -32,11 +32,13 @@ def requests(seed: int) -> Iterator[bytes]:
             yield bytes(body)
 
 
-def _template(seed: int) -> tuple[bytearray, list[int], list[int]]:
+def _template(seed: int, resource: Mapping[str, str]) -> tuple[bytearray, list[int], list[int]]:
     """A serialised request, and where in it each trace id and span id stands."""
     request = ExportTraceServiceRequest()
     resource_spans = request.resource_spans.add()
     resource_spans.resource.attributes.add(key="service.name").value.string_value = "policy"
+    for key, text in resource.items():
+        resource_spans.resource.attributes.add(key=key).value.string_value = text
     scope_spans = resource_spans.scope_spans.add()
     generator = random.Random(seed)
     scope_spans.spans.extend(_span(generator, index) for index in range(SPANS_PER_REQUEST))
