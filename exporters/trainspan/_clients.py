@@ -10,6 +10,7 @@ from typing import Any
 
 import wrapt
 
+from trainspan import _capture
 from trainspan._guard import guarded
 from trainspan._http import PolicyRequest, answered, failed, is_policy, prepare, strip
 
@@ -25,8 +26,7 @@ def wrap_clients() -> None:
 
 
 @guarded
-def _prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> PolicyRequest | None:
-    message = args[0] if args else kwargs["request"]
+def _prepare(message: Any) -> PolicyRequest | None:
     return prepare(message.method, str(message.url), message.headers, lambda: _content(message))
 
 
@@ -37,35 +37,56 @@ def _content(message: Any) -> bytes | None:
 
 
 def _wrap_httpx(module: ModuleType) -> None:
-    wrapt.wrap_function_wrapper(module.Client, "send", _send)
-    wrapt.wrap_function_wrapper(module.AsyncClient, "send", _send_async)
+    def send(wrapped: Callable[..., Any], _client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        message, rest, options = _split(args, kwargs)
+        request = _prepare(message)
+        exchange = _capture.begin(module, message, request)
+        outgoing = (exchange and exchange.outgoing()) or message
+        try:
+            response = wrapped(outgoing, *rest, **options)
+            if exchange and exchange.refused(outgoing, response.status_code):
+                response.close()
+                response = wrapped(message, *rest, **options)
+        except Exception:
+            failed(request)
+            raise
+        answered(request, response.status_code)
+        if exchange:
+            exchange.answer(response)
+        return response
+
+    async def send_async(
+        wrapped: Callable[..., Awaitable[Any]], _client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        message, rest, options = _split(args, kwargs)
+        request = _prepare(message)
+        exchange = _capture.begin(module, message, request)
+        outgoing = (exchange and exchange.outgoing()) or message
+        try:
+            response = await wrapped(outgoing, *rest, **options)
+            if exchange and exchange.refused(outgoing, response.status_code):
+                await response.aclose()
+                response = await wrapped(message, *rest, **options)
+        except Exception:
+            failed(request)
+            raise
+        answered(request, response.status_code)
+        if exchange:
+            exchange.answer(response)
+        return response
+
+    wrapt.wrap_function_wrapper(module.Client, "send", send)
+    wrapt.wrap_function_wrapper(module.AsyncClient, "send", send_async)
     for client in (module.Client, module.AsyncClient):
         if hasattr(client, "_redirect_headers"):
             wrapt.wrap_function_wrapper(client, "_redirect_headers", _redirect_headers)
 
 
-def _send(wrapped: Callable[..., Any], _client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    request = _prepare(args, kwargs)
-    try:
-        response = wrapped(*args, **kwargs)
-    except Exception:
-        failed(request)
-        raise
-    answered(request, response.status_code)
-    return response
-
-
-async def _send_async(
-    wrapped: Callable[..., Awaitable[Any]], _client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    request = _prepare(args, kwargs)
-    try:
-        response = await wrapped(*args, **kwargs)
-    except Exception:
-        failed(request)
-        raise
-    answered(request, response.status_code)
-    return response
+def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The request, and the other arguments of `send`."""
+    if args:
+        return args[0], args[1:], kwargs
+    return kwargs["request"], (), {name: value for name, value in kwargs.items() if name != "request"}
 
 
 def _redirect_headers(wrapped: Callable[..., Any], _client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -83,7 +104,7 @@ def _wrap_requests(module: ModuleType) -> None:
 
 def _send_requests(wrapped: Callable[..., Any], _session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Redirects come through here again, each as a request of its own."""
-    request = _prepare(args, kwargs)
+    request = _prepare(args[0] if args else kwargs["request"])
     try:
         response = wrapped(*args, **kwargs)
     except Exception:

@@ -20,11 +20,12 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from trainspan._guard import guarded, logger
 
-__all__ = ["flush", "forget", "report_loss", "watch_exporters"]
+__all__ = ["after_fork_in_parent", "before_fork", "flush", "forget", "report_loss", "watch_exporters"]
 
 EXIT_BUDGET_S: Final = 2.0
 RETRY_AT_EXIT_S: Final = 0.5
 """What an exporter gets at exit when its last attempt had failed."""
+FORK_PATIENCE_S: Final = 1.0
 LATE_REPORT_S: Final = 30.0
 """A process that lives on tells the loss after this time, instead of at its end."""
 
@@ -46,6 +47,9 @@ _NOISE: Final = ("Transient error", "Failed to export", "Shutdown in progress", 
 class _Losses:
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.exporting = threading.Lock()
+        """Held while an exporter is at work."""
+        self.held = False
         self.lost: Counter[str] = Counter()
         self.endpoint = ""
         self.first_failure_s: float | None = None
@@ -55,6 +59,18 @@ class _Losses:
 
 
 _losses = _Losses()
+
+
+def before_fork() -> None:
+    """Waits a moment for an export under way: gRPC does not survive a fork in the middle of a call."""
+    _losses.held = _losses.exporting.acquire(timeout=FORK_PATIENCE_S)
+
+
+def after_fork_in_parent() -> None:
+    """Lets exports go on."""
+    if _losses.held:
+        _losses.held = False
+        _losses.exporting.release()
 
 
 def forget() -> None:
@@ -76,7 +92,8 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
             if _out_of_time(exporter):
                 _note(exporter, what, args, delivered=False)
                 return _FAILURES[what]
-            result = wrapped(*args, **kwargs)
+            with _losses.exporting:
+                result = wrapped(*args, **kwargs)
             _note(exporter, what, args, delivered=getattr(result, "name", "SUCCESS") == "SUCCESS")
             return result
 

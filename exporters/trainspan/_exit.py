@@ -27,7 +27,11 @@ def watch_exits() -> None:
     _system_exit.watch()
     _watch_os_exit()
     _watch_sigterm()
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(
+        before=guarded(_delivery.before_fork),
+        after_in_parent=guarded(_delivery.after_fork_in_parent),
+        after_in_child=_after_fork,
+    )
 
 
 @guarded

@@ -34,6 +34,8 @@ class PolicyRequest:
 
     scope: Scope | None
     is_generation: bool
+    agent: str | None
+    """Name of the calling agent, for a generation."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -73,15 +75,16 @@ def prepare(
     if parent is not None:
         headers["traceparent"] = str(parent)
     is_generation = method.upper() == "POST" and urlsplit(url).path.rstrip("/").endswith(GENERATION_PATHS)
+    agent = calling_agent(body) if is_generation else None
     if scope is None:
         strip(headers)  # what instrumentation passed on of a public caller's baggage
     else:
         foreign = strip_identity(headers.get("baggage", ""))
-        ours = scope.identity.to_baggage(calling_agent(body) if is_generation else None)
+        ours = scope.identity.to_baggage(agent)
         if is_outside_of_requests():
             ours += f",{NO_BOUNDARY}=true"
         headers["baggage"] = f"{foreign},{ours}" if foreign else ours
-    return PolicyRequest(scope, is_generation)
+    return PolicyRequest(scope, is_generation, agent)
 
 
 @guarded

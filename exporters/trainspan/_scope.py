@@ -52,6 +52,7 @@ class Scope:
         """Counts from nothing, as in a forked child."""
         self._lock = threading.Lock()
         self.calls = 0
+        self._recorded = 0
         self.policy_failing = False
         self.rewards: list[float] = []
 
@@ -60,6 +61,12 @@ class Scope:
         with self._lock:
             self.calls += succeeded is True
             self.policy_failing = succeeded is False
+
+    def next_call_index(self) -> int:
+        """Numbers the calls that this process records by itself, from 0."""
+        with self._lock:
+            self._recorded += 1
+            return self._recorded - 1
 
     @property
     def superseded(self) -> bool:

@@ -97,13 +97,19 @@ _NotingSystemExit.__module__ = "builtins"
 
 
 class _FirstImport:
-    """A finder that finds nothing. At the first import that the main module makes it is done, and looks at that module."""
+    """A finder that finds nothing, but looks at the main module when that first imports something.
+
+    It stays where it is: a finder that takes itself out of `sys.meta_path` during an import makes it skip the next one.
+    """
+
+    _done = False
 
     def find_spec(
         self, _name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Always None."""
-        self._look()
+        if not self._done:
+            self._look()
         return None
 
     @guarded
@@ -112,7 +118,7 @@ class _FirstImport:
         frame: FrameType | None = sys._getframe()
         while frame is not None and main is not None:
             if frame.f_globals is vars(main) and frame.f_code.co_name == "<module>":
-                sys.meta_path.remove(self)
+                self._done = True
                 if "SystemExit" not in vars(main) and only_raises(Path(frame.f_code.co_filename)):
                     vars(main)["SystemExit"] = _NotingSystemExit
                 return

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
 from tests.support.programs import run, write
@@ -123,6 +125,27 @@ def test_identity_goes_to_the_policy_from_every_client_library_and_to_no_other_h
         "mine=1"
     ] * 2
     assert rollout.attributes[keys.ROLLOUT_CALLS] == 6
+
+
+@pytest.mark.parametrize("library", ["httpx", "httpx2", "requests", "aiohttp"])
+def test_a_library_that_is_the_programs_first_import_is_wrapped(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str], library: str
+) -> None:
+    source = f"""
+    import {library}
+    import asyncio, os
+
+    async def post(url):
+        async with {library}.ClientSession() as session, session.post(url, json={{}}) as response:
+            await response.read()
+
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    asyncio.run(post(url)) if "{library}" == "aiohttp" else {library}.post(url, json={{}})
+    """
+    ran = run(write(tmp_path, source), wired)
+    assert (ran.code, ran.stderr) == (0, "")
+    (request,) = policy.requests
+    assert request.baggage[keys.ROLLOUT_ID] == recorder.one("trainspan.rollout").trace_id
 
 
 def test_below_a_runner_the_process_joins_the_runners_rollout_and_hands_it_to_its_children(

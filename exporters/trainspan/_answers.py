@@ -1,0 +1,157 @@
+"""What to ask of a policy server that does not capture by itself, and what its answers say; bytes in, bytes out.
+
+The server is asked for token ids and log-probabilities. What the client did not ask for is taken out of the answer again.
+Formats: OpenAI's chat and text completions, with vLLM's `return_token_ids`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainspan._guard import guarded
+
+__all__ = ["Answer", "Choice", "Question", "question_of"]
+
+_TOKEN_KEYS = ("token_ids", "prompt_token_ids")
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice, as far as it has arrived."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prompt_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A generation request."""
+
+    request: Mapping[str, Any]
+    content: bytes
+    """The request with what we ask for besides."""
+    hides_logprobs: bool
+    hides_ids: bool
+    is_chat: bool
+
+
+def question_of(path: str, content: bytes) -> Question | None:
+    """What to send in place of `content`; None where the endpoint gives no token ids or the body is no JSON object."""
+    is_chat = path.rstrip("/").endswith("/chat/completions")
+    if not is_chat and not path.rstrip("/").endswith("/completions"):
+        return None
+    try:
+        request = json.loads(content)
+    except ValueError:
+        return None
+    if not isinstance(request, dict):
+        return None
+    asked = dict(request)
+    hides_logprobs = request.get("logprobs") in (None, False)
+    if hides_logprobs:
+        asked["logprobs"] = True if is_chat else 1
+    hides_ids = not request.get("return_token_ids")
+    asked["return_token_ids"] = True
+    return Question(request, _dump(asked), hides_logprobs, hides_ids, is_chat)
+
+
+@dataclass(slots=True)
+class Answer:
+    """Gathers an answer, whole or in pieces, and gives it on as the client would have got it."""
+
+    question: Question
+    response_id: str | None = None
+    model: str | None = None
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    choices: dict[int, Choice] = field(default_factory=dict)
+    complete: bool = False
+    """The whole of it was read."""
+    _rest: bytes = b""
+    _after_filler: bool = False
+
+    def whole(self, content: bytes) -> bytes:
+        """A JSON answer; what is none is given on as it is."""
+        self.complete = True
+        return self._passed(content) or content
+
+    def piece(self, data: bytes) -> bytes:
+        """Server-sent events, cut anywhere: those that are whole by now."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return b"".join(self._line(line) for line in lines)
+
+    def end(self) -> bytes:
+        """What is left at the end of the stream."""
+        self.complete = True
+        return self._line(self._rest)[:-1] if self._rest else b""
+
+    def _line(self, line: bytes) -> bytes:
+        after_filler, self._after_filler = self._after_filler, False
+        if after_filler and not line.strip():
+            return b""
+        payload = line[5:].strip()
+        if not line.startswith(b"data:") or not payload.startswith(b"{"):
+            return line + b"\n"
+        passed = self._passed(payload)
+        if passed is None:
+            return line + b"\n"
+        self._after_filler = not passed
+        return b"data: " + passed + line[len(line.rstrip()) :] + b"\n" if passed else b""
+
+    @guarded
+    def _passed(self, content: bytes) -> bytes:
+        """An answer, or a part of it, without what the client did not ask for; empty where nothing else is in it."""
+        body = json.loads(content)
+        self._take(body)
+        return b"" if self._is_filler(body) else _dump(self._hidden(body))
+
+    def _is_filler(self, body: Mapping[str, Any]) -> bool:
+        """Whether this part was sent only for its token ids: vLLM does so for tokens that make no text yet."""
+        entries = body.get("choices") or ()
+        return (
+            self.question.hides_ids
+            and self.question.hides_logprobs
+            and bool(entries)
+            and all(entry.get("delta") == {} and entry.get("finish_reason") is None for entry in entries)
+        )
+
+    def _take(self, body: Mapping[str, Any]) -> None:
+        self.response_id = body.get("id") or self.response_id
+        self.model = body.get("model") or self.model
+        self.usage = body.get("usage") or self.usage
+        for entry in body.get("choices") or ():
+            choice = self.choices.setdefault(entry.get("index", 0), Choice())
+            choice.prompt_ids = entry.get("prompt_token_ids") or body.get("prompt_token_ids") or choice.prompt_ids
+            choice.ids += entry.get("token_ids") or ()
+            choice.logprobs += _logprobs(entry.get("logprobs"))
+            choice.finish_reason = entry.get("finish_reason") or choice.finish_reason
+        if prompt_ids := body.get("prompt_token_ids"):
+            for choice in self.choices.values():
+                choice.prompt_ids = prompt_ids
+
+    def _hidden(self, body: dict[str, Any]) -> dict[str, Any]:
+        entries = [entry for entry in body.get("choices") or () if isinstance(entry, dict)]
+        for holder in (body, *entries):
+            for key in _TOKEN_KEYS if self.question.hides_ids else ():
+                if key in holder:
+                    holder[key] = None
+        if self.question.hides_logprobs:
+            for entry in entries:
+                if "logprobs" in entry:
+                    entry["logprobs"] = None
+        return body
+
+
+def _logprobs(given: Any) -> list[float]:
+    """Of the chosen tokens: chat says them token by token, completions in one list."""
+    if not isinstance(given, dict):
+        return []
+    if given.get("token_logprobs") is not None:
+        return [float(value) for value in given["token_logprobs"] if value is not None]
+    return [float(entry["logprob"]) for entry in given.get("content") or ()]
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

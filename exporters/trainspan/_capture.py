@@ -1,0 +1,238 @@
+"""Token capture by the agent's side, for a policy server that is not ours: `TRAINSPAN_CAPTURE=client`, httpx and httpx2.
+
+Each choice becomes a call span as the policy server makes them (`serving/`), of kind CLIENT. What the server does not give
+is named on the span, which is then not trained on. A server that refuses the question is asked again without it.
+"""
+
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Final
+
+from opentelemetry import context, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind
+
+from trainspan._answers import Answer, Choice, Question, question_of
+from trainspan._guard import guarded
+from trainspan._http import PolicyRequest
+from trainspan._scope import Scope
+from trainspan_schemas import keys
+from trainspan_schemas.tokens import encode_ids, encode_logprobs
+
+__all__ = ["Exchange", "begin"]
+
+_VARIABLE: Final = "TRAINSPAN_CAPTURE"
+_REFUSALS: Final = frozenset({400, 404, 422})
+_SAMPLING: Final = {
+    "temperature": keys.GEN_AI_TEMPERATURE,
+    "top_p": keys.GEN_AI_TOP_P,
+    "top_k": keys.GEN_AI_TOP_K,
+    "min_p": keys.GEN_AI_MIN_P,
+    "frequency_penalty": keys.GEN_AI_FREQUENCY_PENALTY,
+    "presence_penalty": keys.GEN_AI_PRESENCE_PENALTY,
+    "repetition_penalty": keys.GEN_AI_REPETITION_PENALTY,
+    "seed": keys.GEN_AI_SEED,
+}
+
+_refusing: set[str] = set()
+"""Origins that refuse to be asked for token ids."""
+
+
+def _capture_is_on() -> bool:
+    """Whether the user wants the agent's side to capture."""
+    return os.environ.get(_VARIABLE, "").strip().lower() == "client"
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One generation request of a client and its answer."""
+
+    module: ModuleType
+    original: Any
+    """The client's own request."""
+    question: Question | None
+    agent: str | None
+    scope: Scope | None
+    origin: str
+    path: str
+    start_ns: int = field(default_factory=time.time_ns)
+    context: Context = field(default_factory=context.get_current)
+    _told: bool = False
+
+    @guarded
+    def outgoing(self) -> Any:
+        """What to send: the client's request, with our question in it."""
+        if self.question is None or self.origin in _refusing:
+            return self.original
+        headers = [
+            (name, value)
+            for name, value in self.original.headers.multi_items()
+            if name.lower() not in ("content-length", "accept-encoding")
+        ]
+        return self.module.Request(
+            self.original.method,
+            self.original.url,
+            headers=[*headers, ("accept-encoding", "identity")],
+            content=self.question.content,
+            extensions=self.original.extensions,
+        )
+
+    def refused(self, sent: Any, status: int) -> bool:
+        """Whether to ask again without our question, now and from now on."""
+        if sent is self.original or status not in _REFUSALS:
+            return False
+        _refusing.add(self.origin)
+        return True
+
+    @guarded
+    def answer(self, response: Any) -> None:
+        """Looks at the answer, now or while the client reads it."""
+        response.request = self.original
+        if response.status_code != 200 or keys.HEADER_POLICY_VERSION in response.headers:
+            return  # an error is no call, and our own policy server has captured it
+        answer = Answer(self.question or Question({}, b"", False, False, is_chat=False))
+        if hasattr(response, "_content"):
+            if _is_events(response):
+                response._content = answer.piece(response.content) + answer.end()
+            else:
+                response._content = answer.whole(response.content)
+            if "content-length" in response.headers:
+                response.headers["content-length"] = str(len(response._content))
+            self.tell(answer)
+        elif isinstance(response.stream, self.module.SyncByteStream):
+            response.stream = _reading(self, answer, response, self.module.SyncByteStream)
+        else:
+            response.stream = _reading_async(self, answer, response, self.module.AsyncByteStream)
+
+    @guarded
+    def tell(self, answer: Answer) -> None:
+        """Sends the call spans; once."""
+        if self._told:
+            return
+        self._told = True
+        index = self.scope.next_call_index() if self.scope else 0
+        tracer = trace.get_tracer("trainspan")
+        for number, choice in sorted((answer.choices or {0: Choice()}).items()):
+            span = tracer.start_span(
+                f"{self._operation} {answer.model or 'policy'}",
+                self.context,
+                SpanKind.CLIENT,
+                self._attributes(answer, number, choice) | {keys.CALL_INDEX: index},
+                start_time=self.start_ns,
+            )
+            span.end()
+
+    @property
+    def _operation(self) -> str:
+        is_text = self.path.rstrip("/").endswith("/completions") and not self.path.rstrip("/").endswith(
+            "/chat/completions"
+        )
+        return keys.OPERATION_TEXT_COMPLETION if is_text else keys.OPERATION_CHAT
+
+    def _attributes(self, answer: Answer, number: int, choice: Choice) -> dict[str, Any]:
+        request = self.question.request if self.question else {}
+        model = str(answer.model or request.get("model") or "")
+        attributes: dict[str, Any] = {
+            keys.GEN_AI_OPERATION: self._operation,
+            keys.GEN_AI_REQUEST_MODEL: str(request.get("model") or model),
+            keys.GEN_AI_RESPONSE_MODEL: model,
+            keys.POLICY_NAME: model,
+            keys.GEN_AI_FINISH_REASONS: [choice.finish_reason or "abort"],
+            keys.CALL_ENDPOINT: self.path,
+            keys.CALL_RECORDED_BY: "client",
+            keys.CALL_DELIVERED: answer.complete and choice.finish_reason is not None,
+            keys.CHOICE_INDEX: number,
+            keys.SAMPLING_CONSTRAINED: _is_constrained(request),
+        }
+        if answer.response_id:
+            attributes[keys.GEN_AI_RESPONSE_ID] = answer.response_id
+        if self.agent:
+            attributes[keys.GEN_AI_AGENT_NAME] = self.agent
+        for name, key in _SAMPLING.items():
+            value = request.get(name)
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                attributes[key] = int(value) if name in ("seed", "top_k") else float(value)
+        lacks = []
+        if choice.ids and choice.prompt_ids:
+            attributes[keys.PROMPT_TOKEN_IDS] = encode_ids(choice.prompt_ids)
+            attributes[keys.COMPLETION_TOKEN_IDS] = encode_ids(choice.ids)
+        else:
+            lacks.append("token_ids")
+        if choice.logprobs and len(choice.logprobs) == len(choice.ids):
+            attributes[keys.COMPLETION_LOGPROBS] = encode_logprobs(choice.logprobs)
+        else:
+            lacks.append("logprobs")
+        if lacks:
+            attributes[keys.CALL_LACKS] = lacks
+        return attributes
+
+
+@guarded
+def begin(module: ModuleType, request: Any, sent: PolicyRequest | None) -> Exchange | None:
+    """For a generation request to the policy; None for any other, and where the agent's side does not capture."""
+    if sent is None or not sent.is_generation or not _capture_is_on():
+        return None
+    content = getattr(request, "_content", None)
+    path = request.url.path
+    question = question_of(path, content) if content else None
+    origin = f"{request.url.scheme}://{request.url.netloc.decode()}"
+    return Exchange(module, request, question, sent.agent, sent.scope, origin, path)
+
+
+def _is_constrained(request: Any) -> bool:
+    choice = request.get("tool_choice")
+    return bool(
+        request.get("logit_bias")
+        or request.get("structured_outputs")
+        or (request.get("response_format") or {}).get("type", "text") != "text"
+        or (choice and choice not in ("auto", "none"))
+    )
+
+
+def _is_events(response: Any) -> bool:
+    return "text/event-stream" in response.headers.get("content-type", "")
+
+
+def _reading(exchange: Exchange, answer: Answer, response: Any, base: type) -> Any:
+    source, events = response.stream, _is_events(response)
+
+    class Reading(base):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[bytes]:
+            held = b""
+            for data in source:
+                if events:
+                    yield answer.piece(data)
+                else:
+                    held += data
+            yield answer.end() if events else answer.whole(held)
+            exchange.tell(answer)
+
+        def close(self) -> None:
+            source.close()
+            exchange.tell(answer)
+
+    return Reading()
+
+
+def _reading_async(exchange: Exchange, answer: Answer, response: Any, base: type) -> Any:
+    source, events = response.stream, _is_events(response)
+
+    class Reading(base):  # type: ignore[misc]
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            held = b""
+            async for data in source:
+                if events:
+                    yield answer.piece(data)
+                else:
+                    held += data
+            yield answer.end() if events else answer.whole(held)
+            exchange.tell(answer)
+
+        async def aclose(self) -> None:
+            await source.aclose()
+            exchange.tell(answer)
+
+    return Reading()
