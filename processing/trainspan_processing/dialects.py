@@ -54,7 +54,10 @@ def _plain(value: Any) -> Any:
 
 
 def _message(item: dict[str, Any]) -> Message:
-    """One message; text parts and tool results are joined to `content`, the other parts are kept under `parts`."""
+    """One message; text parts and tool results are joined to `content`, the other parts are kept under `parts`.
+
+    One tool result gives its message its `tool_call_id`; several stay among the parts, since they answer several calls.
+    """
     parts = item.get("parts")
     if not isinstance(parts, list):
         return item
@@ -62,6 +65,11 @@ def _message(item: dict[str, Any]) -> Message:
     texts = [text for part in known if (text := _text(part)) is not None]
     others = [part for part in parts if not isinstance(part, dict) or _text(part) is None]
     message = {key: value for key, value in item.items() if key != "parts"} | {"content": "".join(texts)}
+    results = [part for part in known if part.get("type") == "tool_call_response"]
+    if len(results) == 1 and isinstance(results[0].get("id"), str):
+        message["tool_call_id"] = results[0]["id"]
+    if len(results) > 1:
+        others = [*results, *others]
     return {**message, "parts": others} if others else message
 
 

@@ -143,6 +143,55 @@ def test_one_call_in_two_dialects_is_said_once_by_the_one_that_says_more() -> No
     )
 
 
+def test_recordings_that_share_a_call_are_one_though_only_the_inner_one_knows_the_response() -> None:
+    inner = _chat("2+2?", "4", gen_ai__response__id="chatcmpl-1")
+    tools = {"gen_ai.tool.definitions": '[{"type": "function", "name": "add"}]', "llm.request.type": "chat"}
+    (call,) = spoken_calls([_span("inner", inner, parent="outer"), _span("outer", tools)])
+    assert call.answer == [{"role": "assistant", "content": "4"}]
+    assert call.tools == ('{"function": {"name": "add"}, "type": "function"}',)
+
+
+@pytest.mark.parametrize("dialect", ["official", "traceloop", "traceloop_flat", "openinference", "mixed"])
+def test_every_real_instrumentation_tells_the_same_conversation(dialect: str) -> None:
+    """The recordings are of one agent: a tool call, its result, a stream, two choices, an error."""
+    calls = spoken_calls(_recorded(dialect))
+    system = {"role": "system", "content": "You are a calculator."}
+    asked = {"role": "user", "content": "tool: 2+2?"}
+    function = {"name": "add", "arguments": {"a": 2, "b": 2}}
+    tool_call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+    }
+    result = {"role": "tool", "content": "4", "tool_call_id": "call_1"}
+    assert [(call.prompt, call.answer) for call in calls] == [
+        ([system, asked], [tool_call]),
+        ([system, asked, tool_call, result], [{"role": "assistant", "content": "answer 1.0"}]),
+        ([system, {"role": "user", "content": "stream"}], [{"role": "assistant", "content": "answer 2.0"}]),
+        ([system, {"role": "user", "content": "two"}], [{"role": "assistant", "content": "answer 3.0"}]),
+    ]
+    assert all(call.is_whole and call.model == "policy" for call in calls)
+    if dialect != "official":  # it does not record the tools that were offered
+        assert json.loads(calls[0].tools[0])["function"]["name"] == "add"
+
+
+def _recorded(dialect: str) -> list[SpokenSpan]:
+    def value(told: dict[str, Any]) -> Any:
+        ((kind, content),) = told.items()
+        if kind == "arrayValue":
+            return [value(item) for item in content.get("values", [])]
+        return int(content) if kind == "intValue" else content
+
+    path = Path(__file__).parent / "golden" / f"{dialect}.json"
+    found = []
+    for span in json.loads(path.read_text())["spans"]:
+        attributes = {item["key"]: value(item["value"]) for item in span.get("attributes", [])}
+        failed = span.get("status", {}).get("code") == "STATUS_CODE_ERROR"
+        start_ns, parent = int(span["startTimeUnixNano"]), span.get("parentSpanId")
+        found.append(SpokenSpan(span["traceId"], span["spanId"], parent, start_ns, failed, attributes))
+    return found
+
+
 def test_calls_are_in_order_and_failed_or_silent_ones_left_out() -> None:
     spans = [
         _span("c", _chat("second", "2"), start=20),

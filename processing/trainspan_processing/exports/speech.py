@@ -1,7 +1,7 @@
 """What was said in a rollout: its model calls as text, in order, from whatever recorded them."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -45,25 +45,27 @@ class Speech:
     """JSON of each tool that was offered."""
 
 
-def spoken_calls(spans: Iterable[SpokenSpan]) -> list[Speech]:
+def spoken_calls(spans: Sequence[SpokenSpan]) -> list[Speech]:
     """The calls that clients' instrumentations recorded with their messages, by start time.
 
     Two instrumentations that recorded one call, one inside of the other or by the same response id, count once: the one that
-    says more. A call that failed, or of which no messages were kept, is left out.
+    says more. Of several choices the first is the answer. A call that failed, or of which no messages were kept, is left out.
     """
     told = [span for span in spans if _is_model_call(span.attributes)]
-    by_id = {(span.trace_id, span.span_id): span for span in told}
-    parents = {(span.trace_id, span.span_id): span.parent_span_id for span in spans}
-    best: dict[object, SpokenSpan] = {}
+    same = _same_calls(told, {(span.trace_id, span.span_id): span.parent_span_id for span in spans})
+    best: dict[object, tuple[int, SpokenSpan]] = {}
+    tools: dict[object, list[dict[str, Any]]] = {}
     for span in told:
+        call = same[span.trace_id, span.span_id]
+        tools[call] = tools.get(call) or tools_of(span.attributes)
         inputs, outputs = messages_of(span.attributes)
         if span.failed or not inputs or not outputs:
             continue
-        same = _same_call(span, by_id, parents)
-        if same not in best or _size(span) > _size(best[same]):
-            best[same] = span
-    ordered = sorted(best.values(), key=lambda span: (span.start_ns, span.span_id))
-    return [_speech(span) for span in ordered]
+        size = len(json.dumps([inputs, outputs]))
+        if call not in best or size > best[call][0]:
+            best[call] = (size, span)
+    ordered = sorted(best.items(), key=lambda item: (item[1][1].start_ns, item[1][1].span_id))
+    return [_speech(span, tools[call]) for call, (_, span) in ordered]
 
 
 def read_speech(source: Source, rollouts: Sequence[tuple[str, int]]) -> Iterator[tuple[tuple[str, int], list[Speech]]]:
@@ -101,28 +103,28 @@ def _is_model_call(attributes: Mapping[str, Any]) -> bool:
     )
 
 
-def _same_call(
-    span: SpokenSpan, by_id: Mapping[tuple[str, str], SpokenSpan], parents: Mapping[tuple[str, str], str | None]
-) -> object:
-    """What two recordings of one call share: the response id, else the outermost model call span around them."""
-    outermost, key = (span.trace_id, span.span_id), (span.trace_id, span.span_id)
-    for _ in range(len(parents)):
-        parent = parents.get(key)
-        if parent is None:
-            break
-        key = (span.trace_id, parent)
-        if key in by_id:
-            outermost = key
-    whole = by_id[outermost].attributes
-    return whole.get(keys.GEN_AI_RESPONSE_ID) or span.attributes.get(keys.GEN_AI_RESPONSE_ID) or outermost
+def _same_calls(
+    told: Sequence[SpokenSpan], parents: Mapping[tuple[str, str], str | None]
+) -> dict[tuple[str, str], object]:
+    """Span → what it shares with other recordings of its call: a response id, else the outermost model call span."""
+    keys_told = {(span.trace_id, span.span_id) for span in told}
+    outermost: dict[tuple[str, str], tuple[str, str]] = {}
+    responses: dict[tuple[str, str], str] = {}
+    for span in told:
+        root = place = (span.trace_id, span.span_id)
+        for _ in range(len(parents)):
+            parent = parents.get(place)
+            if parent is None:
+                break
+            place = (span.trace_id, parent)
+            root = place if place in keys_told else root
+        outermost[span.trace_id, span.span_id] = root
+        if isinstance(response := span.attributes.get(keys.GEN_AI_RESPONSE_ID), str):
+            responses.setdefault(root, response)
+    return {key: responses.get(root, root) for key, root in outermost.items()}
 
 
-def _size(span: SpokenSpan) -> int:
-    inputs, outputs = messages_of(span.attributes)
-    return len(json.dumps([inputs, outputs]))
-
-
-def _speech(span: SpokenSpan) -> Speech:
+def _speech(span: SpokenSpan, tools: Sequence[dict[str, Any]]) -> Speech:
     inputs, outputs = messages_of(span.attributes)
     reasons = span.attributes.get(keys.GEN_AI_FINISH_REASONS) or [outputs[0].get("finish_reason")]
     agent = span.attributes.get(keys.GEN_AI_AGENT_NAME)
@@ -133,5 +135,5 @@ def _speech(span: SpokenSpan) -> Speech:
         prompt=chat_messages(inputs),
         answer=chat_messages(outputs[:1]),
         is_whole=not (set(map(str, reasons)) & _CUT_OFF if isinstance(reasons, list) else str(reasons) in _CUT_OFF),
-        tools=tuple(json.dumps(tool, ensure_ascii=False, sort_keys=True) for tool in tools_of(span.attributes)),
+        tools=tuple(json.dumps(tool, ensure_ascii=False, sort_keys=True) for tool in tools),
     )
