@@ -34,7 +34,7 @@ class Right(Enum):
     HEALTH = "ask for health", frozenset(Role)
     WRITE = "send telemetry", frozenset({Role.AGENT, Role.SERVING, Role.RUNNER})
     READ = "read the store", frozenset({Role.READER, Role.RUNNER})
-    CHANGE = "change the store", frozenset({Role.RUNNER})
+    CHANGE = "do upkeep of the store", frozenset({Role.RUNNER})
 
     def __init__(self, words: str, roles: frozenset[Role]) -> None:
         self.words = words

@@ -1,5 +1,6 @@
 """Memory of a process through which megabytes flow each second: what is freed goes back, and garbage is looked for rarely."""
 
+import atexit
 import ctypes
 import gc
 from typing import Final
@@ -25,4 +26,5 @@ def give_back_freed_memory() -> None:
 def collect_rarely() -> None:
     """Looks for reference cycles after 100,000 new objects instead of 700: rows are made by the thousand and have none."""
     gc.freeze()
+    atexit.register(gc.unfreeze)  # DuckDB's bindings would report what is frozen at the end as leaks
     gc.set_threshold(100_000, 20, 50)
