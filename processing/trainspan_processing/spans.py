@@ -37,7 +37,11 @@ _AGENT_NAMES: Final = [
     *('"agent.name"', '"traceloop.entity.name"', '"crewai.agent.role"', '"ai.telemetry.functionId"'),
     *("langgraph_node", '"graph.node.id"'),
 ]
+_BARE_CALLS: Final = [f'"{keys.LOGPROBS_MODE}":', f'"{keys.CALL_INDEX}":']
 _ANSWER_WITH_IDS: Final = [r"\"token_ids\"", r"\"prompt_token_ids\""]
+_SYSTEM: Final = ["system", "developer"]
+_TELLING: Final = [*_BARE_CALLS, *_OTHER_DIALECTS, *_AGENT_NAMES, *_ANSWER_WITH_IDS[:1], *_SYSTEM]
+"""Where a batch holds none of these, the searches for each of them are spared."""
 
 
 def _digests(texts: pl.Series) -> pl.Series:
@@ -116,6 +120,11 @@ def narrow_spans(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
 
 def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
     attributes = pl.col("attributes").str
+    is_telling = bool(batch.select(attributes.contains_any(_TELLING).any()).item())
+
+    def holds(keys_: list[str]) -> pl.Expr:
+        return attributes.contains_any(keys_) if is_telling else pl.lit(False)
+
     batch = batch.rename(
         {
             "agent": "_agent",
@@ -128,9 +137,9 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
         pl.col("attributes").fill_null("{}"),
         _operation.alias("_operation"),
         (pl.col("status_code") == _STATUS_ERROR).fill_null(False).alias("failed"),
-        attributes.contains_any([f'"{keys.LOGPROBS_MODE}":', f'"{keys.CALL_INDEX}":']).alias("is_bare_call"),
+        holds(_BARE_CALLS).alias("is_bare_call"),
     )
-    batch = with_where(batch, attributes.contains_any(_OTHER_DIALECTS), _OF_DIALECTS)
+    batch = with_where(batch, holds(_OTHER_DIALECTS), _OF_DIALECTS)
     batch = batch.with_columns(
         (pl.col("_operation").is_in(_CLIENT_OPERATIONS).fill_null(False) | pl.col("_is_call").fill_null(False))
         .and_(~pl.col("is_bare_call"))
@@ -143,12 +152,12 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
             (pl.col("_operation") == keys.OPERATION_EXECUTE_TOOL).fill_null(False) | pl.col("_is_tool").fill_null(False)
         ).alias("is_tool"),
     )
-    batch = with_where(batch, pl.col("_agent").is_null() & attributes.contains_any(_AGENT_NAMES), _OF_AGENTS)
+    batch = with_where(batch, pl.col("_agent").is_null() & holds(_AGENT_NAMES), _OF_AGENTS)
     batch = batch.with_columns(pl.coalesce("_agent", "_agent_name").alias("agent"))
     batch = with_where(batch, pl.col("is_client_call") | pl.col("is_bare_call"), _OF_CALLS)
-    holds_ids = attributes.contains_any(_ANSWER_WITH_IDS[:1]) & attributes.contains_any(_ANSWER_WITH_IDS[1:])
+    holds_ids = holds(_ANSWER_WITH_IDS[:1]) & holds(_ANSWER_WITH_IDS[1:])
     batch = with_where(batch, pl.col("is_client_call") & holds_ids, _OF_ANSWERS)
-    batch = with_where(batch, pl.col("is_client_call") & pl.col("agent").is_null(), _OF_NAMELESS_CALLS)
+    batch = with_where(batch, pl.col("is_client_call") & pl.col("agent").is_null() & holds(_SYSTEM), _OF_NAMELESS_CALLS)
     batch = with_where(batch, pl.col("is_bare_call"), _OF_BARE_CALLS)
     batch = with_where(batch, pl.col("is_tool"), _OF_TOOLS)
     return with_where(batch, pl.col("failed"), _OF_FAILURES).with_columns(pl.col("has_answer").fill_null(False))
