@@ -16,6 +16,7 @@ from trainspan_cli.loop.policy_client import PolicyClient
 from trainspan_cli.loop.run_folder import RunFolder
 from trainspan_cli.reading import rows
 from trainspan_cli.template import merge_ratios, model_template, prefix_keeping_template
+from trainspan_schemas import keys
 from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.errors import TrainspanError
 from trainspan_schemas.home import checkpoints_dir, datasets_dir, runs_dir, served_model, store_path
@@ -213,6 +214,20 @@ def _capture(store: str) -> list[Finding]:
             "(SELECT 1 FROM calls c WHERE c.trace_id = s.trace_id)",
             lambda n: f"{n} model calls of agents went to another server",
             "set OPENAI_BASE_URL of the agent to the policy server",
+        ),
+        (
+            "token ids",
+            f"""SELECT count(*) FROM spans WHERE attributes LIKE '%"{keys.CALL_LACKS}"%'""",
+            lambda n: (
+                f"{n} calls came from a server that gives no token ids or log-probabilities; they cannot be trained"
+            ),
+            "serve the policy with `trainspan serve`, or with a server that knows `return_token_ids` (vLLM)",
+        ),
+        (
+            "boundary",
+            f"""SELECT count(*) FROM spans WHERE attributes LIKE '%"{keys.NO_BOUNDARY}"%'""",
+            lambda n: f"{n} calls of a web agent belong to no single request",
+            "pip install 'trainspan[web]' in the agent's environment, or put each task into `with trainspan.rollout():`",
         ),
         (
             "rewards",

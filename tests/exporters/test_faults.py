@@ -1,0 +1,150 @@
+"""A fault in any step of ours is told once, and neither the agent nor another instrumentor notices it."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.openai_server import OpenAIServer
+from tests.support.otlp_recorder import OtlpRecorder
+from tests.support.programs import environment, write
+
+STEPS = [
+    "_hook._begin_process",
+    "_delivery.watch_exporters",
+    "_stamp.scope_in",
+    "_process._from_environment",
+    "_clients._wrap_httpx",
+    "_http.current_scope",
+    "_exit._outcome",
+    "_exit._process.begin_forked",
+]
+PLACES = [
+    "_hook.set_defaults",
+    "_hook._stamp_spans",
+    "_delivery.getLogger",
+    "_delivery.time",
+    "_delivery.get_logger_provider",
+    "_stamp.RequestRollouts",
+    "_stamp._identity_of",
+    "_process._own_rollout",
+    "_process._export",
+    "_process.end_open_rollouts",
+    "_process.start_span",
+    "_boundary._wrap_socketserver",
+    "_boundary._wrap_uvicorn",
+    "_clients.prepare",
+    "_clients._content",
+    "_http._parent_to_send",
+    "_http.calling_agent",
+    "_http.strip_identity",
+    "_http.is_outside_of_requests",
+    "_agent._stop_uploads",
+    "_agent.json",
+    "_agent.hashlib",
+    "_scope.Scope.count",
+    "_scope.Scope.outcome",
+    "_exit._process.end",
+    "_exit._delivery.before_fork",
+    "_exit._delivery.forget",
+    "_system_exit._FirstImport",
+    "_system_exit.only_raises",
+]
+"""Functions and modules that the steps use, none of them guarded by itself."""
+
+DRIVER = '''
+"""Forks a child for each place; there it puts a fault, then starts as `opentelemetry-instrument` does, then is an agent."""
+
+import concurrent.futures, importlib, json, os, sys
+import openai, trainspan._hook, trainspan._worker
+from opentelemetry import trace
+from opentelemetry.instrumentation.auto_instrumentation import initialize
+
+PLACES = sys.argv[1:]
+
+
+def fault(place):
+    module, *names = place.split(".")
+    owner = importlib.import_module(f"trainspan.{module}")
+    for name in names[:-1]:
+        owner = getattr(owner, name)
+
+    getattr(owner, names[-1])  # the place is there
+    setattr(owner, names[-1], Faulty(place))
+
+
+class Faulty:
+    """Raises at any use."""
+
+    def __init__(self, place):
+        self.__dict__.update({"__planted": place, "__name__": place})
+
+    def __call__(self, *args, **kwargs):
+        raise RuntimeError(f"planted in {self.__dict__['__planted']}")
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self()
+
+
+def agent(place):
+    client = openai.OpenAI(max_retries=0)
+
+    def ask(text):
+        messages = [{"role": "system", "content": "s"}, {"role": "user", "content": text}]
+        return client.chat.completions.create(model="policy", messages=messages).choices[0].message.content
+
+    with trace.get_tracer("agent").start_as_current_span(f"work {place}"):
+        assert ask(place) == "ok"
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            assert list(pool.map(ask, [place])) == ["ok"]
+    child = os.fork()
+    if child == 0:
+        assert ask(place) == "ok"
+        sys.exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    sys.exit(3)
+
+
+if __name__ == "__main__":
+    running = {}
+    for place in PLACES:
+        child = os.fork()
+        if child == 0:
+            fault(place)
+            initialize()
+            agent(place)
+        running[child] = place
+        if len(running) == 4 or place == PLACES[-1]:
+            for pid, at in running.items():
+                print(json.dumps([at, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])]), flush=True)
+            running = {}
+'''
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "places", [pytest.param(STEPS, id="one a step"), pytest.param(PLACES, id="all others", marks=pytest.mark.slow)]
+)
+def test_a_fault_planted_in_any_place_breaks_neither_the_agent_nor_another_instrumentor(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str], places: list[str]
+) -> None:
+    program = str(write(tmp_path, DRIVER))
+    ran = subprocess.run(
+        ["python", program, *places], env=environment(wired), capture_output=True, text=True, timeout=560, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    codes = dict(json.loads(line) for line in ran.stdout.splitlines())
+    assert codes == dict.fromkeys(places, 3), ran.stderr[-4000:]
+    assert "Traceback" not in ran.stderr
+    asked = [request.body["messages"][-1]["content"] for request in policy.requests]
+    assert {place: asked.count(place) for place in places} == dict.fromkeys(places, 3)
+    works = {span.name.removeprefix("work "): span.trace_id for span in recorder.spans if span.name.startswith("work ")}
+    chats = {span.trace_id for span in recorder.named("openai.chat")}
+    silent = {place for place in places if works.get(place) not in chats}
+    assert not silent, "the agent's own spans and those of the openai instrumentation arrive"
+    told = [line for line in ran.stderr.splitlines() if "event=step_failed" in line]
+    assert told
+    assert all("planted in" in line for line in told)
