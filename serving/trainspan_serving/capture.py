@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any
 
 from trainspan_schemas import keys
@@ -79,12 +79,12 @@ class EngineTap:
         sink: Callable[[CallSpan], None],
         counter: CallCounter,
         *,
-        train_sampling: bool = False,
+        temperatures: Mapping[str, float],
     ) -> None:
         self._generate: Callable[..., AsyncGenerator[Any, None]] = engine.generate
         self._policy_name = policy_name
         self._sink = sink
-        self._train_sampling = train_sampling
+        self._temperatures = temperatures
         self._logprobs_mode = "processed" if "processed" in str(engine.model_config.logprobs_mode) else "raw"
         self._counter = counter
         engine.generate = self.generate
@@ -105,8 +105,9 @@ class EngineTap:
         if exchange is None or not isinstance(prompt, dict):
             return self._generate(prompt, sampling_params, request_id, **options)
         identity = exchange.caller.identity
-        if self._train_sampling and identity and identity.split == "train":
-            sampling_params = override_sampling(sampling_params)
+        temperature = self._temperatures.get(identity.split) if identity else None
+        if temperature is not None:
+            sampling_params = override_sampling(sampling_params, temperature)
         if sampling_params.logprobs is None:
             sampling_params = with_logprobs(sampling_params)
         adapter = options.get("lora_request")

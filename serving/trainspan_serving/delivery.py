@@ -4,6 +4,7 @@ Spec: https://opentelemetry.io/docs/specs/otlp/#failures (which answers are fina
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from trainspan_schemas.errors import ConfigError
 
-__all__ = ["CollectorClient", "Delivery"]
+__all__ = ["CollectorClient", "Delivery", "parse_endpoint"]
 
 _METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 _FINAL_CODES = frozenset(
@@ -41,11 +42,14 @@ class Delivery:
 class CollectorClient:
     """Sends serialized requests to `endpoint`, a URL (`http://HOST:PORT`, or `https://` for TLS).
 
-    `metadata` goes with every request (for example an authorization header). Raises ConfigError for what is no URL.
+    `metadata` goes with every request (for example an authorization header). `certificate` is a PEM file of whom to trust
+    with `https://`; default: the system's. Raises ConfigError for what is no URL, or a certificate that cannot be read.
     """
 
-    def __init__(self, endpoint: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
-        self._channel = _open_channel(endpoint)
+    def __init__(
+        self, endpoint: str, metadata: tuple[tuple[str, str], ...] = (), certificate: str | None = None
+    ) -> None:
+        self._channel = _open_channel(endpoint, certificate)
         self._metadata = metadata
         # Bytes in: what waited on disk is sent as it lies there.
         self._export: Any = self._channel.unary_unary(
@@ -69,16 +73,29 @@ class CollectorClient:
         self._channel.close()
 
 
-def _open_channel(endpoint: str) -> grpc.Channel:
+def parse_endpoint(endpoint: str) -> tuple[str, bool]:
+    """`HOST:PORT` of a collector's URL, and whether it wants TLS. Raises ConfigError."""
     url = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
-    if not url.hostname or url.scheme not in ("", "http", "https", "grpc"):
+    try:
+        host, port = url.hostname, url.port or 4317
+    except ValueError:
+        host, port = None, 0
+    if not host or url.scheme not in ("", "http", "https", "grpc"):
         raise ConfigError(f'serving.collector = {endpoint!r} is no URL: write http://HOST:PORT, or "none"')
-    target = f"{url.hostname}:{url.port or 4317}"
+    return f"{host}:{port}", url.scheme == "https"
+
+
+def _open_channel(endpoint: str, certificate: str | None) -> grpc.Channel:
+    target, wants_tls = parse_endpoint(endpoint)
     options = [
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2000),
     ]
-    if url.scheme == "https":
-        return grpc.secure_channel(target, grpc.ssl_channel_credentials(), options)
-    return grpc.insecure_channel(target, options)
+    if not wants_tls:
+        return grpc.insecure_channel(target, options)
+    try:
+        roots = Path(certificate).read_bytes() if certificate else None
+    except OSError as error:
+        raise ConfigError(f"certificate {certificate} of the collector cannot be read: {error.strerror}") from error
+    return grpc.secure_channel(target, grpc.ssl_channel_credentials(roots), options)

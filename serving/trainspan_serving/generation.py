@@ -115,11 +115,11 @@ class Generation:
         return attributes
 
 
-def override_sampling(params: Any) -> Any:
-    """A copy that samples from the policy's own distribution: temperature 1, nothing truncated or penalised."""
+def override_sampling(params: Any, temperature: float) -> Any:
+    """A copy that samples from the policy's own distribution at `temperature`, nothing truncated or penalised."""
     return msgspec.structs.replace(
         params,
-        temperature=1.0,
+        temperature=temperature,
         top_p=1.0,
         top_k=0,
         min_p=0.0,

@@ -19,6 +19,7 @@ from trainspan_schemas.home import checkpoints_dir, remember_served_model
 from trainspan_schemas.settings import ServingSettings
 
 from .adapters import SERVED_MODULES, is_adapter, read_adapter
+from .delivery import parse_endpoint
 from .plan import ServerPlan, make_plan, version_of
 from .supervisor import Supervisor
 from .weights import has_tokenizer
@@ -67,9 +68,14 @@ def serve(
 
 
 def prepare(settings: ServingSettings, flags: Sequence[str], environ: Mapping[str, str]) -> Launch:
-    """Checks everything that can be checked without vLLM, and fixes flags and environment."""
+    """Checks everything that can be checked without vLLM, and fixes flags and environment.
+
+    Raises CheckpointError, UsageError or ProcessError.
+    """
     if importlib.util.find_spec("vllm") is None:
         raise ProcessError("serve needs vLLM: pip install 'trainspan[serve-cpu]', or 'trainspan[serve]' on a GPU")
+    if settings.collector != "none":
+        parse_endpoint(settings.collector)
     chosen = _choose_model(settings)
     adapter = read_adapter(Path(chosen)) if Path(chosen).is_dir() and is_adapter(Path(chosen)) else None
     model = adapter.base if adapter else chosen

@@ -24,7 +24,7 @@ from .link import report
 from .metrics import PolicyMetrics
 from .plan import ServerPlan, plan_of_process
 from .policy import PolicyServer
-from .response import answer_json
+from .response import answer_json, one_line
 from .spool import Spool
 
 __all__ = ["PolicyMiddleware"]
@@ -98,7 +98,12 @@ class PolicyMiddleware:
         async def receive_and_start() -> Message:
             message = await receive()
             if message["type"] == "lifespan.startup":
-                await self._start(scope["app"])
+                try:
+                    await self._start(scope["app"])
+                except Exception as error:
+                    # Without this uvicorn takes the application for one without a start, and serves it uncaptured.
+                    await send({"type": "lifespan.startup.failed", "message": f"trainspan: {one_line(error)}"})
+                    raise
             return message
 
         async def stop_and_send(message: Message) -> None:
@@ -113,7 +118,7 @@ class PolicyMiddleware:
         counter = CallCounter(Path(plan.state) / "calls")
         exporter = _exporter(plan)
         atexit.register(exporter.close, 0.5)
-        tap = EngineTap(client, plan.served_name, exporter.add, counter, train_sampling=plan.train_sampling)
+        tap = EngineTap(client, plan.served_name, exporter.add, counter, temperatures=plan.temperatures)
         server = await PolicyServer.start(plan, Engine(client), tap)
         PolicyMetrics(server, exporter.counts).register()
         keys_given = app.state.args.api_key or [os.environ.get("VLLM_API_KEY")]
@@ -136,7 +141,7 @@ class PolicyMiddleware:
 def _exporter(plan: ServerPlan) -> Exporter:
     if plan.collector is None:
         return Exporter(None, None)
-    client = CollectorClient(plan.collector, _metadata(plan.otlp_headers))
+    client = CollectorClient(plan.collector, _metadata(plan.otlp_headers), plan.otlp_certificate)
     return Exporter(client, Spool(Path(plan.state) / "spool", plan.spool_max_bytes))
 
 

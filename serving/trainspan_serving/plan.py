@@ -41,9 +41,12 @@ class ServerPlan:
     """OTLP/gRPC URL; None: calls are counted, not sent."""
     otlp_headers: str
     """As in OTEL_EXPORTER_OTLP_HEADERS."""
+    otlp_certificate: str | None
+    """As in OTEL_EXPORTER_OTLP_CERTIFICATE."""
     token: str
     """Bearer token of the swap."""
-    train_sampling: bool
+    temperatures: dict[str, float]
+    """Split → temperature at which its rollouts are sampled whatever the client asks for."""
     sleep: bool
     """Whether it may be put to sleep."""
     spool_max_bytes: int
@@ -77,14 +80,20 @@ def make_plan(
         state=str(state.resolve()),
         collector=None if settings.collector == "none" else settings.collector,
         otlp_headers=headers,
+        otlp_certificate=environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE"),
         token=token(),
-        train_sampling=settings.train_sampling,
+        temperatures=_temperatures(settings),
         sleep=settings.sleep,
         spool_max_bytes=settings.spool_max_bytes,
         swap_timeout_s=settings.swap_timeout_s,
         drain_timeout_s=settings.drain_timeout_s,
         canary_tolerance=settings.canary_tolerance,
     )
+
+
+def _temperatures(settings: ServingSettings) -> dict[str, float]:
+    train = {"train": 1.0} if settings.train_sampling else {}
+    return train if settings.val_temperature is None else {**train, "val": settings.val_temperature}
 
 
 def plan_of_process(args: Any, environ: Mapping[str, str]) -> ServerPlan:

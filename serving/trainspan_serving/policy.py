@@ -20,6 +20,7 @@ from .engine import BackgroundRequestsError, Engine
 from .gate import Gate
 from .link import report
 from .plan import ServerPlan
+from .response import one_line
 from .served import Adapter, Policy
 from .weights import Weights, read_weights
 
@@ -157,7 +158,7 @@ class PolicyServer:
                 canary = await self._check(candidate, policy)
         except Exception as error:
             await self._discard(adapter)
-            raise SwapUndoneError(f"loading {name} failed: {_line(error)}") from error
+            raise SwapUndoneError(f"loading {name} failed: {one_line(error)}") from error
         finally:
             self.gate.open()
         if canary.status == "stale":
@@ -185,7 +186,7 @@ class PolicyServer:
                     canary = await self._check(candidate, policy)
             except Exception as error:
                 await self._undo(earlier)
-                raise SwapUndoneError(f"loading {name} failed: {_line(error)}") from error
+                raise SwapUndoneError(f"loading {name} failed: {one_line(error)}") from error
             if canary.status == "stale":
                 await self._undo(earlier)
                 self._refuse_stale(canary, name)
@@ -263,10 +264,6 @@ def _local_folder(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(model, local_files_only=True))
-
-
-def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 @contextmanager

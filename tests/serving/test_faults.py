@@ -1,4 +1,4 @@
-"""A second server with a planted fault, short timeouts, an API key and --train-sampling; at the end it is killed."""
+"""A second server with a planted fault, short timeouts, an API key and sampling by split; at the end it is killed."""
 
 import json
 import os
@@ -36,7 +36,15 @@ def faulty(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     shutil.copytree(models.folder(2), checkpoints / "policy-000002")
     (checkpoints / "policy-000002" / CANARY_FILE).unlink()
     with otlp_sink() as (sink, url):
-        arguments = ("--collector", url, "--checkpoints", str(checkpoints), "--train-sampling")
+        arguments = (
+            "--collector",
+            url,
+            "--checkpoints",
+            str(checkpoints),
+            "--train-sampling",
+            "--val-temperature",
+            "0.5",
+        )
         flags = ["--worker-extension-cls", "tests.support.faulty.FaultyWorker", "--api-key", "sesame"]
         flags += ["--middleware", "tests.support.faulty.FaultyEngine"]
         environment = {
@@ -153,19 +161,25 @@ def test_the_secret_in_url_or_key_stands_for_the_servers_own_key(
     assert len(sink.wait(3, lambda span: span.trace_id == parent.trace_id)) == 3
 
 
-def test_train_sampling_overrides_training_rollouts_only(
+def test_sampling_of_rollouts_is_set_by_their_split_and_of_other_requests_by_the_client(
     faulty: tuple[RunningServer, OtlpSink, Path],
 ) -> None:
     server, sink, _ = faulty
     body = {"model": "policy", "messages": MESSAGES, "max_tokens": 3, "temperature": 0, "top_p": 0.5, "top_k": 3}
     recorded = []
-    for identity in (Identity(secrets.token_hex(8)), Identity(secrets.token_hex(8), split="val")):
-        assert server.post("/v1/chat/completions", body, {**KEY, "baggage": identity.to_baggage()})[0] == 200
-        (span,) = sink.wait(1, lambda span, id_=identity.rollout_id: span.attributes.get(keys.ROLLOUT_ID) == id_)
+    for split in ("train", "val", None):
+        parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
+        baggage = {"baggage": Identity(secrets.token_hex(8), split=split).to_baggage()} if split else {}
+        assert server.post("/v1/chat/completions", body, {**KEY, **baggage, "traceparent": str(parent)})[0] == 200
+        (span,) = sink.wait(1, lambda span, id_=parent.trace_id: span.trace_id == id_)
         recorded.append(
             [span.attributes[key] for key in (keys.GEN_AI_TEMPERATURE, keys.GEN_AI_TOP_P, keys.GEN_AI_TOP_K)]
         )
-    assert recorded == [[1.0, 1.0, 0], [0.0, 1.0, 0]]  # vLLM itself clears top_p and top_k where it decodes greedily
+    assert recorded == [
+        [1.0, 1.0, 0],
+        [0.5, 1.0, 0],
+        [0.0, 1.0, 0],
+    ]  # vLLM itself clears top_p and top_k where it decodes greedily
 
 
 def test_while_the_collector_is_away_requests_go_on_and_their_spans_come_later(models: Models, stack: Stack) -> None:

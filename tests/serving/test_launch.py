@@ -14,6 +14,7 @@ import pytest
 
 from tests.serving.conftest import Models
 from tests.support.adapters import make_adapter
+from tests.support.otlp_sink import free_port
 from trainspan_schemas.checkpoint import CheckpointMeta, write_latest
 from trainspan_schemas.errors import CheckpointError, ConfigError, UsageError
 from trainspan_schemas.settings import ServingSettings
@@ -213,6 +214,30 @@ def test_a_signal_during_start_ends_it_at_once(home: Path, models: Models) -> No
     process.terminate()
     assert process.wait(30) == 0
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://host:port"])
+def test_a_collector_that_is_no_url_is_told(home: Path, models: Models, url: str) -> None:
+    with pytest.raises(ConfigError, match=r"serving\.collector = .* is no URL"):
+        launch_of(home, model=str(models.base), collector=url)
+
+
+@pytest.mark.slow
+def test_a_server_whose_capture_cannot_start_does_not_serve(home: Path, models: Models) -> None:
+    port = free_port()
+    (home / "serving").mkdir()
+    (home / "serving" / f"policy-{port}").write_text("a file where the folder of its state should be")
+    result = subprocess.run(
+        [sys.executable, "-m", "trainspan_cli", "serve", str(models.base), "--port", str(port)],
+        env={**os.environ, "TRAINSPAN_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "trainspan: FileExistsError" in result.stderr or "trainspan: NotADirectoryError" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("trainspan: vLLM ended with code")
 
 
 @pytest.mark.slow
