@@ -4,6 +4,7 @@ Spans of 8 KiB (500 prompt and 200 completion tokens, messages, identity), 64 pe
 process on the same machine. Beside them the machine's own limits: how often its disk syncs, and how fast it writes.
 """
 
+import http.client
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,10 @@ __all__ = ["measure"]
 
 _CONNECTIONS = 4
 _BURST_S = 30.0
+_HTTP_BURST_S = 5.0
 _SUSTAINED_S = 60.0
 _SUSTAINED_SPANS_PER_S = 8_000
+_Send = Callable[[StoreAddress, float, Iterator[bytes], list[float]], None]
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
@@ -40,10 +43,11 @@ def measure(burst_s: float = _BURST_S, sustained_s: float = _SUSTAINED_S) -> dic
     with tempfile.TemporaryDirectory(prefix="trainspan-bench-") as folder:
         of_machine = limits(Path(folder))
         of_burst = _measure_burst(Path(folder) / "burst.duckdb", burst_s)
+        of_http = _measure_http(Path(folder) / "http.duckdb")
         of_flow = _measure_flow(Path(folder) / "flow.duckdb", sustained_s)
     python = os.environ.get("TRAINSPAN_BENCH_PEER_PYTHON")  # see benchmarks/collector_peer.py
     of_peer = measure_peer(Path(python)) if python else {}
-    return {**of_machine, **of_burst, **of_flow, **measure_stages(), **of_peer}
+    return {**of_machine, **of_burst, **of_http, **of_flow, **measure_stages(), **of_peer}
 
 
 def _measure_burst(store: Path, burst_s: float) -> dict[str, Any]:
@@ -71,6 +75,23 @@ def _measure_burst(store: Path, burst_s: float) -> dict[str, Any]:
         "spans_per_collector_cpu_s": round(n_spans / (cpu_loaded - cpu_before)),
         "peak_rss_mib": peak_mib,
         "stored_bytes_per_span": round(store.stat().st_size / n_spans),
+    }
+
+
+def _measure_http(store: Path) -> dict[str, Any]:
+    """A short burst over OTLP/HTTP."""
+    with _collector(store) as (address, process):
+        cpu_before, began = _cpu_s(process.pid), time.monotonic()
+        seconds = sorted(_burst(address, _HTTP_BURST_S, _send_http))
+        took = time.monotonic() - began
+        n_spans = len(seconds) * SPANS_PER_REQUEST
+        lost = _count(address, wait_ms=600_000) - n_spans
+        cpu = _cpu_s(process.pid) - cpu_before
+    return {
+        "http_lost_or_doubled_spans": lost,
+        "http_acknowledged_spans_per_s": round(n_spans / took),
+        "http_ack_p99_ms": round(1000 * seconds[int(len(seconds) * 0.99)], 1),
+        "http_spans_per_collector_cpu_s": round(n_spans / cpu),
     }
 
 
@@ -104,7 +125,8 @@ def _measure_flow(store: Path, seconds: float) -> dict[str, Any]:
 def _collector(store: Path) -> Iterator[tuple[StoreAddress, "subprocess.Popen[bytes]"]]:
     command = [sys.executable, "-m", "trainspan_cli", "collector", "--store", str(store)]
     process = subprocess.Popen(
-        [*command, "--grpc", "127.0.0.1:0", "--http", "off", "--flight", "127.0.0.1:0"], stdout=subprocess.DEVNULL
+        [*command, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--flight", "127.0.0.1:0"],
+        stdout=subprocess.DEVNULL,
     )
     try:
         deadline = time.monotonic() + 30
@@ -118,14 +140,14 @@ def _collector(store: Path) -> Iterator[tuple[StoreAddress, "subprocess.Popen[by
         process.wait(120)
 
 
-def _burst(address: StoreAddress, seconds: float) -> list[float]:
+def _burst(address: StoreAddress, seconds: float, send: _Send | None = None) -> list[float]:
     """Sends from all connections for that long; the seconds each answer took."""
     taken: list[float] = []
     senders = [requests(seed) for seed in range(_CONNECTIONS)]
     for sender in senders:
         next(sender)  # makes its spans
     stop_at = time.monotonic() + seconds
-    threads = [threading.Thread(target=_send, args=(address, stop_at, sender, taken)) for sender in senders]
+    threads = [threading.Thread(target=send or _send, args=(address, stop_at, sender, taken)) for sender in senders]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -158,6 +180,19 @@ def _send(address: StoreAddress, stop_at: float, bodies: Iterator[bytes], taken:
         while (began := time.monotonic()) < stop_at:
             export(next(bodies), timeout=60)
             taken.append(time.monotonic() - began)
+
+
+def _send_http(address: StoreAddress, stop_at: float, bodies: Iterator[bytes], taken: list[float]) -> None:
+    host, _, port = str(address.http).rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
+    while (began := time.monotonic()) < stop_at:
+        connection.request("POST", "/v1/traces", next(bodies), {"Content-Type": "application/x-protobuf"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise RuntimeError(f"HTTP {response.status}: {response.read()[:200]!r}")
+        response.read()
+        taken.append(time.monotonic() - began)
+    connection.close()
 
 
 def _count(address: StoreAddress, *, wait_ms: int) -> int:
