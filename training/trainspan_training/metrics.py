@@ -37,6 +37,10 @@ class RoundRecord:
     steps: int
     reward_mean: float
     reward_std: float
+    groups: int | None
+    """Compared groups of the dataset's rollouts."""
+    zero_spread_groups: int | None
+    """Of these, those whose rewards are all equal."""
     loss: float
     """Mean over the steps."""
     grad_norm: float

@@ -188,6 +188,8 @@ class Rounds:
             rows=len(calls),
             reward_mean=math.nan if dataset.reward_mean is None else dataset.reward_mean,
             reward_std=math.nan if dataset.reward_std is None else dataset.reward_std,
+            groups=dataset.groups,
+            zero_spread_groups=dataset.zero_spread_groups,
             kl=kl,
             tokens_per_second=summary["forwarded_tokens"] / self._seconds["train"],
             policy_versions=[min(known), max(known)] if known else [],

@@ -46,6 +46,10 @@ class DatasetFolder:
     rollouts: int
     reward_mean: float | None
     reward_std: float | None
+    groups: int | None
+    """That were compared."""
+    zero_spread_groups: int | None
+    """Of these, those whose rewards are all equal: nothing is learned from them."""
     files: tuple[tuple[str, str], ...]
     """(name, sha256) of each Parquet file, in order."""
 
@@ -96,7 +100,7 @@ def open_dataset(path: Path) -> DatasetFolder:
             raise DatasetError(
                 f"{path} has dataset version {version}, this trainer reads {DATASET_VERSION}: rebuild it"
             )
-        rewards = manifest.get("rewards") or {}
+        rewards, spread = manifest.get("rewards") or {}, manifest.get("groups_spread") or {}
         return DatasetFolder(
             path=path,
             sha256=hashlib.sha256(text).hexdigest(),
@@ -105,6 +109,8 @@ def open_dataset(path: Path) -> DatasetFolder:
             rollouts=int(manifest["rollouts"]),
             reward_mean=rewards.get("mean"),
             reward_std=rewards.get("std"),
+            groups=spread.get("seen"),
+            zero_spread_groups=spread.get("zero_spread"),
             files=tuple((str(file["name"]), str(file["sha256"])) for file in manifest["files"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
