@@ -23,6 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from trainspan_processing.draft import draft_dataset
 from trainspan_processing.ledger import read_ledger
+from trainspan_processing.lineage import Tokens, trace_lineage
 from trainspan_processing.rows import RowCounts, make_rows
 from trainspan_processing.source import Selection, Source
 from trainspan_processing.survey import Clock, survey_when_settled
@@ -59,8 +60,11 @@ class _Recorded(Source):
         yield from self._kept[sql,]
 
 
-def measure(calls: int = 16_000) -> dict[str, Any]:
-    """Rollouts of 8 calls of about 500 prompt and 200 completion tokens (the prompts grow), with client spans."""
+def measure(calls: int = 64_000, agentlightning: str | None = None) -> dict[str, Any]:
+    """Rollouts of 8 calls of about 500 prompt and 100 completion tokens (the prompts grow), with client spans.
+
+    `agentlightning` is an interpreter that has agentlightning 0.3.0: its adapter then runs on some of the same calls.
+    """
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "spans.duckdb"
         collector = subprocess.Popen(
@@ -77,7 +81,63 @@ def measure(calls: int = 16_000) -> dict[str, Any]:
         finally:
             collector.send_signal(signal.SIGTERM)
             collector.wait(120)
-    return {"calls": calls, "tokens_per_call": _tokens_per_call(), **command, **frames}
+    shapes = {
+        "trace_of_2000_turns_cpu_s": _lineage_cpu_s(agents=1, turns=2_000),
+        "trace_of_1000_turns_cpu_s": _lineage_cpu_s(agents=1, turns=1_000),
+        "parallel_1000_agents_cpu_s": _lineage_cpu_s(agents=1_000, turns=4),
+        "parallel_500_agents_cpu_s": _lineage_cpu_s(agents=500, turns=4),
+    }
+    peer = {} if agentlightning is None else _measure_peer(agentlightning)
+    return {"calls": calls, "tokens_per_call": _tokens_per_call(), **command, **frames, **shapes, **peer}
+
+
+def _lineage_cpu_s(agents: int, turns: int) -> float:
+    """CPU of the lineage of one rollout whose agents take turns; each turn adds 8 tokens. The tokens of `turns` turns grow
+    with their square, those of agents with their number."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 50_000, (agents, 8 * turns + 16), dtype=np.int32)
+    pairs = [(agent, 16 + 8 * turn) for turn in range(turns) for agent in range(agents)]
+    lists = ([tokens[agent, :size] for agent, size in pairs], [tokens[agent, size : size + 4] for agent, size in pairs])
+    prompts, completions = (_tokens(part) for part in lists)
+    strands = np.zeros(len(pairs), dtype=np.int64)
+    began = time.process_time()
+    segment, *_ = trace_lineage(strands, prompts, completions)
+    assert int(segment.max()) + 1 == agents
+    return round(time.process_time() - began, 3)
+
+
+def _tokens(lists: Sequence[np.ndarray[Any, np.dtype[np.int32]]]) -> Tokens:
+    lengths = np.array([len(item) for item in lists], dtype=np.int64)
+    return Tokens(np.concatenate(lists), np.cumsum(lengths) - lengths, lengths)
+
+
+def _measure_peer(python: str, rollouts: int = 250) -> dict[str, Any]:
+    """The adapter of Agent Lightning 0.3.0 on the first of the same rollouts, its spans already in memory."""
+    random = np.random.default_rng(0)
+    lines = [json.dumps([_peer_span(span) for span in _rollout(number, random)]) for number in range(rollouts)]
+    script = Path(__file__).with_name("agentlightning_adapter.py")
+    done = subprocess.run(
+        [python, str(script)], input="\n".join(lines), capture_output=True, text=True, check=True, timeout=300
+    )
+    result = json.loads(done.stdout)
+    return {"agentlightning_0_3_adapter_calls_per_cpu_s": round(result["calls"] / result["cpu_s"])}
+
+
+def _peer_span(span: Span) -> list[Any]:
+    """A span as that adapter looks for it: found by its name, ids as lists under its own keys."""
+    attributes: dict[str, Any] = {}
+    for pair in span.attributes:
+        kind = pair.value.WhichOneof("value")
+        if kind in ("string_value", "int_value", "double_value", "bool_value"):
+            attributes[pair.key] = getattr(pair.value, kind)
+    ids = {pair.key: np.frombuffer(pair.value.bytes_value, dtype=np.int32).tolist() for pair in span.attributes}
+    if ids.get(keys.PROMPT_TOKEN_IDS):
+        attributes["prompt_token_ids"] = ids[keys.PROMPT_TOKEN_IDS]
+        attributes["response_token_ids"] = ids[keys.COMPLETION_TOKEN_IDS]
+    name = "openai.chat.completion" if "prompt_token_ids" in attributes else "span"
+    parent = span.parent_span_id.hex() or None
+    start, end = span.start_time_unix_nano / 1e9, span.end_time_unix_nano / 1e9
+    return [span.span_id.hex(), parent, name, start, end, attributes]
 
 
 def _tokens_per_call() -> dict[str, float]:
@@ -239,5 +299,7 @@ def _value(value: Any) -> AnyValue:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=16_000)
-    print(json.dumps(measure(parser.parse_args().calls), indent=2))
+    parser.add_argument("--calls", type=int, default=64_000, help="1000000 for a store of a million calls")
+    parser.add_argument("--agentlightning", metavar="PYTHON", help="interpreter that has agentlightning 0.3.0")
+    arguments = parser.parse_args()
+    print(json.dumps(measure(arguments.calls, arguments.agentlightning), indent=2))
