@@ -1,0 +1,39 @@
+"""Call spans over TLS and with a token, into a real collector."""
+
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.support.collector import running, span, trace_request
+from tests.support.tls import make_certificate
+from trainspan_schemas.errors import ConfigError
+from trainspan_serving.delivery import CollectorClient
+
+TOKEN = "serving-token-0123456789"
+
+
+def test_a_trusted_certificate_and_a_token_let_call_spans_in(tmp_path: Path) -> None:
+    server = make_certificate(tmp_path)
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(f'serving = "{TOKEN}"')
+    tokens.chmod(0o600)
+    request: ExportTraceServiceRequest = trace_request(span(1, 1))
+    arguments = ("--tls-cert", str(server.certificate), "--tls-key", str(server.key), "--token-file", str(tokens))
+    with running(tmp_path / "s.duckdb", *arguments) as collector:
+        endpoint = f"https://{collector.address.grpc}"
+        bearer = (("authorization", f"Bearer {TOKEN}"),)
+        for metadata, certificate, settled, rejected in (
+            (bearer, str(server.certificate), True, 0),
+            ((), str(server.certificate), True, 1),  # refused for good: no token
+            (bearer, None, False, 0),  # not spoken to: not trusted
+        ):
+            client = CollectorClient(endpoint, metadata, certificate)
+            delivery = client.send(request.SerializeToString(), 1, timeout_s=5)
+            client.close()
+            assert (delivery.settled, delivery.rejected) == (settled, rejected), delivery.reason
+
+
+def test_a_certificate_that_cannot_be_read_is_an_error_with_its_name() -> None:
+    with pytest.raises(ConfigError, match="certificate /nonexistent of the collector cannot be read: No such file"):
+        CollectorClient("https://127.0.0.1:1", certificate="/nonexistent")
