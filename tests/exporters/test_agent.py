@@ -1,0 +1,108 @@
+"""The name that a model call carries: of the agent that made it."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.openai_server import OpenAIServer
+from tests.support.otlp_recorder import OtlpRecorder
+from tests.support.programs import environment, run, write
+from tests.support.web_agent import AGENTS
+from trainspan._agent import agent_of_body
+from trainspan_schemas import keys
+
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+SYSTEM = {"role": "system", "content": "You plan."}
+USER = {"role": "user", "content": "Go."}
+
+
+def name_of(**request: Any) -> str | None:
+    return agent_of_body(lambda: json.dumps(request).encode())
+
+
+def test_an_agent_without_a_name_is_known_by_its_system_prompt_and_tools_alone() -> None:
+    name = name_of(messages=[SYSTEM, USER], tools=[LOOK], temperature=1)
+    assert name is not None
+    assert len(name) == len("agent-") + 8
+    later = [SYSTEM, USER, {"role": "assistant", "content": "…"}, {"role": "user", "content": "More."}]
+    assert name_of(tools=[LOOK], messages=later) == name
+    assert name_of(messages=[SYSTEM, USER]) not in (name, None)
+    assert name_of(messages=[{**SYSTEM, "content": "You write."}, USER], tools=[LOOK]) != name
+    assert name_of(instructions="You plan.", input="Go.", tools=[LOOK]) == name
+    assert name_of(system="You plan.", messages=[USER], tools=[LOOK]) == name
+
+
+@pytest.mark.parametrize(
+    "body", [None, b"", b"{", b"[]", b'{"messages": [{"role": "user", "content": "x"}]}', b'{"prompt": "x"}']
+)
+def test_a_request_that_says_nothing_of_an_agent_gives_no_name(body: bytes | None) -> None:
+    assert agent_of_body(lambda: body) is None
+
+
+def test_without_anything_else_the_service_is_the_agent(
+    tmp_path: Path, policy: OpenAIServer, wired: dict[str, str]
+) -> None:
+    source = """
+    from openai import OpenAI
+    OpenAI().chat.completions.create(model="policy", messages=[{"role": "user", "content": "x"}])
+    """
+    run(write(tmp_path, source), {**wired, "OTEL_SERVICE_NAME": "shop"})
+    assert [request.baggage[keys.GEN_AI_AGENT_NAME] for request in policy.requests] == ["shop"]
+
+
+@pytest.fixture
+def dashboard() -> Iterator[OpenAIServer]:
+    """Where the OpenAI Agents SDK would send its own traces."""
+    with OpenAIServer() as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("setting", "uploads"),
+    [
+        pytest.param("", False, id="only the policy's key"),
+        pytest.param("agents.set_tracing_disabled(True)", False, id="tracing disabled"),
+        pytest.param("agents.set_tracing_export_api_key('own')", True, id="a key of its own"),
+    ],
+)
+def test_the_openai_agents_sdk_names_its_agent_and_sends_its_traces_with_no_key_of_the_policys(
+    tmp_path: Path,
+    policy: OpenAIServer,
+    recorder: OtlpRecorder,
+    dashboard: OpenAIServer,
+    wired: dict[str, str],
+    setting: str,
+    uploads: bool,
+) -> None:
+    source = f"""
+    import os
+    import agents
+    from agents.tracing import default_exporter
+    from openai import AsyncOpenAI
+
+    default_exporter().endpoint = os.environ["DASHBOARD"]
+    {setting}
+    model = agents.OpenAIChatCompletionsModel("policy", AsyncOpenAI())
+    print(agents.Runner.run_sync(agents.Agent(name="planner", instructions="You plan.", model=model), "Go.").final_output)
+    """
+    done = subprocess.run(
+        ["opentelemetry-instrument", "python", str(write(tmp_path, source))],
+        env={
+            **environment({**wired, "DASHBOARD": dashboard.url}),
+            "PATH": f"{AGENTS / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+    assert [request.baggage[keys.GEN_AI_AGENT_NAME] for request in policy.requests] == ["planner"]
+    assert bool(dashboard.requests) is uploads
+    assert {request.headers["authorization"] for request in dashboard.requests} <= {"Bearer own"}
+    assert recorder.one("trainspan.rollout").attributes[keys.ROLLOUT_STATUS] == "ok"
