@@ -12,7 +12,8 @@ from ..plan import GIGPO, Estimator, Plan
 __all__ = ["CreditedCall", "RewardPart", "Term", "credit_lines", "number", "reward_line"]
 
 _GIGPO: Final = (
-    "episode weight × norm(R) among the group + state weight × norm(G) among its calls in that state; 2505.10978."
+    "episode weight × norm(R) among the group + state weight × norm(G) among the group's calls in the same state. "
+    "arXiv 2505.10978."
 )
 _NOTHING_SAID: Final = {
     "singleton_group": "there is only this one to compare with",
