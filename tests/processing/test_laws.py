@@ -2,12 +2,13 @@
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.processing.estimates import Rollout, advantages, estimate
 from trainspan_processing.baselines import BASELINES
 
+_FEW = settings(max_examples=40)
 _REWARD = st.sampled_from([0.0, 0.25, 1.0])
 _STEPS = st.lists(st.sampled_from([None, 0.0, 0.5, -1.0]), min_size=1, max_size=4)
 _ESTIMATORS = [
@@ -39,6 +40,7 @@ def _rollout(draw: st.DrawFn) -> Rollout:
 _ROLLOUTS = st.lists(_rollout(), min_size=1, max_size=9)
 
 
+@_FEW
 @given(_ROLLOUTS, st.sampled_from(sorted(BASELINES)))
 def test_a_rollout_with_more_calls_weighs_no_more(rollouts: list[Rollout], baseline: str) -> None:
     """Duplicating the rows of some rollouts leaves the advantages of all as they were."""
@@ -59,12 +61,14 @@ def test_a_rollout_with_more_calls_weighs_no_more(rollouts: list[Rollout], basel
     assert of_rollouts(doubled) == of_rollouts(plain)
 
 
+@_FEW
 @given(_ROLLOUTS, st.sampled_from(_ESTIMATORS), st.sampled_from(sorted(BASELINES)))
 def test_the_order_of_rows_changes_nothing(rollouts: list[Rollout], estimator: dict[str, str], baseline: str) -> None:
     in_order = advantages(rollouts, baseline=baseline, **estimator)
     assert advantages(rollouts, baseline=baseline, shuffled=True, **estimator) == in_order
 
 
+@_FEW
 @given(_ROLLOUTS, st.sampled_from(_ESTIMATORS), st.sampled_from(sorted(BASELINES)))
 def test_what_says_nothing_has_advantage_zero_and_all_are_finite(
     rollouts: list[Rollout], estimator: dict[str, str], baseline: str
@@ -75,6 +79,7 @@ def test_what_says_nothing_has_advantage_zero_and_all_are_finite(
         assert calls.filter(pl.col("drop").is_not_null())["advantage"].unique().to_list() in ([], [0.0])
 
 
+@_FEW
 @given(_ROLLOUTS, st.floats(-5, 5))
 def test_a_constant_added_to_all_rewards_changes_no_comparison(rollouts: list[Rollout], constant: float) -> None:
     shifted = [Rollout((rollout.reward or 0.0) + constant, rollout.steps, group=rollout.group) for rollout in rollouts]
@@ -83,12 +88,14 @@ def test_a_constant_added_to_all_rewards_changes_no_comparison(rollouts: list[Ro
         assert advantages(shifted, baseline=baseline) == pytest.approx(advantages(plain, baseline=baseline), abs=1e-9)
 
 
+@_FEW
 @given(_ROLLOUTS)
 def test_with_one_agent_per_agent_is_identical(rollouts: list[Rollout]) -> None:
     plain = [Rollout(rollout.reward, rollout.steps, group=rollout.group) for rollout in rollouts]
     assert advantages(plain, credit="per_agent", baseline="grpo") == advantages(plain, baseline="grpo")
 
 
+@_FEW
 @given(_ROLLOUTS)
 def test_gigpo_without_its_state_term_is_grpo(rollouts: list[Rollout]) -> None:
     assert advantages(rollouts, credit="gigpo", state_weight=0.0) == pytest.approx(advantages(rollouts))
