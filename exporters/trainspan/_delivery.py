@@ -26,6 +26,7 @@ EXIT_BUDGET_S: Final = 2.0
 RETRY_AT_EXIT_S: Final = 0.5
 """What an exporter gets at exit when its last attempt had failed."""
 FORK_PATIENCE_S: Final = 1.0
+"""What all forks of a process together wait for exports under way."""
 LATE_REPORT_S: Final = 30.0
 """A process that lives on tells the loss after this time, instead of at its end."""
 
@@ -50,6 +51,7 @@ class _Losses:
         self.exporting = threading.Lock()
         """Held while an exporter is at work."""
         self.held = False
+        self.fork_patience_s = FORK_PATIENCE_S
         self.lost: Counter[str] = Counter()
         self.endpoint = ""
         self.first_failure_s: float | None = None
@@ -63,7 +65,9 @@ _losses = _Losses()
 
 def before_fork() -> None:
     """Waits a moment for an export under way: gRPC does not survive a fork in the middle of a call."""
-    _losses.held = _losses.exporting.acquire(timeout=FORK_PATIENCE_S)
+    began_s = time.monotonic()
+    _losses.held = _losses.exporting.acquire(timeout=_losses.fork_patience_s)
+    _losses.fork_patience_s = max(0.0, _losses.fork_patience_s - (time.monotonic() - began_s))
 
 
 def after_fork_in_parent() -> None:

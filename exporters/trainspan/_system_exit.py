@@ -126,8 +126,8 @@ class _FirstImport:
 
 
 def only_raises(path: Path) -> bool:
-    """Whether a program names `SystemExit`, and does nothing else with it than to raise it."""
-    source = path.read_bytes()
+    """Whether a program names `SystemExit`, and does nothing else with it than to raise it; False without its source."""
+    source = path.read_bytes() if path.is_file() else b""
     if b"SystemExit" not in source:
         return False
     tree = ast.parse(source)
