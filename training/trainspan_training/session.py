@@ -66,8 +66,11 @@ def train(job: Job, on_ready: Callable[[], None], on_result: Callable[[Result], 
     previous = signal.signal(signal.SIGTERM, _stop)
     try:
         team = Team.join()
-        with _held(job.checkpoints, team) as book:
-            _Session(job, team, book, rule, on_ready, on_result).run()
+        try:
+            with _held(job.checkpoints, team) as book:
+                _Session(job, team, book, rule, on_ready, on_result).run()
+        finally:
+            team.leave()
     except _Stopped:
         log.info("stopped by SIGTERM")
     finally:

@@ -49,6 +49,14 @@ class Team:
             PartialState(cpu=not torch.cuda.is_available(), timeout=_TIMEOUT)
         return cls(int(os.environ.get("RANK", "0")), size)
 
+    def leave(self) -> None:
+        """Ends the connection to the others: a process that exits with it open may be aborted by its threads."""
+        if self.size > 1:
+            import torch.distributed as dist
+
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
     @property
     def leads(self) -> bool:
         return self.rank == 0
