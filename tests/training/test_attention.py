@@ -47,8 +47,9 @@ def test_the_block_mask_of_flex_attention_sees_what_the_dense_mask_sees(model: A
     assert torch.equal(blocks.to_dense()[0, 0].bool(), needed), "no block is computed in vain, none is left out"
 
 
+@pytest.mark.slow
 def test_flex_attention_gives_the_scores_of_padded_rows(model_dir: Any, model: Any) -> None:
-    """Forward only: PyTorch has no backward pass of flex attention on a CPU."""
+    """Compiled, and forward only: PyTorch has no backward pass of flex attention on a CPU."""
     from trainspan_training import attention
     from trainspan_training.model import load_model
 

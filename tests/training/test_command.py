@@ -30,7 +30,7 @@ def trainspan_train(home: Path, *arguments: str) -> subprocess.CompletedProcess[
         cwd=home,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 
