@@ -93,10 +93,10 @@ def watch_exporters() -> None:
 def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
     def watch(module: ModuleType) -> None:
         def export(wrapped: Callable[..., Any], exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if _out_of_time(exporter):
-                _note(exporter, what, args, delivered=False)
-                return _FAILURES[what]
             with _losses.exporting:
+                if _out_of_time(exporter):
+                    _note(exporter, what, args, delivered=False)
+                    return _FAILURES[what]
                 result = wrapped(*args, **kwargs)
             _note(exporter, what, args, delivered=getattr(result, "name", "SUCCESS") == "SUCCESS")
             return result
