@@ -44,7 +44,8 @@ def test_each_round_made_a_policy_that_then_answered(demo: DemoRun) -> None:
     assert [record["policy_version"] for record in records(demo, "eval")] == [0, 0, 3, 3]
     for record in rounds:
         assert record["dataset"]["calls_kept"] > 100
-        assert record["train"]["tokens"]["forwarded"] > record["train"]["tokens"]["trained"] > 0
+        # Rollouts that begin alike share their tokens, so fewer may be forwarded than are trained.
+        assert min(record["train"]["tokens"][kind] for kind in ("forwarded", "trained")) > 100
 
 
 def test_the_report_shows_the_curves_and_loads_nothing(demo: DemoRun) -> None:

@@ -89,7 +89,10 @@ def test_the_runners_settings_and_signal_headers_stay_out_of_an_agents_environme
     assert agent_environment(given, "u", "c")["OTEL_EXPORTER_OTLP_TRACES_HEADERS"] == "authorization=Bearer%20runner"
 
 
-def test_in_the_store_a_cheating_agent_has_the_verdicts_reward(tmp_path: Path, policy: OpenAIServer) -> None:
+def test_in_the_store_a_cheating_agent_has_the_verdicts_reward(
+    tmp_path: Path, policy: OpenAIServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     store = tmp_path / "spans.duckdb"
     tokens = tmp_path / "tokens.toml"
     roles = ("agent", "serving", "runner", "reader")
@@ -98,7 +101,18 @@ def test_in_the_store_a_cheating_agent_has_the_verdicts_reward(tmp_path: Path, p
     write(tmp_path, CHEAT)
     (tmp_path / "verdicts.py").write_text("def judge(task, result):\n    return 0.25\n")
     path = write_tasks(tmp_path, {"id": "a", "input": "x", "answer": "y"})
-    command = [*TRAINSPAN, "collector", "--store", str(store), "--grpc", "127.0.0.1:0", "--flight", "127.0.0.1:0"]
+    command = [
+        *TRAINSPAN,
+        "collector",
+        "--store",
+        str(store),
+        "--grpc",
+        "127.0.0.1:0",
+        "--http",
+        "off",
+        "--flight",
+        "127.0.0.1:0",
+    ]
     collector = subprocess.Popen(
         [*command, "--token-file", str(tokens)], env=environment({}), stderr=subprocess.DEVNULL
     )
