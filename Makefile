@@ -14,7 +14,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo          run the whole loop on a small agent until it is better (about 7 minutes on 2 cores)"
+	@echo "make demo          run the whole loop on a small agent until it is better (about 8 minutes on 2 cores)"
 	@echo "make test          run the tests, the end-to-end one with a real vLLM server included"
 	@echo "make demo-control  the demo with random rewards: success must stay within .10"
 	@echo "make check         ruff, mypy, pyright;  make test-slow: the long tests;  make bench: measurements"
