@@ -81,6 +81,7 @@ def draw_training(records: Sequence[Record], metrics: Mapping[int, Record], path
     stale = {number: line["version"] - 1 - line["policy_versions"][0] for number, line in _with_versions(metrics)}
     staleness.plot(list(stale), list(stale.values()), ".-", color=PURPLE, label="oldest call")
     staleness.set_ylabel("staleness (versions)")
+    staleness.set_ylim(0, max(1, *stale.values()) * 1.1 if stale else 1)
     _lines(gradient, metrics, {"grad_norm": (BLUE, "gradient norm")})
     gradient.set_ylabel("gradient norm")
     numbers = [record["round"] for record in rounds]
