@@ -1,5 +1,6 @@
 """OTLP over plain HTTP connections, so that every header and byte is the test's own."""
 
+import contextlib
 import gzip
 import http.client
 import socket
@@ -70,7 +71,8 @@ def raw(address: StoreAddress, data: bytes, timeout_s: float = 10) -> bytes:
     host, _, port = str(address.http).rpartition(":")
     with socket.create_connection((host, int(port)), timeout_s) as connection:
         connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # the server may have closed it already
+            connection.shutdown(socket.SHUT_WR)
         parts = []
         while part := connection.recv(65536):
             parts.append(part)
