@@ -3,6 +3,26 @@ import sys
 
 import pytest
 
+from trainspan_cli import main
+
+COMMANDS = (
+    "collector",
+    "serve",
+    "rollout",
+    "reward",
+    "dataset",
+    "explain",
+    "diff",
+    "export",
+    "train",
+    "loop",
+    "compare",
+    "sql",
+    "store",
+    "status",
+    "doctor",
+)  # others rely on these names
+
 
 def trainspan(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "trainspan_cli", *arguments]
@@ -10,42 +30,14 @@ def trainspan(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_help_names_every_command() -> None:
+    assert tuple(main.COMMANDS) == COMMANDS
     done = trainspan("--help")
     assert done.returncode == 0
-    for name in (
-        "collector",
-        "serve",
-        "rollout",
-        "dataset",
-        "explain",
-        "diff",
-        "export",
-        "train",
-        "loop",
-        "sql",
-        "status",
-        "doctor",
-    ):
+    for name in COMMANDS:
         assert f"\n  {name} " in done.stdout
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "collector",
-        "serve",
-        "rollout",
-        "dataset",
-        "explain",
-        "diff",
-        "export",
-        "train",
-        "loop",
-        "sql",
-        "status",
-        "doctor",
-    ],
-)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself_with_an_example(name: str) -> None:
     done = trainspan(name, "--help")
     assert done.returncode == 0, done.stderr

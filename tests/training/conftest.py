@@ -1,6 +1,7 @@
 """Tiny models, made once, and trainers around them."""
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,11 @@ from typing import Any
 import pytest
 
 from tests.support.tiny_model import make_tiny_model
+from tests.training.sessions import GENTLE, Run
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.model import import_training, load_model, load_tokenizer
+from trainspan_training.result import Result
+from trainspan_training.session import Job, train
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -43,6 +47,26 @@ def double_model(model: Any) -> Any:
     from tests.training.trainers import double_gpt2
 
     return double_gpt2(model.config.vocab_size)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """State of the test's own."""
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def run(home: None, tmp_path: Path, model_dir: Path) -> Run:
+    """Trains from `model_dir` on tmp_path/dataset into tmp_path/checkpoints; the results."""
+
+    def _run(settings: TrainSettings = GENTLE, *, rounds: int | None = None, **job: Any) -> list[Result]:
+        results: list[Result] = []
+        settings = settings if settings.model else dataclasses.replace(settings, model=str(model_dir))
+        chosen = {"datasets": tmp_path / "dataset", "checkpoints": tmp_path / "checkpoints"} | job
+        train(Job(settings, follow=rounds is not None, rounds=rounds, **chosen), lambda: None, results.append)
+        return results
+
+    return _run
 
 
 @pytest.fixture

@@ -2,60 +2,23 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
 
 from tests.support.dataset_files import LoggedCall, logprobs_of, sample_rollouts, write_dataset
 from tests.training.policy_server import policy_server
+from tests.training.sessions import GENTLE, Run, names, same_weights, weights
 from trainspan_schemas.checkpoint import Canary, CheckpointMeta, read_latest
 from trainspan_schemas.errors import CheckpointError, ConfigError, DatasetError, UsageError
 from trainspan_schemas.settings import TrainSettings
-from trainspan_serving.adapters import read_adapter
 from trainspan_training.model import load_model
-from trainspan_training.result import Result
 from trainspan_training.session import Job, train
 
-GENTLE = TrainSettings(policy_url="none", learning_rate=1e-5)
-
-Run = Callable[..., list[Result]]
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture
-def run(tmp_path: Path, model_dir: Path) -> Run:
-    """Trains from `model_dir` on tmp_path/dataset into tmp_path/checkpoints; the results."""
-
-    def _run(settings: TrainSettings = GENTLE, *, rounds: int | None = None, **job: Any) -> list[Result]:
-        results: list[Result] = []
-        settings = settings if settings.model else dataclasses.replace(settings, model=str(model_dir))
-        chosen = {"datasets": tmp_path / "dataset", "checkpoints": tmp_path / "checkpoints"} | job
-        train(Job(settings, follow=rounds is not None, rounds=rounds, **chosen), lambda: None, results.append)
-        return results
-
-    return _run
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def names(file: Any) -> list[str]:
-    return list(file.keys())
-
-
-def same_weights(one: Path, other: Path) -> bool:
-    first, second = weights(one), weights(other)
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def test_a_round_writes_a_whole_checkpoint_with_its_lineage(
@@ -361,123 +324,3 @@ def test_what_is_missing_is_said_in_one_line(run: Run, tmp_path: Path, model_dir
         train(Job(GENTLE, tmp_path, tmp_path / "c", rounds=2), lambda: None, lambda _: None)
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* and no model: give"):
         train(Job(GENTLE, tmp_path, tmp_path / "c"), lambda: None, lambda _: None)
-
-
-def adapter_settings(model_dir: Path, **changes: Any) -> TrainSettings:
-    return dataclasses.replace(GENTLE, model=str(model_dir), adapter="lora", lora_rank=4, learning_rate=1e-3, **changes)
-
-
-def test_an_adapter_is_written_as_peft_reads_it_and_goes_on_over_a_restart(
-    run: Run, tmp_path: Path, model: Any, model_dir: Path
-) -> None:
-    from peft import PeftModel
-
-    for round_ in range(2):
-        write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=6, seed=round_), round_=round_)
-    settings = adapter_settings(model_dir)
-    run(settings, rounds=2, checkpoints=tmp_path / "one")
-    for _ in range(2):
-        run(settings, rounds=1, checkpoints=tmp_path / "two")
-    folder = tmp_path / "one/policy-000002"
-    meta = CheckpointMeta.read(folder)
-    assert (meta.kind, meta.version, meta.parent, meta.base) == ("lora", 2, "policy-000001", str(model_dir))
-    assert meta.weights_sha256 == CheckpointMeta.read(tmp_path / "two/policy-000002").weights_sha256
-    names = {path.name for path in folder.iterdir()}
-    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
-    assert not names & {"config.json", "model.safetensors"}
-    config = json.loads((folder / "adapter_config.json").read_text())
-    assert (config["peft_type"], config["r"], config["base_model_name_or_path"]) == ("LORA", 4, str(model_dir))
-    served = read_adapter(folder)
-    assert (served.rank, served.base, len(served.tensors)) == (4, str(model_dir), 2 * 2 * 7)
-    loaded = PeftModel.from_pretrained(load_model(model_dir), str(folder)).eval()
-    moved = 0.0
-    for prompt in Canary.read(folder).prompts:
-        fresh = logprobs_of(loaded, prompt.prompt_ids, prompt.completion_ids)
-        assert prompt.logprobs_new == pytest.approx(fresh, abs=2e-5)
-        base = logprobs_of(model, prompt.prompt_ids, prompt.completion_ids)
-        moved = max(moved, *(abs(one - other) for one, other in zip(prompt.logprobs_new, base, strict=True)))
-    assert moved > 1e-3
-
-
-def test_an_adapter_goes_back_to_its_parent_and_to_no_change_at_version_0(
-    run: Run, tmp_path: Path, model: Any, model_dir: Path
-) -> None:
-    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=5), round_=0)
-    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=6), round_=1)
-    write_dataset(tmp_path / "other", sample_rollouts(model, rollouts=4, seed=6), round_=1)
-    stale = {"error": "canary is stale", "canary": {"status": "stale"}}
-    with policy_server((409, stale), (200, {"version": 1})) as server:
-        refused, second = run(adapter_settings(model_dir, policy_url=server.url), rounds=2)
-    run(adapter_settings(model_dir), rounds=1, datasets=tmp_path / "other", checkpoints=tmp_path / "undisturbed")
-    assert (refused.version, second.version) == (0, 1)
-    found, undisturbed = (tmp_path / name / "policy-000001" for name in ("checkpoints", "undisturbed"))
-    assert CheckpointMeta.read(found).weights_sha256 == CheckpointMeta.read(undisturbed).weights_sha256
-
-
-def test_checkpoints_of_another_kind_or_shape_are_refused_by_name(
-    run: Run, tmp_path: Path, model: Any, model_dir: Path
-) -> None:
-    for round_ in range(3):
-        write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2, seed=round_), round_=round_)
-    run(adapter_settings(model_dir), rounds=1)
-    with pytest.raises(CheckpointError, match=r"is of kind lora, and train.adapter = 'none' trains full"):
-        run()
-    with pytest.raises(CheckpointError, match=r"policy-000001 has another adapter than train.lora_\* describe"):
-        run(dataclasses.replace(adapter_settings(model_dir), lora_rank=8))
-    with pytest.raises(ConfigError, match=r"lora_targets = 'elsewhere' do not fit the model"):
-        run(adapter_settings(model_dir, lora_targets="elsewhere"), checkpoints=tmp_path / "new")
-
-
-def test_data_of_older_policies_are_weighted_and_counted(run: Run, tmp_path: Path, model: Any) -> None:
-    """Round 1 is of version 0 for a policy of version 1, with log-probabilities e^0.9 off for one call of each rollout."""
-    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=0), round_=0)
-    calls = sample_rollouts(model, rollouts=4, seed=1)
-    far = [
-        dataclasses.replace(call, logprobs=[value - 0.9 for value in call.logprobs]) if call.call_index == 0 else call
-        for call in calls
-    ]
-    write_dataset(tmp_path / "dataset", far, round_=1)
-    fresh, stale = run(dataclasses.replace(GENTLE, reject_ratio=2.0), rounds=2)
-    assert fresh.record is not None
-    assert stale.record is not None
-    assert (fresh.record.old_policy, fresh.record.staleness_max, fresh.record.effective_sample_share) == (
-        "logged",
-        0,
-        1,
-    )
-    assert (stale.record.old_policy, stale.record.staleness_max, stale.record.staleness_mean) == ("recompute", 1, 1)
-    tokens = {index: sum(len(c.completion_ids) for c in calls if c.call_index == index) for index in (0, 1)}
-    assert stale.record.bounded == pytest.approx(tokens[0] / (tokens[0] + tokens[1]))
-    assert stale.record.weight_max == pytest.approx(2.4596, rel=0.02)
-    assert stale.record.rejected_calls == 0.5
-    weights = [2.4596] * tokens[0] + [1.0] * tokens[1]
-    share = sum(weights) ** 2 / sum(w * w for w in weights) / len(weights)
-    assert stale.record.effective_sample_share == pytest.approx(share, rel=0.02)
-    assert {"many_bounded_weights", "many_rejected_calls"} <= set(stale.record.alarms)
-    assert fresh.record.alarms == []
-
-
-def test_calls_beyond_the_staleness_limit_are_left_out_and_counted(run: Run, tmp_path: Path, model: Any) -> None:
-    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=0), round_=0)
-    old = sample_rollouts(model, rollouts=2, turns=1, seed=1, version=0)
-    new = sample_rollouts(model, rollouts=3, turns=1, seed=2, version=1)
-    write_dataset(tmp_path / "dataset", old + new, round_=1)
-    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2, seed=3), round_=2)
-    _, mixed, stale = run(dataclasses.replace(GENTLE, max_staleness=0), rounds=3)
-    assert mixed.record is not None
-    assert (mixed.record.rows, mixed.record.stale_calls, mixed.record.staleness_max) == (3, 2, 0)
-    assert stale.skipped == "all 4 calls are beyond train.max_staleness 0"
-
-
-def test_the_reference_of_the_kl_term_is_the_model_that_the_run_started_from(
-    run: Run, tmp_path: Path, model: Any
-) -> None:
-    """At its first step the policy is that model: the divergence is 0 there, and grows in the next round."""
-    for round_ in range(2):
-        write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=round_), round_=round_)
-    settings = dataclasses.replace(GENTLE, kl_coef=0.1, steps_per_round=1, learning_rate=1e-4)
-    first, second = run(settings, rounds=2)
-    assert first.record is not None
-    assert second.record is not None
-    assert first.record.kl_reference < 1e-9
-    assert second.record.kl_reference > 1e-5

@@ -1,0 +1,28 @@
+"""What tests of whole rounds share: settings that change little, and looks at weights on disk."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.result import Result
+
+GENTLE = TrainSettings(policy_url="none", learning_rate=1e-5)
+
+Run = Callable[..., list[Result]]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def names(file: Any) -> list[str]:
+    return list(file.keys())
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    first, second = weights(one), weights(other)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
