@@ -4,7 +4,6 @@ Usage: python -m tests.training.pair TOKENIZER_DIR LOGGED_JSON OUT_DIR, with RAN
 """
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -35,9 +34,8 @@ def main(tokenizer_dir: Path, logged_json: Path, out: Path) -> None:
         if team.leads:
             tensors = {name: tensor.contiguous() for name, tensor in gradient.items()}
             save_file(tensors, out / f"{index}.safetensors", {"case": json.dumps(asdict(case)), "loss": repr(loss)})
+    del trainer
     team.leave()
-    sys.stderr.flush()
-    os._exit(0)  # trainers still hold the group: its threads would end the interpreter's own exit with SIGABRT at times
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ The leader (rank 0) owns files, ledger, metrics and the policy server; what it f
 its errors too, so that all take the same turn.
 """
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -55,6 +56,7 @@ class Team:
             import torch.distributed as dist
 
             if dist.is_initialized():
+                gc.collect()  # a trainer is a ring of references that holds the connection
                 dist.destroy_process_group()
 
     @property
