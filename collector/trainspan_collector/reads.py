@@ -64,11 +64,12 @@ class Query:
 def named_read(name: str, parameters: Mapping[str, object]) -> Query:
     """The query of a read. Raises UsageError for a name, parameter or column that there is not.
 
-    `without_calls`: of the spans only those that the read `calls` does not give.
+    `without_calls`: of the spans only those that the read `calls` does not give. `without_rollout`: only what belongs to none.
     """
     if name not in READS:
         raise UsageError(f"no read {name!r}; there are {', '.join(READS)}")
-    known = ("run_id", "round", "rollout_ids", "since_seq", "columns", *(["without_calls"] if name == "spans" else []))
+    known = ("run_id", "round", "rollout_ids", "without_rollout", "since_seq", "columns")
+    known = (*known, "without_calls") if name == "spans" else known
     if unknown := [key for key in parameters if key not in known]:
         raise UsageError(f"read {name!r} has no parameter {unknown[0]!r}; there are {', '.join(known)}")
     given = {key: value for key, value in parameters.items() if value is not None}
@@ -83,6 +84,8 @@ def named_read(name: str, parameters: Mapping[str, object]) -> Query:
     if "rollout_ids" in given:
         conditions.append("r.rollout_id IN (SELECT unnest($rollout_ids::VARCHAR[]))")
         bound["rollout_ids"] = _texts(given, "rollout_ids")
+    if "without_rollout" in given and _checked(given, "without_rollout", bool):
+        conditions.append("r.rollout_id IS NULL")
     tables = []
     if "since_seq" in given:
         tables.append(_TOUCHED)

@@ -200,6 +200,14 @@ def test_a_reader_that_goes_on_from_its_watermark_sees_every_row_exactly_once(co
         assert sum(row[0] == trace_id(trace).hex() for row in seen) == n_sent > 0
 
 
+def test_what_belongs_to_no_rollout_can_be_read_alone(collector: CollectorProcess) -> None:
+    export(collector.address, span(2_101, 1, {**TOKENS, keys.ROLLOUT_ID: "someone"}), span(2_102, 1, TOKENS))
+    for name in ("spans", "calls"):
+        found = read(collector.address, name, without_rollout=True)
+        assert trace_id(2_102).hex() in {row["trace_id"] for row in found}
+        assert {row["rollout_id"] for row in found} == {None}
+
+
 def test_since_seq_gives_the_whole_of_each_rollout_and_trace_that_something_touched(
     collector: CollectorProcess,
 ) -> None:

@@ -29,7 +29,7 @@ def test_rows_have_the_columns_of_their_table(collector: CollectorProcess, table
 
 @pytest.mark.parametrize("name", READS)
 def test_each_named_read_gives_the_columns_it_promises(collector: CollectorProcess, name: str) -> None:
-    everything = {"run_id": "r", "round": 1, "rollout_ids": ["a"], "since_seq": 0}
+    everything = {"run_id": "r", "round": 1, "rollout_ids": ["a"], "without_rollout": True, "since_seq": 0}
     for parameters in ({}, everything):
         table = get(collector.address, {"read": name, "parameters": parameters})
         assert tuple(table.schema.names) == READS[name]
