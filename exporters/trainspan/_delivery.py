@@ -1,9 +1,11 @@
 """Bounds what the exporters may cost the agent, and tells the loss once.
 
-The SDK's exporters retry per batch, and log per retry; at exit the batches follow one another. Here each export at exit
-gets what is left of one budget, failures are counted, and a single line names the loss.
+The SDK's exporters retry per batch, and log per retry; at exit the batches follow one another. Here an export gets two
+seconds instead of ten, at exit what is left of one budget; failures are counted, and a single line names the loss.
 """
 
+import os
+import re
 import threading
 import time
 from collections import Counter
@@ -22,6 +24,9 @@ from trainspan._guard import guarded, logger
 
 __all__ = ["after_fork_in_parent", "before_fork", "flush", "forget", "report_loss", "watch_exporters"]
 
+EXPORT_TIMEOUT_S: Final = 2.0
+"""Of one export, where nobody set another. By no variable: Python's SDK reads it as seconds, child processes in other
+languages as milliseconds."""
 EXIT_BUDGET_S: Final = 2.0
 RETRY_AT_EXIT_S: Final = 0.5
 """What an exporter gets at exit when its last attempt had failed."""
@@ -30,6 +35,8 @@ FORK_PATIENCE_S: Final = 1.0
 LATE_REPORT_S: Final = 30.0
 """A process that lives on tells the loss after this time, instead of at its end."""
 
+_SDK_TIMEOUT_S: Final = 10.0
+_TIMEOUT_VARIABLE: Final = re.compile(r"OTEL_EXPORTER_OTLP_(\w+_)?TIMEOUT")
 _EXPORTERS: Final = {
     "opentelemetry.exporter.otlp.proto.grpc.trace_exporter": ("OTLPSpanExporter", "spans"),
     "opentelemetry.exporter.otlp.proto.grpc._log_exporter": ("OTLPLogExporter", "log records"),
@@ -49,7 +56,7 @@ class _Losses:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.exporting = threading.Lock()
-        """Held while an exporter is at work."""
+        """Held while an exporter is at work, to keep forks away; exports themselves wait for one another a moment only."""
         self.held = False
         self.fork_patience_s = FORK_PATIENCE_S
         self.lost: Counter[str] = Counter()
@@ -93,11 +100,15 @@ def watch_exporters() -> None:
 def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
     def watch(module: ModuleType) -> None:
         def export(wrapped: Callable[..., Any], exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            with _losses.exporting:
-                if _out_of_time(exporter):
+            held = _losses.exporting.acquire(timeout=EXPORT_TIMEOUT_S)
+            try:
+                if _has_no_time(exporter):
                     _note(exporter, what, args, delivered=False)
                     return _FAILURES[what]
                 result = wrapped(*args, **kwargs)
+            finally:
+                if held:
+                    _losses.exporting.release()
             _note(exporter, what, args, delivered=getattr(result, "name", "SUCCESS") == "SUCCESS")
             return result
 
@@ -112,15 +123,19 @@ def _is_no_noise(record: LogRecord) -> bool:
 
 
 @guarded
-def _out_of_time(exporter: Any) -> bool:
+def _has_no_time(exporter: Any) -> bool:
+    """Bounds what the next export may take; whether nothing is left."""
+    holder = exporter if hasattr(exporter, "_timeout") else exporter._client  # as for gRPC, as for HTTP
+    if holder._timeout == _SDK_TIMEOUT_S and not any(map(_TIMEOUT_VARIABLE.fullmatch, os.environ)):
+        holder._timeout = EXPORT_TIMEOUT_S
     deadline_s = _losses.exit_deadline_s
     if deadline_s is None:
         return False
     left_s = deadline_s - time.monotonic()
     if _losses.last_failed:
         left_s = min(left_s, RETRY_AT_EXIT_S)
-    if left_s > 0 and hasattr(exporter, "_timeout"):
-        exporter._timeout = min(exporter._timeout, left_s)
+    if left_s > 0:
+        holder._timeout = min(holder._timeout, left_s)
     return left_s <= 0
 
 

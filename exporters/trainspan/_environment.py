@@ -1,16 +1,16 @@
-"""Defaults for programs under `opentelemetry-instrument`; importing this module sets them.
+"""Defaults for programs under `opentelemetry-instrument`; importing this module sets them, so nothing of ours imports it.
 
 The command loads the entry-point group `opentelemetry_environment_variables` before it replaces itself by the program,
-so the SDK sees them. What the user has set stays. Names here must not begin with `OTEL_`: the command would make
-arguments of them.
+so the SDK sees them. What the user has set stays, and all of it reaches child processes: each value here means the same
+to OpenTelemetry in every language. Names here must not begin with `OTEL_`: the command would make arguments of them.
 """
 
 import os
 from typing import Final
 
-__all__ = ["DEFAULTS", "DISABLED", "is_disabled", "set_defaults"]
+from trainspan._switch import is_disabled
 
-DISABLED: Final = "TRAINSPAN_DISABLED"
+__all__ = ["DEFAULTS"]
 
 DEFAULTS: Final = {
     "OTEL_TRACES_EXPORTER": "otlp",
@@ -18,7 +18,6 @@ DEFAULTS: Final = {
     "OTEL_METRICS_EXPORTER": "none",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317",
-    "OTEL_EXPORTER_OTLP_TIMEOUT": "2",  # seconds, also of the attempt at exit
     "OTEL_BSP_SCHEDULE_DELAY": "200",  # ms
     "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "64",
     "OTEL_BLRP_SCHEDULE_DELAY": "200",  # ms
@@ -26,17 +25,6 @@ DEFAULTS: Final = {
     "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "10000",  # the SDK's 128 cut long conversations
 }
 
-
-def is_disabled() -> bool:
-    """Whether the user turned all of trainspan off."""
-    return os.environ.get(DISABLED, "").lower() in ("1", "true", "yes", "on")
-
-
-def set_defaults() -> None:
-    """Sets what is not set."""
-    for name, value in DEFAULTS.items():
-        os.environ.setdefault(name, value)
-
-
 if not is_disabled():
-    set_defaults()
+    for _name, _value in DEFAULTS.items():
+        os.environ.setdefault(_name, _value)

@@ -11,9 +11,9 @@ from opentelemetry import context, trace
 from opentelemetry._logs import SeverityNumber, get_logger
 from opentelemetry.trace import Span
 
-from trainspan._environment import is_disabled
 from trainspan._guard import guarded
 from trainspan._scope import Scope, current_scope
+from trainspan._switch import is_disabled
 from trainspan_schemas import keys
 
 __all__ = ["evaluate", "reward"]

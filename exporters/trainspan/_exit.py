@@ -96,8 +96,6 @@ def _end_abruptly(status: RolloutStatus) -> None:
     thread.join(_PATIENCE_S)
 
 
-@guarded
 def _after_fork() -> None:
-    _system_exit.forget()
-    _delivery.forget()
-    _process.begin_forked()
+    for step in (_delivery.forget, _system_exit.forget, _process.begin_forked):
+        guarded(step)()

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from opentelemetry import trace
 
 from trainspan import _agent, _boundary, _clients, _delivery, _exit, _process, _stamp
-from trainspan._environment import is_disabled, set_defaults
 from trainspan._guard import guarded
+from trainspan._switch import is_disabled
 
 __all__ = ["install"]
 
@@ -26,7 +26,6 @@ def install() -> None:
         return
     _State.installed = True
     steps: tuple[Callable[[], object], ...] = (
-        set_defaults,
         _delivery.watch_exporters,
         _stamp_spans,
         _begin_process,

@@ -16,11 +16,11 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags
 
 from trainspan._clients import wrap_clients
-from trainspan._environment import is_disabled
 from trainspan._evaluation import evaluate
 from trainspan._guard import guarded
 from trainspan._scope import Scope, current_scope
 from trainspan._stamp import stamp_spans_of
+from trainspan._switch import is_disabled
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity, Split, TraceParent
 from trainspan_schemas.status import RolloutStatus

@@ -4,9 +4,7 @@ What was sent is what is read back, typed, hostile names and values, events and 
 """
 
 import json
-import os
 import platform
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.support.collector import CollectorProcess, read, running
+from tests.support.node_sdk import install_node_sender
 from tests.support.rotel import relay_to
 
-NODE = Path(__file__).parent / "node"
 EXPORTERS = ("grpc", "proto", "http")
 TOKEN = "agent-token-0123456789"
 LONG_KEY = "k" * 3_000
@@ -47,10 +45,7 @@ pytestmark = pytest.mark.network
 def sender(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of send.mjs with the SDK installed beside it."""
     folder = tmp_path_factory.mktemp("node")
-    for name in ("package.json", "send.mjs"):
-        shutil.copy(NODE / name, folder / name)
-    command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
-    subprocess.run(command, cwd=folder, check=True, timeout=240, capture_output=True)
+    install_node_sender(folder)
     return folder
 
 
@@ -64,9 +59,7 @@ def _send(sender: Path, exporter: str, grpc: str, http: str, compression: str, t
     """Runs the SDK; the ids that it made."""
     endpoint = f"http://{grpc if exporter == 'grpc' else http}"
     command = ["node", "send.mjs", exporter, endpoint, compression, json.dumps(ATTRIBUTES), token]
-    # The defaults that our hook sets mean seconds to the Python SDK, and milliseconds to this one.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    done = subprocess.run(command, cwd=sender, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=sender, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     ids: dict[str, str] = json.loads(done.stdout)
     return ids

@@ -174,8 +174,9 @@ def test_the_workers_of_a_process_pool_send_their_spans(
     assert sum(span.attributes[keys.ROLLOUT_CALLS] for span in recorder.named("trainspan.process")) == 4
 
 
+@pytest.mark.parametrize("protocol", ["grpc", pytest.param("http/protobuf", marks=pytest.mark.slow)])
 def test_without_a_collector_the_agent_ends_as_it_would_at_most_three_seconds_later_and_says_it_once(
-    tmp_path: Path,
+    tmp_path: Path, protocol: str
 ) -> None:
     source = """
     import sys
@@ -184,6 +185,7 @@ def test_without_a_collector_the_agent_ends_as_it_would_at_most_three_seconds_la
         trace.get_tracer("agent").start_span("work").end()
     import time, trainspan
     trainspan.reward(1.0)
+    time.sleep(0.4)  # an export is under way
     print(time.time())
     sys.exit(5)
     """
@@ -201,7 +203,9 @@ def test_without_a_collector_the_agent_ends_as_it_would_at_most_three_seconds_la
         for endpoint in ("http://127.0.0.1:9", f"http://127.0.0.1:{silent.getsockname()[1]}"):
             tries = []
             while not tries or (tries[-1] > base_s + 3.0 and len(tries) < 3):  # a busy machine is no fault
-                seconds, said = leave({"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint})
+                seconds, said = leave(
+                    {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
+                )
                 tries.append(seconds)
                 (line,) = said.splitlines()
                 assert "event=telemetry_lost lost='1 log records and 301 spans'" in line

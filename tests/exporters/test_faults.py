@@ -21,7 +21,6 @@ STEPS = [
     "_exit._process.begin_forked",
 ]
 PLACES = [
-    "_hook.set_defaults",
     "_hook._stamp_spans",
     "_delivery.getLogger",
     "_delivery.time",
@@ -47,7 +46,9 @@ PLACES = [
     "_scope.Scope.outcome",
     "_exit._process.end",
     "_exit._delivery.before_fork",
+    "_exit._delivery.after_fork_in_parent",
     "_exit._delivery.forget",
+    "_exit._system_exit.forget",
     "_system_exit._FirstImport",
     "_system_exit.only_raises",
 ]

@@ -1,9 +1,11 @@
 """`opentelemetry-instrument python agent.py` with the plain openai SDK: one rollout, whole and told to the policy alone."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from tests.support.node_sdk import install_node_sender
 from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
 from tests.support.programs import run, write
@@ -341,3 +343,29 @@ def test_with_an_explicit_boundary_the_process_is_no_rollout(
     assert ran.code == 0
     assert [span.name for span in recorder.spans] == ["openai.chat"]
     assert "baggage" not in policy.requests[0].headers
+
+
+def test_defaults_reach_children_only_where_they_mean_the_same_in_every_language(tmp_path: Path) -> None:
+    program = write(tmp_path, "import json, os; print(json.dumps(dict(os.environ)))")
+    nowhere = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+    seen = json.loads(run(program, nowhere).stdout)
+    assert seen["OTEL_BSP_SCHEDULE_DELAY"] == "200"
+    assert not [name for name in seen if name.startswith("OTEL_") and "TIMEOUT" in name], (
+        "seconds in Python, milliseconds elsewhere"
+    )
+    own = {"OTEL_EXPORTER_OTLP_TIMEOUT": "7", "OTEL_BSP_SCHEDULE_DELAY": "300"}
+    assert json.loads(run(program, {**nowhere, **own}).stdout).items() >= own.items()
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_traced_node_program_that_an_agent_starts_sends_its_spans(tmp_path: Path, recorder: OtlpRecorder) -> None:
+    install_node_sender(tmp_path)
+    source = f"""
+    import subprocess
+    subprocess.run(["node", "send.mjs", "grpc", "{recorder.endpoint}", "none", "{{}}"], check=True)
+    """
+    ran = run(write(tmp_path, source), {"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint})
+    assert (ran.code, ran.stderr) == (0, "")
+    assert len([span for span in recorder.spans if span.service == "node-agent"]) == 2
+    assert recorder.one("trainspan.rollout").attributes[keys.ROLLOUT_STATUS] == "ok"
