@@ -1,5 +1,6 @@
 """What happens to an OTLP request whatever it came over: parsed, checked, redacted, kept in the journal, counted."""
 
+import contextlib
 import logging
 
 from trainspan_collector.access import Role
@@ -65,6 +66,15 @@ class Exports:
 
     def _take(self, signal: OtlpSignal, body: bytes, role: Role | None) -> tuple[Outcome, int]:
         """What became of it, and the number of items taken."""
+        intake = self._intake
+        with intake.reserved(len(body)) if intake is not None else contextlib.nullcontext():
+            outcome, n_items, stored = self._read(signal, body)
+            if stored is not None:
+                _keep(intake, Signal.TRACES if signal is TRACES else Signal.LOGS, stored, untrusted=role is Role.AGENT)
+        return outcome, n_items
+
+    def _read(self, signal: OtlpSignal, body: bytes) -> tuple[Outcome, int, bytes | None]:
+        """What is to become of it, its items, and the bytes to store; the parsed message does not wait for the disk."""
         request = signal.parse(body)
         if signal is TRACES:
             rejection = rejected_spans(request)
@@ -73,18 +83,18 @@ class Exports:
         elif signal is LOGS:
             n_items, outcome = sum(1 for _ in log_records(request)), Outcome()
         else:
-            return Outcome(), 1
-        if n_items:
-            redacted = self._redaction.apply(request, body)
-            self._metrics.redacted(redacted.n_secrets, redacted.n_blocked)
-            self._keep(Signal.TRACES if signal is TRACES else Signal.LOGS, redacted.body, role)
-        return outcome, n_items
+            return Outcome(), 1, None
+        if not n_items:
+            return outcome, 0, None
+        redacted = self._redaction.apply(request, body)
+        self._metrics.redacted(redacted.n_secrets, redacted.n_blocked)
+        return outcome, n_items, redacted.body
 
-    def _keep(self, signal: Signal, body: bytes, role: Role | None) -> None:
-        intake = self._intake
-        if intake is None:
-            raise OverloadError("the store is being opened", _WRITE_RETRY_S, Refusal.NOT_READY)
-        try:
-            intake.keep(signal, body, untrusted=role is Role.AGENT)
-        except StoreError as error:
-            raise OverloadError(str(error), _WRITE_RETRY_S, Refusal.WRITE_FAILED) from error
+
+def _keep(intake: Intake | None, signal: Signal, body: bytes, *, untrusted: bool) -> None:
+    if intake is None:
+        raise OverloadError("the store is being opened", _WRITE_RETRY_S, Refusal.NOT_READY)
+    try:
+        intake.keep(signal, body, untrusted=untrusted)
+    except StoreError as error:
+        raise OverloadError(str(error), _WRITE_RETRY_S, Refusal.WRITE_FAILED) from error

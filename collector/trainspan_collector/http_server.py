@@ -1,19 +1,25 @@
-"""The HTTP listener: an ASGI server (uvicorn) in a thread of its own."""
+"""The HTTP listener: an ASGI server (uvicorn) in a thread of its own.
+
+What uvicorn leaves open is bounded here: how many connections there are, and how long one takes to send a request's headers.
+"""
 
 import asyncio
 import logging
 import socket
 import threading
+from typing import Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trainspan_collector.listeners import Tls
 from trainspan_collector.web import Web
 
 __all__ = ["HttpServer"]
 
-_BACKLOG = 1024
-_MAX_CONNECTIONS = 1000
+_BACKLOG: Final = 1024
+_MAX_CONNECTIONS: Final = 1000
+_HEADERS_S: Final = 20.0
 
 
 class HttpServer:
@@ -26,14 +32,13 @@ class HttpServer:
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             web,
-            http="h11",  # it bounds headers, which httptools does not
+            http=_Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=_MAX_CONNECTIONS,
             ssl_certfile=tls.certificate_file if tls else None,
             ssl_keyfile=tls.key_file if tls else None,
         )
@@ -55,6 +60,44 @@ class HttpServer:
 
     def _run(self) -> None:
         asyncio.run(self._server.serve(sockets=[self._socket]))
+
+
+class _Connection(H11Protocol):  # h11 bounds the size of headers, which httptools does not
+    """One client's connection. Closed at once where there are too many, and later where no request begins in time."""
+
+    _unbegun: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > _MAX_CONNECTIONS:
+            transport.abort()
+        else:
+            self._await_request()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self._is_answering():
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._is_answering():  # else the next request was there already
+            self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await_request(self) -> None:
+        self._stop_waiting()
+        self._unbegun = self.loop.call_later(_HEADERS_S, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._unbegun is not None:
+            self._unbegun.cancel()
 
 
 def _listen(host: str, port: int) -> socket.socket:

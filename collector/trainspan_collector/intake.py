@@ -26,7 +26,7 @@ class OverloadError(Exception):
 
 
 class Intake:
-    """Takes a request's bytes to disk. Thread-safe."""
+    """Takes a request's bytes to disk: `keep`, within `reserved`. Thread-safe."""
 
     def __init__(
         self, journal: Journal, folder: Path, *, max_inflight_bytes: int, min_free_disk_bytes: int, wait_s: float
@@ -50,27 +50,20 @@ class Intake:
         """As of the last look."""
         return self._free_disk_bytes
 
-    def keep(self, signal: Signal, body: bytes, *, untrusted: bool = False) -> None:
-        """Returns once `body` is on disk. Raises OverloadError for want of room, StoreError where writing fails."""
-        deadline = time.monotonic() + self._wait_s
-        self._wait_for_disk(deadline)
-        with self.reserved(len(body), deadline):
-            self._journal.append(signal, body, time.time_ns(), untrusted=untrusted)
-
     @contextlib.contextmanager
-    def reserved(self, n_bytes: int, deadline: float) -> Iterator[None]:
-        """A part of the byte budget; a request larger than the whole budget goes alone."""
+    def reserved(self, n_bytes: int) -> Iterator[None]:
+        """A part of the byte budget for the time of the block; a request larger than the whole budget goes alone.
+
+        Raises OverloadError where there is none in time.
+        """
         with self._room:
-            if not self._room.wait_for(lambda: self._fits(n_bytes), max(0.0, deadline - time.monotonic())):
+            if not self._room.wait_for(lambda: self._fits(n_bytes), self._wait_s):
                 raise OverloadError(
-                    f"{self._inflight_bytes} bytes are waiting for the disk, the limit is {self._max_inflight_bytes}",
+                    f"{self._inflight_bytes} bytes of requests are in memory, the limit is {self._max_inflight_bytes}",
                     self._wait_s,
                     Refusal.MEMORY,
                 )
             self._inflight_bytes += n_bytes
-            self._free_disk_bytes = max(
-                0, self._free_disk_bytes - n_bytes
-            )  # until the next look: a fast sender takes much in between
         try:
             yield
         finally:
@@ -78,10 +71,18 @@ class Intake:
                 self._inflight_bytes -= n_bytes
                 self._room.notify_all()
 
+    def keep(self, signal: Signal, body: bytes, *, untrusted: bool = False) -> None:
+        """Returns once `body` is on disk. Raises OverloadError for want of disk, StoreError where writing fails."""
+        self._wait_for_disk()
+        with self._room:  # until the next look: a fast sender takes much in between
+            self._free_disk_bytes = max(0, self._free_disk_bytes - len(body))
+        self._journal.append(signal, body, time.time_ns(), untrusted=untrusted)
+
     def _fits(self, n_bytes: int) -> bool:
         return self._inflight_bytes == 0 or self._inflight_bytes + n_bytes <= self._max_inflight_bytes
 
-    def _wait_for_disk(self, deadline: float) -> None:
+    def _wait_for_disk(self) -> None:
+        deadline = time.monotonic() + self._wait_s
         while not self.disk_has_room():
             if time.monotonic() >= deadline:
                 raise OverloadError(

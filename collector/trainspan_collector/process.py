@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import resource
 import secrets
 import signal
 import threading
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 
 _REOPEN_S = 0.5
 _READERS_CHECK_S = 0.5
+_MOST_FILES = 8192
 
 
 def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *, for_readers: bool = False) -> None:
@@ -66,6 +68,7 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
     http = None if settings.http == "off" else Address.parse("--http", settings.http, allow_remote=remote)
     flight = Address.parse("--flight", settings.flight, allow_remote=remote)
     os.umask(0o077)
+    _allow_many_connections()
     give_back_freed_memory()
     collect_rarely()
     memory_bytes = settings.duckdb_memory_bytes
@@ -94,6 +97,14 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
                 memory_bytes = _more_memory(memory_bytes, failure)
             log.error("opening the store again duckdb_memory_bytes=%d reason=%r", memory_bytes, first_line(failure))
             time.sleep(_REOPEN_S)
+
+
+def _allow_many_connections() -> None:
+    """As many open files as the listeners may have connections: with the usual 1,024 the journal could lack one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _more_memory(memory_bytes: int, failure: ReopenError) -> int:

@@ -68,8 +68,8 @@ def named_read(name: str, parameters: Mapping[str, object]) -> Query:
     """
     if name not in READS:
         raise UsageError(f"no read {name!r}; there are {', '.join(READS)}")
-    known = ("run_id", "round", "rollout_ids", "without_rollout", "since_seq", "columns")
-    known = (*known, "without_calls") if name == "spans" else known
+    of_spans = ("without_calls",) if name == "spans" else ()
+    known = ("run_id", "round", "rollout_ids", "without_rollout", "since_seq", "columns", *of_spans)
     if unknown := [key for key in parameters if key not in known]:
         raise UsageError(f"read {name!r} has no parameter {unknown[0]!r}; there are {', '.join(known)}")
     given = {key: value for key, value in parameters.items() if value is not None}

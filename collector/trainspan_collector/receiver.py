@@ -1,11 +1,15 @@
 """The OTLP/gRPC receiver: Export of traces, logs and metrics, answered once the bytes are on disk; and grpc.health.v1.
 
 Handlers take raw bytes and parse them here: stock generated stubs answer INTERNAL for a body that they cannot decode,
-which tells an exporter to give up for the wrong reason. Spec: https://opentelemetry.io/docs/specs/otlp/#otlpgrpc.
+which tells an exporter to give up for the wrong reason. They take a stream of which they read one message, so that a token
+is checked before a message is read, and that a message which does not come whole is seen here.
+Spec: https://opentelemetry.io/docs/specs/otlp/#otlpgrpc.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 from typing import Any, NoReturn
@@ -20,17 +24,23 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 from grpc_health.v1.health import HealthServicer
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from trainspan_collector.access import Access, DeniedError, Right, Role, bearer_of
+from trainspan_collector.access import Access, DeniedError, Right, bearer_of
 from trainspan_collector.exports import Exports
 from trainspan_collector.intake import OverloadError
 from trainspan_collector.listeners import Tls
 from trainspan_collector.metrics import Metrics, Refusal
+from trainspan_collector.patience import Patience
 from trainspan_collector.signals import SIGNALS, OtlpSignal
 from trainspan_schemas.errors import InvalidRecordError
 
 __all__ = ["Receiver"]
 
 _WORKERS = 64  # each waiting acknowledgement holds one
+_MAX_CONNECTIONS = 1000
+_MESSAGE_S = 60.0
+_END_S = 0.2
+_GIVES_UP_S = 1.0
+"""A call that ends so near to its sender's deadline was ended by the sender; gRPC refuses a large message as it begins."""
 _TRANSPORT = "grpc"
 
 
@@ -50,18 +60,20 @@ class Receiver:
         self._exports = exports
         self._access = access
         self._metrics = metrics
+        self._patience = Patience(_MESSAGE_S)
         self._server = grpc.server(
             ThreadPoolExecutor(_WORKERS, thread_name_prefix="otlp"),
-            interceptors=[_HealthGuard(access, metrics)],
+            interceptors=[_TokenGuard(access, metrics)],
             options=[
                 ("grpc.max_receive_message_length", max_request_bytes),  # of both forms, compressed and not
                 ("grpc.so_reuseport", 0),
+                ("grpc.max_allowed_incoming_connections", _MAX_CONNECTIONS),
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),
             ],
         )
         for signal in SIGNALS:
-            export = grpc.unary_unary_rpc_method_handler(functools.partial(self._export, signal))
+            export = grpc.stream_unary_rpc_method_handler(functools.partial(self._export, signal))
             handler = grpc.method_handlers_generic_handler(signal.service, {"Export": export})
             self._server.add_generic_rpc_handlers((handler,))
         self._health = HealthServicer()
@@ -85,9 +97,12 @@ class Receiver:
     def stop(self, grace_s: float) -> None:
         """Refuses new requests and lets those under way finish within `grace_s`."""
         self._server.stop(grace_s).wait()
+        self._patience.close()
 
-    def _export(self, signal: OtlpSignal, body: bytes, context: grpc.ServicerContext) -> bytes:
-        role = _authorized(self._access, self._metrics, Right.WRITE, context)
+    def _export(self, signal: OtlpSignal, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        # Whom _TokenGuard has let in.
+        role = self._access.authorize(Right.WRITE, bearer_of(context.invocation_metadata()))
+        body = self._read(messages, context)
         try:
             outcome = self._exports.take(signal, body, role, _TRANSPORT)
         except InvalidRecordError as error:
@@ -97,35 +112,53 @@ class Receiver:
         answer: bytes = signal.answer(outcome).SerializeToString()
         return answer
 
+    def _read(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        """The request's one message."""
+        body = None
+        with self._patience.with_(context) as wait, contextlib.suppress(grpc.RpcError):
+            body = next(messages, None)
+        if body is None:
+            self._end_without_message(context, was_slow=wait.is_over)
+        return body
 
-class _HealthGuard(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Asks for a token where the health service's own handlers do not."""
+    def _end_without_message(self, context: grpc.ServicerContext, *, was_slow: bool) -> NoReturn:
+        """Where a message was too large, gRPC has answered already: here that is counted."""
+        if not _has_ended(context):
+            self._metrics.refused(_TRANSPORT, Refusal.INVALID)
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "the request has no message")
+        remaining_s = context.time_remaining()
+        if was_slow:
+            self._metrics.refused(_TRANSPORT, Refusal.TOO_SLOW)
+        elif remaining_s is None or remaining_s > _GIVES_UP_S:
+            self._metrics.refused(_TRANSPORT, Refusal.TOO_LARGE)
+        _abort(context, grpc.StatusCode.CANCELLED, "the message did not come")
+
+
+class _TokenGuard(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Asks every call for a token whose role may make it, before any message is read."""
 
     def __init__(self, access: Access, metrics: Metrics) -> None:
         self._access = access
         self._metrics = metrics
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
-        handler = continuation(handler_call_details)
-        if self._access.is_open or not handler_call_details.method.startswith(f"/{HEALTH_SERVICE}/"):
-            return handler
+        of_health = handler_call_details.method.startswith(f"/{HEALTH_SERVICE}/")
         try:
-            self._access.authorize(Right.HEALTH, bearer_of(handler_call_details.invocation_metadata))
-        except DeniedError:
-            return grpc.unary_unary_rpc_method_handler(
-                lambda _, context: _authorized(self._access, self._metrics, Right.HEALTH, context)
+            self._access.authorize(
+                Right.HEALTH if of_health else Right.WRITE, bearer_of(handler_call_details.invocation_metadata)
             )
-        return handler
+        except DeniedError as error:
+            self._metrics.refused(_TRANSPORT, Refusal.FORBIDDEN if error.is_known else Refusal.UNAUTHENTICATED)
+            code = grpc.StatusCode.PERMISSION_DENIED if error.is_known else grpc.StatusCode.UNAUTHENTICATED
+            message = str(error)
+            return grpc.stream_unary_rpc_method_handler(lambda _, context: _abort(context, code, message))
+        return continuation(handler_call_details)
 
 
-def _authorized(access: Access, metrics: Metrics, right: Right, context: grpc.ServicerContext) -> Role | None:
-    """The sender's role; ends the call where it may not."""
-    try:
-        return access.authorize(right, bearer_of(context.invocation_metadata()))
-    except DeniedError as error:
-        metrics.refused(_TRANSPORT, Refusal.FORBIDDEN if error.is_known else Refusal.UNAUTHENTICATED)
-        code = grpc.StatusCode.PERMISSION_DENIED if error.is_known else grpc.StatusCode.UNAUTHENTICATED
-        _abort(context, code, str(error))
+def _has_ended(context: grpc.ServicerContext) -> bool:
+    """Whether the call is over, or is so in a moment."""
+    ended = threading.Event()
+    return not context.add_callback(ended.set) or ended.wait(_END_S)
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> NoReturn:

@@ -5,6 +5,7 @@ import os
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,26 @@ def test_each_role_may_do_its_part_on_every_listener(
     else:
         with pytest.raises(failure[read]):
             _flight(guarded, "SELECT 1 AS one", token)
+
+
+def test_a_token_is_asked_for_before_a_body_is_read(guarded: CollectorProcess) -> None:
+    never = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        never.wait(20)
+        yield b""
+
+    with grpc.insecure_channel(str(guarded.address.grpc), [("grpc.max_send_message_length", -1)]) as channel:
+        for call in (
+            lambda: channel.stream_unary(TRACES)(nothing(), timeout=10),
+            lambda: channel.unary_unary(TRACES)(bytes(65 * 2**20), timeout=10),  # not: too large
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                call()
+            assert caught.value.code() == WHO
+    never.set()
+    stated = {"Content-Length": "1000"}
+    assert request(guarded.address, "/v1/traces", None, headers=stated, timeout_s=10).status == 401
 
 
 def test_a_refusal_never_repeats_the_token(guarded: CollectorProcess) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from tests.support.collector import (
     trace_id,
     trace_request,
 )
+from tests.support.http import request
 
 MIB = 1024 * 1024
 
@@ -180,17 +182,33 @@ def test_a_request_of_64_mib_is_stored_and_one_byte_more_is_refused_for_good(col
     assert len(largest) == 64 * MIB
     assert send(collector.address, TRACES, largest) == b""
     assert len(_stored(collector, 103)) == 1
+    before = _refused_as_too_large(collector)
     error = _refusal(collector, TRACES, largest + b"\x00")
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert not [key for key, _ in error.trailing_metadata() if "retry" in key]
+    _assert_counted_as_too_large(collector, before + 1)
 
 
 def test_a_decompression_bomb_is_cut_before_it_fills_memory(collector: CollectorProcess) -> None:
-    before = _peak_mib(collector)
+    before, n_before = _peak_mib(collector), _refused_as_too_large(collector)
     error = _refusal(collector, TRACES, bytes(300 * MIB), compression=grpc.Compression.Gzip)  # 0.3 MiB on the wire
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert not [key for key, _ in error.trailing_metadata() if "retry" in key]
     assert _peak_mib(collector) - before < 200
+    _assert_counted_as_too_large(collector, n_before + 1)
+
+
+def _refused_as_too_large(collector: CollectorProcess) -> float:
+    page = request(collector.address, "/metrics", method="GET", content_type=None).body.decode()
+    found = re.search(r'refused_requests_total{reason="too_large",transport="grpc"} (\S+)', page)
+    return float(found[1]) if found else 0.0
+
+
+def _assert_counted_as_too_large(collector: CollectorProcess, expected: float) -> None:
+    deadline = time.monotonic() + 10  # gRPC answers by itself; the count follows
+    while _refused_as_too_large(collector) != expected:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def _peak_mib(collector: CollectorProcess) -> float:

@@ -1,0 +1,178 @@
+"""Senders that connect and do not go on: each costs a bounded time, all of them a bounded number of connections."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.support.collector import TRACES, send, span, trace_request
+from tests.support.http import PROTOBUF, request
+from trainspan_collector import http_server, receiver, web
+from trainspan_collector.access import Access
+from trainspan_collector.fronts import Fronts, Guard
+from trainspan_collector.intake import Intake
+from trainspan_collector.journal import Journal
+from trainspan_collector.listeners import Address
+from trainspan_collector.metrics import Metrics, StoreState
+from trainspan_schemas.settings import CollectorSettings
+from trainspan_schemas.store import StoreAddress
+
+BODY = trace_request(span(1, 1)).SerializeToString()
+HEAD = f"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nContent-Length: {len(BODY)}\r\n".encode()
+LIMIT_S = 0.6
+MOST = 8
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreAddress]:
+    """The listeners with less patience and fewer connections than they have in earnest."""
+    monkeypatch.setattr(http_server, "_HEADERS_S", LIMIT_S)
+    monkeypatch.setattr(web, "_BODY_S", LIMIT_S)
+    monkeypatch.setattr(receiver, "_MESSAGE_S", LIMIT_S)
+    monkeypatch.setattr(http_server, "_MAX_CONNECTIONS", MOST)
+    monkeypatch.setattr(receiver, "_MAX_CONNECTIONS", MOST)
+    journal = Journal(tmp_path)
+    intake = Intake(journal, tmp_path, max_inflight_bytes=2**20, min_free_disk_bytes=0, wait_s=0.1)
+    ports = [Address.parse(option, "127.0.0.1:0", allow_remote=False) for option in ("--grpc", "--http")]
+    fronts = Fronts(CollectorSettings(), ports[0], ports[1], Guard(Access(), None), Metrics())
+    try:
+        fronts.bind()
+        fronts.open_to(intake, lambda: StoreState(True, 0, 0, 0.0, 0, 0, 0.0, 0, 0, 0))
+        yield StoreAddress(0, "", fronts.grpc_address, fronts.http_address, "")
+    finally:
+        fronts.close()
+        journal.close()
+
+
+def _connect(address: StoreAddress) -> socket.socket:
+    host, _, port = str(address.http).rpartition(":")
+    return socket.create_connection((host, int(port)), 20)
+
+
+def _drip(connection: socket.socket, data: bytes, pause_s: float) -> bytes:
+    """Sends byte by byte until the other side has enough; all that it said."""
+    heard = b""
+    connection.settimeout(pause_s)
+    with contextlib.suppress(ConnectionError):
+        for byte in data:
+            connection.sendall(bytes([byte]))
+            with contextlib.suppress(TimeoutError):
+                part = connection.recv(65536)
+                heard += part
+                if not part:
+                    break
+    return heard
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/tra", HEAD])
+def test_headers_that_do_not_end_end_the_connection(address: StoreAddress, sent: bytes) -> None:
+    with _connect(address) as connection:
+        began = time.monotonic()
+        connection.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1000) == b""
+        assert LIMIT_S * 0.9 <= time.monotonic() - began < 10
+    assert request(address, "/v1/traces", BODY).status == 200
+
+
+def test_headers_that_drip_get_no_more_time_than_others(address: StoreAddress) -> None:
+    with _connect(address) as connection:
+        began = time.monotonic()
+        assert _drip(connection, HEAD * 10, 0.1) == b""
+        assert time.monotonic() - began < 10  # all of it would take three minutes
+
+
+def test_a_body_that_drips_is_answered_408_and_what_comes_after_it_ends_with_the_connection(
+    address: StoreAddress,
+) -> None:
+    with _connect(address) as connection:
+        connection.sendall(HEAD + b"\r\n")
+        began = time.monotonic()
+        heard = _drip(connection, BODY[:-1] * 10, 0.1)
+        assert heard.startswith(b"HTTP/1.1 408 ")
+        assert time.monotonic() - began < 10
+    page = request(address, "/metrics", method="GET").body.decode()
+    assert 'refused_requests_total{reason="too_slow",transport="http"} 1.0' in page
+
+
+def test_a_connection_that_sends_one_request_after_the_other_lives_on(address: StoreAddress) -> None:
+    with _connect(address) as connection:
+        for _ in range(5):
+            connection.sendall(HEAD + b"\r\n" + BODY)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+            time.sleep(LIMIT_S / 2)
+        connection.sendall(2 * (HEAD + b"\r\n" + BODY))  # the second is there before the first is answered
+        heard = b""
+        while heard.count(b"HTTP/1.1 200 ") < 2:
+            heard += connection.recv(65536)
+
+
+def test_one_connection_too_many_is_closed_and_has_room_once_another_is(address: StoreAddress) -> None:
+    with contextlib.ExitStack() as silent:
+        for _ in range(MOST):
+            silent.enter_context(_connect(address))
+        with pytest.raises(OSError):  # noqa: PT011  # reset, or closed before an answer
+            request(address, "/v1/traces", BODY)
+    deadline = time.monotonic() + 10
+    while True:
+        with contextlib.suppress(OSError):
+            assert request(address, "/v1/traces", BODY).status == 200
+            break
+        assert time.monotonic() < deadline
+
+
+def test_a_grpc_message_that_does_not_come_ends_the_call(address: StoreAddress) -> None:
+    go_on = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        go_on.wait(20)
+        yield b""
+
+    with grpc.insecure_channel(str(address.grpc)) as opened:
+        began = time.monotonic()
+        with pytest.raises(grpc.RpcError) as caught:
+            opened.stream_unary(TRACES)(nothing(), timeout=20)
+        assert caught.value.code() == grpc.StatusCode.CANCELLED
+        assert LIMIT_S * 0.9 <= time.monotonic() - began < 10
+        go_on.set()
+        assert opened.unary_unary(TRACES)(BODY, timeout=10) == b""
+    page = request(address, "/metrics", method="GET").body.decode()
+    assert 'refused_requests_total{reason="too_slow",transport="grpc"} 1.0' in page
+
+
+def test_a_grpc_sender_that_gives_up_is_not_counted_as_refused_and_none_without_a_message_is_taken(
+    address: StoreAddress,
+) -> None:
+    go_on = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        go_on.wait(20)
+        yield from ()
+
+    with grpc.insecure_channel(str(address.grpc)) as opened:
+        with pytest.raises(grpc.RpcError) as caught:
+            opened.stream_unary(TRACES)(nothing(), timeout=LIMIT_S / 4)
+        assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        go_on.set()
+        with pytest.raises(grpc.RpcError) as caught:
+            opened.stream_unary(TRACES)(iter(()), timeout=20)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    page = request(address, "/metrics", method="GET").body.decode()
+    assert page.count("refused_requests_total{") == 1
+    assert 'refused_requests_total{reason="invalid",transport="grpc"} 1.0' in page
+
+
+def test_grpc_connections_beyond_the_most_are_told_to_come_back(address: StoreAddress) -> None:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with contextlib.ExitStack() as opened:
+        for _ in range(MOST):
+            channel = opened.enter_context(grpc.insecure_channel(str(address.grpc), options))
+            assert channel.unary_unary(TRACES)(b"", timeout=10) == b""
+        with pytest.raises(grpc.RpcError) as caught:
+            send(address, TRACES, BODY)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
