@@ -63,7 +63,8 @@ class CollectorClient:
         except grpc.RpcError as error:
             code = error.code()
             reason = f"{code.name} {error.details()}"
-            if code in _FINAL_CODES:
+            too_large = code is grpc.StatusCode.RESOURCE_EXHAUSTED and not _asks_for_another_try(error)
+            if code in _FINAL_CODES or too_large:
                 return Delivery(True, spans, f"the collector refused them: {reason}")
             return Delivery(False, reason=reason)
         rejected = min(answer.partial_success.rejected_spans, spans)
@@ -71,6 +72,15 @@ class CollectorClient:
 
     def close(self) -> None:
         self._channel.close()
+
+
+def _asks_for_another_try(error: grpc.RpcError) -> bool:
+    """Whether the answer has a RetryInfo: without one, exhausted resources mean a request that is too large."""
+    trailers: Any = error.trailing_metadata() or ()
+    return any(
+        key == "google.rpc.retryinfo-bin" or (key == "grpc-status-details-bin" and b"google.rpc.RetryInfo" in value)
+        for key, value in trailers
+    )
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, bool]:

@@ -178,7 +178,7 @@ def test_what_the_collector_refuses_for_good_is_dropped_and_what_it_cannot_take_
     tmp_path: Path,
 ) -> None:
     with otlp_sink() as (sink, url):
-        sink.refusals = [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED]
+        sink.refusals = [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE]
         exporter = exporter_to(url, tmp_path)
         exporter.add(span(0))
         _wait_for(lambda: exporter.counts().dropped == 1)
@@ -186,6 +186,27 @@ def test_what_the_collector_refuses_for_good_is_dropped_and_what_it_cannot_take_
         assert sink.wait(1)[0].attributes["number"] == 1
         exporter.close(5.0)
     assert exporter.counts() == Counts(2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("trailers", "dropped"),
+    [
+        ((), 1),
+        ((("google.rpc.retryinfo-bin", b""),), 0),
+        ((("grpc-status-details-bin", b"\x1a\x2atype.googleapis.com/google.rpc.RetryInfo"),), 0),
+        ((("grpc-status-details-bin", b"\x1a\x2ctype.googleapis.com/google.rpc.QuotaFailure"),), 1),
+    ],
+)
+def test_a_request_that_is_too_large_is_dropped_by_name_unless_the_answer_asks_for_another_try(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, trailers: tuple[tuple[str, bytes], ...], dropped: int
+) -> None:
+    with otlp_sink() as (sink, url):
+        sink.refusals, sink.trailers = [grpc.StatusCode.RESOURCE_EXHAUSTED], trailers
+        exporter = exporter_to(url, tmp_path)
+        exporter.add(span(0))
+        _wait_for(lambda: exporter.counts() == Counts(1, 1 - dropped, dropped))
+        exporter.close(5.0)
+    assert ("RESOURCE_EXHAUSTED" in caplog.text) or not dropped
 
 
 def test_a_span_that_cannot_be_encoded_takes_no_other_with_it(tmp_path: Path) -> None:

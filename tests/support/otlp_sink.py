@@ -32,15 +32,17 @@ class ReceivedSpan:
 
 
 class OtlpSink(trace_service_pb2_grpc.TraceServiceServicer):
-    """Records spans, in order of arrival; `refusals` are answered first, one per request."""
+    """Records spans, in order of arrival; `refusals` are answered first, one per request, each with `trailers`."""
 
     def __init__(self) -> None:
         self.refusals: list[grpc.StatusCode] = []
+        self.trailers: tuple[tuple[str, bytes], ...] = ()
         self._spans: list[ReceivedSpan] = []
         self._arrived = threading.Condition()
 
     def Export(self, request: Any, context: Any) -> Any:
         if self.refusals:
+            context.set_trailing_metadata(self.trailers)
             context.abort(self.refusals.pop(0), "refused")
         received = [
             _received(span)
