@@ -1,4 +1,3 @@
-import json
 import os
 import shutil
 import time
@@ -6,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainspan_cli.loop.run_folder import RunFolder, newest_unfinished, task_lines
-from trainspan_schemas.errors import TaskFileError
+from trainspan_cli.loop.run_folder import RunFolder, newest_unfinished
 
 
 @pytest.fixture(autouse=True)
@@ -67,23 +65,3 @@ def test_the_best_checkpoint_outlives_pruning_and_replaces_the_earlier_one() -> 
     kept = folder.read("run.json")["best"]
     assert Path(kept["checkpoint"], "model.safetensors").read_text() == "policy-000002"
     assert (kept["round"], kept["successes"], kept["n"]) == (1, 3.0, 4)
-
-
-def test_tasks_are_drawn_by_seed_without_repetition() -> None:
-    folder = RunFolder.create({})
-    lines = [json.dumps({"id": str(number)}) for number in range(50)]
-    first = folder.draw_tasks("round-0001", lines, 10, "0-1").read_text()
-    assert folder.draw_tasks("round-0001", lines, 10, "0-1").read_text() == first
-    assert folder.draw_tasks("round-0002", lines, 10, "0-2").read_text() != first
-    assert len(set(first.splitlines())) == 10
-    assert len(folder.draw_tasks("all", lines, 99, "0").read_text().splitlines()) == 50
-
-
-def test_task_lines_are_split_and_a_malformed_line_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_text('{"id": "a"}\n\n{"id": "b", "split": "val"}\n')
-    assert task_lines(path, "train") == ['{"id": "a"}']
-    assert task_lines(path, "val") == ['{"id": "b", "split": "val"}']
-    path.write_text('{"id": "a"}\n{"id": \n')
-    with pytest.raises(TaskFileError, match=r"tasks.jsonl:2: not a JSON object"):
-        task_lines(path, "train")

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainspan_cli.reading import rows
+from trainspan_rollouts.tasks import count_tasks
 from trainspan_schemas.dataset import MANIFEST, round_dir_name
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.settings import Settings
 
 from .integrity import dataset_checks, training_checks
 from .pass_at import pass_at
-from .run_folder import RunFolder, task_lines
+from .run_folder import RunFolder
 from .screen import Screen
 from .services import Services
 from .stages import Stages
 from .stopping import best_validation, stop_reason
+from .task_pool import TaskPool
 
 __all__ = ["Loop", "settings_record"]
 
@@ -33,14 +35,14 @@ class Loop:
         self._screen = screen
         self._services = Services(settings, config, folder, screen)
         self._stages = Stages(settings, self._services, folder, screen)
-        self._tasks = {split: self._task_lines(split) for split in ("train", "val")}
-        if not self._tasks["train"]:
-            raise ConfigError(f"{settings.rollouts.tasks} has no task of split train")
-
-    def _task_lines(self, split: str) -> list[str]:
-        if not self._settings.rollouts.tasks or not self._settings.loop.target:
+        if not settings.rollouts.tasks or not settings.loop.target:
             raise ConfigError("the loop needs [rollouts] tasks and [loop] target in trainspan.toml")
-        return task_lines(Path(self._settings.rollouts.tasks), split)
+        tasks = Path(settings.rollouts.tasks)
+        count_tasks(tasks)  # all of it is checked
+        self._train, self._val = TaskPool(tasks, "train"), TaskPool(tasks, "val")
+        self._probe = TaskPool(Path(settings.loop.probe_tasks), "val") if settings.loop.probe_tasks else None
+        if not self._train:
+            raise ConfigError(f"{settings.rollouts.tasks} has no task of split train")
 
     def run(self) -> dict[str, Any]:
         """Runs or goes on; returns the result record. Raises ProcessError, ConfigError, TaskFileError."""
@@ -67,20 +69,20 @@ class Loop:
     def _evaluate(self, round_: int, count: int, *, probe: bool = False) -> None:
         """Validation after `round_`, and the hard probe with it; skipped where it is on record."""
         loop = self._settings.loop
-        named: list[tuple[EvalName, list[str]]] = [("validation", self._tasks["val"])]
-        if probe and loop.probe_tasks:
-            named.append(("probe", task_lines(Path(loop.probe_tasks), "val")))
+        named: list[tuple[EvalName, TaskPool]] = [("validation", self._val)]
+        if probe and self._probe:
+            named.append(("probe", self._probe))
         on_record = {
             (record["name"], record["round"], record["tasks"])
             for record in self._folder.records()
             if record["kind"] == "eval"
         }
-        for name, lines in named:
-            drawn = min(count, len(lines))
+        for name, pool in named:
+            drawn = min(count, len(pool))
             if not drawn or (name, round_, drawn) in on_record:
                 continue
             self._screen.stage("validation" if name == "validation" else "hard probe")
-            tasks = self._folder.draw_tasks(f"{name}-{round_:04d}-{drawn}", lines, count, f"{loop.seed}-{name}-{count}")
+            tasks = self._folder.draw_tasks(f"{name}-{round_:04d}-{drawn}", pool, count, f"{loop.seed}-{name}-{count}")
             began_ns = time.time_ns()
             collected = self._stages.collect(tasks, round_, "val", loop.eval_n)
             served = self._services.policy.policy()
@@ -136,7 +138,7 @@ class Loop:
         if not manifest_path.exists():
             self._screen.stage("rollouts")
             tasks = self._folder.draw_tasks(
-                f"round-{round_:04d}", self._tasks["train"], loop.tasks_per_round, f"{loop.seed}-{round_}"
+                f"round-{round_:04d}", self._train, loop.tasks_per_round, f"{loop.seed}-{round_}"
             )
             collected = self._stages.collect(tasks, round_, "train", self._settings.rollouts.n)
             checks += collected.checks

@@ -2,20 +2,20 @@
 
 import json
 import os
-import random
 import shutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.errors import TaskFileError
 from trainspan_schemas.home import runs_dir
 
-__all__ = ["RunFolder", "newest_unfinished", "task_lines"]
+from .task_pool import TaskPool
+
+__all__ = ["RunFolder", "newest_unfinished"]
 
 LEDGER_REST_S = 20.0
 """A trainer that lives writes a round's metrics well within this after the ledger's last line of that round."""
@@ -122,12 +122,11 @@ class RunFolder:
     def finish(self, status: str, **more: Any) -> None:
         self.write("run.json", {**self.read("run.json"), "status": status, **more})
 
-    def draw_tasks(self, name: str, tasks: Sequence[str], count: int, seed: str) -> Path:
-        """A task file with `count` of the task lines (all, if fewer), drawn by `seed`; the same on every call."""
+    def draw_tasks(self, name: str, tasks: TaskPool, count: int, seed: str) -> Path:
+        """A task file with `count` of the tasks (all, if fewer), drawn by `seed`; the same on every call."""
         path = self.path / "tasks" / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
-        drawn = random.Random(seed).sample(list(tasks), min(count, len(tasks)))
-        path.write_text("".join(line + "\n" for line in drawn))
+        path.write_text("".join(line + "\n" for line in tasks.draw(count, seed)))
         return path
 
 
@@ -150,25 +149,3 @@ def newest_unfinished(settings: Mapping[str, Any]) -> RunFolder | None:
     run = folder.read("run.json")
     same = json.loads(json.dumps(settings, default=str)) == run.get("settings")
     return folder if run.get("status") == "running" and same else None
-
-
-def task_lines(path: Path, split: str) -> list[str]:
-    """Lines of a JSONL task file that belong to `split` (train where a task does not say)."""
-    if path.suffix not in (".jsonl", ".ndjson"):
-        raise TaskFileError(f"{path}: the loop draws from JSONL task files; convert it first")
-    lines = []
-    try:
-        text = path.read_text()
-    except FileNotFoundError as error:
-        raise TaskFileError(f"no task file {path}") from error
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            task = json.loads(line)
-            wanted = task.get("split", "train") == split
-        except (json.JSONDecodeError, AttributeError) as error:
-            raise TaskFileError(f"{path}:{number}: not a JSON object") from error
-        if wanted:
-            lines.append(line)
-    return lines
