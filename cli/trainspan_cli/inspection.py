@@ -74,7 +74,7 @@ def _newest_run() -> dict[str, Any] | None:
     last = folder.path / ("rounds.jsonl" if records else "run.json")
     return {
         "run_id": folder.run_id,
-        "status": run["status"],
+        "status": "interrupted" if run["status"] == "running" and not folder.is_held() else run["status"],
         "ended": run.get("ended"),
         "round": rounds[-1]["round"] if rounds else 0,
         "rounds": run["settings"]["loop"]["rounds"],

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainspan_cli.loop.run_folder import RunFolder, newest_unfinished
+from trainspan_schemas.errors import ProcessError
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +66,13 @@ def test_the_best_checkpoint_outlives_pruning_and_replaces_the_earlier_one() -> 
     kept = folder.read("run.json")["best"]
     assert Path(kept["checkpoint"], "model.safetensors").read_text() == "policy-000002"
     assert (kept["round"], kept["successes"], kept["n"]) == (1, 3.0, 4)
+
+
+def test_one_process_at_a_time_drives_a_run() -> None:
+    folder = RunFolder.create({})
+    assert not folder.is_held()
+    with folder.held():
+        assert folder.is_held()
+        with pytest.raises(ProcessError, match=f"run {folder.run_id} goes on in another"), folder.held():
+            pytest.fail("two hold it")
+    assert not folder.is_held()

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from trainspan_cli.loop.run_folder import RunFolder
-from trainspan_cli.loop.task_pool import TaskPool
-from trainspan_schemas.errors import TaskFileError
+from trainspan_cli.loop.task_pool import LoopTasks, TaskPool
+from trainspan_schemas.config import load_settings
+from trainspan_schemas.errors import ConfigError, TaskFileError
 
 
 @pytest.fixture
@@ -59,3 +60,15 @@ def test_a_malformed_line_and_a_file_that_shrank_are_told(tasks: Path) -> None:
     tasks.write_text('{"id": "a", "input": 1}\n{"id": \n')
     with pytest.raises(TaskFileError, match=r"tasks.jsonl:2: not JSON"):
         TaskPool(tasks, "train")
+
+
+def test_settings_without_tasks_to_train_on_are_refused(tasks: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"needs \[rollouts\] tasks and \[loop\] target"):
+        LoopTasks.open(load_settings(None, {}))
+    environ = {"TRAINSPAN_ROLLOUTS__TASKS": str(tasks), "TRAINSPAN_LOOP__TARGET": "agent:solve"}
+    found = LoopTasks.open(load_settings(None, environ))
+    assert (len(found.train), len(found.val), found.probe) == (50, 5, None)
+    only_val = tmp_path / "val.jsonl"
+    only_val.write_text('{"id": "a", "input": 1, "split": "val"}\n')
+    with pytest.raises(ConfigError, match="has no task of split train"):
+        LoopTasks.open(load_settings(None, {**environ, "TRAINSPAN_ROLLOUTS__TASKS": str(only_val)}))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainspan_cli.loop.run_folder import RunFolder
+    from trainspan_cli.loop.task_pool import LoopTasks
     from trainspan_schemas.settings import Settings
 
 
@@ -31,20 +32,22 @@ def loop(
 
     from trainspan_cli.loop.run_folder import RunFolder, newest_unfinished
     from trainspan_cli.loop.series import SeedSeries
+    from trainspan_cli.loop.task_pool import LoopTasks
     from trainspan_schemas.config import override
 
     if seeds < 1:
         raise UsageError(f"--seeds {seeds}: at least 1")
     chosen = settings(config)
     chosen = dataclasses.replace(chosen, loop=override(chosen.loop, rounds=rounds))
+    tasks = LoopTasks.open(chosen)
     if seeds == 1:
         values = dataclasses.asdict(chosen)
         folder = (newest_unfinished(values) if resume else None) or RunFolder.create(values)
-        return _show(_run(chosen, config, folder, format), format)
+        return _show(_run(chosen, tasks, config, folder, format), format)
     series = SeedSeries.open(chosen, seeds, resume=resume)
     integrity = True
     for seeded, folder in series.unfinished():
-        summary = _run(seeded, config, folder, format)
+        summary = _run(seeded, tasks, config, folder, format)
         integrity = integrity and summary["integrity"]
         _show(summary, format)
     series.finish()
@@ -54,7 +57,9 @@ def loop(
     return 0 if integrity else 1
 
 
-def _run(settings: "Settings", config: "Path | None", folder: "RunFolder", format: str) -> dict[str, Any]:
+def _run(
+    settings: "Settings", tasks: "LoopTasks", config: "Path | None", folder: "RunFolder", format: str
+) -> dict[str, Any]:
     from rich.console import Console
 
     from trainspan_cli.loop.integrity import all_hold
@@ -64,8 +69,8 @@ def _run(settings: "Settings", config: "Path | None", folder: "RunFolder", forma
 
     console = Console(stderr=format == "json")
     try:
-        with Screen(console, f"trainspan run {folder.run_id}") as screen:
-            result = Loop(settings, config, folder, screen).run()
+        with folder.held(), Screen(console, f"trainspan run {folder.run_id}") as screen:
+            result = Loop(settings, tasks, config, folder, screen).run()
     except KeyboardInterrupt:
         done = sum(record["kind"] == "round" for record in folder.records())
         print(

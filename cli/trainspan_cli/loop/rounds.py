@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainspan_cli.reading import rows
-from trainspan_rollouts.tasks import count_tasks
 from trainspan_schemas.dataset import MANIFEST, round_dir_name
-from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.settings import Settings
 
 from .integrity import dataset_checks, training_checks
@@ -19,7 +17,7 @@ from .screen import Screen
 from .services import Services
 from .stages import Stages
 from .stopping import best_validation, stop_reason
-from .task_pool import TaskPool
+from .task_pool import LoopTasks, TaskPool
 
 __all__ = ["Loop", "settings_record"]
 
@@ -29,20 +27,15 @@ EvalName = Literal["validation", "probe"]
 class Loop:
     """One run. `config` is handed to every child command; `folder` keeps what is needed to go on after a kill."""
 
-    def __init__(self, settings: Settings, config: Path | None, folder: RunFolder, screen: Screen) -> None:
+    def __init__(
+        self, settings: Settings, tasks: LoopTasks, config: Path | None, folder: RunFolder, screen: Screen
+    ) -> None:
         self._settings = settings
         self._folder = folder
         self._screen = screen
         self._services = Services(settings, config, folder, screen)
         self._stages = Stages(settings, self._services, folder, screen)
-        if not settings.rollouts.tasks or not settings.loop.target:
-            raise ConfigError("the loop needs [rollouts] tasks and [loop] target in trainspan.toml")
-        tasks = Path(settings.rollouts.tasks)
-        count_tasks(tasks)  # all of it is checked
-        self._train, self._val = TaskPool(tasks, "train"), TaskPool(tasks, "val")
-        self._probe = TaskPool(Path(settings.loop.probe_tasks), "val") if settings.loop.probe_tasks else None
-        if not self._train:
-            raise ConfigError(f"{settings.rollouts.tasks} has no task of split train")
+        self._tasks = tasks
 
     def run(self) -> dict[str, Any]:
         """Runs or goes on; returns the result record. Raises ProcessError, ConfigError, TaskFileError."""
@@ -69,9 +62,9 @@ class Loop:
     def _evaluate(self, round_: int, count: int, *, probe: bool = False) -> None:
         """Validation after `round_`, and the hard probe with it; skipped where it is on record."""
         loop = self._settings.loop
-        named: list[tuple[EvalName, TaskPool]] = [("validation", self._val)]
-        if probe and self._probe:
-            named.append(("probe", self._probe))
+        named: list[tuple[EvalName, TaskPool]] = [("validation", self._tasks.val)]
+        if probe and self._tasks.probe:
+            named.append(("probe", self._tasks.probe))
         on_record = {
             (record["name"], record["round"], record["tasks"])
             for record in self._folder.records()
@@ -138,7 +131,7 @@ class Loop:
         if not manifest_path.exists():
             self._screen.stage("rollouts")
             tasks = self._folder.draw_tasks(
-                f"round-{round_:04d}", self._train, loop.tasks_per_round, f"{loop.seed}-{round_}"
+                f"round-{round_:04d}", self._tasks.train, loop.tasks_per_round, f"{loop.seed}-{round_}"
             )
             collected = self._stages.collect(tasks, round_, "train", self._settings.rollouts.n)
             checks += collected.checks

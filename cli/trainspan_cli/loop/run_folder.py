@@ -1,16 +1,19 @@
 """`$TRAINSPAN_HOME/runs/<run>/`: what the loop knows of one run, on disk, so that it goes on after any kill."""
 
+import fcntl
 import json
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from trainspan_schemas.errors import ProcessError
 from trainspan_schemas.home import runs_dir
 
 from .task_pool import TaskPool
@@ -51,6 +54,27 @@ class RunFolder:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While this process drives the run. Raises ProcessError where another one does."""
+        with (self.path / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ProcessError(f"run {self.run_id} goes on in another `trainspan loop`") from error
+            yield
+
+    def is_held(self) -> bool:
+        """Whether a living process drives the run."""
+        try:
+            with (self.path / "lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
         """Replaces a JSON file atomically."""

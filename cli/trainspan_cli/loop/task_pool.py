@@ -1,18 +1,20 @@
-"""The tasks that a run draws from: one split of a task file of any kind that `trainspan rollout` reads."""
+"""The tasks that a run draws from, in task files of any kind that `trainspan rollout` reads."""
 
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
-from trainspan_rollouts.tasks import Task, read_tasks
-from trainspan_schemas.errors import TaskFileError
+from trainspan_rollouts.tasks import Task, count_tasks, read_tasks
+from trainspan_schemas.errors import ConfigError, TaskFileError
 from trainspan_schemas.identity import Split
+from trainspan_schemas.settings import Settings
 
-__all__ = ["TaskPool"]
+__all__ = ["LoopTasks", "TaskPool"]
 
 
 class TaskPool:
-    """The tasks of `split`, counted once; a task without a split is for training. Memory does not grow with the file.
+    """The tasks of `split` of one file, counted once; a task without a split is for training. Memory does not grow with the file.
 
     Raises TaskFileError, with the line's (or row's) number, at the first that is no task.
     """
@@ -36,6 +38,28 @@ class TaskPool:
 
     def _is_mine(self, task: Task) -> bool:
         return (task.split or "train") == self._split
+
+
+@dataclass(frozen=True, slots=True)
+class LoopTasks:
+    """What a loop's settings name: tasks to train on, to validate on, and of the hard probe."""
+
+    train: TaskPool
+    val: TaskPool
+    probe: TaskPool | None
+
+    @classmethod
+    def open(cls, settings: Settings) -> "LoopTasks":
+        """Checks every task of the files. Raises ConfigError, TaskFileError."""
+        loop, named = settings.loop, settings.rollouts.tasks
+        if not named or not loop.target:
+            raise ConfigError("the loop needs [rollouts] tasks and [loop] target in trainspan.toml")
+        path = Path(named)
+        count_tasks(path)
+        train = TaskPool(path, "train")
+        if not train:
+            raise ConfigError(f"{named} has no task of split train")
+        return cls(train, TaskPool(path, "val"), TaskPool(Path(loop.probe_tasks), "val") if loop.probe_tasks else None)
 
 
 def _line(task: Task) -> str:
