@@ -21,12 +21,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceS
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from trainspan_processing.draft import draft_dataset
+from trainspan_processing.assembly import assemble
 from trainspan_processing.ledger import read_ledger
 from trainspan_processing.lineage import Tokens, trace_lineage
 from trainspan_processing.rows import RowCounts, make_rows
 from trainspan_processing.source import Selection, Source
-from trainspan_processing.survey import Clock, survey_when_settled
+from trainspan_processing.survey import Clock
 from trainspan_schemas import keys
 from trainspan_schemas.settings import DatasetSettings
 from trainspan_schemas.store import running_collector
@@ -49,7 +49,7 @@ class _Recorded(Source):
     def read(
         self, name: str, selection: Selection, columns: Sequence[str], *, store: int | None = None, **more: object
     ) -> Iterator[pl.DataFrame]:
-        key = (name, selection.run_id, tuple(selection.rollout_ids or ()), tuple(columns), store)
+        key = (name, tuple(selection.rollout_ids or ()), selection.without_rollout, tuple(columns), store)
         if key not in self._kept:
             self._kept[key] = list(self._behind.read(name, selection, columns, store=store, **more))
         yield from self._kept[key]
@@ -190,10 +190,10 @@ def _measure_frames(store: Path, out: Path) -> dict[str, Any]:
 
 
 def _frames(source: Source, clock: Clock, out: Path) -> int:
-    selection, ledger = Selection("bench"), read_ledger(out)
-    survey = survey_when_settled(source, selection, ledger, clock, settle_s=60.0, wait_s=0.0)
-    draft = draft_dataset(source, survey, DatasetSettings(), ledger)
-    return sum(frame.height for frame in make_rows(source, draft.sound, draft.limits, RowCounts(), selection))
+    with tempfile.TemporaryDirectory() as folder:
+        assembly = assemble(source, Selection("bench"), DatasetSettings(), read_ledger(out), clock, Path(folder))
+        made = make_rows(source, assembly.chunks(), assembly.limits, RowCounts(), assembly.selection)
+        return sum(rows.height for rows, _ in made)
 
 
 def _fill(store: Path, rollouts: int) -> None:

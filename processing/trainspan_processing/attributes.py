@@ -1,18 +1,18 @@
 """Typed values out of the store's attribute JSON, as Polars expressions.
 
-The store writes attributes as one JSON object whose keys are attribute keys; nested objects hold only "bytes" and "kvlist",
+The store writes attributes as one JSON object without spaces whose keys are attribute keys; nested objects hold only "bytes" and "kvlist",
 and quotes inside a string are escaped, so `,"key":` with plain quotes occurs at the top level alone. A regular
 expression per key then costs 0.3 µs a row, a parse of the whole text 3 to 14 µs. A value of another type is absent.
 """
 
 import json
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
-__all__ = ["boolean", "has_key", "number", "text", "with_common", "with_where"]
+__all__ = ["boolean", "contains_any", "has_key", "number", "text", "with_common", "with_where"]
 
 _TEXT = r'"((?:[^"\\]|\\.)*)"'
 _SEPARATOR = "\x1f"  # JSON text holds no control character
@@ -38,7 +38,12 @@ def boolean(key: str, column: str = "attributes") -> pl.Expr:
 
 def has_key(key_prefix: str, column: str = "attributes") -> pl.Expr:
     """Whether a key starts with `key_prefix`."""
-    return pl.col(column).str.contains(f'[{{,]\\s*"{re.escape(key_prefix)}[^"\\\\]*"\\s*:').fill_null(False)
+    return pl.col(column).str.contains(f'[{{,]"{re.escape(key_prefix)}[^"\\\\]*":').fill_null(False)
+
+
+def contains_any(literals: Sequence[str], column: str = "attributes") -> pl.Expr:
+    """Whether any of `literals` occurs; as one pattern that is a third of the cost of Polars' own."""
+    return pl.col(column).str.contains("|".join(re.escape(literal) for literal in literals)).fill_null(False)
 
 
 def with_where(batch: pl.DataFrame, where: pl.Expr, expressions: Mapping[str, pl.Expr]) -> pl.DataFrame:
@@ -61,7 +66,7 @@ def with_common(
     For keys whose values repeat from row to row: one expression takes them all out, and each combination is parsed once.
     """
     alternatives = "|".join(re.escape(key) for key in names.values())
-    pairs = pl.col("attributes").str.extract_all(f'[{{,]\\s*"(?:{alternatives})"\\s*:\\s*(?:{_TEXT}|[^,}}\\]\\[{{]+)')
+    pairs = pl.col("attributes").str.extract_all(f'[{{,]"(?:{alternatives})":(?:{_TEXT}|[^,}}\\]\\[{{]+)')
     said = batch.select(pairs.list.join(_SEPARATOR).alias("said"))["said"]
     kinds: dict[str, Any] = {
         name: pl.Float64 if name in numbers else pl.Boolean if name in booleans else pl.String for name in names
@@ -94,7 +99,7 @@ def _typed(value: Any, kind: Any) -> Any:
 
 
 def _prefix(key: str) -> str:
-    return f'[{{,]\\s*"{re.escape(key)}"\\s*:\\s*'
+    return f'[{{,]"{re.escape(key)}":'
 
 
 def _decoded(literals: pl.Series) -> pl.Series:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,16 +14,16 @@ from trainspan_schemas.dataset import MANIFEST, round_dir_name
 from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.settings import DatasetSettings
 
-from .draft import draft_dataset
-from .frames import SPAN_KEY
+from .assembly import Assembly, assemble
+from .fates import NO_ROLLOUT, fates_of
 from .ledger import Ledger, next_round, read_ledger, write_ledger
 from .manifest import make_manifest
-from .outcome import check_outcome, ledger_lines, lines_to_write, take_accounts
+from .outcome import check_outcome, late_calls, ledger_lines, lines_to_write, take_accounts
 from .quality.page import QUALITY_PAGE, quality_page
-from .rows import OUTCOMES, RowCounts, make_rows
+from .rows import RowCounts, make_rows
 from .source import Selection, Source
-from .survey import Clock, late_calls, survey_when_settled, unused
-from .write import DatasetWriter, publish, scratch_folder, write_manifest
+from .survey import Clock
+from .write import DatasetWriter, FileEntry, publish, scratch_folder, write_manifest
 
 __all__ = ["BuiltDataset", "Request", "build_dataset"]
 
@@ -78,32 +79,23 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
     settings, is_round = request.settings, request.round is not None
     ledger = request.earlier or read_ledger(request.out)
     with Source(request.stores, request.allow_behind) as source, scratch_folder(target) as scratch:
-        selection, used = unused(source, Selection(request.run_id, request.round, request.rollout_ids), ledger)
-        survey = survey_when_settled(
-            source, selection, ledger, clock, settle_s=settings.settle_s, wait_s=settings.wait_s
-        )
-        draft = draft_dataset(source, survey, settings, ledger)
-        counts, writer = RowCounts(), DatasetWriter(scratch)
-        for frame in make_rows(source, draft.sound, draft.limits, counts, selection, survey.answers):
-            writer.append(frame)
-        files = writer.finish()
-        outcomes = _outcomes(draft.calls, counts)
-        parts = draft.parts if draft.plan.needs_history else draft.parts.clear()
-        unowned = _named_by_trace(draft.others.filter(pl.col("rollout_id").is_null()))
-        known = pl.concat([outcomes, unowned])
-        lines = ledger_lines(
-            known, draft.rewarded.rollouts, parts, ledger, recount=is_round or request.earlier is not None
-        )
-        late = late_calls(used, ledger)
-        others = _named_by_trace(draft.others)
-        accounts = take_accounts(pl.concat([outcomes, others]), lines, late)
-        check_outcome(accounts, settings, _where(request), draft.rewarded.function_error, may_be_empty=is_round)
+        selection = Selection(request.run_id, request.round, request.rollout_ids)
+        with tempfile.TemporaryDirectory(dir=scratch) as calls:
+            assembly = assemble(source, selection, settings, ledger, clock, Path(calls))
+            files, counts, fates = _write_rows(source, assembly, scratch)
+        shares = assembly.shares if assembly.plan.needs_history else assembly.shares.clear()
+        unowned = assembly.others.filter(pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
+        recount = is_round or request.earlier is not None
+        lines = ledger_lines(pl.concat([fates, unowned]), assembly.rollouts, shares, ledger, recount=recount)
+        late = late_calls(assembly.used, ledger)
+        accounts = take_accounts(pl.concat([fates, assembly.others]), lines, late)
+        check_outcome(accounts, settings, _where(request), assembly.function_error, may_be_empty=is_round)
         write_ledger(scratch, lines_to_write(lines, late, ledger))
         manifest = make_manifest(
             number=int(target.name.partition("=")[2]),
             accounts=accounts,
             counts=counts,
-            draft=draft,
+            assembly=assembly,
             files=files,
             folder=scratch,
             settings=_settings_record(request),
@@ -119,21 +111,13 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
     return _opened(target, was_there=False)
 
 
-def _outcomes(judged: pl.DataFrame, counts: RowCounts) -> pl.DataFrame:
-    """rollout_id, attempt and the final `reason` (NULL: kept) of every call; one of no rollout counts under its trace."""
-    made = pl.concat([pl.DataFrame(schema=OUTCOMES), *counts.outcomes]).rename({"reason": "token_reason"})
-    return _named_by_trace(
-        judged.join(made, on=SPAN_KEY, how="left", maintain_order="left").with_columns(
-            pl.coalesce("reason", "token_reason").alias("reason")
-        )
-    )
-
-
-def _named_by_trace(calls: pl.DataFrame) -> pl.DataFrame:
-    """rollout_id, attempt and reason; a call of no rollout goes by its trace."""
-    return calls.select(
-        pl.coalesce("rollout_id", pl.format("trace:{}", "trace_id")), pl.col("attempt").fill_null(0), "reason"
-    )
+def _write_rows(source: Source, assembly: Assembly, folder: Path) -> tuple[list[FileEntry], RowCounts, pl.DataFrame]:
+    """The files of rows, what was counted in them, and FATES of all calls with tokens."""
+    counts, writer, fates = RowCounts(), DatasetWriter(folder), [assembly.fates]
+    for rows, judged in make_rows(source, assembly.chunks(), assembly.limits, counts, assembly.selection):
+        writer.append(rows)
+        fates.append(fates_of(judged))
+    return writer.finish(), counts, pl.concat(fates)
 
 
 def _where(request: Request) -> str:

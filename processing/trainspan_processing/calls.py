@@ -7,7 +7,7 @@ import polars as pl
 
 from trainspan_schemas import keys
 
-from .attributes import text, with_common, with_where
+from .attributes import contains_any, text, with_common, with_where
 from .frames import CALLS, ROLLOUT_KEY, SPAN_KEY, compact, empty
 
 __all__ = ["CALL_COLUMNS", "narrow_calls", "ordered_calls", "redacts_what_is_needed", "with_defaults"]
@@ -70,7 +70,7 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
         pl.lit("engine").alias("tokens_source"),
     )
     batch = with_common(batch, _COMMON, numbers=_NUMBERS, booleans=_BOOLEANS)
-    return with_where(batch, pl.col("attributes").str.contains_any(_RARE_KEYS), _RARE)
+    return with_where(batch, contains_any(_RARE_KEYS), _RARE)
 
 
 def with_defaults(calls: pl.DataFrame) -> pl.DataFrame:

@@ -1,7 +1,11 @@
-"""The middle of a dataset: rewards, groups, credit and reasons of every surveyed call, before any token is read."""
+"""The middle of a dataset: rewards, groups, credit and reasons of every surveyed call, before any token is read.
 
-from collections.abc import Iterator
+Rollouts are rewarded part by part, a part being some whole rollouts; they are compared all together.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import polars as pl
 
@@ -12,7 +16,7 @@ from .frames import ROLLOUT_KEY, SPAN_KEY
 from .grouping import first_calls, hash_prompts, with_groups, with_states
 from .ledger import Ledger
 from .payload import read_payload
-from .plan import Plan, make_plan
+from .plan import Plan, RewardName, make_plan
 from .rewarding import Rewarded, reward_rollouts
 from .rows import Limits
 from .selecting import select
@@ -20,25 +24,53 @@ from .source import Source
 from .survey import Survey
 from .trainability import call_reason
 
-__all__ = ["Draft", "draft_dataset"]
+__all__ = [
+    "Draft",
+    "Part",
+    "credit",
+    "draft_dataset",
+    "judged_others",
+    "limits",
+    "newest_version",
+    "plan_for",
+    "reward_part",
+    "states_are_needed",
+    "with_credit",
+]
+
+_CREDITED: Final = ["rollout", "position", "agent", "turn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some whole rollouts with their rewards, compared with nothing yet."""
+
+    rewarded: Rewarded
+    compared: pl.DataFrame
+    """The complete, rewarded rollouts that made calls, with `rollout` (u32) and `group_id`."""
+    calls: pl.DataFrame
+    """All calls with `rollout` and `group_id` (NULL where the rollout is not compared), `reason` (as far as it shows) and
+    `reward` (the call's own, weighted and added up)."""
+    credited: pl.DataFrame
+    """Of the calls of compared rollouts what credit needs: rollout, position, agent, turn, a `step_column` and a `rollout_column`
+    per reward, and `state` where calls are compared by it."""
+    others: pl.DataFrame
+    """OTHERS with `rollout_reason`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What is decided without tokens."""
+    """What is decided without tokens, of rollouts that are one part."""
 
     rewarded: Rewarded
     plan: Plan
     """How rewards became advantages; the default baseline is settled."""
     compared: pl.DataFrame
-    """The complete, rewarded rollouts that made calls, with `rollout` (u32) and `group_id`."""
+    """As of the part."""
     calls: pl.DataFrame
-    """All calls with `rollout` and `group_id` (NULL where the rollout is not compared), `reason` (as far as it shows),
-    `reward` (the call's own, weighted and added up), `return`, `advantage` and `drop`."""
+    """As of the part, with `return`, `advantage` and `drop`."""
     terms: pl.DataFrame
     """TERMS: each advantage in numbers, by (rollout, position)."""
-    parts: pl.DataFrame
-    """rollout_id, attempt, `part`, `value`: what later datasets compare agents and single rewards with."""
     others: pl.DataFrame
     """rollout_id (NULL: of no rollout), attempt, trace_id, span_id and `reason` of the calls without tokens."""
     limits: Limits
@@ -54,38 +86,86 @@ def draft_dataset(source: Source, survey: Survey, settings: DatasetSettings, led
 
     Raises UsageError for unknown names of credit and baseline, and for functions that do not keep to their form.
     """
-    make_plan(settings, has_tasks=True)  # an unknown name fails before any work
+    part = reward_part(source, survey, settings, with_state=states_are_needed(settings))
+    plan = plan_for(settings, part.rewarded.rewards, part.compared)
+    credited = credit(part.credited, part.compared, ledger, plan)
+    return Draft(
+        rewarded=part.rewarded,
+        plan=plan,
+        compared=part.compared,
+        calls=with_credit(part.calls, credited.calls),
+        terms=credited.terms,
+        others=judged_others(part.others, any_call=part.calls.height > 0),
+        limits=limits(settings, newest_version(part.calls)),
+    )
+
+
+def states_are_needed(settings: DatasetSettings) -> bool:
+    """Whether calls are compared by state. Raises UsageError for unknown names, before any work."""
+    return make_plan(settings, has_tasks=True).needs_states
+
+
+def plan_for(settings: DatasetSettings, rewards: Sequence[RewardName], compared: pl.DataFrame) -> Plan:
+    """The plan for these rollouts: the default baseline depends on whether any of them has a task."""
+    has_tasks = compared.is_empty() or bool(compared["task_id"].is_not_null().any())
+    return replace(make_plan(settings, has_tasks=has_tasks), rewards=tuple(rewards))
+
+
+def limits(settings: DatasetSettings, newest: int | None) -> Limits:
+    """What the settings demand of a call with tokens, `newest` being the newest policy version of all calls."""
+    return Limits(newest, settings.max_staleness, settings.max_tokens, settings.keep_zero_spread)
+
+
+def newest_version(calls: pl.DataFrame) -> int | None:
+    """The highest policy version among `calls`."""
+    newest = calls["policy_version"].max()
+    return newest if isinstance(newest, int) else None
+
+
+def reward_part(source: Source, survey: Survey, settings: DatasetSettings, *, with_state: bool) -> Part:
+    """Rewards what was surveyed, and finds which rollouts can be compared and in which group each is."""
     survey = select(source, survey, settings)
     rewarded = reward_rollouts(source, survey, settings)
     compared = _compared(source, survey, rewarded)
-    has_tasks = compared.is_empty() or bool(compared["task_id"].is_not_null().any())
-    plan = replace(make_plan(settings, has_tasks=has_tasks), rewards=rewarded.rewards)
     calls = _with_rewards(survey.calls, rewarded, compared)
-    credited = _credit(source, survey.answers, calls, compared, ledger, plan)
-    newest = survey.calls["policy_version"].max()
-    return Draft(
-        rewarded=rewarded,
-        plan=plan,
-        compared=compared,
-        calls=_judged(calls, credited, plan),
-        terms=credited.terms,
-        parts=compared.select("rollout", *ROLLOUT_KEY).join(credited.parts, on="rollout").drop("rollout"),
-        limits=Limits(
-            newest if isinstance(newest, int) else None,
-            settings.max_staleness,
-            settings.max_tokens,
-            settings.keep_zero_spread,
-        ),
-        others=_judged_others(survey, rewarded),
+    if with_state:
+        calls = _with_states(source, survey.answers, calls)
+    names = [column(reward.name) for reward in rewarded.rewards for column in (step_column, rollout_column)]
+    states = ["state"] if with_state else []
+    reasons = rewarded.rollouts.select(*ROLLOUT_KEY, pl.col("reason").alias("rollout_reason"))
+    return Part(
+        rewarded,
+        compared,
+        calls.with_columns(call_reason().alias("reason"), _own_reward(rewarded.rewards)).drop(names, states),
+        calls.filter(pl.col("rollout").is_not_null()).select(*_CREDITED, *states, *names),
+        survey.others.join(reasons, on=ROLLOUT_KEY, how="left"),
     )
 
 
-def _judged_others(survey: Survey, rewarded: Rewarded) -> pl.DataFrame:
-    """A call of a model that is not ours is not selected; where nothing came from a policy server, it lacks tokens."""
-    others = survey.others.join(
-        rewarded.rollouts.select(*ROLLOUT_KEY, pl.col("reason").alias("rollout_reason")), on=ROLLOUT_KEY, how="left"
+def credit(calls: pl.DataFrame, compared: pl.DataFrame, ledger: Ledger, plan: Plan) -> Credited:
+    """The advantages of `calls` (Part.credited) of `compared` rollouts."""
+    facts = compared.select(
+        "rollout",
+        pl.col("group_id").rank("dense").cast(pl.UInt32).alias("group"),
+        "run_id",
+        "end_ns",
+        *ROLLOUT_KEY,
+    ).sort(ROLLOUT_KEY)
+    history = ledger.history().join(facts, on=ROLLOUT_KEY, how="anti")
+    return assign_advantages(calls, facts, history, plan)
+
+
+def with_credit(calls: pl.DataFrame, advantages: pl.DataFrame) -> pl.DataFrame:
+    """Adds return, advantage and drop to Part.calls. A compared call that nothing gave a value lacks a reward."""
+    without_value = pl.when(pl.col("rollout").is_not_null() & pl.col("return").is_null()).then(pl.lit("no_reward"))
+    return calls.join(advantages, on=["rollout", "position"], how="left", maintain_order="left").with_columns(
+        pl.coalesce("reason", without_value).alias("reason")
     )
-    is_foreign = pl.lit(survey.calls.height > 0) & ~pl.col("is_bare_call")
+
+
+def judged_others(others: pl.DataFrame, *, any_call: bool) -> pl.DataFrame:
+    """A call of a model that is not ours is not selected; where nothing came from a policy server (`any_call`), it lacks tokens."""
+    is_foreign = pl.lit(any_call) & ~pl.col("is_bare_call")
     reason = (
         pl.when(is_foreign)
         .then(pl.lit("not_selected"))
@@ -122,37 +202,15 @@ def _with_rewards(calls: pl.DataFrame, rewarded: Rewarded, compared: pl.DataFram
     )
 
 
-def _credit(
-    source: Source, answers: pl.DataFrame, calls: pl.DataFrame, compared: pl.DataFrame, ledger: Ledger, plan: Plan
-) -> Credited:
-    credited = calls.filter(pl.col("rollout").is_not_null())
-    if plan.needs_states:
-        unnamed = credited.filter(pl.col("state_key").is_null()).select(*ROLLOUT_KEY, *SPAN_KEY, "store")
-        credited = with_states(credited, hash_prompts(unnamed, _prompts(source, unnamed, answers)))
-    columns = [column(reward.name) for reward in plan.rewards for column in (step_column, rollout_column)]
-    states = ["state"] if plan.needs_states else []
-    facts = compared.select(
-        "rollout",
-        pl.col("group_id").rank("dense").cast(pl.UInt32).alias("group"),
-        "run_id",
-        "end_ns",
-        *ROLLOUT_KEY,
-    ).sort(ROLLOUT_KEY)
-    history = ledger.history().join(facts, on=ROLLOUT_KEY, how="anti")
-    return assign_advantages(
-        credited.select("rollout", "position", "agent", "turn", *states, *columns), facts, history, plan
-    )
+def _with_states(source: Source, answers: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Adds `state` to the calls of compared rollouts."""
+    unnamed = calls.filter(pl.col("rollout").is_not_null() & pl.col("state_key").is_null())
+    named = unnamed.select(*ROLLOUT_KEY, *SPAN_KEY, "store")
+    return with_states(calls, hash_prompts(named, _prompts(source, named, answers)))
 
 
-def _judged(calls: pl.DataFrame, credited: Credited, plan: Plan) -> pl.DataFrame:
-    """Adds reason, reward, return, advantage and drop. A compared call that nothing gave a value lacks a reward."""
-    steps = {step_column(reward.name): reward.weight for reward in plan.rewards}
-    own = pl.when(pl.any_horizontal(pl.col(name).is_not_null() for name in steps)).then(
-        pl.sum_horizontal(pl.col(name) * weight for name, weight in steps.items())
-    )
-    without_value = pl.when(pl.col("rollout").is_not_null() & pl.col("return").is_null()).then(pl.lit("no_reward"))
-    return (
-        calls.join(credited.calls, on=["rollout", "position"], how="left", maintain_order="left")
-        .with_columns(pl.coalesce(call_reason(), without_value).alias("reason"), own.alias("reward"))
-        .drop(steps, [rollout_column(reward.name) for reward in plan.rewards])
-    )
+def _own_reward(rewards: Sequence[RewardName]) -> pl.Expr:
+    """`reward` of a call: its own rewards, weighted and added up; NULL where it has none."""
+    steps = {step_column(reward.name): reward.weight for reward in rewards}
+    total = pl.sum_horizontal(pl.col(name) * weight for name, weight in steps.items())
+    return pl.when(pl.any_horizontal(pl.col(name).is_not_null() for name in steps)).then(total).alias("reward")

@@ -51,31 +51,38 @@ def trace_lineage(strands: Int, prompts: Tokens, completions: Tokens) -> tuple[I
     parent = np.full(count, -1, dtype=np.int64)
     starts = np.flatnonzero(np.diff(strands, prepend=strands[0] - 1)) if count else np.empty(0, dtype=np.int64)
     ends = np.append(starts[1:], count)
-    several = ends - starts > 1
     sizes = prompts.lengths + completions.lengths
-    for start, end in zip(starts[several].tolist(), ends[several].tolist(), strict=True):
-        here = slice(start, end)
-        if _is_conversation(start, end, prompts, completions):
-            position[here] = np.arange(end - start)
-            prefix[start + 1 : end] = sizes[start : end - 1]
-            parent[start + 1 : end] = np.arange(start, end - 1)
-        else:
-            calls = np.arange(start, end)
-            *traced, parents = _trace_strand(prompts.take(calls), completions.take(calls))
-            segment[here], position[here], prefix[here] = traced
-            parent[here] = np.where(parents >= 0, parents + start, -1)
+    continues = _continues(strands, prompts, completions)
+    plain = np.add.reduceat(continues, starts) == ends - starts - 1 if count else np.empty(0, dtype=np.bool_)
+    first = np.repeat(starts, ends - starts)
+    later = np.flatnonzero(np.repeat(plain, ends - starts) & (np.arange(count) > first))
+    position[later] = later - first[later]
+    prefix[later], parent[later] = sizes[later - 1], later - 1
+    for start, end in zip(starts[~plain].tolist(), ends[~plain].tolist(), strict=True):
+        here, calls = slice(start, end), np.arange(start, end)
+        *traced, parents = _trace_strand(prompts.take(calls), completions.take(calls))
+        segment[here], position[here], prefix[here] = traced
+        parent[here] = np.where(parents >= 0, parents + start, -1)
     return segment, position, prefix, parent
 
 
-def _is_conversation(start: int, end: int, prompts: Tokens, completions: Tokens) -> bool:
-    """Whether each of the calls extends the one before it."""
-    sequence = b""
-    for call in range(start, end):
-        prompt = prompts[call].tobytes()
-        if not prompt.startswith(sequence):
-            return False
-        sequence = prompt + completions[call].tobytes()
-    return True
+def _continues(strands: Int, prompts: Tokens, completions: Tokens) -> Int:
+    """(C,) 1 where a call's prompt begins with all of the call before it in its strand, else 0."""
+    found = np.zeros(len(strands), dtype=np.int64)
+    fits = (strands[1:] == strands[:-1]) & (prompts.lengths[:-1] + completions.lengths[:-1] <= prompts.lengths[1:])
+    calls = np.flatnonzero(fits)
+    ends = [(tokens.starts + tokens.lengths).tolist() for tokens in (prompts, completions)]
+    starts, answers = prompts.starts.tolist(), completions.starts.tolist()
+    earlier, sequence = -1, b""
+    for call in calls.tolist():
+        if call != earlier:
+            sequence = prompts.values[starts[call] : ends[0][call]].tobytes()
+        earlier = call + 1
+        sequence += completions.values[answers[call] : ends[1][call]].tobytes()
+        prompt = prompts.values[starts[earlier] : ends[0][earlier]].tobytes()
+        found[earlier] = prompt.startswith(sequence)
+        sequence = prompt
+    return found
 
 
 def _trace_strand(prompts: Tokens, completions: Tokens) -> tuple[Int, Int, Int, Int]:

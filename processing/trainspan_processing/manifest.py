@@ -14,7 +14,7 @@ import polars as pl
 from trainspan_schemas.dataset import DATASET_VERSION
 from trainspan_schemas.functions import is_function_name, load_function
 
-from .draft import Draft
+from .assembly import Assembly
 from .ledger import LEDGER_FILE
 from .outcome import Accounts
 from .plan import Plan
@@ -30,7 +30,7 @@ def make_manifest(
     number: int,
     accounts: Accounts,
     counts: RowCounts,
-    draft: Draft,
+    assembly: Assembly,
     files: Sequence[FileEntry],
     folder: Path,
     settings: Mapping[str, Any],
@@ -38,8 +38,8 @@ def make_manifest(
     earlier: Sequence[Path],
 ) -> dict[str, Any]:
     """The manifest of the dataset in `folder`, whose ledger file is written; `earlier` are the datasets that came before."""
-    rewarded, compared = draft.rewarded, draft.compared
-    runs = rewarded.rollouts["run_id"].drop_nulls().unique().to_list()
+    compared = assembly.compared
+    runs = assembly.rollouts["run_id"].drop_nulls().unique().to_list()
     merges = counts.rows - counts.first_calls
     return {
         "version": DATASET_VERSION,
@@ -60,8 +60,8 @@ def make_manifest(
         "rewards": reward_statistics(compared["reward"]),
         "groups_spread": group_spread(compared),
         "distributions": _distributions(compared, counts),
-        "rewards_in_vain": rewarded.in_vain,
-        "rewards_unmatched": rewarded.unmatched,
+        "rewards_in_vain": assembly.in_vain,
+        "rewards_unmatched": assembly.unmatched,
         "merge_ratio": (counts.rows - counts.segments) / merges if merges else None,
         "segments": counts.segments,
         "merge_failures": {
@@ -75,7 +75,7 @@ def make_manifest(
         },
         "min_policy_version": min(counts.versions, default=None),
         "max_policy_version": max(counts.versions, default=None),
-        "credit": _credit_record(draft.plan, settings),
+        "credit": _credit_record(assembly.plan, settings),
         "settings": dict(settings),
         "functions": _function_digests(settings),
         "trainspan": version("trainspan"),

@@ -15,7 +15,7 @@ from .frames import ROLLOUT_KEY
 from .ledger import LEDGER, Ledger
 from .trainability import GROUP_REASONS
 
-__all__ = ["Accounts", "check_outcome", "ledger_lines", "lines_to_write", "take_accounts"]
+__all__ = ["Accounts", "check_outcome", "late_calls", "ledger_lines", "lines_to_write", "take_accounts"]
 
 _EXPECTED: Final = {
     *("internal", "not_selected", "validation", "late_after_consumed", "superseded_by_retry"),
@@ -62,18 +62,19 @@ class Accounts:
 
 
 def ledger_lines(
-    calls: pl.DataFrame, rollouts: pl.DataFrame, parts: pl.DataFrame, ledger: Ledger, *, recount: bool
+    fates: pl.DataFrame, rollouts: pl.DataFrame, parts: pl.DataFrame, ledger: Ledger, *, recount: bool
 ) -> pl.DataFrame:
-    """One line per rollout seen (LEDGER and `pending`) from the calls' final reasons.
+    """One line per rollout seen (LEDGER and `pending`) from the calls' FATES.
 
-    `calls` have rollout_id (never NULL), attempt and `reason` (NULL: kept); `parts` rollout_id, attempt, part and value.
+    `parts` have rollout_id, attempt, part and value.
     Unless `recount`, rollouts that an earlier dataset saw and dropped, and that are dropped again without a new call, were
     counted there and are left out.
     """
-    per_rollout = calls.group_by(ROLLOUT_KEY, maintain_order=True).agg(
-        pl.len().cast(pl.UInt32).alias("calls"),
-        pl.col("reason").is_null().sum().cast(pl.UInt32).alias("kept"),
-        pl.col("reason").drop_nulls().first().alias("call_reason"),
+    is_kept = pl.col("reason").is_null()
+    per_rollout = fates.group_by(ROLLOUT_KEY, maintain_order=True).agg(
+        pl.col("calls").sum(),
+        pl.col("calls").filter(is_kept).sum().alias("kept"),
+        pl.col("reason").filter(~is_kept).sort_by(pl.col("first").filter(~is_kept)).first().alias("call_reason"),
     )
     facts = rollouts.select(*ROLLOUT_KEY, "run_id", "round", "task_id", "reward", "end_ns", "pending", "reason")
     lines = facts.join(per_rollout, on=ROLLOUT_KEY, how="full", coalesce=True).with_columns(
@@ -104,10 +105,22 @@ def _parts_as_json(parts: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, schema={name: LEDGER[name] for name in (*ROLLOUT_KEY, "parts")}, orient="row")
 
 
-def take_accounts(calls: pl.DataFrame, lines: pl.DataFrame, late: pl.DataFrame) -> Accounts:
-    """The sums over the calls of the rollouts in `lines`; `late` are calls of rollouts that were used before."""
-    counted = calls.join(lines, on=ROLLOUT_KEY, how="semi")
-    dropped = dict(counted.drop_nulls("reason").group_by("reason").len().iter_rows())
+def late_calls(now: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
+    """Used rollouts (rollout_id, attempt, the `calls` they have now) with the number of calls that came `late`: after their
+    dataset was built."""
+    counted = ledger.rows.select(*ROLLOUT_KEY, pl.col("calls").alias("counted"))
+    return (
+        now.join(counted, on=ROLLOUT_KEY)
+        .filter(pl.col("calls") > pl.col("counted"))
+        .with_columns((pl.col("calls") - pl.col("counted")).alias("late"))
+        .select(*ROLLOUT_KEY, "calls", "late")
+    )
+
+
+def take_accounts(fates: pl.DataFrame, lines: pl.DataFrame, late: pl.DataFrame) -> Accounts:
+    """The sums over FATES of the rollouts in `lines`; `late` are calls of rollouts that were used before."""
+    counted = fates.join(lines, on=ROLLOUT_KEY, how="semi")
+    dropped = dict(counted.drop_nulls("reason").group_by("reason").agg(pl.col("calls").sum()).iter_rows())
     if late.height:
         dropped["late_after_consumed"] = int(late["late"].sum())
     rowless = lines.filter(pl.col("kept") == 0)

@@ -10,6 +10,7 @@ from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.settings import DatasetSettings
 
 from .build import BuiltDataset, Request, build_dataset
+from .fates import NO_ROLLOUT
 from .ledger import LEDGER_FILE, read_ledger
 from .published import Published, open_published
 from .survey import Clock
@@ -37,7 +38,7 @@ def rebuild(original: Path, out: Path, stores: Sequence[str] | None, clock: Cloc
     recorded = published.manifest["settings"]
     known = {item.name for item in fields(DatasetSettings)}
     settings = DatasetSettings(**{key: value for key, value in recorded.items() if key in known}, out=str(out))
-    seen = [rollout for rollout in published.seen()["rollout_id"].to_list() if not rollout.startswith("trace:")]
+    seen = [rollout for rollout in published.seen()["rollout_id"].to_list() if not rollout.startswith(NO_ROLLOUT)]
     request = Request(
         stores=tuple(stores or published.stores),
         out=out,

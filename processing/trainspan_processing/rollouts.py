@@ -1,5 +1,7 @@
 """One row per (rollout, attempt): identity, status, and whether everything that belongs to it has arrived."""
 
+from collections.abc import Collection
+
 import polars as pl
 
 from .frames import ROLLOUT_KEY, SPAN_KEY
@@ -11,9 +13,15 @@ _IDENTITY = ["task_id", "run_id", "round", "split"]
 
 
 def rollout_table(
-    calls: pl.DataFrame, spans: pl.DataFrame, covered: pl.DataFrame, *, now_ns: int, settle_s: float
+    calls: pl.DataFrame,
+    spans: pl.DataFrame,
+    covered: pl.DataFrame,
+    served: Collection[str],
+    *,
+    now_ns: int,
+    settle_s: float,
 ) -> pl.DataFrame:
-    """Rollouts from CALLS (ordered), SPANS and the client call spans that a call covers.
+    """Rollouts from CALLS (ordered), SPANS, the client call spans that a call covers, and the names of the models served.
 
     Columns: rollout_id, attempt, task_id, run_id, round, split, status, judge, trace_id and span_id of the rollout span,
     start_ns, end_ns (of the rollout span, else of its spans), service_name, n_calls (u32), `complete` (nothing of it is
@@ -31,7 +39,7 @@ def rollout_table(
         .join(_rollout_spans(spans), on=ROLLOUT_KEY, how="left")
         .join(_stated_elsewhere(spans), on=ROLLOUT_KEY, how="left")
         .join(_call_counts(calls), on=ROLLOUT_KEY, how="left")
-        .join(_open_client_calls(calls, spans, covered), on=ROLLOUT_KEY, how="left")
+        .join(_open_client_calls(spans, covered, served), on=ROLLOUT_KEY, how="left")
         .with_columns(
             pl.coalesce("stated_calls", "stated_elsewhere").alias("expected"),
             pl.col("n_calls", "n_requests", "open_with_id", "open_without_id").fill_null(0),
@@ -88,17 +96,19 @@ def _with_rollout(spans: pl.DataFrame) -> pl.DataFrame:
 
 def _identities(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Every rollout with its identity (the rollout span's word first) and its first and last sign of life."""
-    columns = [*ROLLOUT_KEY, *_IDENTITY, "start_ns", "end_ns"]
     said = pl.concat(
-        [
-            spans.select(*columns, pl.col("status").is_null().cast(pl.UInt8).alias("rank"), *SPAN_KEY),
-            calls.select(*columns, pl.lit(2, dtype=pl.UInt8).alias("rank"), *SPAN_KEY),
-        ]
-    ).sort("rank", "start_ns", *SPAN_KEY)
+        frame.group_by(*ROLLOUT_KEY, *_IDENTITY, rank.alias("rank")).agg(
+            pl.col("start_ns").min(), pl.max_horizontal("start_ns", "end_ns").max().alias("last_ns")
+        )
+        for frame, rank in (
+            (spans, pl.col("status").is_null().cast(pl.UInt8)),
+            (calls, pl.lit(2, dtype=pl.UInt8)),
+        )
+    ).sort("rank", "start_ns", *_IDENTITY)
     return said.group_by(ROLLOUT_KEY).agg(
         *(pl.col(name).drop_nulls().first() for name in _IDENTITY),
         pl.col("start_ns").min().alias("first_ns"),
-        pl.max_horizontal("start_ns", "end_ns").max().alias("last_ns"),
+        pl.col("last_ns").max(),
     )
 
 
@@ -132,13 +142,11 @@ def _call_counts(calls: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _open_client_calls(calls: pl.DataFrame, spans: pl.DataFrame, covered: pl.DataFrame) -> pl.DataFrame:
+def _open_client_calls(spans: pl.DataFrame, covered: pl.DataFrame, served: Collection[str]) -> pl.DataFrame:
     """Successful client calls to the policy that have no call of the server, with and without a response id."""
-    ours = calls.filter(pl.col("tokens_source") == "engine")
-    served = pl.concat([ours["policy_name"], ours["request_model"]]).drop_nulls().unique()
     return (
         spans.filter(
-            pl.col("is_client_call") & ~pl.col("failed").fill_null(False) & pl.col("model").is_in(served.implode())
+            pl.col("is_client_call") & ~pl.col("failed").fill_null(False) & pl.col("model").is_in(sorted(served))
         )
         .join(covered, on=SPAN_KEY, how="anti")
         .group_by(ROLLOUT_KEY)

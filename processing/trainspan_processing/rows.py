@@ -1,6 +1,6 @@
 """Rows of a dataset: calls with tokens, lineage and credit, chunk by chunk in their final order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -9,16 +9,15 @@ import polars as pl
 
 from trainspan_schemas.dataset import COLUMNS
 
-from .frames import ROLLOUT_KEY, SPAN_KEY, Schema
+from .frames import ROLLOUT_KEY, SPAN_KEY
 from .lineage import Tokens, trace_lineage
 from .merging import MergeFailures
-from .payload import chunks_of_rollouts, read_payload
+from .payload import read_payload
 from .source import Selection, Source
 from .trainability import token_reason
 
-__all__ = ["OUTCOMES", "ROW_ORDER", "Limits", "RowCounts", "make_rows", "rows_of"]
+__all__ = ["ROW_ORDER", "Limits", "RowCounts", "make_rows", "rows_of"]
 
-OUTCOMES: Final[Schema] = {"trace_id": pl.String, "span_id": pl.String, "reason": pl.String}
 ROW_ORDER: Final = ["run_id", "round", "task_id", *ROLLOUT_KEY]
 
 
@@ -36,8 +35,6 @@ class Limits:
 class RowCounts:
     """What was counted while rows were made."""
 
-    outcomes: list[pl.DataFrame] = field(default_factory=list)
-    """OUTCOMES of each chunk: `reason` is NULL for what was kept."""
     rows: int = 0
     segments: int = 0
     first_calls: int = 0
@@ -58,34 +55,35 @@ class RowCounts:
 
 def make_rows(
     source: Source,
-    calls: pl.DataFrame,
+    chunks: Iterable[tuple[pl.DataFrame, pl.DataFrame]],
     limits: Limits,
     counts: RowCounts,
-    whole: Selection,
-    answers: pl.DataFrame | None = None,
-) -> Iterator[pl.DataFrame]:
-    """Frames of rows with COLUMNS, from `calls` that are sound as far as it shows without tokens.
+    whole: Selection | None = None,
+) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+    """(rows with COLUMNS, the calls with their final `reason`) of each chunk of calls that seem sound without their tokens.
 
-    `calls` are CALLS with turn, group_id, reward, return, advantage and `drop`; `whole` is the selection they are from;
-    `answers` is PAYLOAD of those that only clients recorded.
+    A chunk is (calls, answers): CALLS of whole rollouts, in the order of rows, with turn, group_id, reason, reward, return,
+    advantage and `drop`; and PAYLOAD of those that only clients recorded. `whole` is a selection that holds all of them, and
+    little else.
     """
-    for chunk in chunks_of_rollouts(calls.sort(*ROW_ORDER, "position", nulls_last=False)):
-        selection = whole if chunk.height == calls.height else None
-        yield rows_of(chunk, read_payload(source, chunk, selection, answers=answers), limits, counts)
+    for calls, answers in chunks:
+        yield rows_of(calls, read_payload(source, calls, whole, answers=answers), limits, counts)
 
 
-def rows_of(calls: pl.DataFrame, payload: pl.DataFrame, limits: Limits, counts: RowCounts) -> pl.DataFrame:
-    """The rows of one chunk; pure but for `counts`."""
+def rows_of(
+    calls: pl.DataFrame, payload: pl.DataFrame, limits: Limits, counts: RowCounts
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """(rows, calls with `reason`) of one chunk; pure but for `counts`."""
     reason = pl.coalesce(
+        "reason",
         token_reason(limits.newest_version, limits.max_staleness, limits.max_tokens),
         pl.lit(None, dtype=pl.String) if limits.keep_zero_spread else pl.col("drop"),
     )
     judged = calls.join(payload, on=SPAN_KEY, how="left", maintain_order="left").with_columns(reason.alias("reason"))
-    counts.outcomes.append(judged.select(*SPAN_KEY, "reason"))
     kept = _with_lineage(judged.filter(pl.col("reason").is_null()))
     _count(kept, counts)
     _count_failures(kept, counts.merge_failures)
-    return kept.select(*COLUMNS)
+    return kept.select(*COLUMNS), judged.drop("prompt_ids", "completion_ids", "logprobs")
 
 
 def _with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
@@ -169,4 +167,4 @@ def _count(kept: pl.DataFrame, counts: RowCounts) -> None:
             "advantage",
         )
     )
-    counts.calls_per_rollout.append(kept.group_by(ROLLOUT_KEY).len()["len"])
+    counts.calls_per_rollout.append(kept.group_by(ROLLOUT_KEY, maintain_order=True).len()["len"])

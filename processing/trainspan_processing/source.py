@@ -26,10 +26,16 @@ class Selection:
     run_id: str | None = None
     round: int | None = None
     rollout_ids: Sequence[str] | None = None
+    without_rollout: bool = False
+    """Only what belongs to no rollout."""
 
     def parameters(self) -> Iterator[dict[str, Any]]:
         """The parameters of one or, for many ids, several reads."""
-        fixed = {key: value for key, value in (("run_id", self.run_id), ("round", self.round)) if value is not None}
+        fixed: dict[str, Any] = {
+            key: value for key, value in (("run_id", self.run_id), ("round", self.round)) if value is not None
+        }
+        if self.without_rollout:
+            fixed["without_rollout"] = True
         if self.rollout_ids is None:
             yield fixed
             return

@@ -13,7 +13,7 @@ import polars as pl
 
 from trainspan_schemas import keys
 
-from .attributes import has_key, text, with_where
+from .attributes import contains_any, has_key, text, with_where
 from .calls import redacts_what_is_needed
 from .frames import SPAN_KEY, SPANS, compact, empty
 
@@ -119,11 +119,10 @@ def narrow_spans(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
 
 
 def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
-    attributes = pl.col("attributes").str
-    is_telling = bool(batch.select(attributes.contains_any(_TELLING).any()).item())
+    is_telling = bool(batch.select(contains_any(_TELLING).any()).item())
 
     def holds(keys_: list[str]) -> pl.Expr:
-        return attributes.contains_any(keys_) if is_telling else pl.lit(False)
+        return contains_any(keys_) if is_telling else pl.lit(False)
 
     batch = batch.rename(
         {

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Final
 
 import polars as pl
@@ -21,19 +20,14 @@ from .ledger import Ledger
 from .rollouts import rollout_table
 from .source import Selection, Source
 from .spans import SPAN_COLUMNS, narrow_spans
+from .surroundings import Surroundings, read_surroundings
 from .twins import Twins, find_twins
 
-__all__ = ["Clock", "Survey", "late_calls", "survey_when_settled", "unused"]
+__all__ = ["Clock", "Survey", "survey_when_settled"]
 
 _ALL_SELECTED: Final = pl.lit(True).alias("selected")
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
-
-_CALLS_OF_NO_ROLLOUT: Final = """
-    SELECT c.trace_id, c.span_id, s.parent_span_id, c.rollout_id, c.attempt, c.task_id, c.run_id, c.round, c.split, c.agent,
-           c.call_index, c.policy_name, c.policy_version, c.finish_reason, c.delivered, c.start_ns, c.end_ns,
-           s.dropped_attributes, s.attributes, c.untrusted
-    FROM calls c JOIN spans s USING (trace_id, span_id) WHERE c.rollout_id IS NULL"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,57 +57,30 @@ class Survey:
     """OTHERS: the calls without tokens."""
     answers: pl.DataFrame
     """PAYLOAD of the calls whose tokens came with a client's span."""
-
-
-def unused(source: Source, selection: Selection, ledger: Ledger) -> tuple[Selection, pl.DataFrame]:
-    """The selection without rollouts that an earlier dataset used, and the number of calls that each of those has now.
-
-    The second: rollout_id, attempt, `calls` (u32).
-    """
-    used = ledger.used.select(*ROLLOUT_KEY)
-    if used.is_empty():
-        return selection, used.with_columns(pl.lit(0, dtype=pl.UInt32).alias("calls"))
-    key = {"rollout_id": pl.String, "attempt": pl.Int32}
-    frames = [
-        batch.select(pl.col(name).cast(kind) for name, kind in key.items()).with_columns(pl.lit(weight).alias("calls"))
-        for name, weight in (("calls", 1), ("rollouts", 0))
-        for batch in source.read(name, selection, [*SPAN_KEY, *ROLLOUT_KEY] if name == "calls" else ROLLOUT_KEY)
-    ]
-    if not frames:
-        return selection, used.clear().with_columns(pl.lit(0, dtype=pl.UInt32).alias("calls"))
-    known = (
-        pl.concat(frames)
-        .filter(pl.col("rollout_id").is_not_null())
-        .with_columns(pl.col("attempt").fill_null(0))
-        .group_by(ROLLOUT_KEY)
-        .agg(pl.col("calls").sum().cast(pl.UInt32))
-    )
-    fresh = known.join(used, on=ROLLOUT_KEY, how="anti")["rollout_id"].unique().sort()
-    return (
-        Selection(selection.run_id, selection.round, fresh.to_list()),
-        known.join(used, on=ROLLOUT_KEY, how="semi"),
-    )
-
-
-def late_calls(now: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
-    """Used rollouts (rollout_id, attempt) with the number of calls that came `late`: after their dataset was built."""
-    counted = ledger.rows.select(*ROLLOUT_KEY, pl.col("calls").alias("counted"))
-    return (
-        now.join(counted, on=ROLLOUT_KEY)
-        .filter(pl.col("calls") > pl.col("counted"))
-        .with_columns((pl.col("calls") - pl.col("counted")).alias("late"))
-        .select(*ROLLOUT_KEY, "calls", "late")
-    )
+    served: frozenset[str]
+    """Names of the models that calls were made to, those of the surroundings among them."""
 
 
 def survey_when_settled(
-    source: Source, selection: Selection, ledger: Ledger, clock: Clock, *, settle_s: float, wait_s: float
+    source: Source,
+    selection: Selection,
+    ledger: Ledger,
+    clock: Clock,
+    *,
+    settle_s: float,
+    wait_s: float,
+    around: Surroundings | None = None,
 ) -> Survey:
-    """Surveys until no rollout for training is pending, or `wait_s` is over."""
+    """Surveys until no rollout for training is pending, or `wait_s` is over.
+
+    `around` is read where it is not given and the selection names rollouts.
+    """
     deadline = clock.now_ns() + int(wait_s * 1e9)
     pause_s = _FIRST_PAUSE_S
     while True:
-        survey = _survey(source, selection, ledger, clock.now_ns(), settle_s)
+        if around is None and selection.rollout_ids is not None:
+            around = read_surroundings(source, selection)
+        survey = _survey(source, selection, ledger, around or Surroundings(), clock.now_ns(), settle_s)
         rollouts = survey.rollouts
         waited_for = (
             rollouts.is_empty()
@@ -128,37 +95,51 @@ def survey_when_settled(
         pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _survey(source: Source, selection: Selection, ledger: Ledger, now_ns: int, settle_s: float) -> Survey:
+def _survey(
+    source: Source, selection: Selection, ledger: Ledger, around: Surroundings, now_ns: int, settle_s: float
+) -> Survey:
     spans = narrow_spans(source.read("spans", selection, SPAN_COLUMNS, without_calls=True))
     evaluations = collect_evaluations(source.read("evaluations", selection, EVALUATION_COLUMNS))
     feedback = collect_feedback(source.query(FEEDBACK_QUERY))
-    batches = source.read("calls", selection, CALL_COLUMNS)
-    if selection.rollout_ids is not None and selection.run_id is None and selection.round is None:
-        batches = chain(batches, source.query(_CALLS_OF_NO_ROLLOUT))
-    calls = narrow_calls(batches)
+    calls = narrow_calls(source.read("calls", selection, CALL_COLUMNS))
+    spans = _with(spans, around.near(spans, calls))
+    calls = ordered_calls(_with(calls, around.calls) if around.are_counted else calls)
+    named = pl.concat([calls["policy_name"], calls["request_model"]]).drop_nulls().unique()
+    served = around.served | frozenset(named.to_list())
     twins = find_twins(calls, spans)
-    others, members = find_others(spans, twins.links.select(SPAN_KEY))
-    covered, answers = twins.links.select(SPAN_KEY), empty(PAYLOAD)
+    covered = pl.concat([twins.links.select(SPAN_KEY), around.covered])
+    others, members = find_others(spans, covered)
+    answers = empty(PAYLOAD)
     if others.height:
-        served = pl.concat([calls["policy_name"], calls["request_model"]]).drop_nulls().unique().implode()
         answered, answers = read_answers(source, others)
-        calls = pl.concat([calls, with_defaults(answered)])
         clients = answered.select("trace_id", pl.col("parent_span_id").alias("span_id"))
         # A call that the policy server recorded without tokens has come; of another one the server's word may still come.
         come = pl.concat([clients, others.filter("is_bare_call").select(SPAN_KEY)])
         of_come = members.join(come, left_on=["call_trace_id", "call_span_id"], right_on=SPAN_KEY, how="semi")
         covered = pl.concat([covered, of_come.select(SPAN_KEY)])
-        others = others.filter(pl.col("is_bare_call") | ~pl.col("model").is_in(served).fill_null(False))
+        is_served = pl.col("model").is_in(sorted(served)).fill_null(False)
+        others = others.filter(pl.col("is_bare_call") | ~is_served)
         others = others.join(clients, on=SPAN_KEY, how="anti", maintain_order="left")
-    calls = ordered_calls(calls)
+        if answered.height:
+            calls = ordered_calls(pl.concat([calls.drop("position"), with_defaults(answered)]))
+            twins = find_twins(calls, spans)
+    if not around.are_counted:
+        others = others.filter(pl.col("rollout_id").is_not_null())
     used = ledger.used.select(*ROLLOUT_KEY)
     calls = calls.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left")
     others = others.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left")
-    twins = find_twins(calls, spans)
-    rollouts = rollout_table(calls, spans, covered, now_ns=now_ns, settle_s=settle_s)
+    rollouts = rollout_table(calls, spans, covered, served, now_ns=now_ns, settle_s=settle_s)
     rollouts = rollouts.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left").with_columns(_ALL_SELECTED)
+    if around.are_counted:
+        evaluations = pl.concat([evaluations, around.evaluations])
     evaluations = with_feedback(evaluations, feedback, calls)
-    return Survey(_with_agents(calls, twins, spans, rollouts), spans, evaluations, twins, rollouts, others, answers)
+    agents = _with_agents(calls, twins, spans, rollouts)
+    return Survey(agents, spans, evaluations, twins, rollouts, others, answers, served)
+
+
+def _with(own: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
+    """Spans or calls with more of them; one of no rollout that another store knows the rollout of is that rollout's."""
+    return own if more.is_empty() else pl.concat([own, more]).unique(SPAN_KEY, keep="first", maintain_order=True)
 
 
 def _with_agents(calls: pl.DataFrame, twins: Twins, spans: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:

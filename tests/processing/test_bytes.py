@@ -4,10 +4,11 @@ import random
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import TestRollout, chain
-from trainspan_processing import payload
+from trainspan_processing import assembly
 from trainspan_processing.build import BuiltDataset
 from trainspan_schemas.dataset import COLUMNS
 
@@ -63,15 +64,13 @@ def test_the_order_in_which_spans_arrive_changes_nothing(bench: Bench, tmp_path:
     assert _digests(in_order) == _digests(shuffled)
 
 
-def test_small_chunks_change_nothing_but_the_row_groups(bench: Bench, tmp_path: Path) -> None:
+def test_small_chunks_of_rows_change_nothing_but_the_row_groups(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.send(*_workload(bench, bench.run_id))
     large = bench.build(round_=0)
-    original = payload.CALLS_PER_CHUNK
-    try:
-        payload.CALLS_PER_CHUNK = 10  # type: ignore[misc]
-        small = bench.build(round_=0, out=tmp_path / "small")
-    finally:
-        payload.CALLS_PER_CHUNK = original  # type: ignore[misc]
+    monkeypatch.setattr(assembly, "CALLS_PER_CHUNK", 10)
+    small = bench.build(round_=0, out=tmp_path / "small")
     assert rows(large).equals(rows(small))
     groups = [pq.ParquetFile(built.path / "part-00000.parquet").num_row_groups for built in (large, small)]
     assert groups[0] == 1

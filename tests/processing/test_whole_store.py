@@ -44,7 +44,8 @@ def _without_identity() -> TestRollout:
 def test_each_call_of_no_rollout_is_counted_once_and_a_stopped_store_is_opened_for_the_command(tmp_path: Path) -> None:
     collector = RunningCollector(tmp_path).wait()
     try:
-        collector.send([*_pair("ab"), _without_identity()])
+        of_nobody = TestRollout("gone", status=None).log_reward(1.0, at=1.0)
+        collector.send([*_pair("ab"), _without_identity(), of_nobody])
         first = _dataset(collector.store, tmp_path)
         assert first["dropped"] == {"no_boundary": 2, "internal": 1}
         assert (first["run_id"], first["rows"]) == ("run-ab", 2)
@@ -54,3 +55,4 @@ def test_each_call_of_no_rollout_is_counted_once_and_a_stopped_store_is_opened_f
     second = _dataset(collector.store, tmp_path)
     assert second["path"] == str(tmp_path / "dataset" / "round=0001")
     assert (second["rows"], second["calls_seen"], second["dropped"]) == (2, 2, {})
+    assert (first["rewards_unmatched"], second["rewards_unmatched"]) == (1, 1)

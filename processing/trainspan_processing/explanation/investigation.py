@@ -17,7 +17,7 @@ from ..frames import ROLLOUT_KEY, SPAN_KEY
 from ..ledger import LEDGER, Ledger, read_ledger
 from ..payload import read_payload
 from ..published import Published
-from ..rows import RowCounts, make_rows
+from ..rows import ROW_ORDER, RowCounts, make_rows
 from ..source import Selection, Source
 from ..survey import Clock, Survey, survey_when_settled
 from .account import RolloutAccount
@@ -140,15 +140,16 @@ def _evidence(
         raise DatasetError(
             f"rollout {found.rollout_id} is in the store, but none of its spans is: wait for them to arrive"
         )
-    calls, counts = draft.calls.filter(own), RowCounts()
-    rows = list(make_rows(source, draft.sound.filter(own), draft.limits, counts, alone, survey.answers))
+    calls = draft.calls.filter(own)
+    sound = draft.sound.filter(own).sort(*ROW_ORDER, "position", nulls_last=False)
+    chunks = [(sound, survey.answers)] if sound.height else []
+    made = list(make_rows(source, chunks, draft.limits, RowCounts(), alone))
     payload = read_payload(source, calls, alone, answers=survey.answers) if calls.height else None
+    judged = _with_outcome(calls, [outcome for _, outcome in made])
     return Evidence(
         rollout=rollout.row(0, named=True),
-        calls=_with_outcome(calls, counts)
-        if payload is None
-        else _with_outcome(calls, counts).join(payload, on=SPAN_KEY, how="left", maintain_order="left"),
-        rows=pl.concat(rows) if rows else None,
+        calls=judged if payload is None else judged.join(payload, on=SPAN_KEY, how="left", maintain_order="left"),
+        rows=pl.concat([rows for rows, _ in made]) if made else None,
         draft=draft,
         survey=survey,
         texts=_texts(source, alone),
@@ -158,10 +159,11 @@ def _evidence(
     )
 
 
-def _with_outcome(calls: pl.DataFrame, counts: RowCounts) -> pl.DataFrame:
+def _with_outcome(calls: pl.DataFrame, outcomes: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """The calls with their final reason."""
-    for made in counts.outcomes:
-        calls = calls.join(made.rename({"reason": "token_reason"}), on=SPAN_KEY, how="left", maintain_order="left")
+    for outcome in outcomes:
+        told = outcome.select(*SPAN_KEY, pl.col("reason").alias("token_reason"))
+        calls = calls.join(told, on=SPAN_KEY, how="left", maintain_order="left")
         calls = calls.with_columns(pl.coalesce("reason", "token_reason").alias("reason")).drop("token_reason")
     return calls
 

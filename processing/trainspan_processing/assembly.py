@@ -1,0 +1,262 @@
+"""Every rollout of a selection, gone through in chunks, rewarded and credited; what is left to do then needs the tokens.
+
+Rollouts are compared all together, so a few numbers of each rollout and call stay in memory. The calls wait in files.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from trainspan_schemas.settings import DatasetSettings
+
+from .draft import credit, judged_others, limits, newest_version, plan_for, reward_part, states_are_needed, with_credit
+from .evaluations import EVALUATION_COLUMNS, collect_evaluations
+from .fates import fates_of
+from .frames import ROLLOUT_KEY, SPAN_KEY
+from .inventory import Inventory, take_inventory
+from .ledger import Ledger
+from .payload import CALLS_PER_CHUNK
+from .plan import Plan, RewardName
+from .rows import ROW_ORDER, Limits
+from .source import Selection, Source
+from .surroundings import Surroundings, read_surroundings
+from .survey import Clock, Survey, survey_when_settled
+
+__all__ = ["Assembly", "assemble"]
+
+_PAUSE_S: Final = 0.5
+_OF_ROLLOUT: Final = [*ROLLOUT_KEY, "run_id", "round", "task_id", "reward", "end_ns"]
+_OF_CALL: Final = [
+    *("store", *SPAN_KEY, *ROLLOUT_KEY, "run_id", "round", "task_id", "agent", "call_index", "next_index", "turn"),
+    *("position", "policy_name", "policy_version", "policy_version_spans", "finish_reason", "temperature"),
+    *("logprobs_mode", "tokens_source", "group_id", "reason", "reward"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What is decided of all rollouts without tokens."""
+
+    rollouts: pl.DataFrame
+    """rollout_id, attempt, run_id, round, task_id, reward, end_ns, `pending` and `reason`."""
+    compared: pl.DataFrame
+    """Those that are compared, sorted by ROLLOUT_KEY, with `rollout` (u32), group_id, the number of their `part` and of their
+    `sound` calls (u32): those with nothing against them so far."""
+    advantages: pl.DataFrame
+    """rollout, position, return, advantage and drop of the calls of compared rollouts."""
+    plan: Plan
+    """How rewards became advantages; the default baseline is settled."""
+    shares: pl.DataFrame
+    """rollout_id, attempt, `part`, `value`: what later datasets compare agents and single rewards with."""
+    fates: pl.DataFrame
+    """FATES of the calls with tokens that are dropped."""
+    others: pl.DataFrame
+    """FATES of the calls without tokens."""
+    limits: Limits
+    selection: Selection | None
+    """What the rows are read by, where they are most of what it holds."""
+    used: pl.DataFrame
+    """rollout_id, attempt, `calls`: what rollouts that an earlier dataset used have now."""
+    in_vain: int
+    unmatched: int
+    function_error: str | None
+    folder: Path
+    """Of the sound calls of each part."""
+
+    def chunks(self) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+        """The sound calls with their credit, in the order of datasets, with PAYLOAD of those that only clients recorded.
+
+        Whole rollouts, of about CALLS_PER_CHUNK calls at a time.
+        """
+        ordered = self.compared.filter(pl.col("sound") > 0).sort(*ROW_ORDER)
+        # The chunk of a rollout follows from the calls before it, not from the stores: the same rows give the same bytes.
+        before = pl.col("sound").cast(pl.Int64).cum_sum() - pl.col("sound")
+        numbered = ordered.select("rollout", *ROLLOUT_KEY, "part", (before // CALLS_PER_CHUNK).alias("chunk"))
+        parts: dict[int, tuple[pl.DataFrame, pl.DataFrame]] = {}
+        for chunk in numbered.partition_by("chunk", maintain_order=True):
+            needed = chunk["part"].unique(maintain_order=True).to_list()
+            parts = {part: parts[part] if part in parts else _read_part(self.folder, part) for part in needed}
+            of_chunk = chunk.select(*ROLLOUT_KEY, "rollout")
+            calls = [parts[part][0].join(of_chunk, on=ROLLOUT_KEY, how="inner") for part in needed]
+            advantages = self.advantages.join(of_chunk.select("rollout"), on="rollout", how="semi")
+            credited = with_credit(pl.concat(calls), advantages).sort(*ROW_ORDER, "position", nulls_last=False)
+            yield credited, pl.concat(parts[part][1] for part in needed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What stays in memory of some rollouts."""
+
+    rollouts: pl.DataFrame
+    compared: pl.DataFrame
+    credited: pl.DataFrame
+    fates: pl.DataFrame
+    others: pl.DataFrame
+    rewards: Sequence[RewardName]
+    newest: int | None
+    calls: int
+    in_vain: int
+    unmatched: int
+    function_error: str | None
+
+
+def assemble(
+    source: Source,
+    selection: Selection,
+    settings: DatasetSettings,
+    ledger: Ledger,
+    clock: Clock,
+    folder: Path,
+) -> Assembly:
+    """Surveys, rewards and credits all rollouts of the selection that no earlier dataset used; `folder` takes the calls.
+
+    Waits up to `wait_s` for rollouts that are still arriving. Of a selection that is more than one chunk, rollouts that had
+    not begun to arrive are left to the next dataset. Raises UsageError for unknown names of credit and baseline, and for
+    functions that do not keep to their form.
+    """
+    with_state = states_are_needed(settings)
+    deadline_ns = clock.now_ns() + int(settings.wait_s * 1e9)
+    inventory, fresh = _look(source, selection, ledger, clock, deadline_ns)
+    selections, around = _chunked(source, selection, inventory, fresh)
+    parts: list[_Part] = []
+    while len(parts) < len(selections):
+        around = replace(around, are_counted=len(parts) == len(selections) - 1)
+        survey = survey_when_settled(
+            source,
+            selections[len(parts)],
+            ledger,
+            clock,
+            settle_s=settings.settle_s,
+            wait_s=max(0, deadline_ns - clock.now_ns()) / 1e9,
+            around=around,
+        )
+        news = survey.served - around.served
+        around = replace(around, served=survey.served, covered=_covered(around, survey))
+        if parts and news:
+            # Which models are ours decides on the calls of earlier chunks, too: they are gone through again.
+            parts = []
+            continue
+        parts.append(_done(source, survey, settings, folder, len(parts), with_state=with_state))
+    return _together(parts, settings, ledger, folder, selections, inventory.calls_of(ledger.used))
+
+
+def _look(
+    source: Source, selection: Selection, ledger: Ledger, clock: Clock, deadline_ns: int
+) -> tuple[Inventory, Inventory]:
+    """(what there is, what of it no dataset used); waits where all was used."""
+    while True:
+        inventory = take_inventory(source, selection)
+        fresh = inventory.without(ledger.used.select(ROLLOUT_KEY))
+        left_s = (deadline_ns - clock.now_ns()) / 1e9
+        if fresh.holdings.height or not inventory.holdings.height or left_s <= 0:
+            return inventory, fresh
+        clock.sleep(min(_PAUSE_S, left_s))
+
+
+def _chunked(
+    source: Source, selection: Selection, inventory: Inventory, fresh: Inventory
+) -> tuple[list[Selection], Surroundings]:
+    """The selection as it is where it is one chunk, else in parts that are chosen by rollout ids."""
+    chunks = fresh.chunks()
+    if fresh is inventory and len(chunks) <= 1 and selection.rollout_ids is None:
+        return [selection], Surroundings()
+    around = Surroundings()
+    if inventory.has_orphans or selection.rollout_ids is not None:
+        around = read_surroundings(source, selection)
+    if selection.rollout_ids is None:
+        around = replace(around, evaluations=_homeless(source, selection, inventory))
+    return [replace(selection, rollout_ids=chunk) for chunk in chunks or [[]]], around
+
+
+def _homeless(source: Source, selection: Selection, inventory: Inventory) -> pl.DataFrame:
+    """EVALUATIONS of rollouts that there are not: a chunk would not show them."""
+    known = inventory.holdings.select("rollout_id").unique()
+    batches = source.read("evaluations", selection, EVALUATION_COLUMNS)
+    return collect_evaluations(batch.join(known, on="rollout_id", how="anti") for batch in batches)
+
+
+def _covered(around: Surroundings, survey: Survey) -> pl.DataFrame:
+    """The keys of the surroundings' spans that calls surveyed so far cover."""
+    found = survey.twins.links.join(around.spans, on=SPAN_KEY, how="semi").select(SPAN_KEY)
+    return pl.concat([around.covered, found])
+
+
+def _done(
+    source: Source, survey: Survey, settings: DatasetSettings, folder: Path, number: int, *, with_state: bool
+) -> _Part:
+    """Rewards what was surveyed, and puts its sound calls into the folder."""
+    part = reward_part(source, survey, settings, with_state=with_state)
+    is_sound = pl.col("reason").is_null()
+    sound = part.calls.filter(is_sound).select(_OF_CALL)
+    for frame, path in zip((sound, survey.answers), _paths(folder, number), strict=True):
+        frame.write_ipc(path, compression="lz4")
+    counted = sound.group_by(ROLLOUT_KEY).agg(pl.len().cast(pl.UInt32).alias("sound"))
+    compared = part.compared.select("rollout", *_OF_ROLLOUT, "group_id").join(
+        counted, on=ROLLOUT_KEY, how="left", maintain_order="left"
+    )
+    return _Part(
+        rollouts=part.rewarded.rollouts.select(*_OF_ROLLOUT, "pending", "reason"),
+        compared=compared.with_columns(pl.lit(number, dtype=pl.UInt32).alias("part"), pl.col("sound").fill_null(0)),
+        credited=part.credited,
+        fates=fates_of(part.calls.filter(~is_sound)),
+        others=part.others.select(*ROLLOUT_KEY, *SPAN_KEY, "is_bare_call", "redacted", "rollout_reason"),
+        rewards=part.rewarded.rewards,
+        newest=newest_version(part.calls),
+        calls=part.calls.height,
+        in_vain=part.rewarded.in_vain,
+        unmatched=part.rewarded.unmatched,
+        function_error=part.rewarded.function_error,
+    )
+
+
+def _together(
+    parts: list[_Part],
+    settings: DatasetSettings,
+    ledger: Ledger,
+    folder: Path,
+    selections: Sequence[Selection],
+    used: pl.DataFrame,
+) -> Assembly:
+    compared = pl.concat(part.compared for part in parts).rename({"rollout": "in_part"}).sort(ROLLOUT_KEY)
+    compared = compared.with_row_index("rollout")
+    numbers = compared.select("part", "in_part", "rollout").partition_by("part", as_dict=True)
+    plan = plan_for(settings, parts[0].rewards, compared)
+    renumbered = (
+        part.credited.rename({"rollout": "in_part"})
+        .join(numbers[number,].select("in_part", "rollout"), on="in_part", how="left", maintain_order="left")
+        .drop("in_part")
+        for number, part in enumerate(parts)
+        if part.credited.height
+    )
+    credited = credit(pl.concat([parts[0].credited.clear(), *renumbered], how="diagonal"), compared, ledger, plan)
+    others = pl.concat(part.others for part in parts)
+    judged = judged_others(others, any_call=any(part.calls for part in parts))
+    sound = int(compared["sound"].sum())
+    return Assembly(
+        rollouts=pl.concat(part.rollouts for part in parts),
+        compared=compared.drop("in_part"),
+        advantages=credited.calls,
+        plan=plan,
+        shares=compared.select("rollout", *ROLLOUT_KEY).join(credited.parts, on="rollout").drop("rollout"),
+        fates=pl.concat(part.fates for part in parts),
+        others=fates_of(judged.with_columns(pl.lit(0, dtype=pl.UInt32).alias("position"))),
+        limits=limits(settings, max((part.newest for part in parts if part.newest is not None), default=None)),
+        selection=selections[0] if len(parts) == 1 and 2 * sound >= parts[0].calls else None,
+        used=used,
+        in_vain=sum(part.in_vain for part in parts),
+        unmatched=sum(part.unmatched for part in parts),
+        function_error=next((part.function_error for part in parts if part.function_error), None),
+        folder=folder,
+    )
+
+
+def _paths(folder: Path, part: int) -> tuple[Path, Path]:
+    return folder / f"calls-{part:05d}.arrow", folder / f"answers-{part:05d}.arrow"
+
+
+def _read_part(folder: Path, part: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    calls, answers = _paths(folder, part)
+    return pl.read_ipc(calls), pl.read_ipc(answers)

@@ -1,0 +1,121 @@
+"""Which rollouts a selection holds and how large they are, read before anything else of them.
+
+A store is gone through in chunks of whole rollouts, so that memory follows the chunk and not the store.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Final
+
+import polars as pl
+
+from .frames import ROLLOUT_KEY, Schema
+from .source import Selection, Source
+
+__all__ = ["SPANS_PER_CHUNK", "Inventory", "take_inventory"]
+
+SPANS_PER_CHUNK: Final = 65_536
+
+_BATCHES_PER_SUM: Final = 16
+_IDENTITY: Final = ["run_id", "round", "task_id"]
+_HOLDINGS: Final[Schema] = {
+    "rollout_id": pl.String,
+    "attempt": pl.Int32,
+    "trace_id": pl.String,
+    "run_id": pl.String,
+    "round": pl.Int32,
+    "task_id": pl.String,
+    "calls": pl.UInt32,
+    "spans": pl.UInt32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What there is."""
+
+    holdings: pl.DataFrame
+    """rollout_id, attempt, trace_id, run_id, round, task_id, `calls` and other `spans` (u32): a row per trace of a rollout."""
+    has_orphans: bool
+    """Whether some spans belong to no rollout."""
+
+    def calls_of(self, rollouts: pl.DataFrame) -> pl.DataFrame:
+        """rollout_id, attempt and the number of `calls` (u32) that each of `rollouts` has."""
+        counted = self.holdings.group_by(ROLLOUT_KEY).agg(pl.col("calls").sum().cast(pl.UInt32))
+        return counted.join(rollouts, on=ROLLOUT_KEY, how="semi").select(*ROLLOUT_KEY, "calls")
+
+    def without(self, rollouts: pl.DataFrame) -> "Inventory":
+        """Without these (rollout_id, attempt), but for those that share a trace with another one."""
+        others = self.holdings.join(rollouts, on=ROLLOUT_KEY, how="anti")
+        if others.height == self.holdings.height:
+            return self
+        related = _related(self.holdings)
+        kept = related.join(others.select("rollout_id"), on="rollout_id", how="semi").select("relation")
+        kept = related.join(kept, on="relation", how="semi").select("rollout_id")
+        return replace(self, holdings=self.holdings.join(kept, on="rollout_id", how="semi"))
+
+    def chunks(self) -> list[list[str]]:
+        """Rollout ids, in the order of datasets, in chunks of about SPANS_PER_CHUNK spans.
+
+        Rollouts that share a trace stay together: what is above a call may belong to another one.
+        """
+        sized = self.holdings.group_by("rollout_id").agg(
+            pl.col(*_IDENTITY).drop_nulls().first(), (pl.col("calls").sum() + pl.col("spans").sum()).alias("size")
+        )
+        sized = sized.join(_related(self.holdings), on="rollout_id").sort(*_IDENTITY, "rollout_id")
+        sized = sized.with_columns((pl.col("size").cum_sum() - pl.col("size")).alias("before"))
+        chunk = (pl.col("before").first().over("relation") // SPANS_PER_CHUNK).alias("chunk")
+        parts = sized.with_columns(chunk).sort("chunk", maintain_order=True)
+        return [part["rollout_id"].to_list() for part in parts.partition_by("chunk", maintain_order=True)]
+
+
+def take_inventory(source: Source, selection: Selection) -> Inventory:
+    """Counts what the selection holds."""
+    columns = [*ROLLOUT_KEY, "trace_id", *_IDENTITY]
+    calls = source.read("calls", selection, columns)
+    spans = source.read("spans", selection, columns, without_calls=True)
+    sums, has_orphans = pl.DataFrame(schema=_HOLDINGS), False
+    pending: list[pl.DataFrame] = []
+    for batch in chain(_counted(calls, "calls"), _counted(spans, "spans")):
+        has_orphans |= batch["rollout_id"].null_count() > 0
+        pending.append(batch.drop_nulls("rollout_id"))
+        if len(pending) >= _BATCHES_PER_SUM:
+            sums, pending = _summed([sums, *pending]), []
+    return Inventory(_summed([sums, *pending]), has_orphans)
+
+
+def _counted(batches: Iterable[pl.DataFrame], name: str) -> Iterable[pl.DataFrame]:
+    """_HOLDINGS of each batch."""
+    for batch in batches:
+        rows = batch.with_columns(
+            pl.col("attempt").fill_null(0),
+            *((pl.lit(int(column == name), dtype=pl.UInt32)).alias(column) for column in ("calls", "spans")),
+        )
+        yield _summed([rows.select(pl.col(column).cast(kind) for column, kind in _HOLDINGS.items())])
+
+
+def _summed(frames: list[pl.DataFrame]) -> pl.DataFrame:
+    return (
+        pl.concat(frames)
+        .group_by(*ROLLOUT_KEY, "trace_id", maintain_order=True)
+        .agg(pl.col(*_IDENTITY).drop_nulls().first(), pl.col("calls", "spans").sum().cast(pl.UInt32))
+    )
+
+
+def _related(holdings: pl.DataFrame) -> pl.DataFrame:
+    """rollout_id and `relation`: the least id of the rollouts that it shares a trace with, over any number of steps."""
+    pairs = holdings.select("rollout_id", "trace_id").unique()
+    alone = pairs.select("rollout_id").unique().with_columns(pl.col("rollout_id").alias("relation"))
+    shared = pairs.filter(pl.len().over("trace_id") > 1)
+    if shared.is_empty():
+        return alone
+    linked = pairs.join(shared, on="rollout_id", how="semi").with_columns(pl.col("rollout_id").alias("relation"))
+    while True:
+        nearer = linked.with_columns(pl.col("relation").min().over("trace_id"))
+        nearer = nearer.with_columns(pl.col("relation").min().over("rollout_id"))
+        if nearer["relation"].equals(linked["relation"]):
+            break
+        linked = nearer
+    found = linked.select("rollout_id", "relation").unique()
+    return pl.concat([alone.join(found, on="rollout_id", how="anti"), found])
