@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["print_quality"]
+if TYPE_CHECKING:
+    from trainspan_processing.decoding import Decoder
+
+__all__ = ["print_merge_failures", "print_quality"]
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _TITLES = {
@@ -30,6 +33,30 @@ def print_quality(manifest: Mapping[str, Any], path: Path, *, was_there: bool, p
         console.print(_distributions(distributions))
     if page is not None:
         console.print(Text(f"report: {page}", style="dim"))
+
+
+def print_merge_failures(failures: Mapping[str, Mapping[str, Any]], path: Path, decoder: "Decoder | None") -> None:
+    """Prints the example of each cause in the manifest of the dataset at `path`: both sides as token ids and as text."""
+    from trainspan_processing.visible import visible
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not failures:
+        console.print("every call continues the call of its agent before it, or is the first")
+    for cause, failed in failures.items():
+        example = failed["example"]
+        rollout, call, before = example["rollout_id"], example["call_index"], example["after"]
+        calls = "1 call" if failed["calls"] == 1 else f"{failed['calls']} calls"
+        console.print(Text(f"\nnot merged: {cause} ({calls})", style="bold yellow"))
+        where = f"rollout {rollout}: call {call} departs from call {before} at token {example['differs_at']}"
+        console.print(Text(f"{where}; see: trainspan explain {rollout} --dataset {path}"), soft_wrap=True)
+        sides = {"both": "shared", f"call {before}": "earlier", f"call {call}": "prompt"}
+        if decoder is not None and not decoder.covers(token for side in sides.values() for token in example[side]):
+            decoder = None
+        for name, side in sides.items():
+            ids = example[side]
+            console.print(Text(f"  {name:>8}: {' '.join(map(str, ids)) or 'nothing'}"), soft_wrap=True)
+            if decoder is not None and ids:
+                console.print(Text(f"  {'':>8}  {visible(repr(decoder.text(ids)))}", style="dim"), soft_wrap=True)
 
 
 def _facts(manifest: Mapping[str, Any]) -> Table:

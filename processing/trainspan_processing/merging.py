@@ -22,6 +22,8 @@ _SWAPPED: Final = 16
 """Greatest number of tokens that re-tokenisation replaces at a time."""
 _SHOWN: Final = 24
 """Tokens shown of each side in an example."""
+_SHARED: Final = 8
+"""Tokens shown before them, which both sides have."""
 
 Ids = NDArray[np.int32]
 
@@ -42,6 +44,7 @@ class MergeFailures:
             self.examples[cause] = {
                 **where,
                 "differs_at": at,
+                "shared": earlier[max(0, at - _SHARED) : at].tolist(),
                 "earlier": earlier[at : at + _SHOWN].tolist(),
                 "prompt": prompt[at : at + _SHOWN].tolist(),
             }

@@ -11,7 +11,10 @@ import duckdb
 
 from tests.processing.conftest import Bench
 from tests.processing.traces import chain
+from tests.support.byte_tokenizer import encode, make_byte_tokenizer
 from trainspan_training.transitions import open_dataset, read_calls
+
+_SIDES = ("both", "call 0", "call 1")
 
 
 def _run(bench: Bench, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
@@ -40,6 +43,33 @@ def test_a_round_is_built_printed_and_read_by_its_consumers(bench: Bench) -> Non
     assert len(read_calls(open_dataset(folder))) == 4
     count = duckdb.sql(f"SELECT count(*), sum(len(completion_ids)) FROM '{folder}/*.parquet'").fetchall()
     assert count == [(4, 20)]
+
+
+def test_failed_merges_are_shown_on_request_as_ids_and_as_text(bench: Bench, tmp_path: Path) -> None:
+    model = make_byte_tokenizer(tmp_path)
+    system, thought, answer = (
+        encode(model, text) for text in ("be brief\n", "<think>hm \x1b]52;</think>", "four[/bold]")
+    )
+    for name in "ab":
+        rollout = bench.rollout(name).reward(float(name == "a"))
+        rollout.call(0, system, [*thought, *answer])
+        rollout.call(1, [*system, *answer, *encode(model, "\nsure?")], encode(model, "yes"))
+        bench.send(rollout)
+    shown = _run(bench, "--run", bench.run_id, "--round", "0", "--show-merge-failures", "--model", str(model)).stdout
+    assert "not merged: template (2 calls)" in shown
+    first = f"rollout {bench.run_id}-a: call 1 departs from call 0 at token {len(system)}"
+    assert f"{first}; see: trainspan explain {bench.run_id}-a --dataset {bench.out / 'round=0000'}" in shown
+    lines = [line.strip() for line in shown[shown.index(first) :].splitlines()[1:7]]
+    sides = [system[-8:], [*thought, *answer][:24], encode(model, "four[/bold]\nsure?")]
+    assert lines[::2] == [f"{name}: {' '.join(map(str, ids))}" for name, ids in zip(_SIDES, sides, strict=True)]
+    assert lines[1::2] == [r"'e brief\n'", r"'<think>hm \x1b]52;</think>f'", r"'four[/bold]\nsure?'"]
+    assert "\x1b" not in shown
+
+
+def test_without_failed_merges_it_says_so(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 2).reward(float(name == "a")) for name in "ab"))
+    shown = _run(bench, "--run", bench.run_id, "--round", "0", "--show-merge-failures").stdout
+    assert "every call continues the call of its agent before it, or is the first" in shown
 
 
 def test_a_failure_is_one_line_and_exit_code_1(bench: Bench) -> None:

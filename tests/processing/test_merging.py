@@ -48,6 +48,7 @@ def test_failed_merges_are_counted_by_cause_with_an_example_of_each(bench: Bench
     example = failures["template"]["example"]
     assert (example["call_index"], example["after"], example["differs_at"]) == (1, 0, 20)
     assert example["earlier"][:3] == _ANSWER[:3]
+    assert example["shared"] == _PROMPT[-8:]
     assert example["prompt"] == [*_ANSWER[6:], 1]
 
 

@@ -61,6 +61,15 @@ def dataset(
     allow_behind: Annotated[
         bool, typer.Option("--allow-behind", help="Build although the store still loads what it acknowledged.")
     ] = False,
+    show_merge_failures: Annotated[
+        bool,
+        typer.Option(
+            "--show-merge-failures", help="Show for each cause the tokens at which a call departs from the one before."
+        ),
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="Model whose tokenizer decodes these tokens [default: the one served].")
+    ] = None,
     config: ConfigOption = None,
     format: FormatOption = "table",
 ) -> None:
@@ -70,7 +79,7 @@ def dataset(
     """
     import time
 
-    from trainspan_cli.quality import print_quality
+    from trainspan_cli.quality import print_merge_failures, print_quality
     from trainspan_processing.build import Request, build_dataset
     from trainspan_processing.quality.page import QUALITY_PAGE
     from trainspan_processing.replay import rebuild
@@ -126,3 +135,9 @@ def dataset(
     else:
         report = built.path / QUALITY_PAGE
         print_quality(built.manifest, built.path, was_there=built.was_there, page=report if report.exists() else None)
+        if show_merge_failures:
+            from trainspan_cli.tokenizers import tokenizer_places
+            from trainspan_processing.decoding import find_decoder
+
+            decoder = find_decoder(tokenizer_places(model, chosen))
+            print_merge_failures(built.manifest["merge_failures"], built.path, decoder)

@@ -2,14 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
-
-if TYPE_CHECKING:
-    from trainspan_schemas.settings import Settings
 
 
 def explain(
@@ -40,6 +37,7 @@ def explain(
     """
     import time
 
+    from trainspan_cli.tokenizers import tokenizer_places
     from trainspan_processing.explanation.investigation import Question, explain_rollout
     from trainspan_processing.explanation.page import explanation_page
     from trainspan_processing.published import open_published
@@ -59,7 +57,7 @@ def explain(
                 chosen.dataset, credit=credit, baseline=baseline, reward=reward, reward_name=reward_name, gamma=gamma
             ),
             dataset=published,
-            models=_models(model, chosen),
+            models=tokenizer_places(model, chosen),
         ),
         Clock(time.time_ns, time.sleep),
     )
@@ -76,20 +74,3 @@ def explain(
     print_explanation(account, full=full)
     if html is not None:
         print(f"\npage: {html}")
-
-
-def _models(model: str | None, chosen: "Settings") -> tuple[str | None, ...]:
-    """Where a tokenizer may lie, the surest place first. A model that is named must have one."""
-    from trainspan_processing.decoding import load_decoder
-    from trainspan_schemas.checkpoint import read_latest
-    from trainspan_schemas.errors import TrainspanError
-    from trainspan_schemas.home import checkpoints_dir, served_model
-
-    if model is not None:
-        load_decoder(model)
-        return (model,)
-    try:
-        latest = read_latest(checkpoints_dir(chosen.serving.checkpoints))
-    except TrainspanError:
-        latest = None
-    return (chosen.serving.model, served_model(), chosen.train.model, str(latest) if latest else None)

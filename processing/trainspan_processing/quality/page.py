@@ -80,14 +80,17 @@ def _reasons(dropped: Mapping[str, int]) -> list[Child]:
 
 
 def _merge_failures(failures: Mapping[str, Mapping[str, Any]]) -> list[Child]:
-    """Calls that do not continue their agent's call before them, by cause, with the first of each."""
+    """Calls that do not continue their agent's call before them, by cause, with the tokens of the first of each."""
     if not failures:
         return []
     rows: list[list[Child]] = []
     for cause, failed in failures.items():
         example = failed["example"]
         where = f"rollout {example['rollout_id']}: call {example['call_index']} after call {example['after']}"
-        rows.append([cause, failed["calls"], f"{where}, at token {example['differs_at']}"])
+        sides = {"both have": "shared", "then it was": "earlier", "and became": "prompt"}
+        told = [element("div", f"{name} {' '.join(map(str, example[side]))}") for name, side in sides.items()]
+        tokens = element("details", element("summary", f"{where}, at token {example['differs_at']}"), *told)
+        rows.append([cause, failed["calls"], tokens])
     return [
         table(["not merged because of", "calls", "for example (see trainspan explain)"], rows, text=frozenset({0, 2}))
     ]
