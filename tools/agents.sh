@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv-agents, the environment of the agents that tests run: frameworks, and of trainspan only the base install.
-# The frameworks' instrumentors lie in folders of their own there, so that a test adds them by PYTHONPATH.
+# The frameworks' instrumentors, and web frameworks, lie in folders of their own there, so that a test adds them by PYTHONPATH.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,10 +24,13 @@ echo "trainspan: installing the agents' environment for tests (log: $log)"
 run install --constraint "$pins" --editable ".[web]" \
     langchain langchain-openai langgraph openai-agents autogen-agentchat "autogen-ext[openai]" \
     aiohttp fastapi gunicorn requests uvicorn
-rm -rf "$folder/traceloop" "$folder/openinference"
+rm -rf "$folder/traceloop" "$folder/openinference" "$folder/web"
 run install --constraint "$pins" --no-deps --target "$folder/traceloop" \
     opentelemetry-instrumentation-langchain opentelemetry-instrumentation-openai-agents
 run install --constraint "$pins" --no-deps --target "$folder/openinference" \
     openinference-instrumentation openinference-semantic-conventions openinference-instrumentation-openai \
     openinference-instrumentation-langchain openinference-instrumentation-openai-agents \
     openinference-instrumentation-autogen-agentchat
+run install --constraint "$pins" --no-deps --target "$folder/web" \
+    blinker django flask itsdangerous jinja2 markupsafe sqlparse werkzeug waitress \
+    hypercorn h2 hpack hyperframe priority wsproto

@@ -63,7 +63,9 @@ def watch_servers() -> None:
     """Lets the requests of known servers begin from a context of their own."""
     wraps = {
         "uvicorn.server": _wrap_uvicorn,
-        "gunicorn.arbiter": _wrap_gunicorn_master,
+        "uvicorn.supervisors.multiprocess": _wrap_master("Multiprocess"),
+        "uvicorn.supervisors.basereload": _wrap_master("BaseReload"),
+        "gunicorn.arbiter": _wrap_master("Arbiter"),
         "gunicorn.workers.base": _wrap_gunicorn,
         "aiohttp.web_protocol": _wrap_aiohttp,
         "socketserver": _wrap_socketserver,
@@ -103,13 +105,18 @@ def _wrap_gunicorn(module: ModuleType) -> None:
     wrapt.wrap_function_wrapper(module.Worker, "init_process", _serve)
 
 
-def _wrap_gunicorn_master(module: ModuleType) -> None:
-    def run(wrapped: Callable[..., Any], _arbiter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _wrap_master(name: str) -> Callable[[ModuleType], None]:
+    """The process above a server's workers: the rollouts are their requests."""
+
+    def run(wrapped: Callable[..., Any], _master: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if scope := process_scope():
-            scope.holds_rollouts = True  # those of its workers' requests
+            scope.holds_rollouts = True
         return wrapped(*args, **kwargs)
 
-    wrapt.wrap_function_wrapper(module.Arbiter, "run", run)
+    def wrap_master(module: ModuleType) -> None:
+        wrapt.wrap_function_wrapper(getattr(module, name), "run", run)
+
+    return wrap_master
 
 
 def _wrap_socketserver(module: ModuleType) -> None:

@@ -76,14 +76,12 @@ def prepare(
         headers["traceparent"] = str(parent)
     is_generation = method.upper() == "POST" and urlsplit(url).path.rstrip("/").endswith(GENERATION_PATHS)
     agent = calling_agent(body) if is_generation else None
-    if scope is None:
-        strip(headers)  # what instrumentation passed on of a public caller's baggage
-    else:
-        foreign = strip_identity(headers.get("baggage", ""))
-        ours = scope.identity.to_baggage(agent)
-        if is_outside_of_requests():
-            ours += f",{NO_BOUNDARY}=true"
-        headers["baggage"] = f"{foreign},{ours}" if foreign else ours
+    members = [strip_identity(headers.get("baggage", ""))]  # without what a public caller said of identity
+    if scope is not None:
+        members.append(scope.identity.to_baggage(agent))
+    if scope is None or is_outside_of_requests():
+        members.append(f"{NO_BOUNDARY}=true")
+    headers["baggage"] = ",".join(filter(None, members))
     return PolicyRequest(scope, is_generation, agent)
 
 

@@ -17,6 +17,7 @@ from trainspan_schemas.identity import Identity
 
 APP = """
 import asyncio, concurrent.futures
+import trainspan
 from fastapi import BackgroundTasks, FastAPI
 from openai import AsyncOpenAI, OpenAI
 
@@ -39,6 +40,20 @@ async def everywhere(text: str, background: BackgroundTasks):
     list(pool.map(ask, [text]))
     background.add_task(ask, text)
     kept.add(asyncio.create_task(ask_async(text, 0.2)))
+    return {}
+
+@app.get("/blocks/{text}")
+async def blocks(text: str, background: BackgroundTasks):
+    await ask_async("outside")
+    background.add_task(ask, "outside")
+
+    async def block(part):
+        async with trainspan.rollout(task_id=part):
+            await ask_async(part)
+            await asyncio.get_running_loop().run_in_executor(pool, ask, part)
+            kept.add(asyncio.create_task(ask_async(part, 0.1)))
+
+    await asyncio.gather(block(f"{text} a"), block(f"{text} b"))
     return {}
 
 @app.get("/simple/{text}")
@@ -107,13 +122,23 @@ def requests_of(recorder: OtlpRecorder) -> dict[str, RecordedSpan]:
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(UVICORN, id="uvicorn"), pytest.param(GUNICORN, id="gunicorn prefork")]
+    ("command", "boundary"),
+    [
+        pytest.param(UVICORN, "", id="uvicorn"),
+        pytest.param(UVICORN, "request", id="uvicorn, boundary request"),
+        pytest.param(GUNICORN, "", id="gunicorn prefork"),
+    ],
 )
 def test_each_request_of_a_web_agent_is_a_rollout_with_its_pools_and_background_tasks(
-    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str], command: list[str]
+    tmp_path: Path,
+    policy: OpenAIServer,
+    recorder: OtlpRecorder,
+    wired: dict[str, str],
+    command: list[str],
+    boundary: str,
 ) -> None:
     texts = [f"question {number}" for number in range(5)]
-    with serving(tmp_path, wired, command) as agent:
+    with serving(tmp_path, wired, command, TRAINSPAN_BOUNDARY=boundary) as agent:
         paths = [f"/everywhere/{text.replace(' ', '%20')}" for text in texts]
         with ThreadPoolExecutor(6) as pool:
             assert list(pool.map(agent.get, [*paths, "/fail/broken", "/idle"])) == [200] * 5 + [500, 200]
@@ -184,6 +209,29 @@ def test_with_the_boundary_process_a_web_agent_is_one_rollout(
     rollout = recorder.one("trainspan.rollout")
     assert {request.baggage[keys.ROLLOUT_ID] for request in policy.requests} == {rollout.trace_id}
     assert rollout.attributes[keys.ROLLOUT_CALLS] == 2
+    assert not requests_of(recorder)
+
+
+def test_with_the_boundary_explicit_the_blocks_within_requests_are_the_rollouts_and_nothing_else_is(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
+) -> None:
+    with serving(tmp_path, wired, TRAINSPAN_BOUNDARY="explicit") as agent:
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(agent.get, [f"/blocks/{n}" for n in range(4)])) == [200] * 4
+        wait_for(policy, 4 * (2 + 2 * 3))
+        recorder.wait_for(lambda seen: len(seen.named("openai.chat")) == 4 * (2 + 2 * 3))
+    asked = rollouts_by_text(policy)
+    assert asked.pop("outside") == [None] * 8
+    assert {text: (len(ids), len(set(ids))) for text, ids in asked.items()} == {
+        f"{n} {part}": (3, 1) for n in range(4) for part in "ab"
+    }
+    rollouts = {span.attributes[keys.TASK_ID]: span for span in recorder.named("trainspan.rollout")}
+    assert {text: {span.attributes[keys.ROLLOUT_ID]} for text, span in rollouts.items()} == {
+        text: set(ids) for text, ids in asked.items()
+    }
+    marked = [request for request in policy.requests if keys.NO_BOUNDARY in request.baggage]
+    assert {request.body["messages"][0]["content"] for request in marked} == {"outside"}
+    assert len(marked) == 8
     assert not requests_of(recorder)
 
 

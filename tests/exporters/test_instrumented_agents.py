@@ -342,7 +342,7 @@ def test_with_an_explicit_boundary_the_process_is_no_rollout(
     ran = run(write(tmp_path, f"{ASK}\n    ask()"), {**wired, "TRAINSPAN_BOUNDARY": "explicit"})
     assert ran.code == 0
     assert [span.name for span in recorder.spans] == ["openai.chat"]
-    assert "baggage" not in policy.requests[0].headers
+    assert policy.requests[0].baggage == {keys.NO_BOUNDARY: "true"}, "its calls say that they belong to no rollout"
 
 
 def test_defaults_reach_children_only_where_they_mean_the_same_in_every_language(tmp_path: Path) -> None:

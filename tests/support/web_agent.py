@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
 import urllib.error
@@ -43,6 +44,7 @@ def web_agent(folder: Path, command: list[str], extra: Mapping[str, str]) -> Ite
         cwd=folder,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     agent = WebAgent(f"http://127.0.0.1:{port}")
     try:
@@ -53,8 +55,7 @@ def web_agent(folder: Path, command: list[str], extra: Mapping[str, str]) -> Ite
         try:
             process.communicate(timeout=20)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            _kill(process)
 
 
 def _wait_until_ready(agent: WebAgent, process: "subprocess.Popen[str]") -> None:
@@ -64,5 +65,11 @@ def _wait_until_ready(agent: WebAgent, process: "subprocess.Popen[str]") -> None
             agent.get("/idle")
             return
         time.sleep(0.05)
-    process.kill()
-    raise AssertionError(f"the web agent did not come up: {process.communicate()[1][-2000:]}")
+    raise AssertionError(f"the web agent did not come up: {_kill(process)[-2000:]}")
+
+
+def _kill(process: "subprocess.Popen[str]") -> str:
+    """Ends the process and its workers; its last words."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.communicate()[1]
