@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from trainspan_collector.nearby import SEEDS, nearby
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.views import VIEWS
 
@@ -38,21 +39,23 @@ LEFT JOIN (
 _SOURCES: Final = {
     "spans": "stored.span_identities",
     "calls": "(SELECT * FROM stored.span_identities WHERE is_call)",
-    "rollouts": "rollouts",
+    "rollouts": "main.rollouts",
     "evaluations": f"(SELECT e.*, i.run_id, i.round FROM stored.bound_evaluations e {_OF_ROLLOUT} e.rollout_id)",
     "logs": (
-        "(SELECT l.*, b.rollout_id, i.run_id, i.round FROM logs l "
-        f"LEFT JOIN stored.log_rollouts b ON b.seq = l.seq {_OF_ROLLOUT} b.rollout_id)"
+        "(SELECT l.*, b.rollout_id, i.run_id, i.round FROM stored.log_rollouts b "
+        f"JOIN main.logs l ON l.seq = b.seq {_OF_ROLLOUT} b.rollout_id)"
     ),
 }
 """What a read's rows are chosen from: each has trace_id, rollout_id, run_id and round."""
 
 _TOUCHED: Final = """
 touched AS MATERIALIZED (
-    SELECT trace_id, rollout_id FROM stored.span_identities WHERE seq > $since
-    UNION SELECT trace_id, rollout_id FROM stored.bound_evaluations WHERE seq > $since
-    UNION SELECT trace_id, rollout_id FROM stored.log_rollouts WHERE seq > $since
+    SELECT trace_id, rollout_id FROM stored.span_identities WHERE seq > $since_seq
+    UNION SELECT trace_id, rollout_id FROM stored.bound_evaluations WHERE seq > $since_seq
+    UNION SELECT trace_id, rollout_id FROM stored.log_rollouts WHERE seq > $since_seq
 )"""
+
+_ALL: Final = ("since_seq", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +96,16 @@ def named_read(name: str, parameters: Mapping[str, object]) -> Query:
             "(r.trace_id IN (SELECT trace_id FROM touched WHERE trace_id IS NOT NULL)"
             " OR r.rollout_id IN (SELECT rollout_id FROM touched WHERE rollout_id IS NOT NULL))"
         )
-        bound["since"] = _checked(given, "since_seq", int)
+        bound["since_seq"] = _checked(given, "since_seq", int)
     # Rows are chosen on narrow columns first: a plan of one piece reads every span's payload.
     tables.append(f"chosen AS MATERIALIZED (SELECT * FROM {_SOURCES[name]} r WHERE {' AND '.join(conditions)})")
     columns = ", ".join(_qualified(name, column) for column in _columns(name, given))
     payload = " JOIN stored.spans s ON s.seq = i.seq" if name in ("spans", "calls") else ""
     if "without_calls" in given and _checked(given, "without_calls", bool):
         payload += " WHERE NOT coalesce(i.is_call, false)"
+    seeds = [parameter for parameter in SEEDS if parameter in bound and (parameter, bound[parameter]) != _ALL]
+    if seeds:
+        tables = nearby(tables, seeds[0])
     return Query(f"WITH {', '.join(tables)} SELECT {columns} FROM chosen i{payload}", bound)
 
 
