@@ -143,10 +143,13 @@ def _count_failures(kept: pl.DataFrame, failures: MergeFailures) -> None:
 
 
 def _tokens(lists: pl.Series) -> Tokens:
-    array = lists.rechunk().to_arrow()
-    offsets = array.offsets.to_numpy().astype(np.int64, copy=False)
-    values = array.values.to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
-    return Tokens(values, offsets[:-1], np.diff(offsets))
+    # From Arrow's buffers: `to_numpy` of an Arrow array imports pandas.
+    array = lists.cast(pl.List(pl.Int32)).rechunk().to_arrow()
+    offsets = np.frombuffer(array.buffers()[1], dtype=np.int64)[array.offset : array.offset + len(array) + 1]
+    values = array.values
+    data = values.buffers()[1]
+    ids = np.frombuffer(data, dtype=np.int32) if data else np.empty(0, dtype=np.int32)
+    return Tokens(ids[values.offset : values.offset + len(values)], offsets[:-1], np.diff(offsets))
 
 
 def _count(kept: pl.DataFrame, counts: RowCounts) -> None:

@@ -41,7 +41,7 @@ def test_a_round_is_built_printed_and_read_by_its_consumers(bench: Bench) -> Non
     assert Path(manifest["path"]) == folder
     assert manifest["sha256"] == hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
     assert len(read_calls(open_dataset(folder))) == 4
-    count = duckdb.sql(f"SELECT count(*), sum(len(completion_ids)) FROM '{folder}/*.parquet'").fetchall()
+    count = duckdb.execute(f"SELECT count(*), sum(len(completion_ids)) FROM '{folder}/*.parquet'").fetchall()
     assert count == [(4, 20)]
 
 
@@ -97,7 +97,13 @@ def test_a_store_that_is_not_there_is_named(bench: Bench) -> None:
     assert "no store at /nowhere/spans.duckdb" in missing.stderr
 
 
-def test_the_command_loads_neither_the_collector_nor_the_trainer(bench: Bench) -> None:
-    code = "import sys, trainspan_processing.build; print([m for m in ('duckdb', 'torch', 'datasets', 'grpc') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+def test_the_command_loads_neither_the_collector_nor_the_trainer_nor_pandas(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 2).reward(float(name == "a")) for name in "ab"))
+    code = (
+        "import sys; from trainspan_cli.main import run; run(sys.argv[1:]); "
+        "print([m for m in ('duckdb', 'torch', 'datasets', 'grpc', 'pandas') if m in sys.modules])"
+    )
+    store = str(bench.collectors[0].store)
+    arguments = ["dataset", "--store", store, "--out", str(bench.out), "--run", bench.run_id]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
