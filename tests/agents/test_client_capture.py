@@ -37,18 +37,17 @@ def plain(value):
 
 
 def joined(chunks):
-    \"\"\"Chunks of one text become one: a busy server puts several tokens into a chunk.\"\"\"
-    result = []
+    \"\"\"The text of a stream, and the other chunks: a busy server puts several tokens into a chunk, or all into the last.\"\"\"
+    text, others = "", []
     for chunk in map(plain, chunks):
-        choice, last = chunk["choices"][0], result[-1]["choices"][0] if result else {}
-        is_text = "role" not in choice["delta"] and choice["finish_reason"] is None
-        if is_text and last.get("text") is not None:
-            last["text"] += choice["delta"].pop("content")
+        choice = chunk["choices"][0]
+        if "role" not in choice["delta"]:
+            text += choice["delta"].pop("content")
+        if "role" not in choice["delta"] and choice["finish_reason"] is None:
+            assert not choice["delta"] and choice.get("logprobs") is choice.get("token_ids") is None
         else:
-            result.append(chunk)
-            if is_text:
-                choice["text"] = choice["delta"].pop("content")
-    return result
+            others.append(chunk)
+    return [text, others]
 
 
 def events(text):
