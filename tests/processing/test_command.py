@@ -105,5 +105,7 @@ def test_the_command_loads_neither_the_collector_nor_the_trainer_nor_pandas(benc
     )
     store = str(bench.collectors[0].store)
     arguments = ["dataset", "--store", store, "--out", str(bench.out), "--run", bench.run_id]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"

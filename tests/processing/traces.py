@@ -237,11 +237,14 @@ def _ns(seconds: float) -> int:
     return START_NS + round(seconds * 1000) * 1_000_000
 
 
-def send(address: str, rollouts: Sequence[TestRollout]) -> None:
+def send(address: str, rollouts: Sequence[TestRollout], token: str | None = None) -> None:
     """Exports all spans and log records to an OTLP/gRPC receiver at HOST:PORT."""
+    metadata = [("authorization", f"Bearer {token}")] if token else []
     with grpc.insecure_channel(address) as channel:
         spans = [span.proto() for rollout in rollouts for span in rollout.spans]
-        TraceServiceStub(channel).Export(ExportTraceServiceRequest(resource_spans=spans), timeout=30)
+        TraceServiceStub(channel).Export(ExportTraceServiceRequest(resource_spans=spans), timeout=30, metadata=metadata)
         if records := [record for rollout in rollouts for record in rollout.logs]:
             logs = ResourceLogs(scope_logs=[ScopeLogs(log_records=records)])
-            LogsServiceStub(channel).Export(ExportLogsServiceRequest(resource_logs=[logs]), timeout=30)
+            LogsServiceStub(channel).Export(
+                ExportLogsServiceRequest(resource_logs=[logs]), timeout=30, metadata=metadata
+            )
