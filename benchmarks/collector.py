@@ -2,6 +2,10 @@
 
 Spans of 8 KiB (500 prompt and 200 completion tokens, messages, identity), 64 per request, 4 connections from one client
 process on the same machine. Beside them the machine's own limits: how often its disk syncs, and how fast it writes.
+
+CPU-seconds are those of the collector's process: of all of it, until everything is in DuckDB, and of the intake alone, which is
+all but the loader's thread: from the socket to the acknowledged bytes on disk. That is what a peer which keeps spans in memory
+can be compared with; the whole also makes rows of them, looks for duplicates, and compresses them into a file.
 """
 
 import http.client
@@ -20,6 +24,7 @@ from typing import Any
 import grpc
 from pyarrow import flight
 
+from benchmarks.collector_peer import PEER_PYTHON, thread_cpu_s
 from benchmarks.collector_peer import cpu_s as _cpu_s
 from benchmarks.collector_peer import measure as measure_peer
 from benchmarks.collector_requests import SPAN_BYTES, SPANS_PER_REQUEST, requests
@@ -31,10 +36,11 @@ __all__ = ["measure"]
 
 _CONNECTIONS = 4
 _BURST_S = 30.0
-_HTTP_BURST_S = 5.0
-_SUSTAINED_S = 60.0
+_HTTP_BURST_S = 8.0
+_SUSTAINED_S = 40.0
 _SUSTAINED_SPANS_PER_S = 8_000
 _Send = Callable[[StoreAddress, float, Iterator[bytes], list[float]], None]
+_LOADER = "loader"
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
@@ -45,20 +51,44 @@ def measure(burst_s: float = _BURST_S, sustained_s: float = _SUSTAINED_S) -> dic
         of_burst = _measure_burst(Path(folder) / "burst.duckdb", burst_s)
         of_http = _measure_http(Path(folder) / "http.duckdb")
         of_flow = _measure_flow(Path(folder) / "flow.duckdb", sustained_s)
-    python = os.environ.get("TRAINSPAN_BENCH_PEER_PYTHON")  # see benchmarks/collector_peer.py
-    of_peer = measure_peer(Path(python)) if python else {}
-    return {**of_machine, **of_burst, **of_http, **of_flow, **measure_stages(), **of_peer}
+    return {
+        **of_machine,
+        **of_burst,
+        **of_http,
+        **of_flow,
+        **measure_stages(),
+        **_measure_peer({**of_burst, **of_http}),
+    }
+
+
+def _measure_peer(ours: dict[str, Any]) -> dict[str, Any]:
+    """The peer's intake over HTTP, and how many times as many spans our process, and our intake, take in a CPU-second."""
+    python = os.environ.get(PEER_PYTHON)
+    if not python:
+        return {}
+    of_peer = measure_peer(Path(python))
+    return {
+        **of_peer,
+        **{
+            f"{transport}{part}_to_peer": round(
+                ours[f"{transport}spans_per_{part}_cpu_s"] / of_peer["peer_spans_per_cpu_s"], 1
+            )
+            for transport in ("", "http_")
+            for part in ("collector", "intake")
+        },
+    }
 
 
 def _measure_burst(store: Path, burst_s: float) -> dict[str, Any]:
     with _collector(store) as (address, process):
-        cpu_before, began = _cpu_s(process.pid), time.monotonic()
+        cpu, began = _Cpu(process.pid), time.monotonic()
         seconds = _burst(address, burst_s)
-        burst_end, cpu_burst = time.monotonic(), _cpu_s(process.pid)
+        burst_end, cpu_in_burst = time.monotonic(), cpu.used_s()
         n_spans = len(seconds) * SPANS_PER_REQUEST
         n_loaded_at_end = _count(address, wait_ms=0)
         n_loaded = _count(address, wait_ms=600_000)
-        loaded_end, cpu_loaded = time.monotonic(), _cpu_s(process.pid)
+        loaded_end = time.monotonic()
+        per_cpu_s = cpu.spans_per_s(n_spans)
         peak_mib = _peak_mib(process.pid)
     seconds.sort()
     return {
@@ -71,8 +101,8 @@ def _measure_burst(store: Path, burst_s: float) -> dict[str, Any]:
         "ack_max_ms": round(1000 * seconds[-1], 1),
         "spans_loaded_when_the_burst_ended": n_loaded_at_end,
         "loaded_spans_per_s": round(n_spans / (loaded_end - began)),
-        "collector_cpu_s_in_burst": round(cpu_burst - cpu_before, 1),
-        "spans_per_collector_cpu_s": round(n_spans / (cpu_loaded - cpu_before)),
+        "collector_cpu_s_in_burst": round(cpu_in_burst, 1),
+        **per_cpu_s,
         "peak_rss_mib": peak_mib,
         "stored_bytes_per_span": round(store.stat().st_size / n_spans),
     }
@@ -81,18 +111,37 @@ def _measure_burst(store: Path, burst_s: float) -> dict[str, Any]:
 def _measure_http(store: Path) -> dict[str, Any]:
     """A short burst over OTLP/HTTP."""
     with _collector(store) as (address, process):
-        cpu_before, began = _cpu_s(process.pid), time.monotonic()
+        cpu, began = _Cpu(process.pid), time.monotonic()
         seconds = sorted(_burst(address, _HTTP_BURST_S, _send_http))
         took = time.monotonic() - began
         n_spans = len(seconds) * SPANS_PER_REQUEST
         lost = _count(address, wait_ms=600_000) - n_spans
-        cpu = _cpu_s(process.pid) - cpu_before
+        per_cpu_s = cpu.spans_per_s(n_spans)
     return {
         "http_lost_or_doubled_spans": lost,
         "http_acknowledged_spans_per_s": round(n_spans / took),
         "http_ack_p99_ms": round(1000 * seconds[int(len(seconds) * 0.99)], 1),
-        "http_spans_per_collector_cpu_s": round(n_spans / cpu),
+        **{f"http_{name}": figure for name, figure in per_cpu_s.items()},
     }
+
+
+class _Cpu:
+    """CPU-seconds of a collector since this was made."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._before_s, self._loading_before_s = _cpu_s(pid), thread_cpu_s(pid, _LOADER)
+
+    def used_s(self) -> float:
+        return _cpu_s(self._pid) - self._before_s
+
+    def spans_per_s(self, n_spans: int) -> dict[str, int]:
+        """Of the whole process, and of all but the loader."""
+        loading_s = thread_cpu_s(self._pid, _LOADER) - self._loading_before_s
+        return {
+            "spans_per_collector_cpu_s": round(n_spans / self.used_s()),
+            "spans_per_intake_cpu_s": round(n_spans / (self.used_s() - loading_s)),
+        }
 
 
 def _measure_flow(store: Path, seconds: float) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The OTLP intake of agentlightning 0.3.0 on the same request bodies: spans per CPU-second of its server.
+"""The OTLP intake of agentlightning 0.3.0 on the same request bodies over HTTP: spans per CPU-second of its server.
 
 It keeps spans in memory and answers before anything is on disk. Its 149 packages (about 800 MB) do not belong into this
-project's environment: `python -m benchmarks.collector_peer` installs them into one of its own, measures, and removes it;
-`make bench` measures where TRAINSPAN_BENCH_PEER_PYTHON names a Python that has them.
+project's environment: `make bench` measures where TRAINSPAN_BENCH_PEER_PYTHON names a Python that has them, and so does
+`python -m benchmarks.collector_peer`, which else installs them into an environment of its own, measures, and removes it.
 """
 
 import http.client
@@ -21,8 +21,9 @@ from typing import Any
 
 from benchmarks.collector_requests import SPANS_PER_REQUEST, requests
 
-__all__ = ["cpu_s", "measure"]
+__all__ = ["PEER_PYTHON", "cpu_s", "measure", "thread_cpu_s"]
 
+PEER_PYTHON = "TRAINSPAN_BENCH_PEER_PYTHON"
 _PACKAGE = "agentlightning==0.3.0"
 _INSTALL_S = 900
 _SECONDS = 10.0
@@ -75,8 +76,21 @@ def measure(python: Path, seconds: float = _SECONDS) -> dict[str, Any]:
 
 def cpu_s(pid: int) -> float:
     """User and system time of a process so far, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return _cpu_s(Path(f"/proc/{pid}/stat"))
+
+
+def _cpu_s(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def thread_cpu_s(pid: int, name: str) -> float:
+    """The same of a process's threads of that name, as the system knows it."""
+    return sum(
+        _cpu_s(task / "stat")
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        if (task / "comm").read_text() == f"{name}\n"
+    )
 
 
 @contextmanager
@@ -122,6 +136,9 @@ def _send(port: int, stop_at: float, bodies: Iterator[bytes], taken: list[float]
 
 
 def main() -> int:
+    if present := os.environ.get(PEER_PYTHON):
+        print(json.dumps(measure(Path(present)), indent=2))
+        return 0
     with tempfile.TemporaryDirectory(prefix="trainspan-peer-") as folder:
         venv.create(folder, with_pip=True)
         python = Path(folder) / "bin" / "python"

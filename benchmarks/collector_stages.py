@@ -27,7 +27,7 @@ __all__ = ["measure"]
 
 _GROUP = 8
 """Requests that one write and sync of the journal takes, about what four connections give."""
-_N_REQUESTS = 20 * ROW_GROUP_ROWS // SPANS_PER_REQUEST
+_N_REQUESTS = 12 * ROW_GROUP_ROWS // SPANS_PER_REQUEST
 
 
 class Stages:

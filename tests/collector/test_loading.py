@@ -1,6 +1,7 @@
 """What becomes of spans, evaluations and logs in the store: duplicates, promoted columns, identity, rewards."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -322,3 +323,8 @@ def test_what_the_views_leave_out_is_stored_all_the_same(collector: CollectorPro
         "version": "1.0", "schema_url": "https://scope", "resource_schema_url": "https://resource",
         "resource_dropped_attributes": 5, "attributes": {"a": 1},
     }  # fmt: skip
+
+
+def test_the_loaders_thread_bears_its_name_in_the_system(collector: CollectorProcess) -> None:
+    names = [(task / "comm").read_text() for task in Path(f"/proc/{collector.process.pid}/task").iterdir()]
+    assert names.count("loader\n") == 1
