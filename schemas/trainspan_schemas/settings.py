@@ -256,6 +256,9 @@ class TrainSettings:
     """Alarm when |Δ log-probability| server − trainer at the first step of a round exceeds this (float32, fresh data)."""
     keep_checkpoints: int = 5
     """Newest checkpoints kept on disk; `latest` and its parent always are."""
+    report_to: str = "none"
+    """Where the figures of each round are shown beside `metrics.jsonl`: `tensorboard`, `trackio`, `wandb`, several with
+    commas, or `none`."""
     seed: int = 0
     """Of the order of rollouts, and of a new adapter."""
 

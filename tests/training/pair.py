@@ -4,6 +4,7 @@ Usage: python -m tests.training.pair TOKENIZER_DIR LOGGED_JSON OUT_DIR, with RAN
 """
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,12 +12,21 @@ from pathlib import Path
 from tests.support.dataset_files import LoggedCall
 from tests.training.covering import cases
 
+FSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+}
+"""What `accelerate launch` sets for the configuration in docs/training.md."""
+
 
 def main(tokenizer_dir: Path, logged_json: Path, out: Path) -> None:
     from trainspan_training.model import import_training
     from trainspan_training.team import Team
 
     team = Team.join()
+    assert team.splits == ("FSDP_VERSION" in os.environ)
     import_training()
     import torch
     from safetensors.torch import save_file

@@ -7,7 +7,9 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from safetensors import safe_open
 from tests.support.dataset_files import LoggedCall, sample_rollouts
 from tests.training import trainers
 from tests.training.covering import OPTIONS, Case, cases
+from tests.training.pair import FSDP
 from tests.training.references import Measured, assert_same, measured, mixed_rollouts, one_step, reference
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.model import load_model, load_tokenizer
@@ -39,12 +42,21 @@ def test_loss_and_gradient_equal_the_reference_in_float64(
     assert_same(trainers.trained(trainer, step), trainers.expected(case, logged, double_model), 1e-9)
 
 
+Pair = Callable[..., dict[Case, Measured]]
+
+
 @pytest.fixture(scope="module")
-def of_two_processes(
+def pair(
     logged: list[LoggedCall], double_model: Any, model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Pair:
+    """What two processes together make of each of their cases."""
+    return partial(_pair, logged, double_model, model_dir, tmp_path_factory.mktemp("pair"))
+
+
+def _pair(
+    logged: list[LoggedCall], double_model: Any, model_dir: Path, parent: Path, **environ: str
 ) -> dict[Case, Measured]:
-    """What two processes together made of each of their cases."""
-    folder = tmp_path_factory.mktemp("pair")
+    folder = Path(tempfile.mkdtemp(dir=parent))
     record = {"vocabulary": double_model.config.vocab_size, "calls": [dataclasses.asdict(call) for call in logged]}
     (folder / "logged.json").write_text(json.dumps(record))
     with socket.socket() as free:
@@ -56,6 +68,7 @@ def of_two_processes(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
+        **environ,
     }
     processes = [
         subprocess.Popen(command, env=shared | {"RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE, text=True)
@@ -76,11 +89,26 @@ def of_two_processes(
     return found
 
 
+@pytest.fixture(scope="module")
+def of_two_processes(pair: Pair) -> dict[Case, Measured]:
+    return pair()
+
+
 @pytest.mark.parametrize("case", cases(processes=2), ids=str)
 def test_two_processes_equal_the_reference_in_float64(
     case: Case, of_two_processes: dict[Case, Measured], logged: list[LoggedCall], double_model: Any
 ) -> None:
     assert_same(of_two_processes[case], trainers.expected(case, logged, double_model), 1e-9)
+
+
+@pytest.mark.slow
+def test_two_processes_that_hold_half_of_the_weights_each_equal_the_reference_in_float64(
+    pair: Pair, logged: list[LoggedCall], double_model: Any
+) -> None:
+    found = pair(**FSDP)
+    assert found.keys() == set(cases(processes=2))
+    for case, seen in found.items():
+        assert_same(seen, trainers.expected(case, logged, double_model), 1e-9)
 
 
 def test_the_cases_cover_every_pair_of_values() -> None:

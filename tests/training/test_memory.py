@@ -44,6 +44,14 @@ def test_an_adapter_takes_the_frozen_weights_and_little_more(config: Any) -> Non
     assert found.weights == 2 * 1_720_574_976 + 4 * adapter
 
 
+def test_processes_that_split_the_weights_hold_their_part_of_what_belongs_to_parameters(config: Any) -> None:
+    whole, part = (estimate(config, TrainSettings(kl_coef=0.1), cuda=True, parts=parts) for parts in (1, 4))
+    for name in ("weights", "gradients", "optimizer", "copies"):
+        assert getattr(part, name) == getattr(whole, name) / 4
+    assert (part.reference, part.activations, part.logits) == (whole.reference, whole.activations, whole.logits)
+    check(config, TrainSettings(micro_batch_tokens=4096), Memory(24 * GIB, 24 * GIB), cuda=True, parts=4)
+
+
 def test_all_weights_of_a_1_7b_model_do_not_fit_into_24_gib_and_an_adapter_does(config: Any) -> None:
     memory = Memory(24 * GIB, 24 * GIB)
     with pytest.raises(TrainingError) as refused:

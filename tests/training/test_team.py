@@ -1,5 +1,6 @@
 """Several processes as a user starts them: the same command, twice."""
 
+import dataclasses
 import json
 import os
 import socket
@@ -12,8 +13,10 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
+from tests.training.pair import FSDP
 from trainspan_schemas.checkpoint import CheckpointMeta
 from trainspan_schemas.errors import TrainingError
+from trainspan_training.model import load_model
 from trainspan_training.team import Team
 
 
@@ -47,9 +50,23 @@ def train(folder: Path, model_dir: Path, processes: int, *options: str) -> list[
     return [json.loads(line) for out, _ in answers for line in out.splitlines()]
 
 
-def test_weights_that_are_split_over_processes_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(TrainingError, match=r"ACCELERATE_USE_FSDP is set: weights that are split .* are not supported"):
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "ACCELERATE_USE_DEEPSPEED is set: DeepSpeed is not supported"),
+        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "Megatron-LM is not supported"),
+        ({**FSDP, "FSDP_VERSION": "1"}, "FSDP_VERSION is 1: set fsdp_version: 2"),
+        ({**FSDP, "FSDP_OFFLOAD_PARAMS": "true"}, "leave fsdp_offload_params out"),
+        ({**FSDP, "FSDP_ACTIVATION_CHECKPOINTING": "true"}, "set train.gradient_checkpointing"),
+        (FSDP, "one process has nothing to split"),
+    ],
+)
+def test_ways_to_split_weights_that_are_not_built_are_refused_by_name(
+    variables: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(TrainingError, match=line):
         Team.join()
 
 
@@ -87,3 +104,43 @@ def test_an_error_of_the_leader_ends_every_process_with_its_line(tmp_path: Path,
     with pytest.raises(ChildProcessError) as failed:
         train(tmp_path, model_dir, 2)
     assert str(failed.value).count("trainspan: no dataset in ") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_processes_that_split_the_weights_make_the_checkpoints_of_one(
+    tmp_path: Path, tied_model_dir: Path, adapter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round, a start of new processes, a round that is given up (weights and Adam's state go back), and one more round."""
+    monkeypatch.setenv("TRAINSPAN_TRAIN__ADAPTER", adapter)
+    monkeypatch.setenv("TRAINSPAN_TRAIN__MICRO_BATCH_TOKENS", "200")
+    model = load_model(tied_model_dir).eval()
+    events = {}
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        for round_, advantage in enumerate((1.0, 1e6, 1.0)):
+            calls = sample_rollouts(model, rollouts=9, seed=round_)
+            calls = [dataclasses.replace(call, advantage=call.advantage * advantage) for call in calls]
+            write_dataset(folder / "dataset", calls, round_=round_)
+        for name, value in FSDP.items() if processes > 1 else ():
+            monkeypatch.setenv(name, value)
+        events[processes] = [
+            event
+            for rounds in ("1", "2")
+            for event in train(folder, tied_model_dir, processes, "--follow", "--rounds", rounds)
+            if event["event"] == "round"
+        ]
+    assert [event["version"] for event in events[2]] == [1, 1, 2]
+    for one, two in zip(events[1], events[2], strict=True):
+        assert (one["error"] is None) == (two["error"] is None)
+        for name in ("loss", "grad_norm", "logp_diff_mean", "entropy"):
+            assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-7), name
+    file = "adapter_model.safetensors" if adapter == "lora" else "model.safetensors"
+    for name in (f"policy-000002/{file}", "optimizer/policy-000002.safetensors"):
+        one, two = (load_file(tmp_path / str(processes) / "checkpoints" / name) for processes in (1, 2))
+        assert one.keys() == two.keys()
+        assert max(float((one[key] - two[key]).abs().max()) for key in one) < 1e-5
+    folders = [tmp_path / str(processes) / "checkpoints/policy-000002" for processes in (1, 2)]
+    assert len({frozenset(path.name for path in folder.iterdir()) for folder in folders}) == 1
+    assert (folders[0] / "tokenizer.json").read_bytes() == (folders[1] / "tokenizer.json").read_bytes()

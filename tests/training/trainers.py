@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from tests.support.dataset_files import LoggedCall
 from tests.training.covering import Case
@@ -17,6 +18,7 @@ from trainspan_training.offpolicy import Correction, correct
 from trainspan_training.plan import Step
 from trainspan_training.policy import Policy
 from trainspan_training.preparation import with_reference
+from trainspan_training.sharding import whole
 from trainspan_training.team import Team
 
 
@@ -107,7 +109,8 @@ def trained(trainer: Any, step: Step) -> Measured:
     clip = trainer.accelerator.clip_grad_norm_
 
     def look(parameters: Any, norm: float) -> Any:
-        seen.append(gradients(trainer.policy))
+        assert {isinstance(p, DTensor) for p in trainer.policy.parameters()} == {trainer.team.splits}
+        seen.append({name: whole(gradient) for name, gradient in gradients(trainer.policy).items()})
         return clip(parameters, norm)
 
     trainer.accelerator.clip_grad_norm_ = look

@@ -8,15 +8,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trainspan_schemas.errors import CheckpointError, ConfigError
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.settings import DEFAULT_LORA_RANK, TrainSettings
 
 from .policy import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Policy
+from .sharding import gathered, like, settled
 from .weights import copy_companions
 
 __all__ = ["AdapterWeights", "add_adapter"]
 
 _OF_THE_BASE = ("config.json", "generation_config.json", ADAPTER_CONFIG, "README.md")
-_RANK = 16
 
 
 class AdapterWeights:
@@ -26,11 +26,15 @@ class AdapterWeights:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._first = {name: tensor.clone() for name, tensor in self._state().items()}
+        self._first = {name: tensor.clone() for name, tensor in self.gather(keep=True).items()}
 
-    def save(self, folder: Path, parent: Policy) -> None:
-        """The adapter as peft and vLLM read it, and the tokenizer."""
-        save_file(self._state(), folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    def gather(self, *, keep: bool) -> dict[str, torch.Tensor]:
+        """The adapter's tensors whole, in every process that is to `keep` them; see `sharding`."""
+        return gathered(self._parameters(), keep=keep)
+
+    def save(self, folder: Path, parent: Policy, tensors: dict[str, torch.Tensor]) -> None:
+        """The gathered adapter as peft and vLLM read it, and the tokenizer."""
+        save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         config = self._model.peft_config["default"].to_dict() | {
             "inference_mode": True,
             "base_model_name_or_path": parent.base,
@@ -45,16 +49,13 @@ class AdapterWeights:
         saved = load_file(policy.folder / ADAPTER_WEIGHTS) if policy.checkpoint else self._first
         live = self._parameters()
         for name, tensor in saved.items():
-            live[name].copy_(tensor)
-
-    def _state(self) -> dict[str, torch.Tensor]:
-        return {name: tensor.detach().cpu().contiguous() for name, tensor in self._parameters().items()}
+            live[name].copy_(like(tensor, live[name]))
 
     def _parameters(self) -> dict[str, Any]:
         """The adapter's tensors under the names that files have: without that of the adapter."""
         return {
             name.replace(".default.", "."): parameter
-            for name, parameter in self._model.named_parameters()
+            for name, parameter in settled(self._model).named_parameters()
             if parameter.requires_grad
         }
 
@@ -66,7 +67,7 @@ def add_adapter(model: Any, settings: TrainSettings, policy: Policy) -> Any:
     """
     from peft import LoraConfig, get_peft_model
 
-    rank = settings.lora_rank or _RANK
+    rank = settings.lora_rank or DEFAULT_LORA_RANK
     targets: Any = settings.lora_targets.replace(" ", "").split(",") if settings.lora_targets else "all-linear"
     config: Any = LoraConfig(
         r=rank,

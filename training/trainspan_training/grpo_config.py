@@ -1,11 +1,14 @@
 """TRL's configuration: what is ours to choose, and every default of TRL's that must not hold here."""
 
+from pathlib import Path
+
 import torch
 from trl.trainer.grpo_config import GRPOConfig
 
 from trainspan_schemas.settings import TrainSettings
 
-from .options import clip_range
+from .options import clip_range, reporters
+from .reporting import PROJECT, run_name
 
 __all__ = ["grpo_config"]
 
@@ -42,7 +45,9 @@ def grpo_config(settings: TrainSettings, output_dir: str, bf16: bool) -> GRPOCon
         num_iterations=1,
         logging_strategy="no",
         save_strategy="no",
-        report_to="none",
+        report_to=reporters(settings),
+        run_name=run_name(Path(output_dir)),
+        project=PROJECT,
         disable_tqdm=True,
         ddp_find_unused_parameters=False,
         ddp_timeout=_TIMEOUT_S,

@@ -40,10 +40,12 @@ class Learner:
     ) -> None:
         config = load_config(policy.model)
         cuda = torch.cuda.is_available()
-        memory.check(config, settings, memory.available(settings, cuda=cuda), cuda=cuda)
+        parts = team.size if team.splits else 1
+        memory.check(config, settings, memory.available(settings, cuda=cuda), cuda=cuda, parts=parts)
         forwarding = forwarding_of(settings, config, cuda=cuda, processes=team.size)
         adapted = settings.adapter == "lora"
-        model, tokenizer = load_model(policy.model, frozen=adapted), load_tokenizer(policy.model)
+        model = load_model(policy.model, frozen=adapted and not team.splits)  # what is split is all of one type
+        tokenizer = load_tokenizer(policy.model)
         attention.prepare(model, forwarding.mode, dense=forwarding.dense)
         weights: FullWeights | AdapterWeights
         if adapted:
@@ -70,7 +72,14 @@ class Learner:
 
     def train(self) -> None:
         """Until there are no more datasets."""
-        self._rounds.trainer.train()
+        trainer = self._rounds.trainer
+        try:
+            trainer.train()
+        except BaseException:
+            trainer.callback_handler.on_train_end(
+                trainer.args, trainer.state, trainer.control
+            )  # reporters end their runs
+            raise
 
 
 def _reference(policy: Policy) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trainspan_schemas.errors import TrainingError
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.settings import DEFAULT_LORA_RANK, TrainSettings
 
 from .forwarding import LOGITS
 
@@ -72,12 +72,14 @@ def available(settings: TrainSettings, *, cuda: bool) -> Memory:
     return Memory(known["MemTotal"], known["MemAvailable"])
 
 
-def estimate(config: Any, settings: TrainSettings, *, cuda: bool) -> Estimate:
-    """For a model of this configuration, by its shapes alone."""
-    total, adapter = _parameters(config, settings)
+def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1) -> Estimate:
+    """For a model of this configuration, by its shapes alone; of one of the `parts` that weights and state are split into."""
+    whole, adapter = _parameters(config, settings)
+    total = -(-whole // parts)
+    adapter = -(-adapter // parts)
     text = config.get_text_config()
     trained = adapter if settings.adapter == "lora" else total
-    frozen = 2 if cuda else 4  # bytes per frozen weight
+    frozen = 2 if cuda and parts == 1 else 4  # bytes per frozen weight
     tokens, hidden, layers = settings.micro_batch_tokens, int(text.hidden_size), int(text.num_hidden_layers)
     inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
     within = tokens * (11 * hidden + 4 * inner) * (2 if cuda else 4)  # of one layer, kept for its backward pass
@@ -88,26 +90,28 @@ def estimate(config: Any, settings: TrainSettings, *, cuda: bool) -> Estimate:
         gradients=4 * trained,
         optimizer=8 * trained,
         copies=2 * trained if cuda else 0,
-        reference=frozen * total if settings.kl_coef and settings.adapter == "none" else 0,
+        reference=(2 if cuda else 4) * whole if settings.kl_coef and settings.adapter == "none" else 0,
         activations=layers * tokens * hidden * 4 + 2 * within if checkpointing else layers * within,
         logits=scored * int(text.vocab_size) * 4 * 3,
     )
 
 
-def check(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool) -> Estimate:
+def check(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, parts: int = 1) -> Estimate:
     """The estimate. Raises TrainingError where it exceeds what is free, with what would fit."""
-    needed = estimate(config, settings, cuda=cuda)
+    needed = estimate(config, settings, cuda=cuda, parts=parts)
     if needed.total <= memory.free:
         return needed
     total, _ = _parameters(config, settings)
     what = "an adapter" if settings.adapter == "lora" else "all weights"
     raise TrainingError(
         f"training {what} of {total / 1e9:.2f} billion parameters takes about {_gib(needed.total)} GiB ({needed}), "
-        f"{_gib(memory.free)} GiB are free: {'; or '.join(_proposals(config, settings, memory, needed, cuda=cuda))}"
+        f"{_gib(memory.free)} GiB are free: {'; or '.join(_proposals(config, settings, memory, needed, cuda=cuda, parts=parts))}"
     )
 
 
-def _proposals(config: Any, settings: TrainSettings, memory: Memory, needed: Estimate, *, cuda: bool) -> list[str]:
+def _proposals(
+    config: Any, settings: TrainSettings, memory: Memory, needed: Estimate, *, cuda: bool, parts: int
+) -> list[str]:
     """What fits, best first."""
     found = []
     others = memory.total - memory.free
@@ -120,13 +124,13 @@ def _proposals(config: Any, settings: TrainSettings, memory: Memory, needed: Est
     smaller = settings
     while smaller.micro_batch_tokens > _LEAST_TOKENS:
         smaller = replace(smaller, micro_batch_tokens=smaller.micro_batch_tokens // 2)
-        if estimate(config, smaller, cuda=cuda).total <= memory.free:
+        if estimate(config, smaller, cuda=cuda, parts=parts).total <= memory.free:
             found.append(f"set train.micro_batch_tokens = {smaller.micro_batch_tokens}")
             break
     if settings.adapter == "none":
         for tokens in (settings.micro_batch_tokens, _LEAST_TOKENS):
             lora = replace(settings, adapter="lora", micro_batch_tokens=tokens, gradient_checkpointing=True)
-            size = estimate(config, lora, cuda=cuda).total
+            size = estimate(config, lora, cuda=cuda, parts=parts).total
             if size <= memory.free:
                 found.append(_lora_proposal(config, lora, memory, size, cuda=cuda))
                 break
@@ -157,7 +161,7 @@ def _parameters(config: Any, settings: TrainSettings) -> tuple[int, int]:
         and module is not head
         and (names is None or name.rpartition(".")[2] in names)
     ]
-    rank = (settings.lora_rank or 16) if settings.adapter == "lora" else 0
+    rank = (settings.lora_rank or DEFAULT_LORA_RANK) if settings.adapter == "lora" else 0
     return sum(p.numel() for p in model.parameters()), rank * sum(sum(shape) for shape in shapes)
 
 

@@ -4,16 +4,20 @@ Two laws admit an option: splitting a step into more micro-batches changes neith
 that is given does something.
 """
 
+from importlib.util import find_spec
+
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.functions import is_function_name
 from trainspan_schemas.settings import TrainSettings
 
-__all__ = ["LOSSES", "WEIGHTS", "check", "clip_range"]
+__all__ = ["LOSSES", "WEIGHTS", "check", "clip_range", "reporters"]
 
 LOSSES = {"dapo": 0.28, "cispo": 5.0}
 """Loss → its default `epsilon_high`. dapo clips the ratio at 1 + ε; cispo caps it at ε itself."""
 
 WEIGHTS = ("rollout", "token", "const")
+
+_REPORTERS = ("tensorboard", "trackio", "wandb")
 
 _PER_MICRO_BATCH = ("grpo", "bnpo", "dr_grpo", "sapo", "luspo")
 _PER_ROW = ("vespo",)
@@ -53,6 +57,7 @@ def check(settings: TrainSettings) -> None:
             raise ConfigError(f"train.{name} = {value!r} is not known; choose {' or '.join(choices)}")
     _check_numbers(settings)
     _check_idle(settings)
+    _check_reporters(settings)
     if settings.policy_url != "none" and not settings.policy_url.startswith(("http://", "https://")):
         raise ConfigError(
             f'train.policy_url = {settings.policy_url!r} is neither "none" nor starts with http:// or https://'
@@ -70,6 +75,25 @@ def clip_range(settings: TrainSettings) -> tuple[float, float]:
     if settings.loss == "cispo":
         return 0.0, high
     return 1 - (0.2 if settings.epsilon is None else settings.epsilon), 1 + high
+
+
+def reporters(settings: TrainSettings) -> list[str]:
+    """The names in `report_to`; none for "none"."""
+    names = settings.report_to.replace(" ", "").split(",")
+    return [] if names == ["none"] else names
+
+
+def _check_reporters(settings: TrainSettings) -> None:
+    for name in reporters(settings):
+        if name not in _REPORTERS:
+            known = ", ".join(_REPORTERS)
+            raise ConfigError(
+                f"train.report_to = {settings.report_to!r}: {name!r} is not known; choose of {known}, or none"
+            )
+        if find_spec(name) is None:
+            raise ConfigError(
+                f'train.report_to = {settings.report_to!r}: {name} is not installed; run pip install "trainspan[{name}]"'
+            )
 
 
 def _check_loss(loss: str) -> None:

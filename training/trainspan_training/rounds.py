@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from trainspan_schemas.checkpoint import Canary, CheckpointMeta, checkpoint_name
 from trainspan_schemas.errors import CheckpointError, DatasetError, TrainingError
@@ -42,12 +43,13 @@ from .preparation import (
     with_reference,
 )
 from .publish import EVENTS, Swap, publish
+from .reporting import figures
 from .result import NO_ROWS, Result
 from .rows import Row
 from .stats import StepStats
 from .trainer import TransitionGRPOTrainer
 from .transitions import Call, DatasetFolder, read_calls
-from .weights import FullWeights, hash_weights, load_optimizer, save_optimizer
+from .weights import FullWeights, gather_optimizer, hash_weights, load_optimizer
 
 __all__ = ["Rounds"]
 
@@ -118,16 +120,19 @@ class Rounds:
             self._ready_canary(rows)
         with self._timed("old"):
             prepared = self._prepare(plan, staleness)
-        with self._timed("train"):
+        with self._timed("optimizer"):
             for step in prepared.steps:
                 yield list(step.micro_batches)
                 if self.trainer.failure:
                     break
+        stats = self.trainer.take_stats()
+        self._seconds["train"] = sum(step.seconds for step in stats)
+        self._seconds["optimizer"] -= self._seconds["train"]
         with self._timed("check"):
             moved = self.trainer.measure(largest(prepared.steps[-1]).first(CHECK_TOKENS))
             failure = self.trainer.failure or self.trainer.kl_fault(moved)
         kl = moved.mean("k3_old")
-        record = self._record(dataset, calls, plan, prepared, staleness, kl, failure, self.trainer.take_stats())
+        record = self._record(dataset, calls, plan, prepared, staleness, kl, failure, stats)
         if failure:
             return self._abort(dataset, record, failure)
         try:
@@ -191,7 +196,7 @@ class Rounds:
             groups=dataset.groups,
             zero_spread_groups=dataset.zero_spread_groups,
             kl=kl,
-            tokens_per_second=summary["forwarded_tokens"] / self._seconds["train"],
+            tokens_per_second=summary["forwarded_tokens"] / (self._seconds["train"] + self._seconds["optimizer"]),
             policy_versions=[min(known), max(known)] if known else [],
             staleness_mean=staleness.mean,
             staleness_max=staleness.greatest,
@@ -215,16 +220,18 @@ class Rounds:
     def _save(self, dataset: DatasetFolder, canary: Canary) -> Policy:
         parent, trainer = self._policy, self.trainer
         version, kind = parent.version + 1, self._weights.kind
+        tensors = self._weights.gather(keep=trainer.team.leads)
+        moments = gather_optimizer(trainer.optimizer, trainer.policy, keep=trainer.team.leads)
 
         def write(book: Checkpoints) -> Policy:
             meta = CheckpointMeta(kind, version, parent.name, parent.base, dataset.sha256)
 
             def fill(folder: Any) -> None:
-                self._weights.save(folder, parent)
+                self._weights.save(folder, parent, tensors)
                 canary.write(folder)
                 replace(meta, weights_sha256=hash_weights(folder)).write(folder)
 
-            folder = book.write(meta, fill, lambda path: save_optimizer(trainer.optimizer, trainer.policy, path))
+            folder = book.write(meta, fill, lambda path: save_file(moments, path))
             book.prune(self._settings.keep_checkpoints)
             return Policy(folder, folder.name, parent.base, version, parent.model if kind == "lora" else folder)
 
@@ -250,7 +257,7 @@ class Rounds:
             entry = Entry(EVENTS[swap.outcome], dataset.sha256, name, reason)
             self._lead(lambda book: book.ledger.append(entry))
             self._policy, self._scores = saved, scores
-        self._lead(lambda book: metrics.append(book.root, record))
+        self._lead(lambda book: self._note(book, record))
         return self._result(dataset, record, swap, error=record.error)
 
     def _abort(
@@ -265,12 +272,16 @@ class Rounds:
             try:
                 if consume:
                     book.ledger.append(Entry("aborted", dataset.sha256, reason=failure))
-                metrics.append(book.root, record)
+                self._note(book, record)
             except OSError as error:
                 log.error("round=%d cannot be recorded: %s", dataset.round, error)
 
         self._lead(note)
         return self._result(dataset, record, Swap("off", None), error=failure)
+
+    def _note(self, book: Checkpoints, record: metrics.RoundRecord) -> None:
+        metrics.append(book.root, record)
+        self.trainer.report(record.round, figures(record))
 
     def _skip(self, dataset: DatasetFolder, reason: str) -> Result:
         log.warning("round=%d skipped: %s", dataset.round, reason)

@@ -20,9 +20,10 @@ from .checkpoints import Checkpoints
 from .ledger import Entry
 from .loss_weights import Rule, find_rule
 from .model import import_training
-from .options import check
+from .options import check, reporters
 from .policy import Policy, starting_policy
 from .publish import EVENTS, Swap, publish
+from .reporting import places
 from .result import NO_ROWS, Result
 from .source import follow, newest
 from .team import Team
@@ -123,14 +124,17 @@ class _Session:
         from .learner import Learner
 
         _share_cores(self._team.size)
-        learner = Learner(datasets, self._book, policy, settings, self._rule, self._hear, self._team, self._job.follow)
-        if self._team.leads:
-            self._on_ready()
-        try:
-            learner.train()
-        finally:
+        with places(reporters(settings), self._job.checkpoints):
+            learner = Learner(
+                datasets, self._book, policy, settings, self._rule, self._hear, self._team, self._job.follow
+            )
             if self._team.leads:
-                self._picture.draw()
+                self._on_ready()
+            try:
+                learner.train()
+            finally:
+                if self._team.leads:
+                    self._picture.draw()
 
     def _datasets(self, policy: Policy) -> Iterator[DatasetFolder] | None:
         """What to train; None where that is settled already."""

@@ -106,6 +106,8 @@ class StepStats:
     loss: float
     grad_norm: float
     """Before clipping."""
+    seconds: float
+    """Of forward and backward passes and clipping."""
 
 
 def call_means(values: Tensor, calls: Tensor) -> Tensor:

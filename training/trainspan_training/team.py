@@ -17,8 +17,15 @@ __all__ = ["Team"]
 _TIMEOUT = timedelta(days=30)
 """A process may wait so long for the next dataset."""
 
-_SPLITTING = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
-"""What `accelerate launch` sets for each of these."""
+_REFUSED = {
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported; FSDP splits weights too (fsdp_version: 2)",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM is not supported; FSDP splits weights too (fsdp_version: 2)",
+}
+_REFUSED_WITH_FSDP = {
+    "FSDP_OFFLOAD_PARAMS": "weights are not kept off the device; leave fsdp_offload_params out",
+    "FSDP_ACTIVATION_CHECKPOINTING": "leave fsdp_activation_checkpointing out, and set train.gradient_checkpointing",
+}
+"""Variables that `accelerate launch` sets, and why they are refused where they are true."""
 
 _T = TypeVar("_T")
 
@@ -26,29 +33,26 @@ _T = TypeVar("_T")
 class Team:
     """This process among `size`."""
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, *, splits: bool = False) -> None:
         self.rank = rank
         self.size = size
+        self.splits = splits
+        """Whether each process holds a part of weights, gradients and Adam's state (FSDP), else all hold all."""
 
     @classmethod
     def join(cls) -> "Team":
         """The team that the environment names (RANK, WORLD_SIZE); imports torch only where there are several processes.
 
-        Raises TrainingError where accelerate is to split the weights over processes.
+        Raises TrainingError for a way of splitting weights over processes that is not supported.
         """
-        for name in _SPLITTING:
-            if os.environ.get(name, "").lower() in ("1", "true"):
-                raise TrainingError(
-                    f"{name} is set: weights that are split over processes are not supported; let accelerate launch plain data "
-                    'parallelism (MULTI_GPU or MULTI_CPU), and where the model is too large set train.adapter = "lora"'
-                )
         size = int(os.environ.get("WORLD_SIZE", "1"))
+        splits = _splits(size)
         if size > 1:
             import torch
             from accelerate import PartialState
 
             PartialState(cpu=not torch.cuda.is_available(), timeout=_TIMEOUT)
-        return cls(int(os.environ.get("RANK", "0")), size)
+        return cls(int(os.environ.get("RANK", "0")), size, splits=splits)
 
     def leave(self) -> None:
         """Ends the connection to the others: a process that exits with it open may be aborted by its threads."""
@@ -102,3 +106,27 @@ class Team:
         import torch.distributed as dist
 
         dist.broadcast_object_list(box, src=0)
+
+
+def _splits(size: int) -> bool:
+    """Whether accelerate is to split the weights, by the variables that it reads itself."""
+    _refuse(_REFUSED)
+    if not _is_set("ACCELERATE_USE_FSDP"):
+        return False
+    _refuse(_REFUSED_WITH_FSDP)
+    if (version := os.environ.get("FSDP_VERSION", "1")) != "2":
+        raise TrainingError(f"FSDP_VERSION is {version}: set fsdp_version: 2 in accelerate's configuration")
+    if size == 1:
+        raise TrainingError("ACCELERATE_USE_FSDP is set, and one process has nothing to split: start several")
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # every process reads the model, then keeps its part
+    return True
+
+
+def _refuse(reasons: dict[str, str]) -> None:
+    for name, reason in reasons.items():
+        if _is_set(name):
+            raise TrainingError(f"{name} is set: {reason}")
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true", "yes")

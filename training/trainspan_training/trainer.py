@@ -18,7 +18,10 @@ changes nothing. The others of TRL normalise within a micro-batch.
 """
 
 import contextlib
+import copy
+import logging
 import math
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -38,10 +41,13 @@ from .batches import MicroBatch
 from .grpo_config import grpo_config
 from .options import clip_range
 from .scoring import Scores, score
+from .sharding import admit_cpu, whole
 from .stats import StepStats, TokenSums, call_means
 from .team import Team
 
 __all__ = ["TransitionGRPOTrainer"]
+
+log = logging.getLogger(__name__)
 
 
 class TransitionGRPOTrainer(GRPOTrainer):
@@ -77,14 +83,18 @@ class TransitionGRPOTrainer(GRPOTrainer):
         self._stats: list[StepStats] = []
         self.failure: str | None = None
         """Why the last step was not made."""
+        arguments = grpo_config(settings, output_dir, torch.cuda.is_available() if bf16 is None else bf16)
+        if self.team.splits:
+            admit_cpu()
         super().__init__(
             model=model,
             reward_funcs=_no_reward,
-            args=grpo_config(settings, output_dir, torch.cuda.is_available() if bf16 is None else bf16),
+            args=arguments,
             train_dataset=Dataset.from_dict({"prompt": [""] * 2 * self.team.size}),
             processing_class=tokenizer,
         )
         self.remove_callback(PrinterCallback)
+        self.args.report_to = []  # the callbacks stand; TRL would add how long its own methods took
         self.aux_loss_enabled = False  # a mixture's load balancing is a mean over a micro-batch
         for module in list[Any](model.modules()):
             if hasattr(module, "attention_dropout"):
@@ -108,10 +118,12 @@ class TransitionGRPOTrainer(GRPOTrainer):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of a whole step; clips the gradient; its loss."""
+        began = time.perf_counter()
         loss = self.accumulate(model, inputs)
         norm: Any = self.accelerator.clip_grad_norm_(model.parameters(), self._limits.max_grad_norm)
         sums = self._over_team(TokenSums.collect(self._measured))
-        stats = StepStats(sums, float(np.mean(self.team.gather(float(loss)))), float(norm))
+        mean = float(np.mean(self.team.gather(float(loss))))
+        stats = StepStats(sums, mean, float(whole(norm)), time.perf_counter() - began)
         self._stats.append(stats)
         self.failure = self._fault(stats)
         if self.failure:
@@ -126,7 +138,9 @@ class TransitionGRPOTrainer(GRPOTrainer):
         last = len(step) - 1
         for index, batch in enumerate(step):
             self._batch = batch
-            together = contextlib.nullcontext() if index == last else self.accelerator.no_sync(model)
+            # Parts are made of each gradient at once: a whole one would take the memory that splitting saves.
+            at_once = index == last or self.team.splits
+            together = contextlib.nullcontext() if at_once else self.accelerator.no_sync(model)
             with together:
                 total += super().training_step(model, batch, None).double()  # type: ignore[no-untyped-call]
         self._batch = self._scores = None
@@ -152,6 +166,18 @@ class TransitionGRPOTrainer(GRPOTrainer):
         chosen.eval()
         scores: NDArray[np.float64] = self._score(chosen, batch).logprobs.double().cpu().numpy()
         return scores
+
+    def log(self, *_: Any, **__: Any) -> None:
+        """Nothing: what TRL and transformers log are means over micro-batches. See `report`."""
+
+    def report(self, round_: int, figures: dict[str, float]) -> None:
+        """Hands the figures of a round to what `report_to` names; a reporter that fails costs a warning, not the round."""
+        state = copy.copy(self.state)
+        state.global_step = round_
+        try:
+            self.callback_handler.on_log(self.args, state, self.control, figures)
+        except Exception as error:  # noqa: BLE001  # code of others, often with a network behind it
+            log.warning("round=%d could not be reported to %s: %s", round_, self._limits.report_to, error)
 
     def kl_fault(self, sums: TokenSums) -> str | None:
         """Why the policy is too far from the one that its ratio is taken against, if it is."""

@@ -30,6 +30,9 @@ def train(
     follow: Annotated[bool, typer.Option("--follow", help="Keep training each dataset that appears.")] = False,
     rounds: Annotated[int | None, typer.Option(help="With --follow: end after so many datasets.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate of Adam.")] = None,
+    report_to: Annotated[
+        str | None, typer.Option(help="tensorboard, trackio or wandb, several with commas, or none.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the order of rollouts.")] = None,
     format: FormatOption = "table",
     config: ConfigOption = None,
@@ -48,6 +51,7 @@ def train(
         checkpoints=str(checkpoints) if checkpoints else None,
         policy_url=policy_url,
         learning_rate=learning_rate,
+        report_to=report_to,
         seed=seed,
     )
     datasets = dataset or datasets_dir(settings(config).dataset.out)

@@ -1,0 +1,101 @@
+"""docs/training.md and docs/loop.md say what is there: every setting with its default, every figure, every alarm."""
+
+import os
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.places import ROOT
+from trainspan_schemas.config import load_settings
+from trainspan_schemas.settings import LoopSettings, TrainSettings
+from trainspan_training import options, team
+from trainspan_training.alarms import ALARMS
+from trainspan_training.metrics import RoundRecord
+
+TRAINING = (ROOT / "docs/training.md").read_text()
+LOOP = (ROOT / "docs/loop.md").read_text()
+
+
+def table(page: str, head: str) -> list[list[str]]:
+    """The cells of the rows of the table that begins with this head."""
+    lines = page[page.index(f"| {head} |") :].split("\n\n", maxsplit=1)[0].splitlines()[2:]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def documented(page: str, head: str) -> dict[str, str]:
+    """Setting → its default as written; several settings in one row have several defaults."""
+    found = {}
+    for names, default, *_ in table(page, head):
+        each = re.findall(r"`(\w+)`", names)
+        values = [default] * len(each) if len(each) == 1 else [value.strip() for value in default.split(", ")]
+        values = values if len(values) == len(each) else [default] * len(each)
+        found |= dict(zip(each, values, strict=True))
+    return found
+
+
+def assert_documented(settings: Any, found: dict[str, str]) -> None:
+    defaults = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    assert set(found) == set(defaults)
+    for name, default in defaults.items():
+        if default is None:
+            continue  # what None stands for is said in words
+        said = found[name].strip("`").strip('"').replace(",", "")
+        if isinstance(default, bool):
+            assert said == str(default).lower(), name
+        elif isinstance(default, int | float):
+            assert float(said) == default, name
+        else:
+            assert said == default, name
+
+
+def test_every_setting_of_training_is_documented_with_its_default() -> None:
+    assert_documented(TrainSettings(), documented(TRAINING, "setting | default"))
+
+
+def test_every_setting_of_the_loop_is_documented_with_its_default() -> None:
+    assert_documented(LoopSettings(), documented(LOOP, "`[loop]` | default"))
+
+
+def test_every_figure_of_a_round_is_documented() -> None:
+    names = {name for cells in table(TRAINING, "name | meaning") for name in re.findall(r"`(\w+)`", cells[0])}
+    identity = {"round", "version", "checkpoint", "dataset", "error", "learning_rate", "engine_mismatch", "alarms"}
+    counts = {"rows", "rollouts", "steps", "policy_versions"}
+    assert names == {field.name for field in fields(RoundRecord)} - identity - counts
+
+
+def test_every_alarm_is_documented_with_its_threshold() -> None:
+    found = {cells[0].strip("`"): cells[1] for cells in table(TRAINING, "alarm | raised when")}
+    assert set(found) == {alarm.name for alarm in ALARMS} | {"engine_mismatch"}
+    for alarm in ALARMS:
+        assert found[alarm.name].endswith(f"{'>' if alarm.above else '<'} {alarm.threshold:g}"), alarm.name
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", TRAINING, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("recipe", blocks("toml"), ids=lambda text: text.splitlines()[1])
+def test_recipes_are_admitted(recipe: str, tmp_path: Path) -> None:
+    (tmp_path / "trainspan.toml").write_text(recipe)
+    options.check(load_settings(tmp_path / "trainspan.toml", {}).train)
+
+
+@pytest.mark.parametrize("configuration", blocks("yaml"), ids=lambda text: text.split()[1])
+def test_the_configurations_of_accelerate_are_admitted(
+    configuration: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `accelerate launch` makes of the file for the processes that it starts on GPUs, and what the team makes of that."""
+    from accelerate.commands import launch
+    from accelerate.utils import prepare_multi_gpu_env
+
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(configuration)
+    arguments = launch.launch_command_parser().parse_args(["--config_file", str(file), "program.py"])
+    arguments, *_ = launch._validate_launch_command(arguments)
+    monkeypatch.setattr(os, "environ", prepare_multi_gpu_env(arguments))
+    splits = yaml.safe_load(configuration)["distributed_type"] == "FSDP"
+    assert team._splits(arguments.num_processes) is splits
