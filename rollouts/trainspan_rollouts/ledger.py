@@ -17,7 +17,7 @@ from trainspan_schemas.home import home
 from trainspan_schemas.identity import Identity, Split
 from trainspan_schemas.status import RolloutStatus
 
-__all__ = ["Begun", "Finished", "RunLedger", "ledger_file"]
+__all__ = ["Begun", "Finished", "RunLedger", "ledger_file", "recorded_rewards"]
 
 _AGAIN: Final = frozenset({"infra_error", "cancelled"})
 """How a rollout ends that a resumed run tries again."""
@@ -44,6 +44,21 @@ def ledger_file(run_id: str, round_: int, split: Split | None) -> Path:
     """Where the ledger lies: `$TRAINSPAN_HOME/rollouts/{run}/round-NNNN[-split].jsonl`."""
     name = f"round-{round_:04d}{f'-{split}' if split else ''}.jsonl"
     return home() / "rollouts" / "".join(c if c.isalnum() or c in "-_." else "_" for c in run_id).lstrip(".") / name
+
+
+def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:
+    """(rollout id, attempt) → reward, of the finished rollouts of a ledger file that have one; none where there is no file."""
+    begun: dict[str, tuple[str, int]] = {}
+    found: dict[tuple[str, int], float] = {}
+    for line in file.read_bytes().splitlines(keepends=True)[1:] if file.exists() else []:
+        if not line.endswith(b"\n"):
+            break  # it is being written, or a kill cut it off
+        record = json.loads(line)
+        if "begin" in record:
+            begun[record["begin"]] = record["rollout"], record["attempt"]
+        elif record["reward"] is not None:
+            found[begun[record["end"]]] = record["reward"]
+    return found
 
 
 class RunLedger:

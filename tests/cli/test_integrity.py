@@ -1,8 +1,17 @@
 import dataclasses
+from typing import Any
 
 import pytest
 
-from trainspan_cli.loop.integrity import StageCounts, all_hold, dataset_checks, stage_checks, training_checks
+from trainspan_cli.loop.integrity import (
+    StageCounts,
+    all_hold,
+    dataset_checks,
+    reward_checks,
+    stage_checks,
+    training_checks,
+)
+from trainspan_cli.loop.rewards import RewardRecords
 
 WHOLE = StageCounts(
     server_requests=30,
@@ -53,6 +62,35 @@ def test_a_drop_without_a_known_reason_is_an_alarm() -> None:
     assert failed(dataset_checks({**manifest, "dropped": {"no_reward": 2, "lost": 1}})) == ["every drop is named"]
 
 
+HEARD = {("a", 0): 1.0, ("b", 0): 0.0, ("c", 1): 0.5}
+
+
+def records(**change: Any) -> RewardRecords:
+    sound = RewardRecords(HEARD, {**HEARD, ("d", 0): None}, {key: frozenset({value}) for key, value in HEARD.items()})
+    return dataclasses.replace(sound, **change)
+
+
+def test_rewards_that_the_dataset_has_as_the_runner_heard_them_hold() -> None:
+    (check,) = reward_checks(records())
+    assert (check.ok, check.detail) == (True, "3 of 3 rewards compared (3 in rows), 0 differ")
+    assert failed(reward_checks(records(trained={}))) == [], "credit that splits a reward leaves the ledger to compare"
+    assert reward_checks(records(recorded={})) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"used": {**HEARD, ("a", 0): 0.0, ("b", 0): 1.0}},
+        {"used": {**HEARD, ("a", 0): None}},
+        {"trained": {("a", 0): frozenset({0.0}), ("b", 0): frozenset({1.0})}},
+        {"trained": {("a", 0): frozenset({1.0, 0.5})}},
+        {"used": {("x", 0): 1.0}, "trained": {}},
+    ],
+)
+def test_swapped_and_lost_rewards_are_an_alarm(change: dict[str, Any]) -> None:
+    assert failed(reward_checks(records(**change))) == ["rewards are those of the runner"]
+
+
 def test_a_fresh_swap_and_agreeing_logprobs_hold() -> None:
     assert failed(training_checks(TRAINED, 1e-3)) == []
 
@@ -65,6 +103,7 @@ def test_a_fresh_swap_and_agreeing_logprobs_hold() -> None:
         ({"swap": {"error": "connection refused"}}, "the swap is fresh"),
         ({"swap": {**TRAINED["swap"], "version": 2}}, "the swap is fresh"),  # type: ignore[dict-item]
         ({"swap": {"version": 3, "canary": {"status": "inconclusive"}}}, "the swap is fresh"),
+        ({"swap": {"version": 3, "canary": {"status": "stale"}}}, "the swap is fresh"),
     ],
 )
 def test_mismatch_and_stale_weights_are_alarms(change: dict[str, object], alarm: str) -> None:

@@ -26,6 +26,7 @@ def test_the_demo_succeeds_and_every_check_holds(demo: DemoRun) -> None:
         "no acknowledged span is missing",
         "ids and logprobs have equal length",
         "every drop is named",
+        "rewards are those of the runner",
         "server and trainer agree",
         "the swap is fresh",
     ):

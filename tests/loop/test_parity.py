@@ -8,9 +8,11 @@ gradient norm to 1e-5, and the weights of the checkpoint to what AdamW makes of 
 import hashlib
 import json
 import math
+import re
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.places import DemoRun
+from trainspan_cli.loop.integrity import Check, reward_checks
+from trainspan_cli.loop.rewards import read_rewards
+from trainspan_cli.main import run as trainspan
 from trainspan_cli.reading import rows
 
 LOW, HIGH, NORM, STEPS, SEED = 0.8, 1.28, 1.0, 4, 0
@@ -51,12 +56,7 @@ def read_store(store: Path, run_id: str) -> list[Stored]:
     rewards: dict[str, dict[str, float]] = defaultdict(dict)
     for rollout in judged:
         rewards[rollout["task_id"]][f"{rollout['rollout_id']}/{rollout['attempt']}"] = rollout["reward"]
-    advantages: dict[str, float] = {}
-    for of_task in rewards.values():
-        values = list(of_task.values())
-        if len(values) > 1 and statistics.stdev(values) > 0:
-            mean, spread = statistics.fmean(values), statistics.stdev(values)
-            advantages |= {rollout: (reward - mean) / (spread + 1e-4) for rollout, reward in of_task.items()}
+    advantages = advantages_of(rewards)
     return [
         Stored(
             rollout,
@@ -70,6 +70,17 @@ def read_store(store: Path, run_id: str) -> list[Stored]:
         for call in calls
         if (rollout := f"{call['rollout_id']}/{call['attempt']}") in advantages
     ]
+
+
+def advantages_of(rewards: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Of the rollouts (by task) whose group has any contrast."""
+    advantages: dict[str, float] = {}
+    for of_task in rewards.values():
+        values = list(of_task.values())
+        if len(values) > 1 and statistics.stdev(values) > 0:
+            mean, spread = statistics.fmean(values), statistics.stdev(values)
+            advantages |= {rollout: (reward - mean) / (spread + 1e-4) for rollout, reward in of_task.items()}
+    return advantages
 
 
 def split(calls: list[Stored], dataset_sha256: str) -> list[list[Stored]]:
@@ -113,10 +124,11 @@ def train_plainly(model: Any, steps: list[list[Stored]], learning_rate: float) -
 
 
 def test_the_first_round_through_the_whole_system_is_that_of_a_plain_loop_in_memory(demo: DemoRun) -> None:
-    assert_parity(demo.folder, demo.place.home / "spans.duckdb")
+    assert_parity(demo.folder, read_store(demo.place.home / "spans.duckdb", demo.folder.name), exactly=0.0)
 
 
-def assert_parity(run: Path, store: Path) -> None:
+def assert_parity(run: Path, calls: list[Stored], *, exactly: float) -> None:
+    """Log-probabilities are compared to `exactly`."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
@@ -129,7 +141,6 @@ def assert_parity(run: Path, store: Path) -> None:
         if (record := json.loads(line))["round"] == 1
     )
     assert record["old_policy"] == "logged"
-    calls = read_store(store, run.name)
     columns = ["rollout_id", "attempt", "call_index", "prompt_ids", "completion_ids", "logprobs", "advantage"]
     table = [
         row for part in sorted(folder.glob("*.parquet")) for row in pq.read_table(part, columns=columns).to_pylist()
@@ -138,7 +149,7 @@ def assert_parity(run: Path, store: Path) -> None:
     for row, call in zip(table, calls, strict=True):
         assert (f"{row['rollout_id']}/{row['attempt']}", row["call_index"]) == (call.rollout, call.index)
         assert (row["prompt_ids"], row["completion_ids"]) == (call.prompt, call.completion)
-        assert row["logprobs"] == call.logprobs
+        assert row["logprobs"] == pytest.approx(call.logprobs, rel=0, abs=exactly)
         assert math.isclose(row["advantage"], call.advantage, abs_tol=1e-6)
 
     start = json.loads((run / "checkpoints/policy-000001/trainspan.json").read_text())
@@ -153,3 +164,36 @@ def assert_parity(run: Path, store: Path) -> None:
         if name in saved:
             moved = record["learning_rate"] * STEPS
             assert float((parameter.detach() - saved[name]).abs().mean()) < 0.01 * moved, name
+
+
+def test_swapped_rewards_turn_the_panel_red(
+    demo: DemoRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fault stands between the store and credit: the rollouts of round 1 get one another's rewards."""
+    import polars as pl
+
+    from trainspan_processing import rewarding
+
+    runner = demo.place.home / "rollouts" / demo.folder.name / "round-0001-train.jsonl"
+    build = ["dataset", "--store", str(demo.place.home / "spans.duckdb"), "--run", demo.folder.name, "--round", "1"]
+
+    def panel(out: Path) -> Check:
+        assert trainspan([*build, "--out", str(out)]) == 0, capsys.readouterr().err
+        rewards = read_rewards(runner, out / "round=0001")
+        assert rewards is not None
+        (check,) = reward_checks(rewards)
+        return check
+
+    sound = panel(tmp_path / "sound")
+    assert sound.ok
+    assert re.fullmatch(r"(\d+) of \1 rewards compared \((\d+) in rows\), 0 differ", sound.detail), sound.detail
+    bind = rewarding.bind_rewards
+
+    def swapped(*arguments: Any) -> Any:
+        bound = bind(*arguments)
+        return replace(bound, edges=bound.edges.with_columns(pl.col("score").reverse()))
+
+    monkeypatch.setattr(rewarding, "bind_rewards", swapped)
+    faulty = panel(tmp_path / "faulty")
+    assert not faulty.ok
+    assert "the runner heard" in faulty.detail

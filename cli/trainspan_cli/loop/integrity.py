@@ -1,12 +1,15 @@
 """The integrity panel: what must hold in every round for its numbers to be believed."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainspan_schemas.status import DROP_REASONS
 
-__all__ = ["Check", "StageCounts", "all_hold", "dataset_checks", "stage_checks", "training_checks"]
+from .rewards import RewardRecords
+
+__all__ = ["Check", "StageCounts", "all_hold", "dataset_checks", "reward_checks", "stage_checks", "training_checks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,35 @@ def dataset_checks(manifest: Mapping[str, Any]) -> list[Check]:
             + (f"; {missing} without a reason" if missing else ""),
         )
     ]
+
+
+def reward_checks(rewards: RewardRecords) -> list[Check]:
+    """What is trained on is what the judge said of that very rollout; nothing to check where the runner heard no reward."""
+    if not rewards.recorded:
+        return []
+    compared = rewards.recorded.keys() & rewards.used.keys()
+    differing = {
+        attempt: rewards.used[attempt]
+        for attempt in sorted(compared)
+        if not _same(rewards.recorded[attempt], rewards.used[attempt])
+    }
+    in_rows = rewards.trained.keys() & rewards.recorded.keys()
+    for attempt in sorted(in_rows):
+        for value in rewards.trained[attempt]:
+            if not _same(rewards.recorded[attempt], value):
+                differing.setdefault(attempt, value)
+    detail = (
+        f"{len(compared)} of {len(rewards.recorded)} rewards compared ({len(in_rows)} in rows), {len(differing)} differ"
+    )
+    if differing:
+        first = next(iter(differing))
+        place = "/".join(map(str, first))
+        detail += f"; rollout {place}: the runner heard {rewards.recorded[first]:g}, the dataset has {differing[first]}"
+    return [Check("rewards are those of the runner", bool(compared) and not differing, detail)]
+
+
+def _same(recorded: float, used: float | None) -> bool:
+    return used is not None and math.isclose(recorded, used, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def training_checks(event: Mapping[str, Any], engine_mismatch: float) -> list[Check]:

@@ -10,8 +10,9 @@ from trainspan_cli.reading import rows
 from trainspan_schemas.dataset import MANIFEST, round_dir_name
 from trainspan_schemas.settings import Settings
 
-from .integrity import dataset_checks, training_checks
+from .integrity import Check, dataset_checks, reward_checks, training_checks
 from .pass_at import pass_at
+from .rewards import read_rewards
 from .run_folder import RunFolder
 from .screen import Screen
 from .services import Services
@@ -140,6 +141,7 @@ class Loop:
             seconds["dataset"] = self._stages.dataset(round_)
         manifest = RunFolder(manifest_path.parent).read(MANIFEST)
         checks += [check.record() for check in dataset_checks(manifest)]
+        checks += [check.record() for check in self._reward_checks(round_, manifest_path.parent)]
         self._screen.stage("training")
         trained_from = time.monotonic()
         event = self._stages.trained(round_)
@@ -159,6 +161,12 @@ class Loop:
         }
         self._folder.append(record)
         self._screen.record(record)
+
+    def _reward_checks(self, round_: int, dataset: Path) -> list[Check]:
+        from trainspan_rollouts.ledger import ledger_file
+
+        rewards = read_rewards(ledger_file(self._folder.run_id, round_, "train"), dataset)
+        return [] if rewards is None else reward_checks(rewards)
 
 
 def settings_record(settings: Settings) -> dict[str, Any]:

@@ -1,0 +1,54 @@
+"""The rewards of a round from three places: the runner's own record, the dataset's ledger, and the rows that are trained on."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainspan_schemas.dataset import MANIFEST
+
+__all__ = ["RewardRecords", "read_rewards"]
+
+Attempt = tuple[str, int]
+"""Rollout id and attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardRecords:
+    """What each place says of an attempt."""
+
+    recorded: Mapping[Attempt, float]
+    """What the judge (or the agent itself) gave, written down by the runner when it heard it."""
+    used: Mapping[Attempt, float | None]
+    """What the dataset read from the store for each attempt that it saw."""
+    trained: Mapping[Attempt, frozenset[float]]
+    """The returns of its rows; only of credit that gives every call the whole reward."""
+
+
+def read_rewards(runner: Path, dataset: Path) -> RewardRecords | None:
+    """Of the runner's ledger file and a dataset folder; None where the dataset's reward is meant to be another one.
+
+    That is so with `[dataset] reward`, `air`, or other names than `reward`.
+    """
+    from trainspan_rollouts.ledger import recorded_rewards
+
+    manifest: dict[str, Any] = json.loads((dataset / MANIFEST).read_bytes())
+    settings = manifest["settings"]
+    if settings["reward"] is not None or settings["air"] is not None or settings["reward_name"] != "reward":
+        return None
+    lines = (dataset / manifest["ledger"]["name"]).read_text().splitlines()
+    used = {(line["rollout_id"], line["attempt"]): line["reward"] for line in map(json.loads, lines)}
+    whole = manifest["credit"]["credit"] == "identical"
+    return RewardRecords(recorded_rewards(runner), used, _returns(dataset, manifest) if whole else {})
+
+
+def _returns(dataset: Path, manifest: Mapping[str, Any]) -> dict[Attempt, frozenset[float]]:
+    import pyarrow.parquet as pq
+
+    found: dict[Attempt, set[float]] = {}
+    for file in manifest["files"]:
+        table = pq.read_table(dataset / file["name"], columns=["rollout_id", "attempt", "return"])
+        for rollout, attempt, value in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            found.setdefault((rollout, attempt), set()).add(value)
+    return {key: frozenset(values) for key, values in found.items()}
