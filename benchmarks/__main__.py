@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-MODULES = ("collector", "serving", "agents", "rollouts", "processing", "training", "offpolicy")
+MODULES = ("collector", "serving", "agents", "rollouts", "processing", "training", "accelerator", "offpolicy")
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -1,0 +1,185 @@
+"""Training at the size of real models, random weights: one GPU in bfloat16 with compiled flex attention, else a small one on the CPU.
+
+An optimizer step of 64 rollouts (8 of each of 8 tasks, 6 turns, prompt/completion/observation 1024/128/128) goes through
+the trainer's own loop as padded rows and as prefix trees: forwarded and trained tokens per second, the share of the
+device's peak, and the greatest memory held. `python -m benchmarks accelerator` stores it with the hardware's name.
+"""
+
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.training import Workload
+from tests.support.tiny_model import make_tiny_model
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.model import import_training, load_tokenizer
+
+__all__ = ["SMALL", "SMALL_WORK", "WORK", "Size", "measure", "run"]
+
+WARM, MEASURED = 2, 3
+"""Optimizer steps before (compilation among them), and those that count."""
+
+PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "4090": 165e12}
+"""Floating-point operations per second, bfloat16 without sparsity, by a part of the device's name; from the makers' data sheets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Shape of a Qwen2 model with tied embeddings."""
+
+    hidden: int
+    layers: int
+    heads: int
+    key_heads: int
+    inner: int
+    vocabulary: int
+
+
+SIZES = {
+    "0.5B": Size(896, 24, 14, 2, 4864, 151_936),
+    "1.5B": Size(1536, 28, 12, 2, 8960, 151_936),
+}
+SMALL = {"small": Size(64, 2, 4, 2, 256, 512)}
+WORK = Workload(groups=8, group=8, turns=6, prompt=1024, sampled=128, observed=128)
+SMALL_WORK = Workload(groups=2, group=4, turns=3, prompt=48, sampled=8, observed=8)
+
+
+def measure() -> dict[str, Any]:
+    """Per size and way through the model; medians over the measured steps."""
+    import_training()
+    import torch
+
+    cuda = torch.cuda.is_available()
+    figures: dict[str, Any] = {
+        "hardware": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "dtype": "bfloat16" if cuda else "float32",
+        "torch": torch.__version__,
+    }
+    for name, size in (SIZES if cuda else SMALL).items():
+        for forward in ("padded", "tree"):
+            figures[f"{name}_{forward}"] = run(size, WORK if cuda else SMALL_WORK, forward, cuda=cuda)
+        loss = figures[f"{name}_padded"]["loss"]
+        figures[f"{name}_tree"]["loss_off_padded"] = abs(figures[f"{name}_tree"]["loss"] / loss - 1)
+    return figures
+
+
+def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, Any]:
+    """One step several times over, in the trainer's own loop; seconds are wall time."""
+    import numpy as np
+    import torch
+
+    from tests.training.references import as_calls
+    from trainspan_training import attention
+    from trainspan_training.forwarding import forwarding_of
+    from trainspan_training.loss_weights import find_rule
+    from trainspan_training.memory import estimate
+    from trainspan_training.plan import plan_steps
+    from trainspan_training.rows import make_rows
+    from trainspan_training.trainer import TransitionGRPOTrainer
+
+    settings = TrainSettings(
+        forward=forward, old_policy="logged", learning_rate=1e-9, max_kl=1e9, max_ratio=1e30, max_loss=1e9
+    )
+    torch.manual_seed(0)
+    model = _model(size)
+    forwarding = forwarding_of(settings, model.config, cuda=cuda)
+    attention.prepare(model, forwarding.mode, dense=forwarding.dense)
+    calls = as_calls(
+        work.calls(size.vocabulary), group=lambda call: str(int(call.rollout_id.rsplit("-", 1)[1]) // work.group)
+    )
+    (step,) = plan_steps(
+        make_rows(calls, merge=True),
+        calls,
+        steps=1,
+        rule=find_rule(settings),
+        forwarding=forwarding,
+        rng=np.random.default_rng(0),
+    )
+    began: list[float] = []
+
+    def steps() -> Iterator[list[Any]]:
+        for _ in range(WARM + MEASURED + 1):
+            if cuda:
+                torch.cuda.synchronize()
+            began.append(time.perf_counter())
+            if len(began) <= WARM + MEASURED:
+                yield list(step.micro_batches)
+        trainer.control.should_training_stop = True
+
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = load_tokenizer(make_tiny_model(Path(folder), hidden=32))  # TRL wants to see one
+        trainer = TransitionGRPOTrainer(model, tokenizer, settings, steps(), folder)
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        trainer.train()
+    losses = [stats.loss for stats in trainer.take_stats()]
+    seconds = statistics.median(
+        later - earlier for earlier, later in zip(began[WARM:-1], began[WARM + 1 :], strict=True)
+    )
+    work_done = _operations(size, step.micro_batches, step.trained)
+    figures: dict[str, Any] = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "seconds_per_step": round(seconds, 4),
+        "micro_batches": len(step.micro_batches),
+        "branched": step.micro_batches[0].branches is not None,
+        "trained_tokens": step.trained,
+        "forwarded_tokens": step.forwarded,
+        "unique_tokens": step.unique,
+        "forwarded_tokens_per_second": round(step.forwarded / seconds),
+        "trained_tokens_per_second": round(step.trained / seconds),
+        "estimated_gib": round(estimate(model.config, settings, cuda=cuda).total / 2**30, 2),
+        "loss": losses[0],
+    }
+    if cuda:
+        peak = next((value for part, value in PEAKS.items() if part in torch.cuda.get_device_name()), None)
+        figures["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        figures["share_of_peak"] = round(work_done / seconds / peak, 4) if peak else None
+    return figures
+
+
+def _operations(size: Size, batches: Sequence[Any], trained: int) -> float:
+    """Floating-point operations that a step needs, three times its forward pass; nothing that is computed again counts.
+
+    Layers: two for each weight and token. Head: on trained positions. Attention: scores and values of the pairs that are seen.
+    """
+    head = size.hidden // size.heads
+    attention = size.hidden * (2 * size.hidden + 2 * size.key_heads * head)
+    layer = attention + 3 * size.hidden * size.inner
+    tokens = sum(batch.n_tokens for batch in batches)
+    pairs = sum(_pairs(batch) for batch in batches)
+    forward = 2 * size.layers * layer * tokens + 2 * size.hidden * size.vocabulary * trained
+    return 3.0 * (forward + 4 * size.layers * size.hidden * pairs)
+
+
+def _pairs(batch: Any) -> int:
+    """Pairs of tokens of which one sees the other; rows count as long as they are padded to."""
+    if batch.branches is not None:
+        return int((batch.branches.depths[: batch.n_tokens] + 1).sum())
+    rows, width = batch.tokens.shape
+    return int(rows * width * (width + 1) // 2)
+
+
+def _model(size: Size) -> Any:
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=size.vocabulary,
+        hidden_size=size.hidden,
+        intermediate_size=size.inner,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.key_heads,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        return Qwen2ForCausalLM(config)
