@@ -112,35 +112,34 @@ def test_an_error_of_the_leader_ends_every_process_with_its_line(tmp_path: Path,
 def test_processes_that_split_the_weights_make_the_checkpoints_of_one(
     tmp_path: Path, tied_model_dir: Path, adapter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round, a start of new processes, a round that is given up (weights and Adam's state go back), and one more round."""
+    """A round; new processes, a round that is given up (weights and Adam's state go back), and a round; one process, a round."""
     monkeypatch.setenv("TRAINSPAN_TRAIN__ADAPTER", adapter)
     monkeypatch.setenv("TRAINSPAN_TRAIN__MICRO_BATCH_TOKENS", "200")
     model = load_model(tied_model_dir).eval()
     events = {}
     for processes in (1, 2):
         folder = tmp_path / str(processes)
-        for round_, advantage in enumerate((1.0, 1e6, 1.0)):
+        for round_, advantage in enumerate((1.0, 1e6, 1.0, 1.0)):
             calls = sample_rollouts(model, rollouts=9, seed=round_)
             calls = [dataclasses.replace(call, advantage=call.advantage * advantage) for call in calls]
             write_dataset(folder / "dataset", calls, round_=round_)
-        for name, value in FSDP.items() if processes > 1 else ():
-            monkeypatch.setenv(name, value)
-        events[processes] = [
-            event
-            for rounds in ("1", "2")
-            for event in train(folder, tied_model_dir, processes, "--follow", "--rounds", rounds)
-            if event["event"] == "round"
-        ]
-    assert [event["version"] for event in events[2]] == [1, 1, 2]
+        told = []
+        for rounds, started in (("1", processes), ("2", processes), ("1", 1)):
+            with monkeypatch.context() as patch:
+                for name, value in FSDP.items() if started > 1 else ():
+                    patch.setenv(name, value)
+                told += train(folder, tied_model_dir, started, "--follow", "--rounds", rounds)
+        events[processes] = [event for event in told if event["event"] == "round"]
+    assert [event["version"] for event in events[2]] == [1, 1, 2, 3]
     for one, two in zip(events[1], events[2], strict=True):
         assert (one["error"] is None) == (two["error"] is None)
         for name in ("loss", "grad_norm", "logp_diff_mean", "entropy"):
             assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-7), name
     file = "adapter_model.safetensors" if adapter == "lora" else "model.safetensors"
-    for name in (f"policy-000002/{file}", "optimizer/policy-000002.safetensors"):
+    for name in (f"policy-000002/{file}", "optimizer/policy-000002.safetensors", f"policy-000003/{file}"):
         one, two = (load_file(tmp_path / str(processes) / "checkpoints" / name) for processes in (1, 2))
         assert one.keys() == two.keys()
         assert max(float((one[key] - two[key]).abs().max()) for key in one) < 1e-5
-    folders = [tmp_path / str(processes) / "checkpoints/policy-000002" for processes in (1, 2)]
+    folders = [tmp_path / str(processes) / "checkpoints/policy-000002" for processes in (1, 2)]  # written by both
     assert len({frozenset(path.name for path in folder.iterdir()) for folder in folders}) == 1
     assert (folders[0] / "tokenizer.json").read_bytes() == (folders[1] / "tokenizer.json").read_bytes()
