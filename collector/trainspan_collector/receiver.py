@@ -152,7 +152,10 @@ class _TokenGuard(grpc.ServerInterceptor):  # type: ignore[misc]
             code = grpc.StatusCode.PERMISSION_DENIED if error.is_known else grpc.StatusCode.UNAUTHENTICATED
             message = str(error)
             return grpc.stream_unary_rpc_method_handler(lambda _, context: _abort(context, code, message))
-        return continuation(handler_call_details)
+        handler = continuation(handler_call_details)
+        if handler is None:
+            self._metrics.refused(_TRANSPORT, Refusal.NOT_FOUND)
+        return handler
 
 
 def _has_ended(context: grpc.ServicerContext) -> bool:

@@ -97,6 +97,9 @@ def test_a_journal_that_has_closed_refuses_with_the_time_to_come_back(tmp_path: 
 
 
 def test_an_unknown_grpc_method_is_unimplemented(tmp_path: Path) -> None:
-    with _opened(tmp_path) as (_, _, address), pytest.raises(grpc.RpcError) as caught:
-        send(address, "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export", b"")
-    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    with _opened(tmp_path) as (_, _, address):
+        with pytest.raises(grpc.RpcError) as caught:
+            send(address, "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export", b"")
+        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        page = request(address, "/metrics", method="GET").body.decode()
+    assert 'refused_requests_total{reason="not_found",transport="grpc"} 1.0' in page

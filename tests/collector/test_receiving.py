@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import socket
 import time
 from pathlib import Path
 
@@ -227,16 +228,36 @@ def test_the_health_service_answers_for_the_process_and_its_services(collector: 
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_keepalive_pings_of_an_idle_client_are_welcome(collector: CollectorProcess) -> None:
-    options = [
-        ("grpc.keepalive_time_ms", 100), ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0), ("grpc.use_local_subchannel_pool", 1),
-    ]  # fmt: skip
-    with grpc.insecure_channel(str(collector.address.grpc), options=options) as opened:
-        call = opened.unary_unary(TRACES)
-        for _ in range(3):
-            assert call(b"", timeout=5) == b""
-            time.sleep(0.3)
+@pytest.mark.slow
+def test_keepalive_pings_of_an_idle_client_every_ten_seconds_are_welcome(collector: CollectorProcess) -> None:
+    assert _frames_after_pings(collector, pause_s=10.2, n_pings=5) == [PING] * 5
+
+
+def test_a_client_that_pings_all_the_time_is_sent_away(collector: CollectorProcess) -> None:
+    assert _frames_after_pings(collector, pause_s=0.05, n_pings=5)[-1] == GO_AWAY
+
+
+PING, GO_AWAY, SETTINGS = 6, 7, 4
+
+
+def _frames_after_pings(collector: CollectorProcess, *, pause_s: float, n_pings: int) -> list[int]:
+    """The types of the HTTP/2 frames that answer pings on a connection without calls, but for settings."""
+    host, _, port = str(collector.address.grpc).rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, SETTINGS, 0, 0, 0, 0, 0]))
+        received = connection.makefile("rb")
+        kinds: list[int] = []
+        for number in range(n_pings):
+            time.sleep(pause_s)
+            connection.sendall(bytes([0, 0, 8, PING, 0, 0, 0, 0, 0]) + number.to_bytes(8, "big"))
+            while len(kinds) <= number:
+                head = received.read(9)
+                received.read(int.from_bytes(head[:3], "big"))
+                if head[3] == GO_AWAY:
+                    return [*kinds, GO_AWAY]
+                if head[3] == PING and head[4] & 1:
+                    kinds.append(PING)
+    return kinds
 
 
 def test_want_of_disk_is_unavailable_with_the_time_to_come_back_in_both_trailers(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,30 @@ def test_output_that_is_cut_off_by_its_reader_is_no_error(store: str) -> None:
     )
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("range\n", "")
+
+
+def test_a_query_during_ingest_sees_one_picture_in_all_its_parts(collector: CollectorProcess) -> None:
+    done = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not done.is_set():
+            export(collector.address, *(span(7, number + index, name="live") for index in range(1, 6)))
+            number += 5
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        live = "FROM spans WHERE name = 'live'"
+        query = f"SELECT (SELECT count(*) {live}) AS n, (SELECT count(DISTINCT span_id) {live}) AS ids, "
+        query += f"(SELECT max(('0x' || span_id)::BIGINT) {live}) AS last, (SELECT count(*) FROM spans a {live[11:]}) AS again"
+        seen = []
+        for _ in range(3):
+            [line] = _sql("--store", str(collector.store), "--format", "json", query).stdout.splitlines()
+            row = json.loads(line)
+            assert row["n"] == row["ids"] == row["last"] == row["again"]  # each span up to the last, once
+            seen.append(row["n"])
+    finally:
+        done.set()
+        writer.join()
+    assert 0 < seen[0] < seen[1] < seen[2]

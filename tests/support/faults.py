@@ -1,4 +1,4 @@
-"""Faults under a real collector: a small disk, a slow disk, a clock that jumps.
+"""Faults under a real collector: a small disk, a slow disk, a clock that jumps, a loader that hangs.
 
 Slow disk and clock are put between the interpreter and the system calls of the collector's process, by a
 `sitecustomize.py` that it runs first; the disk written to is the real one.
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["jumping_clock", "slow_disk", "small_disk"]
+__all__ = ["hanging_loader", "jumping_clock", "slow_disk", "small_disk"]
 
 
 @contextmanager
@@ -70,6 +70,19 @@ def jumping_time_ns():
 
 time.time_ns = jumping_time_ns
 time.time = lambda: jumping_time_ns() / 1e9
+""",
+    )
+
+
+def hanging_loader(folder: Path) -> Path:
+    """A loader that loads nothing: what is acknowledged stays in the journal."""
+    return _faults(
+        folder,
+        """
+import threading
+from trainspan_collector import loader
+
+loader.load = lambda *arguments: threading.Event().wait()
 """,
     )
 
