@@ -1,68 +1,64 @@
 """What our side costs an agent: CPU and wall time per model call, and start-up time.
 
-The same plain openai agent calls a local server that answers at once, in turns: plain, under `opentelemetry-instrument`
-without us, and with us; spans go to a real OTLP receiver. The difference of the latter two is ours. Start-up is a program
-that does nothing.
+The same plain openai agent calls a local server that answers at once: plain, under `opentelemetry-instrument` without us,
+and with us; spans go to a real OTLP receiver. The three processes run side by side and take many short turns. The
+difference of the latter two is ours, that of the export settings included: we send after 0.2 s, the SDK alone after 5 s,
+so that CPU time of the whole process is given as a mean over the turns. A lone call is exported by itself.
+Start-up is a program that does nothing.
 """
 
+import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pairs import mean, rotated, summary
 from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
 from tests.support.programs import environment
 
 __all__ = ["measure"]
 
-_ROUNDS = 7
-_CALLS = 200
-_AGENT = f"""
-import json, time
+_TURNS = 60
+_CALLS = 40
+_LONE_TURNS = 50
+_STARTS = 8
+_AGENT = """
+import json, sys, time
 from openai import OpenAI
 
 client = OpenAI()
-messages = [{{"role": "system", "content": "You are a clerk. " * 40}}, {{"role": "user", "content": "hello " * 200}}]
-tools = [{{"type": "function", "function": {{"name": "look", "parameters": {{"type": "object", "properties": {{}}}}}}}}]
+messages = [{"role": "system", "content": "You are a clerk. " * 40}, {"role": "user", "content": "hello " * 200}]
+tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 
-
-def ask():
-    client.chat.completions.create(model="policy", messages=messages, tools=tools)
-
-
-for _ in range(20):
-    ask()
-cpu, wall = time.thread_time(), time.perf_counter()
-process = time.process_time()
-for _ in range({_CALLS}):
-    ask()
-print(json.dumps([
-    1000 * (time.thread_time() - cpu) / {_CALLS},
-    1000 * (time.process_time() - process) / {_CALLS},
-    1000 * (time.perf_counter() - wall) / {_CALLS},
-]))
+spent = time.process_time()
+for line in sys.stdin:
+    thread, wall = time.thread_time(), time.perf_counter()
+    for _ in range(int(line)):
+        client.chat.completions.create(model="policy", messages=messages, tools=tools)
+    thread, wall = time.thread_time() - thread, time.perf_counter() - wall
+    time.sleep(0.3)  # what we export belongs to the turn; what the SDK exports between turns, to the next
+    spent, before = time.process_time(), spent
+    print(json.dumps([1000 * seconds / int(line) for seconds in (thread, spent - before, wall)]), flush=True)
 """
 _EMPTY = "import resource, json; print(json.dumps(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])))"
+_CLOCKS = ("thread", "process", "wall")
+_WITHOUT, _WITH = "instrumented without us", "instrumented with us"
+_VARIANTS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "plain": ([], {}),
+    _WITHOUT: (["opentelemetry-instrument"], {"TRAINSPAN_DISABLED": "1"}),
+    _WITH: (["opentelemetry-instrument"], {}),
+}
 
 
 def measure() -> dict[str, Any]:
-    """Medians over rounds, with the spread; milliseconds per call, seconds of CPU for the start."""
-    variants: dict[str, tuple[list[str], dict[str, str]]] = {
-        "plain": ([], {}),
-        "instrumented without us": (["opentelemetry-instrument"], {"TRAINSPAN_DISABLED": "1"}),
-        "instrumented with us": (["opentelemetry-instrument"], {}),
-    }
-    figures: dict[str, list[list[float]]] = {name: [] for name in variants}
-    starts: dict[str, list[float]] = {name: [] for name in variants}
+    """Milliseconds per call, seconds of CPU for the start."""
     with tempfile.TemporaryDirectory() as folder, OpenAIServer() as policy, OtlpRecorder() as recorder:
-        agent, empty = Path(folder) / "agent.py", Path(folder) / "empty.py"
-        agent.write_text(_AGENT)
-        empty.write_text(_EMPTY)
         wired = {
             "OPENAI_BASE_URL": policy.url,
             "OPENAI_API_KEY": "key",
@@ -70,39 +66,73 @@ def measure() -> dict[str, Any]:
             "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
             "OTEL_METRICS_EXPORTER": "none",
         }
-        for _ in range(_ROUNDS):
-            for name, (prefix, extra) in variants.items():
-                figures[name].append(_run(prefix, agent, {**wired, **extra}))
-                starts[name].append(_run(prefix, empty, {**wired, **extra}))
-            policy.requests.clear()
-            recorder.spans.clear()
+        return _calls(Path(folder), wired) | _starts(Path(folder), wired)
+
+
+def _calls(folder: Path, wired: dict[str, str]) -> dict[str, Any]:
+    program = folder / "agent.py"
+    program.write_text(_AGENT)
+    with contextlib.ExitStack() as stack:
+        agents = {name: stack.enter_context(_started(name, program, wired)) for name in _VARIANTS}
+        many = _turns(agents, _CALLS, _TURNS)
+        lone = _turns(agents, 1, _LONE_TURNS)
     measured: dict[str, Any] = {}
-    for place, what in enumerate(("agent's thread CPU ms", "process CPU ms", "wall ms")):
-        for name in variants:
-            measured[f"{what} per call ({name})"] = _spread([round_[place] for round_ in figures[name]], 3)
-        added = _paired([[round_[place] for round_ in figures[name]] for name in list(variants)[1:]])
-        measured[f"{what} per call added by us (paired)"] = _spread(added, 3)
-    for name in variants:
-        measured[f"start-up CPU s ({name})"] = _spread(starts[name], 3)
-    measured["start-up CPU s added by us (paired)"] = _spread(_paired([starts[name] for name in list(variants)[1:]]), 3)
+    for what, figures, tell in (
+        ("agent's thread CPU ms per call", many["thread"], summary),
+        ("wall ms per call", many["wall"], summary),
+        ("process CPU ms per call", many["process"], mean),
+        ("process CPU ms per lone call", lone["process"], mean),
+    ):
+        measured |= {f"{what} ({name})": tell(column, 3) for name, column in figures.items()}
+        measured[f"{what} added by us"] = tell(_added(figures), 3)
     return measured
 
 
-def _paired(columns: list[list[float]]) -> list[float]:
-    return [with_us - without for without, with_us in zip(*columns, strict=True)]
+def _turns(agents: "dict[str, subprocess.Popen[str]]", calls: int, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Clock → variant → milliseconds per call of each round."""
+    figures: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in agents} for clock in _CLOCKS}
+    for agent in agents.values():  # warms up
+        _turn(agent, calls)
+    for names in rotated(list(agents), rounds):
+        for name in names:
+            for clock, value in zip(_CLOCKS, _turn(agents[name], calls), strict=True):
+                figures[clock][name].append(value)
+    return figures
 
 
-def _run(prefix: list[str], program: Path, extra: dict[str, str]) -> Any:
-    command = [*prefix, sys.executable, str(program)]
-    done = subprocess.run(
-        command, env=environment({**extra, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}), capture_output=True,
-        text=True, timeout=120, check=True,
-    )  # fmt: skip
-    return json.loads(done.stdout.splitlines()[-1])
+def _starts(folder: Path, wired: dict[str, str]) -> dict[str, Any]:
+    program = folder / "empty.py"
+    program.write_text(_EMPTY)
+    seconds: dict[str, list[float]] = {name: [] for name in _VARIANTS}
+    for names in rotated(list(_VARIANTS), _STARTS):
+        for name in names:
+            with _started(name, program, wired) as process:
+                output, _ = process.communicate(timeout=120)
+            seconds[name].append(float(json.loads(output)))
+    measured = {f"start-up CPU s ({name})": summary(column, 3) for name, column in seconds.items()}
+    return {**measured, "start-up CPU s added by us": summary(_added(seconds), 3)}
 
 
-def _spread(values: list[float], digits: int) -> str:
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+def _added(columns: dict[str, list[float]]) -> list[float]:
+    return [us - them for us, them in zip(columns[_WITH], columns[_WITHOUT], strict=True)]
+
+
+@contextlib.contextmanager
+def _started(name: str, program: Path, wired: dict[str, str]) -> "Iterator[subprocess.Popen[str]]":
+    prefix, extra = _VARIANTS[name]
+    environ = environment({**wired, **extra, "PYTHONPATH": os.environ.get("PYTHONPATH", "")})
+    with subprocess.Popen(
+        [*prefix, sys.executable, str(program)], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+
+
+def _turn(agent: "subprocess.Popen[str]", calls: int) -> list[float]:
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    print(calls, file=agent.stdin, flush=True)
+    figures: list[float] = json.loads(agent.stdout.readline())
+    return figures
 
 
 if __name__ == "__main__":

@@ -1,24 +1,25 @@
 """The policy server: what capture costs an agent's call, the bytes of a call's span, and how long a swap of weights takes.
 
-A Llama of 0.5M parameters. The same requests go in turns to our server and to vLLM alone under the same flags. The cost of
-capture is what an agent that asks for nothing gets from us, against vLLM alone when its client asks for log-probabilities:
-computing them is the engine's work. Where both clients ask, the difference is capture and export by themselves.
+A Llama of 0.5M parameters. The same requests go in many short turns to our server and to vLLM alone under the same flags.
+The cost of capture is what an agent that asks for nothing gets from us, against vLLM alone when its client asks for
+log-probabilities: computing them is the engine's work. Where both clients ask, the difference is capture and export alone.
 Latency is one call of 32 tokens at concurrency 1; speed and CPU time of the server's processes are at concurrency 32.
+CPU time holds also where the machine does other things besides; speed then only where enough rounds were left alone.
 """
 
 import contextlib
 import http.client
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pairs import rotated, summary
 from tests.support.adapters import make_adapter
 from tests.support.canary import write_checkpoint_files
 from tests.support.otlp_sink import free_port
@@ -30,10 +31,12 @@ from trainspan_schemas.settings import ServingSettings
 from trainspan_serving.launch import prepare
 
 _TOKENS = 32
-_ROUNDS = 8
-_CALLS = 16
-_CALLS_AT_ONCE = 8
+_ROUNDS = 40
+_CALLS = 3
+_CALLS_AT_ONCE = 2
 _CONCURRENCY = 32
+_SETTLE_S = 0.2
+"""For the spans of a turn's last calls."""
 _SWAPS = 20
 _BODY = {
     "model": "policy",
@@ -45,7 +48,7 @@ _ASKING = {"logprobs": True, "return_token_ids": True}
 
 
 def measure() -> dict[str, Any]:
-    """Latencies and swap times in milliseconds (median over rounds, with the spread), speeds in tokens per second."""
+    """Latencies and swap times in milliseconds, speeds in tokens per second, costs in percent or milliseconds."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         base = make_tiny_model(root / "base", hidden=128, layers=3)
@@ -118,28 +121,30 @@ def _compare(ours: RunningServer, alone: RunningServer) -> dict[str, Any]:
     latency_ms: dict[str, list[float]] = {name: [] for name in variants}
     speed: dict[str, list[float]] = {name: [] for name in variants}
     cpu_ms: dict[str, list[float]] = {name: [] for name in variants}
-    for number in range(_ROUNDS + 1):
-        for name, (server, extra) in variants.items():
-            one = _calls(server.url, extra, _CALLS)
-            before = _cpu_s(server)
-            many = _at_once(server.url, extra)
-            time.sleep(0.3)  # for the spans of the last calls
-            if number:  # the first round warms up
-                latency_ms[name].append(1000 * statistics.median(one))
-                speed[name].append(many)
+    with ThreadPoolExecutor(_CONCURRENCY) as clients:
+        for server, extra in variants.values():  # warms up
+            _at_once(clients, server.url, extra)
+        for names in rotated(list(variants), _ROUNDS):
+            for name in names:
+                server, extra = variants[name]
+                latency_ms[name].append(1000 * min(_calls(server.url, extra, _CALLS)))
+                time.sleep(_SETTLE_S)
+                before = _cpu_s(server)
+                speed[name].append(_at_once(clients, server.url, extra))
+                time.sleep(_SETTLE_S)
                 cpu_ms[name].append(1000 * (_cpu_s(server) - before) / (_CONCURRENCY * _CALLS_AT_ONCE))
     figures: dict[str, Any] = {}
     for name in variants:
-        figures[f"latency_ms ({name})"] = _spread(latency_ms[name], 2)
-        figures[f"tokens_per_s ({name})"] = _spread(speed[name], 0)
-        figures[f"server_cpu_ms_per_call ({name})"] = _spread(cpu_ms[name], 2)
+        figures[f"latency_ms ({name})"] = summary(latency_ms[name], 2)
+        figures[f"tokens_per_s ({name})"] = summary(speed[name], 0)
+        figures[f"server_cpu_ms_per_call ({name})"] = summary(cpu_ms[name], 2)
     base = "vllm alone, logprobs and ids asked"
     for name in ("ours, nothing asked", "ours, logprobs and ids asked"):
         speeds, times = (zip(values[name], values[base], strict=True) for values in (speed, cpu_ms))
-        figures[f"cost_percent_of_speed ({name})"] = _spread([100 * (1 - us / them) for us, them in speeds], 1)
-        figures[f"cost_percent_of_server_cpu ({name})"] = _spread([100 * (us / them - 1) for us, them in times], 1)
+        figures[f"cost_percent_of_speed ({name})"] = summary([100 * (1 - us / them) for us, them in speeds], 1)
+        figures[f"cost_percent_of_server_cpu ({name})"] = summary([100 * (us / them - 1) for us, them in times], 1)
         latencies = zip(latency_ms[name], latency_ms[base], strict=True)
-        figures[f"cost_ms_of_latency ({name})"] = _spread([us - them for us, them in latencies], 2)
+        figures[f"cost_ms_of_latency ({name})"] = summary([us - them for us, them in latencies], 2)
     return figures
 
 
@@ -152,17 +157,14 @@ def _swaps(server: RunningServer, kind: str, versions: tuple[int, int]) -> dict[
             raise RuntimeError(f"swap failed: {answer}")
         for step, values in seconds.items():
             values.append(1000 * answer["seconds"][step])
-    return {f"swap_{step}_ms ({kind})": _spread(values, 1) for step, values in seconds.items()}
+    return {f"swap_{step}_ms ({kind})": summary(values, 1) for step, values in seconds.items()}
 
 
-def _at_once(url: str, extra: dict[str, Any]) -> float:
-    """Tokens per second with several clients."""
-    threads = [threading.Thread(target=_calls, args=(url, extra, _CALLS_AT_ONCE)) for _ in range(_CONCURRENCY)]
+def _at_once(clients: ThreadPoolExecutor, url: str, extra: dict[str, Any]) -> float:
+    """Tokens per second with all clients."""
     began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for done in [clients.submit(_calls, url, extra, _CALLS_AT_ONCE) for _ in range(_CONCURRENCY)]:
+        done.result()
     return _CONCURRENCY * _CALLS_AT_ONCE * _TOKENS / (time.monotonic() - began)
 
 
@@ -197,15 +199,11 @@ def _vllm_alone(model: Path, root: Path) -> contextlib.AbstractContextManager[Ru
 
 
 def _cpu_s(server: RunningServer) -> float:
-    """User and system time so far of the server's processes."""
-    pids, ticks = [server.process.pid], 0
+    """CPU time so far of the server's processes, from the scheduler's nanoseconds."""
+    pids, nanoseconds = [server.process.pid], 0
     for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-        pids += [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _spread(values: list[float], digits: int) -> str:
-    low, high = min(values), max(values)
-    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # the thread has just ended
+                nanoseconds += int((task / "schedstat").read_text().split()[0])
+                pids += [int(child) for child in (task / "children").read_text().split()]
+    return nanoseconds / 1e9
