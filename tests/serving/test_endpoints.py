@@ -8,6 +8,7 @@ import urllib.request
 from typing import Any
 
 import anthropic
+import httpx2
 import openai
 import pydantic
 import pytest
@@ -32,7 +33,7 @@ class Verdict(pydantic.BaseModel):
     grade: int = pydantic.Field(ge=0, le=3)
 
 
-def tool(name: str) -> dict[str, Any]:
+def tool(name: str) -> Any:
     parameters = {
         "type": "object",
         "properties": {"side": {"enum": ["left", "right"]}},
@@ -169,6 +170,28 @@ def test_a_client_that_gives_up_in_time_is_not_delivered(caller: Caller) -> None
     for span in caller.spans(2):
         assert (span.attributes[keys.CALL_DELIVERED], span.attributes[keys.GEN_AI_FINISH_REASONS]) == (False, ["abort"])
         assert span.status == 2
+
+
+def test_a_clients_own_retry_is_a_call_of_its_own_after_the_one_that_was_given_up(
+    caller: Caller, models: Models
+) -> None:
+    attempts: list[str] = []
+
+    def hurry_once(request: httpx2.Request) -> None:
+        attempts.append(request.headers["x-stainless-retry-count"])
+        if len(attempts) == 1:
+            request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), 0.3)
+
+    with httpx2.Client(event_hooks={"request": [hurry_once]}) as client:
+        answer = caller.client.with_options(max_retries=1, http_client=client).chat.completions.create(
+            **{**ASKED, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+        )
+    assert attempts == ["0", "1"]
+    given_up, answered = caller.spans(2)
+    assert (given_up.attributes[keys.CALL_DELIVERED], given_up.status) == (False, 2)
+    assert answered.attributes[keys.GEN_AI_RESPONSE_ID] == answer.id
+    assert whole(answered)
+    check_tokens(answered, models)
 
 
 def test_a_cancelled_task_is_not_delivered_and_its_neighbour_is(caller: Caller, models: Models) -> None:

@@ -1,7 +1,6 @@
 """A vLLM that the user starts alone with our `--middleware`, from a Hugging Face id: capture, and LoRA adapters swapped."""
 
 import json
-import random
 import shutil
 import threading
 import time
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.serving.conftest import Models
+from tests.serving.traffic import LONG_PROMPT, check_calls, greedy, load
 from tests.support.adapters import adapter_logprobs, load_adapter, make_adapter
 from tests.support.canary import greedy_ids, logprobs_of
 from tests.support.otlp_sink import OtlpSink, free_port, otlp_sink
@@ -22,7 +22,6 @@ from trainspan_schemas.checkpoint import META_FILE, Canary, CheckpointMeta
 from trainspan_schemas.tokens import decode_ids, decode_logprobs
 
 HUB_ID = "acme/tiny"
-LONG_PROMPT = [(13 * position) % 240 + 10 for position in range(300)]  # more than two blocks of 128 tokens
 
 
 class Plain:
@@ -38,10 +37,7 @@ class Plain:
         return self.server.swap(name or f"policy-{version:06d}", version)
 
     def greedy(self) -> tuple[list[int], str]:
-        body = {"model": "policy", "prompt": LONG_PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-        status, told, headers = self.server.post("/v1/completions", {**body, "return_token_ids": True})
-        assert status == 200, told
-        return told["choices"][0]["token_ids"], headers[keys.HEADER_POLICY_VERSION]
+        return greedy(self.server, 8)
 
     def logprobs(self, version: int, prompt: list[int], completion: list[int]) -> list[float]:
         """By transformers and peft."""
@@ -120,46 +116,16 @@ def test_an_adapter_is_swapped_in_and_its_prefixes_are_its_own(plain: Plain) -> 
 
 def test_swaps_of_adapters_under_load_fail_no_request_hold_none_and_mix_no_call(plain: Plain) -> None:
     assert plain.swap(2)[0] == 200
-    stop = threading.Event()
-    answers: dict[str, tuple[int, str]] = {}
-
-    def work(seed: int) -> None:
-        number = 0
-        while not stop.is_set():
-            prompt = [*LONG_PROMPT[: 140 + seed], number % 200 + 10]
-            body = {"model": "policy", "prompt": prompt, "max_tokens": 24, "seed": seed * 1000 + number}
-            status, told, headers = plain.server.post("/v1/completions", body)
-            answers[told.get("id", f"{seed}.{number}")] = (status, headers.get(keys.HEADER_POLICY_VERSION, ""))
-            number += 1
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
     served = []
-    for version in (1, 2, 1):
+    with load(plain.server, prompt_tokens=140) as answers:
+        for version in (1, 2, 1):
+            time.sleep(0.4)
+            status, answer = plain.swap(version)
+            served.append((status, answer["canary"]["status"]))
         time.sleep(0.4)
-        status, answer = plain.swap(version)
-        served.append((status, answer["canary"]["status"]))
-    time.sleep(0.4)
-    stop.set()
-    for thread in threads:
-        thread.join(60)
     assert served == [(200, "fresh")] * 3
-    assert {status for status, _ in answers.values()} == {200}
     assert {version for _, version in answers.values()} == {"1", "2"}
-    spans = plain.sink.wait(
-        len(answers), lambda span: span.attributes.get(keys.GEN_AI_RESPONSE_ID) in answers, timeout_s=30
-    )
-    for span in spans:
-        assert str(span.attributes[keys.POLICY_VERSION]) == answers[span.attributes[keys.GEN_AI_RESPONSE_ID]][1]
-        assert keys.POLICY_VERSION_SPANS not in span.attributes
-        assert span.attributes[keys.POLICY_NAME] == "policy"
-    for span in random.Random(0).sample(spans, 20):
-        prompt, completion = (
-            decode_ids(span.attributes[key]) for key in (keys.PROMPT_TOKEN_IDS, keys.COMPLETION_TOKEN_IDS)
-        )
-        expected = plain.logprobs(span.attributes[keys.POLICY_VERSION], prompt, completion)
-        assert decode_logprobs(span.attributes[keys.COMPLETION_LOGPROBS]) == pytest.approx(expected, abs=1e-4)
+    check_calls(plain.sink, answers, plain.logprobs, 20)
 
 
 def test_a_request_under_way_keeps_the_adapter_that_it_began_with(plain: Plain) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.serving.conftest import Models, Stack
-from tests.serving.test_swap import LONG_PROMPT, greedy
+from tests.serving.traffic import LONG_PROMPT, greedy
 from tests.support.canary import greedy_ids
 from trainspan_cli.loop.policy_client import PolicyClient
 from trainspan_schemas import keys
@@ -25,13 +25,13 @@ def order(stack: Stack, what: str, **headers: str) -> tuple[int, dict[str, Any]]
 
 
 def test_a_sleeping_server_holds_requests_and_answers_them_when_it_wakes(stack: Stack, models: Models) -> None:
-    before = greedy(stack)
+    before = greedy(stack.server)
     assert order(stack, "sleep") == (200, {"asleep": True, "version": 0})
     assert order(stack, "sleep") == (200, {"asleep": True, "version": 0})
     state = stack.server.policy()
     assert (state["asleep"], state["open"], state["in_flight"]) == (True, False, 0)
     answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(greedy(stack)))
+    thread = threading.Thread(target=lambda: answers.append(greedy(stack.server)))
     thread.start()
     time.sleep(0.5)
     assert not answers
@@ -73,7 +73,7 @@ def test_a_swap_wakes_it_with_the_new_weights(stack: Stack, models: Models) -> N
     assert (status, answer["canary"]["status"]) == (200, "fresh")
     state = stack.server.policy()
     assert (state["asleep"], state["open"], state["version"]) == (False, True, 1)
-    assert greedy(stack) == (greedy_ids(models.folder(1), LONG_PROMPT, 12), "1")
+    assert greedy(stack.server) == (greedy_ids(models.folder(1), LONG_PROMPT, 12), "1")
 
 
 def test_a_refused_checkpoint_leaves_it_asleep(stack: Stack) -> None:
@@ -81,7 +81,7 @@ def test_a_refused_checkpoint_leaves_it_asleep(stack: Stack) -> None:
     assert stack.server.swap("policy-999999", 9)[0] == 404
     assert stack.server.policy()["asleep"] is True
     assert order(stack, "wake")[0] == 200
-    assert greedy(stack, 4)[1] == "0"
+    assert greedy(stack.server, 4)[1] == "0"
 
 
 def test_strangers_and_other_methods_are_refused(stack: Stack) -> None:

@@ -1,7 +1,6 @@
 """Exchange of weights under a running server."""
 
 import json
-import random
 import shutil
 import threading
 import time
@@ -12,26 +11,17 @@ from typing import Any
 import pytest
 
 from tests.serving.conftest import Models, Stack
+from tests.serving.traffic import LONG_PROMPT, check_calls, greedy, load
 from tests.support.canary import greedy_ids, logprobs_of
 from trainspan_schemas import keys
 from trainspan_schemas.checkpoint import CANARY_FILE, META_FILE, Canary, CheckpointMeta
-from trainspan_schemas.tokens import decode_ids, decode_logprobs
+from trainspan_schemas.tokens import decode_ids
 
 pytestmark = pytest.mark.usefixtures("base_policy")
 
-LONG_PROMPT = [(13 * position) % 240 + 10 for position in range(300)]  # more than two blocks of 128 tokens
-
-
-def greedy(stack: Stack, tokens: int = 12) -> tuple[list[int], str]:
-    """Completion of the long prompt, and the version that the answer's header names."""
-    body = {"model": "policy", "prompt": LONG_PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    status, answer, headers = stack.server.post("/v1/completions", {**body, "return_token_ids": True})
-    assert status == 200, answer
-    return answer["choices"][0]["token_ids"], headers[keys.HEADER_POLICY_VERSION]
-
 
 def test_after_a_swap_the_new_weights_answer_and_everything_says_so(stack: Stack, models: Models) -> None:
-    assert greedy(stack) == (greedy_ids(models.base, LONG_PROMPT, 12), "0")
+    assert greedy(stack.server) == (greedy_ids(models.base, LONG_PROMPT, 12), "0")
     status, answer = stack.server.swap("policy-000001", 1)
     assert status == 200, answer
     assert (answer["version"], answer["checkpoint"]) == (1, "policy-000001")
@@ -42,7 +32,7 @@ def test_after_a_swap_the_new_weights_answer_and_everything_says_so(stack: Stack
     assert canary["max_abs_change"] > 0.1
 
     # The prompt was cached under the old weights: were the cache not emptied, this would differ.
-    assert greedy(stack) == (greedy_ids(models.folder(1), LONG_PROMPT, 12), "1")
+    assert greedy(stack.server) == (greedy_ids(models.folder(1), LONG_PROMPT, 12), "1")
     state = stack.server.policy()
     assert (state["version"], state["checkpoint"], state["open"]) == (1, "policy-000001", True)
     assert state["canary"] == canary
@@ -59,45 +49,16 @@ def test_the_canary_is_marked_internal(stack: Stack) -> None:
 
 
 def test_swaps_under_load_fail_no_request_and_mix_no_call(stack: Stack, models: Models) -> None:
-    stop = threading.Event()
-    answers: dict[str, tuple[int, str]] = {}
-    rng = random.Random(0)
-
-    def work(seed: int) -> None:
-        number = 0
-        while not stop.is_set():
-            prompt = [*LONG_PROMPT[: 20 + seed], number % 200 + 10]
-            body = {"model": "policy", "prompt": prompt, "max_tokens": 24, "seed": seed * 1000 + number}
-            status, answer, headers = stack.server.post("/v1/completions", body)
-            answers[answer.get("id", f"{seed}.{number}")] = (status, headers.get(keys.HEADER_POLICY_VERSION, ""))
-            number += 1
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
     served = []
-    for version in (1, 2, 1, 2):
+    with load(stack.server, prompt_tokens=20) as answers:
+        for version in (1, 2, 1, 2):
+            time.sleep(0.25)
+            status, answer = stack.server.swap(f"policy-{version:06d}", version)
+            served.append((status, answer["canary"]["status"]))
         time.sleep(0.25)
-        status, answer = stack.server.swap(f"policy-{version:06d}", version)
-        served.append((status, answer["canary"]["status"]))
-    time.sleep(0.25)
-    stop.set()
-    for thread in threads:
-        thread.join(30)
-
     assert served == [(200, "fresh")] * 4
-    assert {status for status, _ in answers.values()} == {200}
     assert {version for _, version in answers.values()} == {"0", "1", "2"}
-    spans = stack.sink.wait(len(answers), lambda span: span.attributes[keys.GEN_AI_RESPONSE_ID] in answers)
-    assert not [span for span in spans if keys.POLICY_VERSION_SPANS in span.attributes]
-    for span in spans:
-        assert str(span.attributes[keys.POLICY_VERSION]) == answers[span.attributes[keys.GEN_AI_RESPONSE_ID]][1]
-    for span in rng.sample(spans, 40):
-        prompt, completion = (
-            decode_ids(span.attributes[key]) for key in (keys.PROMPT_TOKEN_IDS, keys.COMPLETION_TOKEN_IDS)
-        )
-        expected = logprobs_of(models.folder(span.attributes[keys.POLICY_VERSION]), prompt, completion)
-        assert decode_logprobs(span.attributes[keys.COMPLETION_LOGPROBS]) == pytest.approx(expected, abs=1e-4)
+    check_calls(stack.sink, answers, lambda version, *tokens: logprobs_of(models.folder(version), *tokens), 40)
 
 
 def test_a_swap_waits_for_the_stream_that_is_under_way(stack: Stack) -> None:
@@ -136,7 +97,7 @@ def test_a_canary_that_disagrees_brings_the_old_weights_back(stack: Stack, model
     assert status == 409
     assert answer["canary"]["status"] == "stale"
     assert "version 0 stays in service" in answer["error"]
-    assert greedy(stack) == (greedy_ids(models.base, LONG_PROMPT, 12), "0")
+    assert greedy(stack.server) == (greedy_ids(models.base, LONG_PROMPT, 12), "0")
     state = stack.server.policy()
     assert (state["version"], state["open"], state["canary"]["status"]) == (0, True, "stale")
     shutil.rmtree(folder)
@@ -216,7 +177,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_untouched(
     assert status == 400
     assert reason in answer["error"]
     assert "\n" not in answer["error"]
-    assert greedy(stack, 4) == (greedy_ids(models.base, LONG_PROMPT, 4), "0")
+    assert greedy(stack.server, 4) == (greedy_ids(models.base, LONG_PROMPT, 4), "0")
 
 
 @pytest.mark.parametrize(
