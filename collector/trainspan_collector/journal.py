@@ -180,7 +180,9 @@ class Journal:
         return self._folder / f"{segment:012d}{_SUFFIX}"
 
     def _end(self) -> Position:
-        last = max(self._sizes, default=0)
+        last = max(
+            (segment for segment, size in self._sizes.items() if size), default=0
+        )  # a failed write leaves empty ones
         return Position(last, self._sizes.get(last, 0))
 
     def _bytes_after(self, position: Position) -> int:

@@ -13,7 +13,18 @@ from google.rpc.error_details_pb2 import RetryInfo
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from pyarrow import flight
 
-from tests.support.collector import CollectorProcess, export, read, running, select, span
+from tests.support.collector import (
+    TRACES,
+    CollectorProcess,
+    channel,
+    export,
+    get,
+    read,
+    running,
+    select,
+    span,
+    trace_request,
+)
 from tests.support.faults import grow, jumping_clock, slow_disk, small_disk
 from trainspan_schemas.store import running_collector
 
@@ -25,18 +36,20 @@ def _text(seed: int, n_bytes: int) -> str:
 
 
 def _send_until(collector: CollectorProcess, first: int, n_refused: int) -> tuple[list[int], list[grpc.RpcError]]:
-    """Exports spans of 100 kB, numbered from `first`, until so many are refused: the acknowledged, and the refusals."""
+    """Exports spans of 200 kB, numbered from `first`, until so many are refused: the acknowledged, and the refusals."""
     acknowledged: list[int] = []
     refusals: list[grpc.RpcError] = []
-    for number in range(first, first + 5_000):
-        try:
-            export(collector.address, span(1, number, {"text": _text(number, 100_000)}))
-        except grpc.RpcError as error:
-            refusals.append(error)
-            if len(refusals) == n_refused:
-                return acknowledged, refusals
-        else:
-            acknowledged.append(number)
+    with channel(collector.address) as opened:
+        for number in range(first, first + 5_000):
+            body = trace_request(span(1, number, {"text": _text(number, 200_000)})).SerializeToString()
+            try:
+                opened.unary_unary(TRACES)(body, timeout=20)
+            except grpc.RpcError as error:
+                refusals.append(error)
+                if len(refusals) == n_refused:
+                    return acknowledged, refusals
+            else:
+                acknowledged.append(number)
     raise AssertionError("the disk was never full")
 
 
@@ -74,6 +87,8 @@ def test_a_crash_on_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         grow(disk, size_mib=200)
         with running(disk / "spans.duckdb") as again:
             assert _numbers(again) == acknowledged
+            table = get(again.address, {"read": "spans", "parameters": {"columns": ["seq"]}})
+            assert table.schema.metadata[b"behind"] == b"false"
 
 
 def test_above_the_floor_of_free_disk_there_is_room_to_load_so_that_a_burst_is_taken_in_the_end(tmp_path: Path) -> None:

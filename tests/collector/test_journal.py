@@ -139,8 +139,9 @@ def test_a_failed_write_is_told_to_the_sender_and_the_next_one_works(tmp_path: P
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, hard))  # a write over it fails as on a full disk
     try:
-        with pytest.raises(StoreError, match="cannot write the journal"):
-            journal.append(Signal.TRACES, bytes(128 * 1024), 1)
+        for _ in range(3):
+            with pytest.raises(StoreError, match="cannot write the journal"):
+                journal.append(Signal.TRACES, bytes(128 * 1024), 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     journal.append(Signal.TRACES, b"after", 1)
@@ -150,6 +151,23 @@ def test_a_failed_write_is_told_to_the_sender_and_the_next_one_works(tmp_path: P
         bodies += [entry.frame.body for entry in entries]
     assert bodies == [b"before", b"after"]
     journal.close()
+
+
+@pytest.mark.parametrize("torn", [b"", b"torn"])
+def test_what_a_failed_write_or_a_crash_left_keeps_no_reader_waiting_for_more(tmp_path: Path, torn: bytes) -> None:
+    journal = Journal(tmp_path)
+    journal.append(Signal.TRACES, b"whole", 1)
+    journal.close()
+    (tmp_path / "000000000002.journal").write_bytes(torn)
+    (tmp_path / "000000000003.journal").touch()
+    again = Journal(tmp_path)
+    position, n_entries = START, 0
+    while again.bytes_after(position):
+        entries, position = again.read(position, 10**6)
+        n_entries += len(entries)
+    assert n_entries == 1
+    assert position >= again.end()
+    again.close()
 
 
 def test_files_belong_to_their_owner_alone(tmp_path: Path) -> None:
