@@ -185,7 +185,7 @@ def _over_rollouts(
     items = rollouts.select(_FACTS).join(worth, on="rollout", maintain_order="left")
     items = items.with_columns(pl.col("rollout").alias("item"))
     compared = _compare(items, past, estimator).select(pl.col("item").alias("rollout"), "center", "scale", "drop")
-    terms = credited.join(compared, on="rollout", how="inner", maintain_order="left")
+    terms = credited.select(*_CALL, "return").join(compared, on="rollout", how="inner", maintain_order="left")
     return terms, worth.select("rollout", pl.lit(part).alias("part"), "value")
 
 

@@ -15,7 +15,7 @@ from trainspan_schemas.settings import DatasetSettings
 from .draft import credit, judged_others, limits, newest_version, plan_for, reward_part, states_are_needed, with_credit
 from .evaluations import EVALUATION_COLUMNS, collect_evaluations
 from .fates import fates_of
-from .frames import ROLLOUT_KEY, SPAN_KEY
+from .frames import ROLLOUT_KEY, SPAN_KEY, compact
 from .inventory import Inventory, take_inventory
 from .ledger import Ledger
 from .payload import CALLS_PER_CHUNK
@@ -197,12 +197,14 @@ def _done(
     compared = part.compared.select("rollout", *_OF_ROLLOUT, "group_id").join(
         counted, on=ROLLOUT_KEY, how="left", maintain_order="left"
     )
+    numbered = compared.with_columns(pl.lit(number, dtype=pl.UInt32).alias("part"), pl.col("sound").fill_null(0))
+    # What stays must not hold on to the texts that it was cut out of.
     return _Part(
-        rollouts=part.rewarded.rollouts.select(*_OF_ROLLOUT, "pending", "reason"),
-        compared=compared.with_columns(pl.lit(number, dtype=pl.UInt32).alias("part"), pl.col("sound").fill_null(0)),
-        credited=part.credited,
-        fates=fates_of(part.calls.filter(~is_sound)),
-        others=part.others.select(*ROLLOUT_KEY, *SPAN_KEY, "is_bare_call", "redacted", "rollout_reason"),
+        rollouts=compact(part.rewarded.rollouts.select(*_OF_ROLLOUT, "pending", "reason")),
+        compared=compact(numbered),
+        credited=compact(part.credited),
+        fates=compact(fates_of(part.calls.filter(~is_sound))),
+        others=compact(part.others.select(*ROLLOUT_KEY, *SPAN_KEY, "is_bare_call", "redacted", "rollout_reason")),
         rewards=part.rewarded.rewards,
         newest=newest_version(part.calls),
         calls=part.calls.height,

@@ -10,15 +10,17 @@ from typing import Final
 
 import polars as pl
 
-from .frames import ROLLOUT_KEY, Schema
+from .frames import ROLLOUT_KEY, Schema, compact, empty
 from .source import Selection, Source
 
 __all__ = ["SPANS_PER_CHUNK", "Inventory", "take_inventory"]
 
 SPANS_PER_CHUNK: Final = 65_536
 
-_BATCHES_PER_SUM: Final = 16
+_ROWS_AT_A_TIME: Final = 32_768
+_PARTS_PER_SUM: Final = 16
 _IDENTITY: Final = ["run_id", "round", "task_id"]
+_COLUMNS: Final = [*ROLLOUT_KEY, "trace_id", *_IDENTITY]
 _HOLDINGS: Final[Schema] = {
     "rollout_id": pl.String,
     "attempt": pl.Int32,
@@ -36,7 +38,7 @@ class Inventory:
     """What there is."""
 
     holdings: pl.DataFrame
-    """rollout_id, attempt, trace_id, run_id, round, task_id, `calls` and other `spans` (u32): a row per trace of a rollout."""
+    """rollout_id, attempt, trace_id, run_id, round, task_id, `calls` and other `spans` (u32): a row per trace and identity."""
     has_orphans: bool
     """Whether some spans belong to no rollout."""
 
@@ -72,35 +74,30 @@ class Inventory:
 
 def take_inventory(source: Source, selection: Selection) -> Inventory:
     """Counts what the selection holds."""
-    columns = [*ROLLOUT_KEY, "trace_id", *_IDENTITY]
-    calls = source.read("calls", selection, columns)
-    spans = source.read("spans", selection, columns, without_calls=True)
-    sums, has_orphans = pl.DataFrame(schema=_HOLDINGS), False
-    pending: list[pl.DataFrame] = []
-    for batch in chain(_counted(calls, "calls"), _counted(spans, "spans")):
-        has_orphans |= batch["rollout_id"].null_count() > 0
-        pending.append(batch.drop_nulls("rollout_id"))
-        if len(pending) >= _BATCHES_PER_SUM:
+    calls = source.read("calls", selection, _COLUMNS)
+    spans = source.read("spans", selection, _COLUMNS, without_calls=True)
+    sums, pending, has_orphans = empty(_HOLDINGS), [empty(_HOLDINGS)], False
+    for counted in chain(_counted(calls, "calls"), _counted(spans, "spans")):
+        has_orphans |= counted["rollout_id"].null_count() > 0
+        pending.append(counted.drop_nulls("rollout_id"))
+        if len(pending) > _PARTS_PER_SUM:
             sums, pending = _summed([sums, *pending]), []
     return Inventory(_summed([sums, *pending]), has_orphans)
 
 
 def _counted(batches: Iterable[pl.DataFrame], name: str) -> Iterable[pl.DataFrame]:
-    """_HOLDINGS of each batch."""
+    """_HOLDINGS of each part of the batches."""
     for batch in batches:
         rows = batch.with_columns(
             pl.col("attempt").fill_null(0),
-            *((pl.lit(int(column == name), dtype=pl.UInt32)).alias(column) for column in ("calls", "spans")),
-        )
-        yield _summed([rows.select(pl.col(column).cast(kind) for column, kind in _HOLDINGS.items())])
+            *(pl.lit(column == name).alias(column) for column in ("calls", "spans")),
+        ).select(pl.col(column).cast(kind) for column, kind in _HOLDINGS.items())
+        yield from (_summed([part]) for part in rows.iter_slices(_ROWS_AT_A_TIME))
 
 
 def _summed(frames: list[pl.DataFrame]) -> pl.DataFrame:
-    return (
-        pl.concat(frames)
-        .group_by(*ROLLOUT_KEY, "trace_id", maintain_order=True)
-        .agg(pl.col(*_IDENTITY).drop_nulls().first(), pl.col("calls", "spans").sum().cast(pl.UInt32))
-    )
+    sums = pl.concat(frames).group_by(_COLUMNS, maintain_order=True).agg(pl.col("calls", "spans").sum())
+    return compact(sums)
 
 
 def _related(holdings: pl.DataFrame) -> pl.DataFrame:

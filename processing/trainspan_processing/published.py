@@ -23,6 +23,7 @@ SEEN: Final[Schema] = {
     "round": pl.Int32,
     "task_id": pl.String,
     "reward": pl.Float64,
+    "end_ns": pl.Int64,
     "calls": pl.UInt32,
     "kept": pl.UInt32,
     "reason": pl.String,

@@ -168,6 +168,20 @@ def test_a_dataset_is_explained_with_its_own_settings_and_rollouts(bench: Bench)
     assert len(_explain(bench, "a").credit.members) == 4
 
 
+def test_of_a_dataset_the_newest_is_the_last_to_end_of_those_that_gave_it_rows(bench: Bench) -> None:
+    bench.send(
+        *(chain(bench.rollout(name, begins=begins), 1).reward(begins) for name, begins in (("a", 7.0), ("b", 3.0))),
+        chain(bench.rollout("alone", task="other", begins=50.0), 1).reward(1.0),
+    )
+    built = bench.build(round_=0)
+    bench.send(chain(bench.rollout("later", round=1, begins=99.0), 1).reward(1.0))
+    question = Question(
+        [str(bench.collectors[0].store)], "newest", DatasetSettings(), dataset=open_published(built.path)
+    )
+    account = explain_rollout(question, bench.clock)
+    assert (account.rollout_id, account.agrees) == (f"{bench.run_id}-a", True)
+
+
 def test_rows_with_other_advantages_are_told(bench: Bench) -> None:
     _group(bench)
     built = bench.build(baseline="rloo")

@@ -11,7 +11,7 @@ from trainspan_cli.settings import ConfigOption, FormatOption, settings
 
 def explain(
     rollout: Annotated[
-        str, typer.Argument(help="Id of a rollout, or its beginning; newest: the one that ended last.")
+        str, typer.Argument(help="Id of a rollout, or its beginning; newest: the one that ended last (of the dataset).")
     ] = "newest",
     store: Annotated[list[str] | None, typer.Option(help="Store path or grpc:// address; may be repeated.")] = None,
     dataset: Annotated[

@@ -13,6 +13,7 @@ from trainspan_schemas.settings import DatasetSettings
 
 from ..decoding import find_decoder
 from ..draft import Draft, draft_dataset
+from ..fates import NO_ROLLOUT
 from ..frames import ROLLOUT_KEY, SPAN_KEY
 from ..ledger import LEDGER, Ledger, read_ledger
 from ..payload import read_payload
@@ -38,7 +39,7 @@ class Question:
     stores: Sequence[str]
     """Paths or grpc:// addresses."""
     rollout: str
-    """Its id or the beginning of it; `newest`: the one that ended last."""
+    """Its id or the beginning of it; `newest`: the one that ended last, of the dataset where one is named."""
     settings: DatasetSettings
     attempt: int | None = None
     """None: its last."""
@@ -64,7 +65,10 @@ def explain_rollout(question: Question, clock: Clock) -> RolloutAccount:
     dataset = question.dataset
     settings = _settings(question)
     with Source(question.stores, allow_behind=True) as source:
-        found = _find(source, question.rollout, question.attempt)
+        wanted, attempt = question.rollout, question.attempt
+        if dataset is not None and wanted == NEWEST:
+            wanted, attempt = _newest_of(dataset)
+        found = _find(source, wanted, attempt)
         ledger = Ledger(pl.DataFrame(schema=LEDGER))
         if dataset is not None:
             ledger = read_ledger(dataset.path.parent, without=dataset.path)
@@ -88,6 +92,15 @@ def _settings(question: Question) -> DatasetSettings:
 def _unused(ledger: Ledger) -> Ledger:
     """The ledger as if nothing had been used: an explanation may be of any rollout."""
     return Ledger(ledger.rows.with_columns(pl.lit(0, dtype=pl.UInt32).alias("kept")))
+
+
+def _newest_of(dataset: Published) -> tuple[str, int]:
+    """The last to end of the rollouts that gave the dataset rows, else of those that it saw."""
+    seen = dataset.seen().filter(~pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
+    if seen.is_empty():
+        raise UsageError(f"{dataset.path} saw no rollout: name another dataset")
+    rollout_id, attempt = seen.sort(pl.col("kept") > 0, "end_ns").select(*ROLLOUT_KEY).row(-1)
+    return rollout_id, attempt
 
 
 def _find(source: Source, wanted: str, attempt: int | None) -> _Found:
