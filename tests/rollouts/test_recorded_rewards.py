@@ -1,0 +1,29 @@
+"""What the runner's ledger file says of rewards, for those who compare."""
+
+from pathlib import Path
+
+from trainspan_rollouts.ledger import RunLedger, recorded_rewards
+from trainspan_schemas.identity import Identity
+
+
+def test_rewards_are_those_of_attempts_that_were_delivered_with_one(tmp_path: Path) -> None:
+    file = tmp_path / "round-0001-train.jsonl"
+    assert recorded_rewards(file) == {}
+    ledger = RunLedger(file, tmp_path / "tasks.jsonl", ["agent.py:solve"], resume=False)
+    first = Identity("a", "run", "task", 0, 1, "train")
+    again = Identity("a", "run", "task", 1, 1, "train")
+    other, silent, lost = (Identity(name, "run", "task", 0, 1, "train") for name in "bcd")
+    for number, identity in ((0, first), (0, again), (1, other), (2, silent), (3, lost)):
+        ledger.begin(identity, number)
+    ledger.end(first, 0, "infra_error", None)
+    ledger.end(again, 0, "ok", 0.25)
+    ledger.end(other, 1, "ok", 1.0)
+    ledger.end(silent, 2, "ok", None)
+    ledger.end(lost, 3, "ok", 0.5)
+    for identity in (other, first, again, silent):
+        ledger.delivered(identity.rollout_id, identity.attempt)
+    ledger.close()
+    assert recorded_rewards(file) == {("a", 1): 0.25, ("b", 0): 1.0}
+    with file.open("ab") as torn:
+        torn.write(b'{"end": "3:task", "status": "ok", "rew')
+    assert recorded_rewards(file) == {("a", 1): 0.25, ("b", 0): 1.0}
