@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder, RecordedSpan
-from tests.support.programs import run, write
+from tests.support.programs import WITHOUT_OPENAI, run, write
 from tests.support.web_agent import WebAgent, web_agent
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity
@@ -290,7 +290,7 @@ def test_an_explicit_block_in_a_child_of_a_process_that_nobody_made_a_rollout_is
     import subprocess, sys, trainspan
     subprocess.run([sys.executable, "child.py"], check=True)
     """
-    ran = run(write(tmp_path, source), wired)
+    ran = run(write(tmp_path, source), {**wired, **WITHOUT_OPENAI})
     (child,) = ran.stdout.split()
     rollouts = {span.attributes[keys.ROLLOUT_ID]: span for span in recorder.named("trainspan.rollout")}
     process = next(span for span in rollouts.values() if span.attributes[keys.ROLLOUT_BOUNDARY] == "process")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
-from tests.support.programs import environment, run, write
+from tests.support.programs import WITHOUT_OPENAI, environment, run, write
 from trainspan._hook import _is_helper
 from trainspan_schemas import keys
 
@@ -68,7 +68,7 @@ from trainspan_schemas import keys
 def test_an_ending_process_sends_its_rollout_with_its_status(
     tmp_path: Path, recorder: OtlpRecorder, source: str, code: int, status: str
 ) -> None:
-    ran = run(write(tmp_path, source), {"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint})
+    ran = run(write(tmp_path, source), {**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint})
     assert ran.code == code
     assert recorder.one("trainspan.rollout").attributes[keys.ROLLOUT_STATUS] == status
     assert "event=" not in ran.stderr
@@ -89,7 +89,7 @@ def test_sigterm_flushes_where_no_handler_stands_and_leaves_an_own_handler_alone
     """
     process = subprocess.Popen(
         ["opentelemetry-instrument", "python", str(write(tmp_path, source))],
-        env=environment({"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint}),
+        env=environment({**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint}),
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -118,7 +118,7 @@ def test_a_main_module_that_catches_system_exit_keeps_the_built_in_one(tmp_path:
     except SystemExit as error:
         print(error.code, SystemExit is builtins.SystemExit)
     """
-    ran = run(write(tmp_path, source), {"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint})
+    ran = run(write(tmp_path, source), {**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint})
     assert (ran.code, ran.stdout, ran.stderr) == (0, "3 True\n", "")
 
 
@@ -133,7 +133,7 @@ def test_sigkill_loses_no_more_than_the_last_fraction_of_a_second(tmp_path: Path
     """
     process = subprocess.Popen(
         ["opentelemetry-instrument", "python", str(write(tmp_path, source))],
-        env=environment({"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint}),
+        env=environment({**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint}),
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -193,7 +193,7 @@ def test_without_a_collector_the_agent_ends_as_it_would_at_most_three_seconds_la
 
     def leave(extra: dict[str, str]) -> tuple[float, str]:
         """Seconds from the program's end to the process's, and what it said."""
-        ran = run(agent, extra)
+        ran = run(agent, {**WITHOUT_OPENAI, **extra})
         assert ran.code == 5
         return time.time() - float(ran.stdout), ran.stderr
 

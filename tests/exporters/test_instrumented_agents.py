@@ -8,7 +8,7 @@ import pytest
 from tests.support.node_sdk import install_node_sender
 from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
-from tests.support.programs import run, write
+from tests.support.programs import WITHOUT_OPENAI, run, write
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity, TraceParent
 
@@ -144,7 +144,7 @@ def test_a_library_that_is_the_programs_first_import_is_wrapped(
     url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
     asyncio.run(post(url)) if "{library}" == "aiohttp" else {library}.post(url, json={{}})
     """
-    ran = run(write(tmp_path, source), wired)
+    ran = run(write(tmp_path, source), {**wired, **WITHOUT_OPENAI})
     assert (ran.code, ran.stderr) == (0, "")
     (request,) = policy.requests
     assert request.baggage[keys.ROLLOUT_ID] == recorder.one("trainspan.rollout").trace_id
@@ -207,7 +207,7 @@ def test_a_foreign_trace_without_identity_gets_a_rollout_of_its_own(
     tmp_path: Path, recorder: OtlpRecorder, wired: dict[str, str]
 ) -> None:
     parent = TraceParent("c" * 32, "d" * 16)
-    ran = run(write(tmp_path, "print(1)"), {**wired, "TRACEPARENT": str(parent)})
+    ran = run(write(tmp_path, "print(1)"), {**wired, **WITHOUT_OPENAI, "TRACEPARENT": str(parent)})
     rollout = recorder.one("trainspan.rollout")
     assert ran.code == 0
     assert (rollout.trace_id, rollout.parent_span_id) == (parent.trace_id, parent.span_id)
@@ -347,7 +347,7 @@ def test_with_an_explicit_boundary_the_process_is_no_rollout(
 
 def test_defaults_reach_children_only_where_they_mean_the_same_in_every_language(tmp_path: Path) -> None:
     program = write(tmp_path, "import json, os; print(json.dumps(dict(os.environ)))")
-    nowhere = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+    nowhere = {**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
     seen = json.loads(run(program, nowhere).stdout)
     assert seen["OTEL_BSP_SCHEDULE_DELAY"] == "200"
     assert not [name for name in seen if name.startswith("OTEL_") and "TIMEOUT" in name], (

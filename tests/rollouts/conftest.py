@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
-from tests.support.programs import environment, write
+from tests.support.programs import WITHOUT_OPENAI, environment, write
 from trainspan_rollouts import RunResult, RunSettings, run_rollouts
 
 Run = Callable[..., RunResult]
@@ -47,6 +47,8 @@ def run(tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, monkeypatc
     for name in ("TRACEPARENT", "BAGGAGE"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PATH", environment({})["PATH"])
+    for name, value in WITHOUT_OPENAI.items():
+        monkeypatch.setenv(name, value)
 
     def run_agent(source: str, tasks: list[dict[str, Any]], *target: str, **settings: Any) -> RunResult:
         write(tmp_path, source)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
+WITHOUT_OPENAI = {"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "openai"}
+"""For programs that call no model: their start then does not import openai, which takes 1.3 of its 1.6 seconds."""
 
 
 @dataclass(frozen=True, slots=True)
