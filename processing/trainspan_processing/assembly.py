@@ -82,8 +82,11 @@ class Assembly:
             of_chunk = chunk.select(*ROLLOUT_KEY, "rollout")
             calls = [parts[part][0].join(of_chunk, on=ROLLOUT_KEY, how="inner") for part in needed]
             advantages = self.advantages.join(of_chunk.select("rollout"), on="rollout", how="semi")
-            credited = with_credit(pl.concat(calls), advantages).sort(*ROW_ORDER, "position", nulls_last=False)
-            yield credited, pl.concat(parts[part][1] for part in needed)
+            credited = with_credit(pl.concat(calls), advantages)
+            yield (
+                credited.sort(*ROW_ORDER, "position", nulls_last=False),
+                pl.concat(parts[part][1] for part in needed),
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +166,7 @@ def _chunked(
     chunks = fresh.chunks()
     if fresh is inventory and len(chunks) <= 1 and selection.rollout_ids is None:
         return [selection], Surroundings()
-    around = Surroundings()
-    if inventory.has_orphans or selection.rollout_ids is not None:
-        around = read_surroundings(source, selection)
+    around = read_surroundings(source, selection)
     if selection.rollout_ids is None:
         around = replace(around, evaluations=_homeless(source, selection, inventory))
     return [replace(selection, rollout_ids=chunk) for chunk in chunks or [[]]], around
@@ -240,7 +241,7 @@ def _together(
     return Assembly(
         rollouts=pl.concat(part.rollouts for part in parts),
         compared=compared.drop("in_part"),
-        advantages=credited.calls,
+        advantages=credited.calls.rechunk(),
         plan=plan,
         shares=compared.select("rollout", *ROLLOUT_KEY).join(credited.parts, on="rollout").drop("rollout"),
         fates=pl.concat(part.fates for part in parts),

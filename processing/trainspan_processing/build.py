@@ -16,6 +16,7 @@ from trainspan_schemas.settings import DatasetSettings
 
 from .assembly import Assembly, assemble
 from .fates import NO_ROLLOUT, fates_of
+from .frames import compact
 from .ledger import Ledger, next_round, read_ledger, write_ledger
 from .manifest import make_manifest
 from .outcome import check_outcome, late_calls, ledger_lines, lines_to_write, take_accounts
@@ -116,7 +117,8 @@ def _write_rows(source: Source, assembly: Assembly, folder: Path) -> tuple[list[
     counts, writer, fates = RowCounts(), DatasetWriter(folder), [assembly.fates]
     for rows, judged in make_rows(source, assembly.chunks(), assembly.limits, counts, assembly.selection):
         writer.append(rows)
-        fates.append(fates_of(judged))
+        fates.append(compact(fates_of(judged)))
+        del rows, judged  # before the next chunk is made
     return writer.finish(), counts, pl.concat(fates)
 
 

@@ -39,8 +39,6 @@ class Inventory:
 
     holdings: pl.DataFrame
     """rollout_id, attempt, trace_id, run_id, round, task_id, `calls` and other `spans` (u32): a row per trace and identity."""
-    has_orphans: bool
-    """Whether some spans belong to no rollout."""
 
     def calls_of(self, rollouts: pl.DataFrame) -> pl.DataFrame:
         """rollout_id, attempt and the number of `calls` (u32) that each of `rollouts` has."""
@@ -76,13 +74,12 @@ def take_inventory(source: Source, selection: Selection) -> Inventory:
     """Counts what the selection holds."""
     calls = source.read("calls", selection, _COLUMNS)
     spans = source.read("spans", selection, _COLUMNS, without_calls=True)
-    sums, pending, has_orphans = empty(_HOLDINGS), [empty(_HOLDINGS)], False
+    sums, pending = empty(_HOLDINGS), [empty(_HOLDINGS)]
     for counted in chain(_counted(calls, "calls"), _counted(spans, "spans")):
-        has_orphans |= counted["rollout_id"].null_count() > 0
         pending.append(counted.drop_nulls("rollout_id"))
         if len(pending) > _PARTS_PER_SUM:
             sums, pending = _summed([sums, *pending]), []
-    return Inventory(_summed([sums, *pending]), has_orphans)
+    return Inventory(_summed([sums, *pending]))
 
 
 def _counted(batches: Iterable[pl.DataFrame], name: str) -> Iterable[pl.DataFrame]:

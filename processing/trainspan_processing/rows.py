@@ -80,7 +80,8 @@ def rows_of(
         pl.lit(None, dtype=pl.String) if limits.keep_zero_spread else pl.col("drop"),
     )
     judged = calls.join(payload, on=SPAN_KEY, how="left", maintain_order="left").with_columns(reason.alias("reason"))
-    kept = _with_lineage(judged.filter(pl.col("reason").is_null()))
+    is_kept = judged["reason"].is_null()
+    kept = _with_lineage(judged if is_kept.all() else judged.filter(is_kept))
     _count(kept, counts)
     _count_failures(kept, counts.merge_failures)
     return kept.select(*COLUMNS), judged.drop("prompt_ids", "completion_ids", "logprobs")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import polars as pl
 
 from .calls import CALL_COLUMNS, narrow_calls
+from .evaluations import FEEDBACK_QUERY, collect_feedback
 from .frames import CALLS, EVALUATIONS, SPAN_KEY, SPANS, empty
 from .source import Selection, Source
 from .spans import SPAN_COLUMNS, narrow_spans
@@ -22,6 +23,8 @@ class Surroundings:
     """CALLS that belong to no rollout."""
     evaluations: pl.DataFrame = field(default_factory=lambda: empty(EVALUATIONS))
     """EVALUATIONS that belong to no rollout that there is."""
+    feedback: pl.DataFrame | None = None
+    """Late feedback on responses (evaluations.py), where it was read for all chunks."""
     covered: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=dict.fromkeys(SPAN_KEY, pl.String)))
     """The keys of those of `spans` that calls of other chunks are known to cover."""
     served: frozenset[str] = frozenset()
@@ -44,4 +47,5 @@ def read_surroundings(source: Source, selection: Selection) -> Surroundings:
     return Surroundings(
         spans=narrow_spans(source.read("spans", alone, SPAN_COLUMNS, without_calls=True)),
         calls=narrow_calls(source.read("calls", alone, CALL_COLUMNS)),
+        feedback=collect_feedback(source.query(FEEDBACK_QUERY)),
     )

@@ -100,7 +100,7 @@ def _survey(
 ) -> Survey:
     spans = narrow_spans(source.read("spans", selection, SPAN_COLUMNS, without_calls=True))
     evaluations = collect_evaluations(source.read("evaluations", selection, EVALUATION_COLUMNS))
-    feedback = collect_feedback(source.query(FEEDBACK_QUERY))
+    feedback = around.feedback if around.feedback is not None else collect_feedback(source.query(FEEDBACK_QUERY))
     calls = narrow_calls(source.read("calls", selection, CALL_COLUMNS))
     spans = _with(spans, around.near(spans, calls))
     calls = ordered_calls(_with(calls, around.calls) if around.are_counted else calls)
