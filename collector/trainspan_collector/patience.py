@@ -31,7 +31,7 @@ class Patience:
         self._thread.start()
 
     @contextlib.contextmanager
-    def with_(self, context: grpc.ServicerContext) -> Iterator[_Wait]:
+    def waiting(self, context: grpc.ServicerContext) -> Iterator[_Wait]:
         """For the time of the block the call waits for its sender."""
         wait = _Wait(context, time.monotonic() + self._limit_s)
         with self._lock:

@@ -115,7 +115,7 @@ class Receiver:
     def _read(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """The request's one message."""
         body = None
-        with self._patience.with_(context) as wait, contextlib.suppress(grpc.RpcError):
+        with self._patience.waiting(context) as wait, contextlib.suppress(grpc.RpcError):
             body = next(messages, None)
         if body is None:
             self._end_without_message(context, was_slow=wait.is_over)
