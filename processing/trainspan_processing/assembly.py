@@ -95,7 +95,8 @@ class _Part:
 
     rollouts: pl.DataFrame
     compared: pl.DataFrame
-    credited: pl.DataFrame
+    credited: list[pl.DataFrame]
+    """One frame, taken out when all parts are put together."""
     fates: pl.DataFrame
     others: pl.DataFrame
     rewards: Sequence[RewardName]
@@ -203,7 +204,7 @@ def _done(
     return _Part(
         rollouts=compact(part.rewarded.rollouts.select(*_OF_ROLLOUT, "pending", "reason")),
         compared=compact(numbered),
-        credited=compact(part.credited),
+        credited=[compact(part.credited)],
         fates=compact(fates_of(part.calls.filter(~is_sound))),
         others=compact(part.others.select(*ROLLOUT_KEY, *SPAN_KEY, "is_bare_call", "redacted", "rollout_reason")),
         rewards=part.rewarded.rewards,
@@ -225,16 +226,8 @@ def _together(
 ) -> Assembly:
     compared = pl.concat(part.compared for part in parts).rename({"rollout": "in_part"}).sort(ROLLOUT_KEY)
     compared = compared.with_row_index("rollout")
-    numbers = compared.select("part", "in_part", "rollout").partition_by("part", as_dict=True)
     plan = plan_for(settings, parts[0].rewards, compared)
-    renumbered = (
-        part.credited.rename({"rollout": "in_part"})
-        .join(numbers[number,].select("in_part", "rollout"), on="in_part", how="left", maintain_order="left")
-        .drop("in_part")
-        for number, part in enumerate(parts)
-        if part.credited.height
-    )
-    credited = credit(pl.concat([parts[0].credited.clear(), *renumbered], how="diagonal"), compared, ledger, plan)
+    credited = credit(_taken_out(parts, compared), compared, ledger, plan)
     others = pl.concat(part.others for part in parts)
     judged = judged_others(others, any_call=any(part.calls for part in parts))
     sound = int(compared["sound"].sum())
@@ -254,6 +247,16 @@ def _together(
         function_error=next((part.function_error for part in parts if part.function_error), None),
         folder=folder,
     )
+
+
+def _taken_out(parts: Sequence[_Part], compared: pl.DataFrame) -> pl.DataFrame:
+    """The calls that are credited, by their rollouts' final numbers; no part holds on to its own."""
+    frames = []
+    for number, part in enumerate(parts):
+        numbers = compared.filter(pl.col("part") == number).select("in_part", "rollout")
+        calls = part.credited.pop().rename({"rollout": "in_part"})
+        frames.append(calls.join(numbers, on="in_part", how="left", maintain_order="left").drop("in_part"))
+    return pl.concat(frames)
 
 
 def _paths(folder: Path, part: int) -> tuple[Path, Path]:
