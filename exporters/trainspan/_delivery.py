@@ -32,6 +32,8 @@ RETRY_AT_EXIT_S: Final = 0.5
 """What an exporter gets at exit when its last attempt had failed."""
 FORK_PATIENCE_S: Final = 1.0
 """What all forks of a process together wait for exports under way."""
+LOCK_PATIENCE_S: Final = 0.5
+"""What an export waits for another one, well within the budget at exit."""
 LATE_REPORT_S: Final = 30.0
 """A process that lives on tells the loss after this time, instead of at its end."""
 
@@ -100,7 +102,7 @@ def watch_exporters() -> None:
 def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
     def watch(module: ModuleType) -> None:
         def export(wrapped: Callable[..., Any], exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            held = _losses.exporting.acquire(timeout=EXPORT_TIMEOUT_S)
+            held = _losses.exporting.acquire(timeout=LOCK_PATIENCE_S)
             try:
                 if _has_no_time(exporter):
                     _note(exporter, what, args, delivered=False)
