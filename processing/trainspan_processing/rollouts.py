@@ -14,6 +14,7 @@ _IDENTITY = ["task_id", "run_id", "round", "split"]
 
 def rollout_table(
     calls: pl.DataFrame,
+    bare_calls: pl.DataFrame,
     spans: pl.DataFrame,
     covered: pl.DataFrame,
     served: Collection[str],
@@ -21,16 +22,18 @@ def rollout_table(
     now_ns: int,
     settle_s: float,
 ) -> pl.DataFrame:
-    """Rollouts from CALLS (ordered), SPANS, the client call spans that a call covers, and the names of the models served.
+    """Rollouts from CALLS (ordered), OTHERS that were recorded without tokens, SPANS, the client call spans that a call covers,
+    and the names of the models served.
 
     Columns: rollout_id, attempt, task_id, run_id, round, split, status, judge, trace_id and span_id of the rollout span,
     start_ns, end_ns (of the rollout span, else of its spans), service_name, n_calls (u32), `complete` (nothing of it is
     missing), `pending` (not complete, but its last sign of life is younger than `settle_s`), `superseded` (a later
     attempt exists).
 
-    Complete is a rollout whose span is stored, whose call indexes have no gap, that has at least the calls that the agent's
-    side saw succeed, and whose client call spans each have their call of the server. A client call counts for that only
-    where it did not fail and names a model that the policy server serves: agents may talk to other models too.
+    Complete is a rollout whose span is stored, whose call indexes have no gap but for calls without tokens, that has at least
+    the calls that the agent's side saw succeed, with tokens or without, and whose client call spans each have their call of
+    the server. A client call counts for that only where it did not fail and names a model that the policy server serves:
+    agents may talk to other models too.
     """
     calls = calls.filter(pl.col("rollout_id").is_not_null())
     spans = _with_rollout(spans)
@@ -39,11 +42,11 @@ def rollout_table(
         .join(_rollout_spans(spans), on=ROLLOUT_KEY, how="left")
         .join(_stated_elsewhere(spans), on=ROLLOUT_KEY, how="left")
         .join(_call_counts(calls), on=ROLLOUT_KEY, how="left")
+        .join(_bare_counts(bare_calls), on=ROLLOUT_KEY, how="left")
         .join(_open_client_calls(spans, covered, served), on=ROLLOUT_KEY, how="left")
         .with_columns(
             pl.coalesce("stated_calls", "stated_elsewhere").alias("expected"),
-            pl.col("n_calls", "n_requests", "open_with_id", "open_without_id").fill_null(0),
-            pl.col("has_gap").fill_null(False),
+            pl.col("n_calls", "n_requests", "n_bare", "n_missing", "open_with_id", "open_without_id").fill_null(0),
         )
     )
     # A client call without a response id may have failed in a way that its span does not show: it counts only where
@@ -51,8 +54,8 @@ def rollout_table(
     open_calls = pl.col("open_with_id") + pl.when(pl.col("expected").is_null()).then("open_without_id").otherwise(0)
     complete = (
         pl.col("status").is_not_null()
-        & ~pl.col("has_gap")
-        & (pl.col("n_requests") >= pl.col("expected").fill_null(0))
+        & (pl.col("n_missing") <= pl.col("n_bare"))
+        & (pl.col("n_requests") + pl.col("n_bare") >= pl.col("expected").fill_null(0))
         & (open_calls == 0)
     )
     silent_ns = now_ns - pl.col("last_ns")
@@ -64,8 +67,8 @@ def rollout_table(
             pl.coalesce("end_ns", "last_ns").alias("end_ns"),
             pl.coalesce("start_ns", "first_ns").alias("start_ns"),
         )
-        .drop("first_ns", "last_ns", "stated_calls", "stated_elsewhere", "n_requests", "has_gap", "expected")
-        .drop("open_with_id", "open_without_id")
+        .drop("first_ns", "last_ns", "stated_calls", "stated_elsewhere", "n_requests", "n_bare", "n_missing")
+        .drop("expected", "open_with_id", "open_without_id")
         .sort(ROLLOUT_KEY)
     )
 
@@ -133,13 +136,18 @@ def _stated_elsewhere(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _call_counts(calls: pl.DataFrame) -> pl.DataFrame:
-    """Calls, requests (the choices of a response are one), and whether an index is missing below the highest."""
+    """Calls, requests (the choices of a response are one), and how many indexes are missing below the highest."""
     request = pl.coalesce("response_id", pl.col("call_index").cast(pl.String), "span_id")
     return calls.group_by(ROLLOUT_KEY).agg(
         pl.len().alias("n_calls"),
         request.n_unique().alias("n_requests"),
-        (pl.col("call_index").max() + 1 > pl.col("call_index").n_unique()).alias("has_gap"),
+        (pl.col("call_index").max() + 1 - pl.col("call_index").n_unique().cast(pl.Int64)).alias("n_missing"),
     )
+
+
+def _bare_counts(bare_calls: pl.DataFrame) -> pl.DataFrame:
+    key = pl.col("rollout_id"), pl.col("attempt").fill_null(0)
+    return bare_calls.drop_nulls("rollout_id").group_by(key).agg(pl.len().alias("n_bare"))
 
 
 def _open_client_calls(spans: pl.DataFrame, covered: pl.DataFrame, served: Collection[str]) -> pl.DataFrame:

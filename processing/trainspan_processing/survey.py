@@ -128,7 +128,8 @@ def _survey(
     used = ledger.used.select(*ROLLOUT_KEY)
     calls = calls.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left")
     others = others.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left")
-    rollouts = rollout_table(calls, spans, covered, served, now_ns=now_ns, settle_s=settle_s)
+    bare_calls = others.filter("is_bare_call")
+    rollouts = rollout_table(calls, bare_calls, spans, covered, served, now_ns=now_ns, settle_s=settle_s)
     rollouts = rollouts.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left").with_columns(_ALL_SELECTED)
     if around.are_counted:
         evaluations = pl.concat([evaluations, around.evaluations])

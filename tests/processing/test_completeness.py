@@ -40,6 +40,20 @@ def test_a_gap_in_the_call_indexes_makes_it_incomplete(bench: Bench) -> None:
     assert [facts[0] for facts in _facts(bench).values()] == [False, False]
 
 
+def test_a_call_that_was_stored_without_tokens_has_come_and_its_index_is_no_gap(bench: Bench) -> None:
+    without = dict.fromkeys(
+        ("trainspan.prompt.token_ids", "trainspan.completion.token_ids", "trainspan.completion.logprobs")
+    )
+    some, none, lost = (bench.rollout(name, stated_calls=3) for name in ("some", "none", "lost"))
+    for index in range(3):
+        none.call(index, [1], [2], at=index, **without)
+        some.call(index, [1], [2], at=index, **(without if index == 1 else {}))
+    lost.call(2, [1], [2], at=2)
+    lost.call(1, [1], [2], at=1, **without)
+    bench.send(some, none, lost)
+    assert {name: facts[0] for name, facts in _facts(bench).items()} == {"some0": True, "none0": True, "lost0": False}
+
+
 def test_choices_of_one_response_count_as_one_request(bench: Bench) -> None:
     rollout = bench.rollout("a", stated_calls=2)
     for choice in (0, 1):

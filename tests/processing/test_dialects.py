@@ -83,7 +83,7 @@ def test_a_call_of_a_model_that_is_not_ours_is_not_selected(bench: Bench) -> Non
 
 def test_a_call_that_the_policy_server_recorded_without_tokens_is_counted(bench: Bench) -> None:
     for name, more in (("a", {}), ("b", {"trainspan.redacted": ["trainspan.prompt.token_ids"]})):
-        rollout = chain(bench.rollout(name), 1).reward(1.0)
+        rollout = chain(bench.rollout(name, stated_calls=2), 1).reward(1.0)
         client = rollout.span("client", 5.0, 6.0, **{"gen_ai.operation.name": "chat", "gen_ai.request.model": "policy"})
         without: dict[str, Any] = dict.fromkeys(
             ("trainspan.prompt.token_ids", "trainspan.completion.token_ids", "trainspan.completion.logprobs")
