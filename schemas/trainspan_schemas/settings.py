@@ -48,7 +48,7 @@ class CollectorSettings:
     """How long a request waits for room before it is refused; less than exporters' timeouts."""
     sql_timeout_s: float = 60.0
     """Time after which a user's query is ended."""
-    duckdb_memory_bytes: int = 192 * 1024 * 1024
+    duckdb_memory_bytes: int = 144 * 1024 * 1024
     """DuckDB's memory limit. Larger work spills to disk; where loading cannot, the store is opened again with twice of it."""
     checkpoint_bytes: int = 256 * 1024 * 1024
     """Size of the loaded journal at which DuckDB is checkpointed and that journal deleted."""

@@ -90,7 +90,7 @@ def _overload(tmp_path: Path, seconds: float) -> None:
             retry = RetryInfo.FromString(dict(error.trailing_metadata())["google.rpc.retryinfo-bin"])
             assert retry.retry_delay.seconds > 0
         assert full_per_s >= 0.8 * peak_per_s
-        assert max(resident) < 600  # 160 at start, DuckDB's 192, the budget, forty requests in gRPC's hands, a batch
+        assert max(resident) < 600  # 160 at start, DuckDB's 144, the budget, forty requests in gRPC's hands, a batch
         if seconds >= 60:  # past the first seconds, in which caches fill
             assert max(resident[-40:]) - max(resident[20:60]) < 48
         query = "SELECT trace_id, count(*), count(DISTINCT span_id) FROM spans GROUP BY ALL"
