@@ -74,7 +74,10 @@ def _resident_mib(collector: CollectorProcess) -> int:
     return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))
 
 
-def _overload(tmp_path: Path, seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_forty_senders_on_a_slow_disk_are_refused_in_turn_and_take_no_more_memory_with_time(
+    tmp_path: Path, seconds: float
+) -> None:
     faults = slow_disk(tmp_path / "faults", sync_s=0.002, mib_per_s=DISK_MIB_PER_S)
     limits = {"max_inflight_bytes": INFLIGHT_BYTES, "overload_wait_s": 0.5, "load_interval_s": 0.5}
     with running(tmp_path / "spans.duckdb", faults=faults, **limits) as collector:
@@ -99,13 +102,3 @@ def _overload(tmp_path: Path, seconds: float) -> None:
             n_rows, n_spans = stored.get(sender.number, (0, 0))
             assert n_rows == n_spans
             assert sender.acknowledged * SPANS <= n_spans <= (sender.acknowledged + 1) * SPANS
-
-
-def test_forty_senders_on_a_slow_disk_are_refused_in_turn_and_the_disk_stays_busy(tmp_path: Path) -> None:
-    _overload(tmp_path, seconds=6)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_minute_of_overload_takes_no_more_memory_than_its_first_seconds(tmp_path: Path) -> None:
-    _overload(tmp_path, seconds=60)

@@ -76,9 +76,8 @@ class Learner:
         try:
             trainer.train()
         except BaseException:
-            trainer.callback_handler.on_train_end(
-                trainer.args, trainer.state, trainer.control
-            )  # reporters end their runs
+            # Reporters end their runs.
+            trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
             raise
 
 
