@@ -5,13 +5,15 @@ dropped, and a store that cannot be migrated is left as it was.
 """
 
 import contextlib
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Final
 
 import duckdb
 
+from trainspan_collector.facts import Facts, read_facts
 from trainspan_collector.failures import ReopenError, first_line, lacks_memory
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.views import STORE_VERSION
@@ -19,6 +21,12 @@ from trainspan_schemas.views import STORE_VERSION
 __all__ = ["prepare"]
 
 log = logging.getLogger(__name__)
+
+_FACTS: Final = f"STRUCT({', '.join(f'{name} VARCHAR' for name in Facts._fields)})"
+_ADD_FACT: Final = """
+ALTER TABLE stored.spans ADD COLUMN {name} VARCHAR;
+ALTER TABLE stored.spans ALTER COLUMN {name} TYPE VARCHAR USING facts.{name};
+"""
 
 _STEPS: Final[Mapping[int, str]] = {
     2: """
@@ -30,7 +38,14 @@ ALTER TABLE stored.evaluations ADD COLUMN received_ns BIGINT;
 UPDATE stored.spans SET untrusted = false, received_ns = greatest(start_ns, end_ns);
 UPDATE stored.logs SET received_ns = greatest(time_ns, observed_ns);
 UPDATE stored.evaluations SET untrusted = false, received_ns = time_ns;
-"""
+""",
+    # A change of a column's type goes through the table once, in bounded memory; an update keeps all that it changes.
+    3: f"""
+ALTER TABLE stored.spans ADD COLUMN facts {_FACTS};
+ALTER TABLE stored.spans ALTER COLUMN facts TYPE {_FACTS} USING facts_of(coalesce(attributes, '{{}}'), coalesce(is_call, false));
+{"".join(_ADD_FACT.format(name=name) for name in Facts._fields)}
+ALTER TABLE stored.spans DROP COLUMN facts;
+""",
 }
 """Version → what makes the tables of the version before into its own. When older rows came is not known: they count as
 received when they say that they happened."""
@@ -45,6 +60,15 @@ def prepare(cursor: duckdb.DuckDBPyConnection, name: str) -> int | None:
     version = _version(cursor, name)
     if version == STORE_VERSION:
         return version
+    with _facts_of(cursor):
+        _bring_up(cursor, name, version)
+    cursor.execute("CHECKPOINT")
+    if version is not None:
+        log.warning("store migrated path=%s from_version=%d to_version=%d", name, version, STORE_VERSION)
+    return version
+
+
+def _bring_up(cursor: duckdb.DuckDBPyConnection, name: str, version: int | None) -> None:
     cursor.execute("BEGIN")
     try:
         if version is not None:
@@ -62,10 +86,20 @@ def prepare(cursor: duckdb.DuckDBPyConnection, name: str) -> int | None:
         raise StoreError(
             f"cannot make {name} a store of version {STORE_VERSION}, it is as it was: {first_line(error)}"
         ) from error
-    cursor.execute("CHECKPOINT")
-    if version is not None:
-        log.warning("store migrated path=%s from_version=%d to_version=%d", name, version, STORE_VERSION)
-    return version
+
+
+@contextlib.contextmanager
+def _facts_of(cursor: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Meanwhile there is the function `facts_of(attributes, is_call)`: what the collector makes of a span that comes now."""
+
+    def facts_of(attributes: str, is_call: bool) -> dict[str, str | None]:
+        return read_facts(json.loads(attributes), is_call=is_call)._asdict()
+
+    cursor.create_function("facts_of", facts_of, ["VARCHAR", "BOOLEAN"], _FACTS)
+    try:
+        yield
+    finally:
+        cursor.remove_function("facts_of")
 
 
 def _version(cursor: duckdb.DuckDBPyConnection, name: str) -> int | None:

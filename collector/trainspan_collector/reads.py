@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from trainspan_collector.facts import Facts
 from trainspan_collector.nearby import SEEDS, nearby
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.views import VIEWS
@@ -14,8 +15,12 @@ _EXTRAS: Final = {
     "spans": (
         *("rollout_id", "attempt", "task_id", "run_id", "round", "split", "agent"),
         *("rollout_status", "rollout_boundary", "rollout_judge", "rollout_calls"),
+        *Facts._fields,
     ),
-    "calls": ("parent_span_id", "status_code", "attributes", "resource", "scope_name", "dropped_attributes"),
+    "calls": (
+        *("parent_span_id", "status_code", "attributes", "resource", "scope_name", "dropped_attributes"),
+        *Facts._fields,
+    ),
     "evaluations": ("attempt", "of", "on_span"),
 }
 """Columns of a read beyond those of its view. The identity of a span is completed as that of a call is.

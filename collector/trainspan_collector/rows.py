@@ -62,6 +62,14 @@ class SpanRow(NamedTuple):
     delivered: bool | None
     untrusted: bool
     received_ns: int
+    operation: str | None
+    request_model: str | None
+    response_id: str | None
+    state_key: str | None
+    policy_version_spans: str | None
+    redacted: str | None
+    call_facts: str | None
+    attribute_keys: str
 
 
 class LogRow(NamedTuple):

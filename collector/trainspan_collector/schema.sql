@@ -60,7 +60,15 @@ CREATE TABLE IF NOT EXISTS stored.spans (
     finish_reason VARCHAR,
     delivered BOOLEAN,
     untrusted BOOLEAN,           -- came with a token of the role agent
-    received_ns BIGINT           -- when the collector got it: its age
+    received_ns BIGINT,          -- when the collector got it: its age
+    operation VARCHAR,           -- from here on: what readers would search the attributes for, see facts.py
+    request_model VARCHAR,
+    response_id VARCHAR,
+    state_key VARCHAR,
+    policy_version_spans VARCHAR,
+    redacted VARCHAR,
+    call_facts VARCHAR,
+    attribute_keys VARCHAR
 );
 
 CREATE TABLE IF NOT EXISTS stored.logs (

@@ -8,6 +8,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from trainspan_collector import attributes as look
+from trainspan_collector.facts import read_facts
 from trainspan_collector.rows import SpanRow
 from trainspan_collector.tokens import pack_ids, pack_logprobs
 from trainspan_collector.values import Attributes, Json, read_attributes, to_json_text, to_plain
@@ -89,6 +90,7 @@ def read_span(
     size = sum(map(len, (text, events_json, links_json, span.name, status.message, *packed.values()))) + (
         status.code > 0
     )
+    facts = read_facts({**plain, **malformed} if malformed else plain, is_call=is_call)
     row = SpanRow(
         seq=seq,
         span_key=int.from_bytes(span.span_id, "big"),
@@ -136,6 +138,14 @@ def read_span(
         delivered=look.boolean(plain, keys.CALL_DELIVERED),
         untrusted=untrusted,
         received_ns=received_ns,
+        operation=facts.operation,
+        request_model=facts.request_model,
+        response_id=facts.response_id,
+        state_key=facts.state_key,
+        policy_version_spans=facts.policy_version_spans,
+        redacted=facts.redacted,
+        call_facts=facts.call_facts,
+        attribute_keys=facts.attribute_keys,
     )
     return row, plain
 

@@ -10,10 +10,19 @@ Token columns that were promoted are not stored a second time in `attributes`.
 
 from typing import Final
 
-__all__ = ["STORE_VERSION", "VIEWS"]
+from . import keys
 
-STORE_VERSION: Final = 2
+__all__ = ["CALL_FACTS", "STORE_VERSION", "VIEWS"]
+
+STORE_VERSION: Final = 3
 """Version of the tables under the views; kept in the store's `meta` table."""
+
+CALL_FACTS: Final = (
+    *(keys.CHOICE_INDEX, keys.GEN_AI_TEMPERATURE, keys.GEN_AI_TOP_P, keys.GEN_AI_TOP_K, keys.GEN_AI_MIN_P),
+    *(keys.GEN_AI_FREQUENCY_PENALTY, keys.GEN_AI_PRESENCE_PENALTY, keys.GEN_AI_REPETITION_PENALTY),
+    *(keys.LOGPROBS_MODE, keys.SAMPLING_CONSTRAINED, keys.CALL_INTERNAL, keys.CALL_MULTIMODAL, keys.NO_BOUNDARY),
+)
+"""Attributes of a call that stand together in the column `call_facts` of the reads `spans` and `calls`, in this order."""
 
 VIEWS: Final[dict[str, dict[str, str]]] = {
     "spans": {

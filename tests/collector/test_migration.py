@@ -1,13 +1,17 @@
-"""A store of the version before becomes one of this version, with everything in it."""
+"""A store of a version before becomes one of this version, with everything in it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.support.collector import (
+    Attribute,
     CollectorProcess,
     event,
     export,
+    key_values,
     read,
     running,
     select,
@@ -16,8 +20,9 @@ from tests.support.collector import (
     spawn_collector,
     trace_id,
 )
+from trainspan_collector.facts import Facts
 from trainspan_schemas import keys
-from trainspan_schemas.views import STORE_VERSION, VIEWS
+from trainspan_schemas.views import CALL_FACTS, STORE_VERSION, VIEWS
 
 VERSION_1 = (Path(__file__).parent / "store_version_1.sql").read_text()
 ROLLOUT = {keys.ROLLOUT_ID: "r", keys.ROLLOUT_STATUS: "ok"}
@@ -44,13 +49,14 @@ def _old_store(path: Path) -> None:
         connection.execute(OLD_ROWS)
 
 
-def test_a_store_of_the_version_before_is_migrated_with_all_its_rows_and_goes_on(tmp_path: Path) -> None:
+def test_a_store_of_version_1_is_migrated_with_all_its_rows_and_goes_on(tmp_path: Path) -> None:
     store = tmp_path / "spans.duckdb"
     _old_store(store)
     with running(store) as collector:
         assert _versions(collector) == [(str(STORE_VERSION),)]
         [row] = read(collector.address, "spans")
         assert (row["name"], row["attributes"], row["start_ns"]) == ("old", '{"a":1}', 1000)
+        assert (row["attribute_keys"], row["call_facts"]) == ("\na\n", None)
         [call] = read(collector.address, "calls")
         assert (call["prompt_ids"], call["completion_ids"], call["logprobs"]) == ([1, 2], [3], [-0.5])
         assert [row["reward"] for row in read(collector.address, "rollouts")] == [0.5]
@@ -62,6 +68,39 @@ def test_a_store_of_the_version_before_is_migrated_with_all_its_rows_and_goes_on
         assert [row["reward"] for row in read(collector.address, "rollouts")] == [0.75]
     with running(store) as again:
         assert len(read(again.address, "spans")) == 2
+
+
+def test_a_migrated_store_reads_as_if_the_collector_of_now_had_taken_its_spans(tmp_path: Path) -> None:
+    store = tmp_path / "spans.duckdb"
+    with running(store) as collector:
+        export(collector.address, *_various_spans())
+        before = {name: read(collector.address, name) for name in ("spans", "calls")}
+    with duckdb.connect(str(store)) as connection:
+        for column in Facts._fields:
+            connection.execute(f"ALTER TABLE stored.spans DROP COLUMN {column}")
+        connection.execute("UPDATE meta SET value = '2'")
+    with running(store) as migrated:
+        assert _versions(migrated) == [(str(STORE_VERSION),)]
+        assert {name: read(migrated.address, name) for name in ("spans", "calls")} == before
+        assert select(migrated.address, "SELECT count(*) FROM duckdb_functions() WHERE function_name = 'facts_of'") == [
+            (0,)
+        ]
+    assert len(before["spans"]) == 2_603
+    assert len({(row["call_facts"], row["attribute_keys"]) for row in before["calls"]}) == 6
+
+
+def _various_spans() -> Iterator[Span]:
+    tokens: dict[str, Attribute] = {keys.PROMPT_TOKEN_IDS: [1], keys.COMPLETION_TOKEN_IDS: [2]}
+    values: list[Attribute] = [1.0, 1, "1.0", True, {"a": [1]}, float("nan")]
+    for number in range(2_600):  # more than a row group
+        facts = dict.fromkeys(CALL_FACTS, values[number % len(values)])
+        said = {keys.GEN_AI_OPERATION: "chat", keys.GEN_AI_RESPONSE_ID: f'r-{number} " \\ é', keys.STATE_KEY: "\n"}
+        yield span(1, number + 1, {**said, **facts, **(tokens if number % 5 else {})})
+    yield span(1, 3_001)
+    yield span(1, 3_002, {keys.PROMPT_TOKEN_IDS: "no ids", keys.REDACTED: ["a", "b"]})
+    twice = span(1, 3_003, {keys.GEN_AI_REQUEST_MODEL: "first", "other": 1})
+    twice.attributes.extend(key_values({keys.GEN_AI_REQUEST_MODEL: "last"}))
+    yield twice
 
 
 def test_a_migrated_store_has_the_tables_and_views_of_a_new_one(tmp_path: Path) -> None:
