@@ -60,6 +60,12 @@ class _Recorded(Source):
             self._kept[sql,] = list(self._behind.query(sql))
         yield from self._kept[sql,]
 
+    def attributes(self, spans: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        key = ("attributes", tuple(spans["store"]), tuple(spans["seq"]))
+        if key not in self._kept:
+            self._kept[key] = list(self._behind.attributes(spans))
+        yield from self._kept[key]
+
 
 def measure(calls: int = 64_000, agentlightning: str | None = None) -> dict[str, Any]:
     """Rollouts of 8 calls of about 500 prompt and 100 completion tokens (the prompts grow), with client spans.

@@ -7,15 +7,16 @@ import polars as pl
 
 from trainspan_schemas import keys
 
-from .attributes import contains_any, text, with_common, with_where
-from .frames import CALLS, ROLLOUT_KEY, SPAN_KEY, compact, empty
+from .attributes import with_facts
+from .frames import CALLS, ROLLOUT_KEY, SPAN_KEY, empty
 
 __all__ = ["CALL_COLUMNS", "narrow_calls", "ordered_calls", "redacts_what_is_needed", "with_defaults"]
 
 CALL_COLUMNS: Final = [
     *("trace_id", "span_id", "parent_span_id", "rollout_id", "attempt", "task_id", "run_id", "round", "split", "agent"),
     *("call_index", "policy_name", "policy_version", "finish_reason", "delivered", "start_ns", "end_ns"),
-    *("dropped_attributes", "attributes", "untrusted"),
+    *("dropped_attributes", "untrusted"),
+    *("request_model", "response_id", "state_key", "policy_version_spans", "redacted", "call_facts"),
 ]
 """Columns asked of the read `calls`."""
 
@@ -36,41 +37,24 @@ _BOOLEANS: Final = {
     "multimodal": keys.CALL_MULTIMODAL,
     "no_boundary": keys.NO_BOUNDARY,
 }
-_TEXTS: Final = {"request_model": keys.GEN_AI_REQUEST_MODEL, "logprobs_mode": keys.LOGPROBS_MODE}
-_COMMON: Final = {**_NUMBERS, **_BOOLEANS, **_TEXTS}
+_TEXTS: Final = {"logprobs_mode": keys.LOGPROBS_MODE}
 
 
 def redacts_what_is_needed() -> pl.Expr:
     """Whether the collector's redaction took something that training needs: our own keys, or how was sampled."""
-    removed = pl.col("attributes").str.extract(f'"{keys.REDACTED}":\\[([^\\]]*)\\]')
-    return removed.str.contains_any(['"trainspan.', '"gen_ai.request.']).fill_null(False)
-
-
-_RARE: Final = {
-    "policy_version_spans": text(keys.POLICY_VERSION_SPANS),
-    "state_key": text(keys.STATE_KEY),
-    "redacted": redacts_what_is_needed(),
-}
-_RARE_KEYS: Final = [keys.POLICY_VERSION_SPANS, keys.STATE_KEY, keys.REDACTED]
+    return pl.col("redacted").str.contains_any(['"trainspan.', '"gen_ai.request.']).fill_null(False)
 
 
 def narrow_calls(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
     """The read `calls` → frame CALLS, without duplicates, in no particular order."""
-    frames = [
-        compact(_narrowed(batch).select(pl.col(name).cast(kind) for name, kind in CALLS.items())) for batch in batches
-    ]
+    frames = [_narrowed(batch).select(pl.col(name).cast(kind) for name, kind in CALLS.items()) for batch in batches]
     calls = pl.concat(frames) if frames else empty(CALLS)
     return with_defaults(calls).unique(SPAN_KEY, keep="first", maintain_order=True)
 
 
 def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
-    batch = batch.with_columns(
-        pl.col("attributes").fill_null("{}"),
-        text(keys.GEN_AI_RESPONSE_ID).alias("response_id"),
-        pl.lit("engine").alias("tokens_source"),
-    )
-    batch = with_common(batch, _COMMON, numbers=_NUMBERS, booleans=_BOOLEANS)
-    return with_where(batch, contains_any(_RARE_KEYS), _RARE)
+    batch = with_facts(batch, numbers=_NUMBERS, booleans=_BOOLEANS, texts=_TEXTS)
+    return batch.with_columns(redacts_what_is_needed().alias("redacted"), pl.lit("engine").alias("tokens_source"))
 
 
 def with_defaults(calls: pl.DataFrame) -> pl.DataFrame:

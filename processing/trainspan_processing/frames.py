@@ -74,6 +74,7 @@ call spans of the policy server, `response` for what a client's instrumentation 
 
 SPANS: Final[Schema] = {
     "store": pl.UInt8,
+    "seq": pl.Int64,
     "trace_id": pl.String,
     "span_id": pl.String,
     "parent_span_id": pl.String,
@@ -89,7 +90,7 @@ SPANS: Final[Schema] = {
     "is_bare_call": pl.Boolean,
     "redacted": pl.Boolean,
     "has_answer": pl.Boolean,
-    "system_hash": pl.String,
+    "has_prompt": pl.Boolean,
     "is_agent": pl.Boolean,
     "is_tool": pl.Boolean,
     "tool_signature": pl.UInt64,
@@ -101,7 +102,8 @@ SPANS: Final[Schema] = {
 }
 """Every span but the calls with tokens, narrowed. `status` makes it a rollout's own span; `is_client_call` means that a client's
 instrumentation describes a model call, and `has_answer` that it holds the raw response with token ids; `is_bare_call` is a
-call of the policy server without token ids; `system_hash` tells system prompts apart, `tool_signature` tools and their input."""
+call of the policy server without token ids; `has_prompt` means that it may have recorded a system prompt; `tool_signature` tells
+tools and their input apart. `seq` is the span's number in its store."""
 
 EVALUATIONS: Final[Schema] = {
     "trace_id": pl.String,

@@ -70,18 +70,16 @@ def _continues(strands: Int, prompts: Tokens, completions: Tokens) -> Int:
     """(C,) 1 where a call's prompt begins with all of the call before it in its strand, else 0."""
     found = np.zeros(len(strands), dtype=np.int64)
     fits = (strands[1:] == strands[:-1]) & (prompts.lengths[:-1] + completions.lengths[:-1] <= prompts.lengths[1:])
-    calls = np.flatnonzero(fits)
-    ends = [(tokens.starts + tokens.lengths).tolist() for tokens in (prompts, completions)]
-    starts, answers = prompts.starts.tolist(), completions.starts.tolist()
-    earlier, sequence = -1, b""
-    for call in calls.tolist():
-        if call != earlier:
-            sequence = prompts.values[starts[call] : ends[0][call]].tobytes()
-        earlier = call + 1
-        sequence += completions.values[answers[call] : ends[1][call]].tobytes()
-        prompt = prompts.values[starts[earlier] : ends[0][earlier]].tobytes()
-        found[earlier] = prompt.startswith(sequence)
-        sequence = prompt
+    # Bytes compare with a prefix at any place: no token is copied for its call.
+    whole = prompts.values.tobytes()
+    heads, tails = memoryview(whole), memoryview(completions.values.tobytes())
+    size = prompts.values.itemsize
+    starts, answers = ((tokens.starts * size).tolist() for tokens in (prompts, completions))
+    ends, answer_ends = (((tokens.starts + tokens.lengths) * size).tolist() for tokens in (prompts, completions))
+    for call in np.flatnonzero(fits).tolist():
+        head, tail = heads[starts[call] : ends[call]], tails[answers[call] : answer_ends[call]]
+        prompt = starts[call + 1]
+        found[call + 1] = whole.startswith(head, prompt) and whole.startswith(tail, prompt + len(head))
     return found
 
 

@@ -12,6 +12,8 @@ import polars as pl
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.store import open_store
 
+from .frames import SPAN_KEY
+
 __all__ = ["Selection", "Source"]
 
 BATCH_BYTES = 16 * 1024 * 1024
@@ -94,6 +96,27 @@ class Source:
         """Batches of one SELECT, from all stores."""
         for number in range(len(self._clients)):
             yield from self._stream(number, {"sql": sql, "wait_ms": WAIT_MS})
+
+    def attributes(self, spans: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        """trace_id, span_id and `attributes` of `spans` (with `store`, `seq`, trace_id, span_id), in batches, in any order.
+
+        A span that a richer one has replaced meanwhile gives that one's attributes, one that is gone gives no row.
+        """
+        for (store,), part in spans.partition_by("store", as_dict=True).items():
+            for rows in part.select("seq", *SPAN_KEY).iter_slices(IDS_PER_READ):
+                yield from self._attributes(int(str(store)), rows)
+
+    def _attributes(self, store: int, left: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        by_number = f"seq IN ({','.join(map(str, left['seq'].to_list()))})"
+        traces = left["trace_id"].unique().to_list()
+        by_trace = "trace_id IN ({})".format(",".join(f"'{trace_id}'" for trace_id in traces))
+        for condition in (by_number, by_trace):
+            sql = f"SELECT trace_id, span_id, attributes FROM spans WHERE {condition}"
+            for batch in self._stream(store, {"sql": sql, "wait_ms": WAIT_MS}):
+                yield batch.join(left, on=SPAN_KEY, how="semi").select(*SPAN_KEY, "attributes")
+                left = left.join(batch, on=SPAN_KEY, how="anti")
+            if left.is_empty():
+                return
 
     def _stream(self, number: int, ticket: dict[str, Any]) -> Iterator[pl.DataFrame]:
         import pyarrow as pa

@@ -8,7 +8,7 @@ from .calls import CALL_COLUMNS, narrow_calls
 from .evaluations import FEEDBACK_QUERY, collect_feedback
 from .frames import CALLS, EVALUATIONS, SPAN_KEY, SPANS, empty
 from .source import Selection, Source
-from .spans import SPAN_COLUMNS, narrow_spans
+from .spans import narrow_spans
 
 __all__ = ["Surroundings", "read_surroundings"]
 
@@ -45,7 +45,7 @@ def read_surroundings(source: Source, selection: Selection) -> Surroundings:
     """Those of a selection that is read by rollout ids."""
     alone = replace(selection, rollout_ids=None, without_rollout=True)
     return Surroundings(
-        spans=narrow_spans(source.read("spans", alone, SPAN_COLUMNS, without_calls=True)),
+        spans=narrow_spans(source, alone),
         calls=narrow_calls(source.read("calls", alone, CALL_COLUMNS)),
         feedback=collect_feedback(source.query(FEEDBACK_QUERY)),
     )

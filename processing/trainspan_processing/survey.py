@@ -19,7 +19,7 @@ from .frames import PAYLOAD, ROLLOUT_KEY, SPAN_KEY, empty
 from .ledger import Ledger
 from .rollouts import rollout_table
 from .source import Selection, Source
-from .spans import SPAN_COLUMNS, narrow_spans
+from .spans import narrow_spans, system_hashes
 from .surroundings import Surroundings, read_surroundings
 from .twins import Twins, find_twins
 
@@ -98,7 +98,7 @@ def survey_when_settled(
 def _survey(
     source: Source, selection: Selection, ledger: Ledger, around: Surroundings, now_ns: int, settle_s: float
 ) -> Survey:
-    spans = narrow_spans(source.read("spans", selection, SPAN_COLUMNS, without_calls=True))
+    spans = narrow_spans(source, selection)
     evaluations = collect_evaluations(source.read("evaluations", selection, EVALUATION_COLUMNS))
     feedback = around.feedback if around.feedback is not None else collect_feedback(source.query(FEEDBACK_QUERY))
     calls = narrow_calls(source.read("calls", selection, CALL_COLUMNS))
@@ -134,7 +134,7 @@ def _survey(
     if around.are_counted:
         evaluations = pl.concat([evaluations, around.evaluations])
     evaluations = with_feedback(evaluations, feedback, calls)
-    agents = _with_agents(calls, twins, spans, rollouts)
+    agents = _with_agents(calls, twins, _prompts(source, calls, twins, spans), rollouts)
     return Survey(agents, spans, evaluations, twins, rollouts, others, answers, served)
 
 
@@ -143,16 +143,26 @@ def _with(own: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
     return own if more.is_empty() else pl.concat([own, more]).unique(SPAN_KEY, keep="first", maintain_order=True)
 
 
-def _with_agents(calls: pl.DataFrame, twins: Twins, spans: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
+def _prompts(source: Source, calls: pl.DataFrame, twins: Twins, spans: pl.DataFrame) -> pl.DataFrame:
+    """twin_trace_id, twin_span_id, `system_hash` of the twins whose system prompt is needed to name a call's agent."""
+    nameless = calls.filter(pl.col("agent").is_null()).select(SPAN_KEY)
+    clients = (
+        twins.calls.filter(pl.col("ancestor_agent").is_null() & pl.col("twin_span_id").is_not_null())
+        .join(nameless, on=SPAN_KEY, how="semi")
+        .select("twin_trace_id", "twin_span_id")
+    )
+    may_tell = spans.filter(pl.col("is_client_call") & pl.col("has_prompt") & pl.col("agent").is_null())
+    needed = may_tell.join(clients, left_on=SPAN_KEY, right_on=clients.columns, how="semi")
+    return system_hashes(source, needed).rename({"trace_id": "twin_trace_id", "span_id": "twin_span_id"})
+
+
+def _with_agents(calls: pl.DataFrame, twins: Twins, prompts: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
     """The agent of each call: its own word, the nearest ancestor that names one, a hash of its system prompt where a client
     recorded that, the service of the rollout's span.
 
     `turn` counts the calls of one agent within a rollout from 0; the choices of one response share it.
     """
     first_choice = (pl.col("choice_index") == 0) | pl.col("response_id").is_null()
-    prompts = spans.drop_nulls("system_hash").select(
-        pl.col("trace_id").alias("twin_trace_id"), pl.col("span_id").alias("twin_span_id"), "system_hash"
-    )
     said = twins.calls.join(prompts, on=["twin_trace_id", "twin_span_id"], how="left", maintain_order="left")
     return (
         calls.join(

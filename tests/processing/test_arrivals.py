@@ -44,6 +44,10 @@ class _Stores(Source):
     def query(self, sql: str) -> Iterator[pl.DataFrame]:
         yield from ()
 
+    def attributes(self, spans: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        rows = self._held["spans"].join(spans, on=["store", "seq"], how="semi")
+        yield from rows.select(*SPAN_KEY, "attributes").unique().iter_slices(self._batch)
+
 
 def _dataset(source: Source) -> pl.DataFrame:
     chosen, counts = DatasetSettings(credit="return_to_go", baseline="rloo", min_coverage=0.0), RowCounts()

@@ -7,7 +7,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainspan_processing.attributes import boolean, has_key, number, text, with_common
+from trainspan_processing.attributes import boolean, has_key, number, text, with_facts
 
 _TEXT = st.text(max_size=12) | st.sampled_from(
     ['"a.b":1', '\\"a.b\\":"x"', '{"a.b":true}', "\\", "a.b", '":', ',"a.b":1']
@@ -44,18 +44,29 @@ def test_a_value_of_another_type_is_absent() -> None:
     assert _read({}, number("a.b")) is None
 
 
-_NAMES = {"number": "a.b", "flag": "a.b.c", "word": "ab"}
+_WRONG = st.lists(_TEXT, max_size=3) | st.just({"bytes": "AAA="}) | st.none()
+_FACTS = st.dictionaries(st.sampled_from(["a.b", "a.b.c", "ab"]), _VALUE | st.sampled_from(["1e3", "TRUE"]) | _WRONG)
 
 
-@given(st.lists(st.dictionaries(_KEYS, _VALUE | st.lists(_TEXT, max_size=3) | st.just({"bytes": "AAA="})), max_size=4))
-def test_what_repeats_is_read_as_each_value_alone_is(rows: list[dict[str, Any]]) -> None:
-    encoded = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows]
-    batch = pl.DataFrame({"attributes": encoded}, schema={"attributes": pl.String})
-    together = with_common(batch, _NAMES, numbers={"number"}, booleans={"flag"})
-    alone = batch.select(number=number("a.b"), flag=boolean("a.b.c"), word=text("ab"))
-    numbers = [row.get("a.b") for row in rows]
-    for index, value in enumerate(numbers):
-        if not isinstance(value, str):  # a text that holds a number is read more strictly by the parser
-            assert together["number"][index] == alone["number"][index]
-    assert together["flag"].to_list() == alone["flag"].to_list()
-    assert together["word"].to_list() == alone["word"].to_list()
+@given(st.lists(st.none() | _FACTS, max_size=4))
+def test_facts_of_calls_are_read_as_their_type_or_are_absent(rows: list[dict[str, Any] | None]) -> None:
+    facts = [None if row is None else json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows]
+    batch = pl.DataFrame({"call_facts": facts}, schema={"call_facts": pl.String})
+    read = with_facts(batch, numbers={"number": "a.b"}, booleans={"flag": "a.b.c"}, texts={"word": "ab"})
+    assert read["call_facts"].to_list() == facts
+    for row, (number_, flag, word) in zip(rows, read.select("number", "flag", "word").iter_rows(), strict=True):
+        said = row or {}
+        assert word == (said["ab"] if isinstance(said.get("ab"), str) and said["ab"] else None)
+        assert flag is {"true": True, "false": False}.get(str(said.get("a.b.c")).lower())
+        assert number_ == _number(said.get("a.b"))
+
+
+def _number(value: Any) -> float | None:
+    """The reference: numbers, and text that Python takes for one."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number_ = float(value)
+    except ValueError:
+        return None
+    return number_
