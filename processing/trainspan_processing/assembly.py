@@ -30,7 +30,8 @@ __all__ = ["Assembly", "assemble"]
 _PAUSE_S: Final = 0.5
 _OF_ROLLOUT: Final = [*ROLLOUT_KEY, "run_id", "round", "task_id", "reward", "end_ns"]
 _OF_CALL: Final = [
-    *("store", *SPAN_KEY, *ROLLOUT_KEY, "run_id", "round", "task_id", "agent", "call_index", "next_index", "turn"),
+    *("rollout", "store", *SPAN_KEY, *ROLLOUT_KEY, "run_id", "round", "task_id", "agent"),
+    *("call_index", "next_index", "turn"),
     *("position", "policy_name", "policy_version", "policy_version_spans", "finish_reason", "temperature"),
     *("logprobs_mode", "tokens_source", "group_id", "reason", "reward"),
 ]
@@ -43,8 +44,8 @@ class Assembly:
     rollouts: pl.DataFrame
     """rollout_id, attempt, run_id, round, task_id, reward, end_ns, `pending` and `reason`."""
     compared: pl.DataFrame
-    """Those that are compared, sorted by ROLLOUT_KEY, with `rollout` (u32), group_id, the number of their `part` and of their
-    `sound` calls (u32): those with nothing against them so far."""
+    """Those that are compared, sorted by ROLLOUT_KEY, with `rollout` (u32), group_id, the number of their `part`, theirs `in_part`,
+    and the number of their `sound` calls (u32): those with nothing against them so far."""
     advantages: pl.DataFrame
     """rollout, position, return, advantage and drop of the calls of compared rollouts."""
     plan: Plan
@@ -74,15 +75,17 @@ class Assembly:
         ordered = self.compared.filter(pl.col("sound") > 0).sort(*ROW_ORDER)
         # The chunk of a rollout follows from the calls before it, not from the stores: the same rows give the same bytes.
         before = pl.col("sound").cast(pl.Int64).cum_sum() - pl.col("sound")
-        numbered = ordered.select("rollout", *ROLLOUT_KEY, "part", (before // CALLS_PER_CHUNK).alias("chunk"))
+        numbered = ordered.select("rollout", "in_part", "part", (before // CALLS_PER_CHUNK).alias("chunk"))
         parts: dict[int, tuple[pl.DataFrame, pl.DataFrame]] = {}
         for chunk in numbered.partition_by("chunk", maintain_order=True):
             needed = chunk["part"].unique(maintain_order=True).to_list()
             parts = {part: parts[part] if part in parts else _read_part(self.folder, part) for part in needed}
-            of_chunk = chunk.select(*ROLLOUT_KEY, "rollout")
-            calls = [parts[part][0].join(of_chunk, on=ROLLOUT_KEY, how="inner") for part in needed]
-            advantages = self.advantages.join(of_chunk.select("rollout"), on="rollout", how="semi")
-            credited = with_credit(pl.concat(calls), advantages)
+            calls = [
+                parts[part][0].join(chunk.filter(pl.col("part") == part).select("in_part", "rollout"), on="in_part")
+                for part in needed
+            ]
+            advantages = self.advantages.join(chunk.select("rollout"), on="rollout", how="semi")
+            credited = with_credit(pl.concat(calls).drop("in_part"), advantages)
             yield (
                 credited.sort(*ROW_ORDER, "position", nulls_last=False),
                 pl.concat(parts[part][1] for part in needed),
@@ -192,12 +195,12 @@ def _done(
     """Rewards what was surveyed, and puts its sound calls into the folder."""
     part = reward_part(source, survey, settings, with_state=with_state)
     is_sound = pl.col("reason").is_null()
-    sound = part.calls.filter(is_sound).select(_OF_CALL)
+    sound = part.calls.filter(is_sound).select(_OF_CALL).rename({"rollout": "in_part"})
     for frame, path in zip((sound, survey.answers), _paths(folder, number), strict=True):
         frame.write_ipc(path, compression="lz4")
-    counted = sound.group_by(ROLLOUT_KEY).agg(pl.len().cast(pl.UInt32).alias("sound"))
+    counted = sound.group_by(pl.col("in_part").alias("rollout")).agg(pl.len().cast(pl.UInt32).alias("sound"))
     compared = part.compared.select("rollout", *_OF_ROLLOUT, "group_id").join(
-        counted, on=ROLLOUT_KEY, how="left", maintain_order="left"
+        counted, on="rollout", how="left", maintain_order="left"
     )
     numbered = compared.with_columns(pl.lit(number, dtype=pl.UInt32).alias("part"), pl.col("sound").fill_null(0))
     # What stays must not hold on to the texts that it was cut out of.
@@ -233,7 +236,7 @@ def _together(
     sound = int(compared["sound"].sum())
     return Assembly(
         rollouts=pl.concat(part.rollouts for part in parts),
-        compared=compared.drop("in_part"),
+        compared=compared,
         advantages=credited.calls.rechunk(),
         plan=plan,
         shares=compared.select("rollout", *ROLLOUT_KEY).join(credited.parts, on="rollout").drop("rollout"),

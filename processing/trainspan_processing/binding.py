@@ -40,7 +40,8 @@ _TARGETS: Final = {
 
 def bind(evaluations: pl.DataFrame, calls: pl.DataFrame, spans: pl.DataFrame, twins: Twins) -> pl.DataFrame:
     """EDGES, one per evaluation; `evaluations` are EVALUATIONS with attempt and `of`."""
-    own = spans.select(
+    named = evaluations.select(SPAN_KEY)
+    own = spans.join(named, on=SPAN_KEY, how="semi").select(
         *SPAN_KEY,
         "parent_span_id",
         pl.col("end_ns").alias("span_end_ns"),
@@ -48,8 +49,10 @@ def bind(evaluations: pl.DataFrame, calls: pl.DataFrame, spans: pl.DataFrame, tw
             pl.col("status").is_not_null() | pl.col("boundary").is_not_null() | pl.col("stated_calls").is_not_null()
         ).alias("is_process"),
     )
-    call_of_twin = twins.links.rename({"call_trace_id": "twin_call_trace", "call_span_id": "twin_call_span"})
-    is_call = calls.select(*SPAN_KEY, pl.lit(True).alias("is_call"))
+    call_of_twin = twins.links.join(named, on=SPAN_KEY, how="semi").rename(
+        {"call_trace_id": "twin_call_trace", "call_span_id": "twin_call_span"}
+    )
+    is_call = calls.select(SPAN_KEY).join(named, on=SPAN_KEY, how="semi").with_columns(pl.lit(True).alias("is_call"))
     rows = (
         evaluations.with_row_index("row")
         .join(own, on=SPAN_KEY, how="left")
@@ -57,13 +60,16 @@ def bind(evaluations: pl.DataFrame, calls: pl.DataFrame, spans: pl.DataFrame, tw
         .join(call_of_twin, on=SPAN_KEY, how="left")
         .with_columns(pl.col("is_process", "is_call").fill_null(False))
     )
-    at = pl.min_horizontal("time_ns", "span_end_ns").alias("finished_ns")
-    rows = rows.join(latest_finished(rows.with_columns(at), calls, twins), on="row", how="left")
     to_rollout = (
         (pl.col("of").fill_null("") == "rollout")
         | pl.col("span_id").is_null()
         | (pl.col("is_process") & (pl.col("of").fill_null("") != "call"))
     )
+    at = pl.min_horizontal("time_ns", "span_end_ns").alias("finished_ns")
+    elsewhere = rows.filter(
+        ~to_rollout & ~pl.col("is_call") & pl.col("twin_call_span").is_null() & pl.col("response_id").is_null()
+    )
+    rows = rows.join(latest_finished(elsewhere.with_columns(at), calls, twins), on="row", how="left")
     rule = (
         pl.when(pl.col("response_id").is_not_null())
         .then(pl.lit("response"))
@@ -102,6 +108,7 @@ def latest_finished(rows: pl.DataFrame, calls: pl.DataFrame, twins: Twins) -> pl
     `rows` have row, rollout_id, attempt, trace_id, span_id, parent_span_id and finished_ns (NULL: unknown span).
     Returns row, `step_call_trace`, `step_call_span` of those that have such a call.
     """
+    calls = calls.join(rows, on=ROLLOUT_KEY, how="semi", nulls_equal=True)
     finished = (
         calls.join(twins.calls, on=SPAN_KEY, how="left")
         .select(

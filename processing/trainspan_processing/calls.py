@@ -73,17 +73,17 @@ def ordered_calls(calls: pl.DataFrame) -> pl.DataFrame:
     The order is the call index; the start time where a rollout's indexes are missing or not unique (the counting server
     was restarted). Two spans of one response and choice count once. `call_index` is filled in where it was missing.
     """
-    same_response = [*ROLLOUT_KEY, "response_id", "choice_index"]
-    repeated = pl.col("response_id").is_not_null() & ~pl.struct(same_response).is_first_distinct()
-    index_is_sound = (
-        pl.col("call_index").is_not_null().all() & (pl.struct("call_index", "choice_index").n_unique() == pl.len())
-    ).over(ROLLOUT_KEY)
-    calls = calls.sort(*ROLLOUT_KEY, "start_ns", *SPAN_KEY, nulls_last=False).filter(~repeated)
+    calls = calls.sort(*ROLLOUT_KEY, "start_ns", *SPAN_KEY, nulls_last=False)
+    begins = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in ROLLOUT_KEY)
+    calls = calls.with_columns(begins.cum_sum().alias("_rollout"))
+    repeated = ~pl.struct("_rollout", "response_id", "choice_index").is_first_distinct()
+    calls = calls.filter(pl.col("response_id").is_null() | ~repeated)
+    unclear = pl.col("call_index").is_null() | pl.struct("_rollout", "call_index", "choice_index").is_duplicated()
     return (
-        calls.with_columns(index_is_sound.alias("_sound"))
-        .with_columns(pl.when("_sound").then(pl.col("call_index")).alias("_index"))
-        .sort(*ROLLOUT_KEY, "_index", "start_ns", "choice_index", *SPAN_KEY, nulls_last=False)
-        .with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).over(ROLLOUT_KEY).alias("position"))
+        calls.with_columns(pl.when(~unclear.any().over("_rollout")).then("call_index").alias("_index"))
+        # What is equal in these stays in the order of SPAN_KEY.
+        .sort("_rollout", "_index", "start_ns", "choice_index", nulls_last=False, maintain_order=True)
+        .with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).over("_rollout").alias("position"))
         .with_columns(pl.coalesce("_index", pl.col("position").cast(pl.Int32)).alias("call_index"))
-        .drop("_sound", "_index")
+        .drop("_rollout", "_index")
     )

@@ -192,12 +192,13 @@ def _prompts(source: Source, calls: pl.DataFrame, answers: pl.DataFrame) -> Iter
 def _with_rewards(calls: pl.DataFrame, rewarded: Rewarded, compared: pl.DataFrame) -> pl.DataFrame:
     """All calls with what their rollout says, and their own rewards."""
     names = [reward.name for reward in rewarded.rewards]
-    of_rollout = rewarded.rollouts.select(*ROLLOUT_KEY, pl.col("reason").alias("rollout_reason"), "task_id")
     of_group = compared.select(*ROLLOUT_KEY, "rollout", "group_id", *(rollout_column(name) for name in names))
+    of_rollout = rewarded.rollouts.select(*ROLLOUT_KEY, pl.col("reason").alias("rollout_reason"), "task_id").join(
+        of_group, on=ROLLOUT_KEY, how="left", maintain_order="left"
+    )
     return (
         calls.drop("task_id")
         .join(of_rollout, on=ROLLOUT_KEY, how="left", maintain_order="left")
-        .join(of_group, on=ROLLOUT_KEY, how="left", maintain_order="left")
         .join(rewarded.of_calls, on=SPAN_KEY, how="left", maintain_order="left")
     )
 

@@ -62,9 +62,9 @@ def make_rows(
 ) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
     """(rows with COLUMNS, the calls with their final `reason`) of each chunk of calls that seem sound without their tokens.
 
-    A chunk is (calls, answers): CALLS of whole rollouts, in the order of rows, with turn, group_id, reason, reward, return,
-    advantage and `drop`; and PAYLOAD of those that only clients recorded. `whole` is a selection that holds all of them, and
-    little else.
+    A chunk is (calls, answers): CALLS of whole rollouts, in the order of rows, with `rollout` (their number), turn, group_id,
+    reason, reward, return, advantage and `drop`; and PAYLOAD of those that only clients recorded. `whole` is a selection that
+    holds all of them, and little else.
     """
     for calls, answers in chunks:
         yield rows_of(calls, read_payload(source, calls, whole, answers=answers), limits, counts)
@@ -92,9 +92,7 @@ def _with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
 
     Over kept calls only, so that what is not trained is environment.
     """
-    strands = calls.select(
-        pl.struct(*ROLLOUT_KEY, "policy_name", "temperature").rank("dense").cast(pl.Int64)
-    ).to_series()
+    strands = calls.select(pl.struct("rollout", "policy_name", "temperature").rank("dense").cast(pl.Int64)).to_series()
     order = np.argsort(strands.to_numpy(), kind="stable")
     prompts, completions = (_tokens(calls[name]).take(order) for name in ("prompt_ids", "completion_ids"))
     *lineage, parent = trace_lineage(strands.to_numpy()[order], prompts, completions)
@@ -106,7 +104,7 @@ def _with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
         .sort("row")
     )
     first_row = pl.col("row").min().over("strand", "segment")
-    segment_id = pl.col("first_row").rank("dense").over(ROLLOUT_KEY).cast(pl.Int32) - 1
+    segment_id = pl.col("first_row").rank("dense").over("rollout").cast(pl.Int32) - 1
     return (
         calls.hstack(
             traced.with_columns(first_row.alias("first_row"), pl.col("segment_pos", "prefix_len").cast(pl.Int32))
@@ -122,16 +120,16 @@ def _with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
 
 def _branches(calls: pl.DataFrame) -> pl.Series:
     """How many earlier calls of its rollout have the very same prompt, for each call."""
-    alike = pl.len().over(*ROLLOUT_KEY, pl.col("prompt_ids").list.len()) > 1  # others need no look at their tokens
+    alike = pl.len().over("rollout", pl.col("prompt_ids").list.len()) > 1  # others need no look at their tokens
     rows = calls.select(alike.arg_true().alias("row"))["row"]
-    same = calls[rows].select(pl.int_range(pl.len()).over(*ROLLOUT_KEY, pl.col("prompt_ids").hash()).cast(pl.Int32))
+    same = calls[rows].select(pl.int_range(pl.len()).over("rollout", pl.col("prompt_ids").hash()).cast(pl.Int32))
     return pl.zeros(calls.height, dtype=pl.Int32, eager=True).scatter(rows, same.to_series())
 
 
 def _count_failures(kept: pl.DataFrame, failures: MergeFailures) -> None:
     """Counts the calls that open a segment although their agent made a call before."""
     openers = kept.with_row_index("row").with_columns(
-        pl.col("row").cast(pl.Int64).shift(1).over(*ROLLOUT_KEY, "agent").alias("before")
+        pl.col("row").cast(pl.Int64).shift(1).over("rollout", "agent").alias("before")
     )
     openers = openers.filter((pl.col("segment_pos") == 0) & pl.col("before").is_not_null())
     if openers.is_empty():
@@ -155,8 +153,8 @@ def _tokens(lists: pl.Series) -> Tokens:
 
 def _count(kept: pl.DataFrame, counts: RowCounts) -> None:
     counts.rows += kept.height
-    counts.segments += kept.select(*ROLLOUT_KEY, "segment_id").n_unique() if kept.height else 0
-    counts.first_calls += kept.select(*ROLLOUT_KEY, "agent").n_unique() if kept.height else 0
+    counts.segments += int((kept["segment_pos"] == 0).sum())
+    counts.first_calls += kept.select("rollout", "agent").n_unique() if kept.height else 0
     prompts = int(kept["prompt_ids"].list.len().sum() or 0)
     counts.prompt_tokens += prompts
     counts.environment_tokens += prompts - int(kept["prefix_len"].sum() or 0)
@@ -171,4 +169,4 @@ def _count(kept: pl.DataFrame, counts: RowCounts) -> None:
             "advantage",
         )
     )
-    counts.calls_per_rollout.append(kept.group_by(ROLLOUT_KEY, maintain_order=True).len()["len"])
+    counts.calls_per_rollout.append(kept.group_by("rollout", maintain_order=True).len()["len"])
