@@ -52,7 +52,15 @@ class _Recorded(Source):
     ) -> Iterator[pl.DataFrame]:
         key = (name, tuple(selection.rollout_ids or ()), selection.without_rollout, tuple(columns), store)
         if key not in self._kept:
+            self._behind.extents = self.extents
             self._kept[key] = list(self._behind.read(name, selection, columns, store=store, **more))
+            self.watermarks = self._behind.watermarks
+        yield from self._kept[key]
+
+    def tokens(self, store: int, seqs: Sequence[int], columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        key = ("tokens", store, tuple(seqs), tuple(columns))
+        if key not in self._kept:
+            self._kept[key] = list(self._behind.tokens(store, seqs, columns))
         yield from self._kept[key]
 
     def query(self, sql: str) -> Iterator[pl.DataFrame]:
@@ -203,7 +211,7 @@ def _measure_frames(store: Path, out: Path) -> dict[str, Any]:
 def _frames(source: Source, clock: Clock, out: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
         assembly = assemble(source, Selection("bench"), DatasetSettings(), read_ledger(out), clock, Path(folder))
-        made = make_rows(source, assembly.chunks(), assembly.limits, RowCounts(), assembly.selection)
+        made = make_rows(source, assembly.chunks(), assembly.limits, RowCounts())
         return sum(rows.height for rows, _ in made)
 
 

@@ -4,6 +4,9 @@ The views of schema.sql give a span its rollout by looking at all spans of its t
 becomes one on the same views over only those rows that can matter. It begins with seeds, rows that meet a necessary condition.
 A row of the answer is in a trace of a seed, or of a rollout of one: so the traces and rollouts of the seeds are looked up, then
 those that share a trace or rollout with them, which are complete then. The scans for that read two narrow columns.
+
+Where rollouts are named, what others in their traces are does not matter, and one look-up is enough. A reader who knows where
+in the store their spans lie spares that, too.
 """
 
 import functools
@@ -12,10 +15,15 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Final
 
-__all__ = ["SEEDS", "nearby"]
+__all__ = ["PLACES", "SEEDS", "nearby"]
+
+PLACES: Final = ("spans_within", "seen_seq")
+"""Parameters of a read by rollout ids, given together: ranges [from, to] of `seq` in which all spans of the traces of these
+rollouts lie that were there when the store's last one was `seen_seq`. Rollouts of which more came since are looked for
+everywhere."""
 
 SEEDS: Final = {
-    "rollout_ids": "SELECT NULL AS trace_id, unnest($rollout_ids::VARCHAR[]) AS rollout_id",
+    "rollout_ids": "SELECT unnest($rollout_ids::VARCHAR[]) AS rollout_id",
     "since_seq": """
     SELECT trace_id, rollout_id FROM stored.live_spans WHERE seq > $since_seq
     UNION SELECT trace_id, rollout_id FROM stored.live_evaluations WHERE seq > $since_seq
@@ -30,7 +38,7 @@ _COLUMNS: Final = (
 )
 """What the views use of a span; its payload is joined to what is chosen."""
 
-_NEAR: Final = f"""
+_TOUCHING: Final = f"""
 said AS NOT MATERIALIZED (
     SELECT trace_id, rollout_id FROM stored.spans
     UNION ALL SELECT trace_id, rollout_id FROM stored.evaluations
@@ -55,7 +63,36 @@ some_traces AS MATERIALIZED (
     UNION SELECT trace_id FROM said WHERE trace_id IS NOT NULL AND rollout_id IN (FROM some_rollouts)
 ),
 some_spans AS MATERIALIZED (SELECT {_COLUMNS} FROM stored.spans WHERE trace_id IN (FROM some_traces)),
-near_live_spans AS MATERIALIZED (FROM some_spans s ANTI JOIN stored.superseded d ON d.seq = s.seq),
+near_live_spans AS MATERIALIZED (FROM some_spans s ANTI JOIN stored.superseded d ON d.seq = s.seq),"""
+_NAMED: Final = f"""
+some_rollouts AS MATERIALIZED ({SEEDS["rollout_ids"]}),
+some_traces AS MATERIALIZED (
+    SELECT trace_id FROM stored.spans WHERE rollout_id IN (FROM some_rollouts)
+    UNION SELECT trace_id FROM stored.evaluations WHERE trace_id IS NOT NULL AND rollout_id IN (FROM some_rollouts)
+    UNION SELECT trace_id FROM stored.logs WHERE trace_id IS NOT NULL AND rollout_id IN (FROM some_rollouts)
+),
+some_spans AS MATERIALIZED (SELECT {_COLUMNS} FROM stored.spans WHERE trace_id IN (FROM some_traces)),
+near_live_spans AS MATERIALIZED (FROM some_spans s ANTI JOIN stored.superseded d ON d.seq = s.seq),"""
+_PLACED: Final = f"""
+some_rollouts AS MATERIALIZED ({SEEDS["rollout_ids"]}),
+changed_rollouts AS MATERIALIZED (
+    SELECT DISTINCT rollout_id FROM stored.spans WHERE seq > $seen_seq AND rollout_id IN (FROM some_rollouts)
+),
+changed_traces AS MATERIALIZED (
+    SELECT DISTINCT trace_id FROM stored.spans WHERE rollout_id IN (FROM changed_rollouts)
+),
+same_traces AS MATERIALIZED (
+    SELECT trace_id FROM stored.spans WHERE ({{within}}) AND rollout_id IN (FROM some_rollouts)
+    EXCEPT FROM changed_traces
+),
+some_traces AS MATERIALIZED (FROM same_traces UNION ALL FROM changed_traces),
+changed_spans AS MATERIALIZED (SELECT {_COLUMNS} FROM stored.spans WHERE trace_id IN (FROM changed_traces)),
+near_live_spans AS MATERIALIZED (
+    SELECT {_COLUMNS} FROM stored.spans s ANTI JOIN stored.superseded d ON d.seq = s.seq
+    WHERE ({{within}}) AND trace_id IN (FROM same_traces)
+    UNION ALL FROM changed_spans s ANTI JOIN stored.superseded d ON d.seq = s.seq
+),"""
+_NEAR: Final = """
 some_evaluations AS MATERIALIZED (
     SELECT seq FROM stored.evaluations WHERE trace_id IN (FROM some_traces)
     UNION SELECT seq FROM stored.evaluations WHERE rollout_id IN (FROM some_rollouts)
@@ -72,12 +109,19 @@ _DERIVED: Final = (
 _NAME: Final = re.compile(rf"\b(?:stored\.({'|'.join((*_BASES, *_DERIVED))})|main\.(rollouts))\b")
 
 
-def nearby(tables: Sequence[str], parameter: str) -> list[str]:
+def nearby(tables: Sequence[str], parameter: str, places: Sequence[tuple[int, int]] | None = None) -> list[str]:
     """A query's common table expressions, which name views with their schema, over what is near the seeds.
 
-    `parameter` is one of SEEDS and bound in the query.
+    `parameter` is one of SEEDS and bound in the query; `places`, the ranges of PLACES, only goes with rollout ids.
     """
-    return [_NEAR.format(seeds=SEEDS[parameter]), *_derived(), *map(_local, tables)]
+    if parameter != "rollout_ids":
+        some = _TOUCHING.format(seeds=SEEDS[parameter])
+    elif places is None:
+        some = _NAMED
+    else:
+        within = " OR ".join(("seq > $seen_seq", *(f"seq BETWEEN {first:d} AND {last:d}" for first, last in places)))
+        some = _PLACED.format(within=within)
+    return [some + _NEAR, *_derived(), *map(_local, tables)]
 
 
 @functools.cache

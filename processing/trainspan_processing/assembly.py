@@ -30,7 +30,7 @@ __all__ = ["Assembly", "assemble"]
 _PAUSE_S: Final = 0.5
 _OF_ROLLOUT: Final = [*ROLLOUT_KEY, "run_id", "round", "task_id", "reward", "end_ns"]
 _OF_CALL: Final = [
-    *("rollout", "store", *SPAN_KEY, *ROLLOUT_KEY, "run_id", "round", "task_id", "agent"),
+    *("rollout", "store", "seq", *SPAN_KEY, *ROLLOUT_KEY, "run_id", "round", "task_id", "agent"),
     *("call_index", "next_index", "turn"),
     *("position", "policy_name", "policy_version", "policy_version_spans", "finish_reason", "temperature"),
     *("logprobs_mode", "tokens_source", "group_id", "reason", "reward"),
@@ -57,8 +57,6 @@ class Assembly:
     others: pl.DataFrame
     """FATES of the calls without tokens."""
     limits: Limits
-    selection: Selection | None
-    """What the rows are read by, where they are most of what it holds."""
     used: pl.DataFrame
     """rollout_id, attempt, `calls`: what rollouts that an earlier dataset used have now."""
     in_vain: int
@@ -128,6 +126,8 @@ def assemble(
     deadline_ns = clock.now_ns() + int(settings.wait_s * 1e9)
     inventory, fresh = _look(source, selection, ledger, clock, deadline_ns)
     selections, around = _chunked(source, selection, inventory, fresh)
+    used = inventory.calls_of(ledger.used)
+    del inventory, fresh
     parts: list[_Part] = []
     while len(parts) < len(selections):
         around = replace(around, are_counted=len(parts) == len(selections) - 1)
@@ -147,7 +147,7 @@ def assemble(
             parts = []
             continue
         parts.append(_done(source, survey, settings, folder, len(parts), with_state=with_state))
-    return _together(parts, settings, ledger, folder, selections, inventory.calls_of(ledger.used))
+    return _together(parts, settings, ledger, folder, used)
 
 
 def _look(
@@ -224,7 +224,6 @@ def _together(
     settings: DatasetSettings,
     ledger: Ledger,
     folder: Path,
-    selections: Sequence[Selection],
     used: pl.DataFrame,
 ) -> Assembly:
     compared = pl.concat(part.compared for part in parts).rename({"rollout": "in_part"}).sort(ROLLOUT_KEY)
@@ -233,7 +232,6 @@ def _together(
     credited = credit(_taken_out(parts, compared), compared, ledger, plan)
     others = pl.concat(part.others for part in parts)
     judged = judged_others(others, any_call=any(part.calls for part in parts))
-    sound = int(compared["sound"].sum())
     return Assembly(
         rollouts=pl.concat(part.rollouts for part in parts),
         compared=compared,
@@ -243,7 +241,6 @@ def _together(
         fates=pl.concat(part.fates for part in parts),
         others=fates_of(judged.with_columns(pl.lit(0, dtype=pl.UInt32).alias("position"))),
         limits=limits(settings, max((part.newest for part in parts if part.newest is not None), default=None)),
-        selection=selections[0] if len(parts) == 1 and 2 * sound >= parts[0].calls else None,
         used=used,
         in_vain=sum(part.in_vain for part in parts),
         unmatched=sum(part.unmatched for part in parts),

@@ -115,7 +115,7 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
 def _write_rows(source: Source, assembly: Assembly, folder: Path) -> tuple[list[FileEntry], RowCounts, pl.DataFrame]:
     """The files of rows, what was counted in them, and FATES of all calls with tokens."""
     counts, writer, fates = RowCounts(), DatasetWriter(folder), [assembly.fates]
-    for rows, judged in make_rows(source, assembly.chunks(), assembly.limits, counts, assembly.selection):
+    for rows, judged in make_rows(source, assembly.chunks(), assembly.limits, counts):
         writer.append(rows)
         fates.append(compact(fates_of(judged)))
         del rows, judged  # before the next chunk is made

@@ -13,7 +13,8 @@ from .frames import CALLS, ROLLOUT_KEY, SPAN_KEY, empty
 __all__ = ["CALL_COLUMNS", "narrow_calls", "ordered_calls", "redacts_what_is_needed", "with_defaults"]
 
 CALL_COLUMNS: Final = [
-    *("trace_id", "span_id", "parent_span_id", "rollout_id", "attempt", "task_id", "run_id", "round", "split", "agent"),
+    *("seq", "trace_id", "span_id", "parent_span_id", "rollout_id", "attempt", "task_id", "run_id", "round", "split"),
+    *("agent",),
     *("call_index", "policy_name", "policy_version", "finish_reason", "delivered", "start_ns", "end_ns"),
     *("dropped_attributes", "untrusted"),
     *("request_model", "response_id", "state_key", "policy_version_spans", "redacted", "call_facts"),

@@ -206,7 +206,7 @@ def _with_rewards(calls: pl.DataFrame, rewarded: Rewarded, compared: pl.DataFram
 def _with_states(source: Source, answers: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Adds `state` to the calls of compared rollouts."""
     unnamed = calls.filter(pl.col("rollout").is_not_null() & pl.col("state_key").is_null())
-    named = unnamed.select(*ROLLOUT_KEY, *SPAN_KEY, "store")
+    named = unnamed.select(*ROLLOUT_KEY, *SPAN_KEY, "store", "seq")
     return with_states(calls, hash_prompts(named, _prompts(source, named, answers)))
 
 

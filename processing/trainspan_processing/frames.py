@@ -35,6 +35,7 @@ _IDENTITY: Schema = {
 
 CALLS: Final[Schema] = {
     "store": pl.UInt8,
+    "seq": pl.Int64,
     "trace_id": pl.String,
     "span_id": pl.String,
     "parent_span_id": pl.String,
@@ -69,7 +70,8 @@ CALLS: Final[Schema] = {
     "untrusted": pl.Boolean,
     "tokens_source": pl.String,
 }
-"""One row per call with tokens, without these. `store` numbers the `--store` it was read from; `tokens_source` is `engine` for
+"""One row per call with tokens, without these. `store` numbers the `--store` it was read from and `seq` is its place there, NULL
+where no call span holds the tokens; `tokens_source` is `engine` for
 call spans of the policy server, `response` for what a client's instrumentation kept of a response (clients.py)."""
 
 SPANS: Final[Schema] = {

@@ -3,13 +3,12 @@
 A store is gone through in chunks of whole rollouts, so that memory follows the chunk and not the store.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Final
 
 import polars as pl
 
+from .extents import Extents
 from .frames import ROLLOUT_KEY, Schema, compact, empty
 from .source import Selection, Source
 
@@ -17,10 +16,8 @@ __all__ = ["SPANS_PER_CHUNK", "Inventory", "take_inventory"]
 
 SPANS_PER_CHUNK: Final = 65_536
 
-_ROWS_AT_A_TIME: Final = 32_768
-_PARTS_PER_SUM: Final = 16
 _IDENTITY: Final = ["run_id", "round", "task_id"]
-_COLUMNS: Final = [*ROLLOUT_KEY, "trace_id", *_IDENTITY]
+_KEY: Final = [*ROLLOUT_KEY, "trace_id", *_IDENTITY]
 _HOLDINGS: Final[Schema] = {
     "rollout_id": pl.String,
     "attempt": pl.Int32,
@@ -31,6 +28,8 @@ _HOLDINGS: Final[Schema] = {
     "calls": pl.UInt32,
     "spans": pl.UInt32,
 }
+_READ: Final[Schema] = {**_HOLDINGS, "first_seq": pl.Int64, "last_seq": pl.Int64, "is_selected": pl.Boolean}
+"""Columns asked of the read `holdings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +70,17 @@ class Inventory:
 
 
 def take_inventory(source: Source, selection: Selection) -> Inventory:
-    """Counts what the selection holds."""
-    calls = source.read("calls", selection, _COLUMNS)
-    spans = source.read("spans", selection, _COLUMNS, without_calls=True)
-    sums, pending = empty(_HOLDINGS), [empty(_HOLDINGS)]
-    for counted in chain(_counted(calls, "calls"), _counted(spans, "spans")):
-        pending.append(counted.drop_nulls("rollout_id"))
-        if len(pending) > _PARTS_PER_SUM:
-            sums, pending = _summed([sums, *pending]), []
-    return Inventory(_summed([sums, *pending]))
-
-
-def _counted(batches: Iterable[pl.DataFrame], name: str) -> Iterable[pl.DataFrame]:
-    """_HOLDINGS of each part of the batches."""
-    for batch in batches:
-        rows = batch.with_columns(
-            pl.col("attempt").fill_null(0),
-            *(pl.lit(column == name).alias(column) for column in ("calls", "spans")),
-        ).select(pl.col(column).cast(kind) for column, kind in _HOLDINGS.items())
-        yield from (_summed([part]) for part in rows.iter_slices(_ROWS_AT_A_TIME))
-
-
-def _summed(frames: list[pl.DataFrame]) -> pl.DataFrame:
-    sums = pl.concat(frames).group_by(_COLUMNS, maintain_order=True).agg(pl.col("calls", "spans").sum())
-    return compact(sums)
+    """Counts what the selection holds, and tells the source where that lies."""
+    held = [
+        batch.with_columns(pl.col("attempt").fill_null(0)).select(
+            "store", *(pl.col(name).cast(kind) for name, kind in _READ.items())
+        )
+        for batch in source.read("holdings", selection, list(_READ))
+    ]
+    rows = pl.concat(held) if held else empty({"store": pl.UInt8, **_READ})
+    source.extents = Extents.of(rows, source.watermarks)
+    counted = rows.filter("is_selected").group_by(_KEY, maintain_order=True).agg(pl.col("calls", "spans").sum())
+    return Inventory(compact(counted))
 
 
 def _related(holdings: pl.DataFrame) -> pl.DataFrame:

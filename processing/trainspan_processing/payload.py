@@ -6,7 +6,7 @@ from typing import Final
 import polars as pl
 
 from .frames import PAYLOAD, ROLLOUT_KEY, SPAN_KEY, empty
-from .source import Selection, Source
+from .source import Source
 
 __all__ = ["CALLS_PER_CHUNK", "chunks_of_rollouts", "read_payload"]
 
@@ -24,26 +24,16 @@ def chunks_of_rollouts(calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 
 def read_payload(
-    source: Source,
-    calls: pl.DataFrame,
-    whole: Selection | None = None,
-    columns: Sequence[str] = tuple(PAYLOAD),
-    answers: pl.DataFrame | None = None,
+    source: Source, calls: pl.DataFrame, columns: Sequence[str] = tuple(PAYLOAD), answers: pl.DataFrame | None = None
 ) -> pl.DataFrame:
-    """PAYLOAD (its `columns`) of at least `calls` (with `store`); by `whole` where they are all of that selection.
-
-    `answers` is PAYLOAD of the calls that only clients recorded.
-    """
+    """PAYLOAD (its `columns`) of `calls` (with `store` and `seq`); `answers` is that of calls that only clients recorded."""
     schema = {name: PAYLOAD[name] for name in columns}
     frames = [empty(schema)]
     if answers is not None and answers.height:
         frames.append(answers.join(calls.select(SPAN_KEY), on=SPAN_KEY, how="semi").select(*schema))
-    parts = calls.partition_by("store", as_dict=True)
-    for (store,), part in parts.items():
-        selection = whole or Selection(rollout_ids=part["rollout_id"].unique().sort().to_list())
+    for (store,), part in calls.drop_nulls("seq").partition_by("store", as_dict=True).items():
         frames += [
             batch.select(pl.col(name).cast(kind) for name, kind in schema.items())
-            for batch in source.read("calls", selection, columns, store=int(str(store)))
+            for batch in source.tokens(int(str(store)), part["seq"].sort().to_list(), columns)
         ]
-    payload = pl.concat(frames)
-    return payload.unique(SPAN_KEY, keep="first") if len(parts) > 1 else payload
+    return pl.concat(frames)

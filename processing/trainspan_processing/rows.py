@@ -13,7 +13,7 @@ from .frames import ROLLOUT_KEY, SPAN_KEY
 from .lineage import Tokens, trace_lineage
 from .merging import MergeFailures
 from .payload import read_payload
-from .source import Selection, Source
+from .source import Source
 from .trainability import token_reason
 
 __all__ = ["ROW_ORDER", "Limits", "RowCounts", "make_rows", "rows_of"]
@@ -58,16 +58,14 @@ def make_rows(
     chunks: Iterable[tuple[pl.DataFrame, pl.DataFrame]],
     limits: Limits,
     counts: RowCounts,
-    whole: Selection | None = None,
 ) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
     """(rows with COLUMNS, the calls with their final `reason`) of each chunk of calls that seem sound without their tokens.
 
     A chunk is (calls, answers): CALLS of whole rollouts, in the order of rows, with `rollout` (their number), turn, group_id,
-    reason, reward, return, advantage and `drop`; and PAYLOAD of those that only clients recorded. `whole` is a selection that
-    holds all of them, and little else.
+    reason, reward, return, advantage and `drop`; and PAYLOAD of those that only clients recorded.
     """
     for calls, answers in chunks:
-        yield rows_of(calls, read_payload(source, calls, whole, answers=answers), limits, counts)
+        yield rows_of(calls, read_payload(source, calls, answers=answers), limits, counts)
 
 
 def rows_of(

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -12,13 +12,16 @@ import polars as pl
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.store import open_store
 
+from .extents import Extents
 from .frames import SPAN_KEY
 
 __all__ = ["Selection", "Source"]
 
 BATCH_BYTES = 16 * 1024 * 1024
 IDS_PER_READ = 10_000
+SEQS_PER_READ = 10_000
 WAIT_MS = 10_000
+_PLACED_READS = ("spans", "calls", "evaluations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class Source:
     allow_behind: bool = False
     watermarks: dict[int, int] = field(default_factory=dict)
     """Store number → highest `seq` that a read has seen."""
+    extents: Extents | None = None
+    """Where rollouts lie, once they were counted; reads of some of them then leave out the rest of the store."""
     _clients: list[Any] = field(default_factory=list)
     _options: list[Any] = field(default_factory=list)
     _exit: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -88,9 +93,15 @@ class Source:
         """
         for number in range(len(self._clients)) if store is None else (store,):
             for parameters in selection.parameters():
-                asked = {**parameters, **more, "columns": list(columns)}
+                asked = {**parameters, **self._places(name, number, parameters), **more, "columns": list(columns)}
                 ticket = {"read": name, "parameters": asked, "wait_ms": WAIT_MS}
                 yield from self._stream(number, ticket)
+
+    def tokens(self, store: int, seqs: Sequence[int], columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        """Batches of the read `tokens`: of the calls with these `seq` in the store numbered `store`."""
+        for start in range(0, len(seqs), SEQS_PER_READ):
+            asked = {"seqs": list(seqs[start : start + SEQS_PER_READ]), "columns": list(columns)}
+            yield from self._stream(store, {"read": "tokens", "parameters": asked, "wait_ms": WAIT_MS})
 
     def query(self, sql: str) -> Iterator[pl.DataFrame]:
         """Batches of one SELECT, from all stores."""
@@ -117,6 +128,11 @@ class Source:
                 left = left.join(batch, on=SPAN_KEY, how="anti")
             if left.is_empty():
                 return
+
+    def _places(self, name: str, number: int, parameters: Mapping[str, Any]) -> dict[str, object]:
+        if self.extents is None or "rollout_ids" not in parameters or name not in _PLACED_READS:
+            return {}
+        return self.extents.parameters(number, parameters["rollout_ids"])
 
     def _stream(self, number: int, ticket: dict[str, Any]) -> Iterator[pl.DataFrame]:
         import pyarrow as pa

@@ -54,7 +54,7 @@ def _reward(random: Random) -> dict[str, Any]:
     return {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: random.random(), **_identity(random)}
 
 
-def _tangled(random: Random, filling: Filling) -> None:
+def tangle(random: Random, filling: Filling) -> None:
     """Rollouts over several traces and attempts, traces of several rollouts, spans without identity, and duplicates."""
     for _ in range(12):
         spans = []
@@ -115,7 +115,7 @@ def _differing(database: Database, name: str) -> list[Mapping[str, object]]:
 @pytest.fixture(scope="module")
 def tangled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     database = Database(tmp_path_factory.mktemp("tangled") / "s.duckdb", memory_bytes=MEMORY_BYTES)
-    _tangled(Random(0), Filling(database))
+    tangle(Random(0), Filling(database))
     yield database
     database.close()
 
@@ -130,7 +130,7 @@ def test_rows_are_those_of_the_whole_store(tangled: Database, name: str) -> None
 def test_rows_are_those_of_the_whole_store_in_ten_stores(tmp_path: Path) -> None:
     for seed in range(1, 11):
         database = Database(tmp_path / f"{seed}.duckdb", memory_bytes=MEMORY_BYTES)
-        _tangled(Random(seed), Filling(database))
+        tangle(Random(seed), Filling(database))
         for name in READS:
             assert _differing(database, name) == [], (seed, name)
         database.close()
@@ -158,7 +158,7 @@ def _operators(node: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         yield from _operators(child)
 
 
-def _most_rows(database: Database, name: str, parameters: Mapping[str, object]) -> int:
+def most_rows(database: Database, name: str, parameters: Mapping[str, object]) -> int:
     """The greatest number of rows that a join or grouping hands on."""
     query = named_read(name, parameters)
     [(_, plan)] = database.cursor().execute(f"EXPLAIN (ANALYZE, FORMAT json) {query.sql}", query.parameters).fetchall()
@@ -178,7 +178,7 @@ def test_a_store_of_ten_times_the_size_gives_a_read_of_some_rollouts_no_more_to_
 ) -> None:
     for parameters in ({"last": 30}, {"rollout_ids": ["r7", "r8", "r9"]}, {"round": 1}):
         small, large = (
-            _most_rows(
+            most_rows(
                 store, name, {"since_seq": store.progress().last_seq - 30} if "last" in parameters else parameters
             )
             for store in stores
@@ -187,7 +187,7 @@ def test_a_store_of_ten_times_the_size_gives_a_read_of_some_rollouts_no_more_to_
 
 
 def test_a_read_of_everything_joins_all_rows(stores: tuple[Database, Database]) -> None:
-    assert [_most_rows(store, "spans", {}) for store in stores] == [3_000, 30_000]
+    assert [most_rows(store, "spans", {}) for store in stores] == [3_000, 30_000]
 
 
 @pytest.fixture(scope="module")

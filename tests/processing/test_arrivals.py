@@ -44,6 +44,10 @@ class _Stores(Source):
     def query(self, sql: str) -> Iterator[pl.DataFrame]:
         yield from ()
 
+    def tokens(self, store: int, seqs: Sequence[int], columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        rows = self._held["calls"].filter(pl.col("store") == store, pl.col("seq").is_in(list(seqs)))
+        yield from rows.select(columns).iter_slices(self._batch)
+
     def attributes(self, spans: pl.DataFrame) -> Iterator[pl.DataFrame]:
         rows = self._held["spans"].join(spans, on=["store", "seq"], how="semi")
         yield from rows.select(*SPAN_KEY, "attributes").unique().iter_slices(self._batch)
@@ -53,7 +57,7 @@ def _dataset(source: Source) -> pl.DataFrame:
     chosen, counts = DatasetSettings(credit="return_to_go", baseline="rloo", min_coverage=0.0), RowCounts()
     with TemporaryDirectory() as folder:
         made = assemble(source, Selection(_RUN), chosen, Ledger(pl.DataFrame(schema=LEDGER)), _CLOCK, Path(folder))
-        return pl.concat([rows for rows, _ in make_rows(source, made.chunks(), made.limits, counts, made.selection)])
+        return pl.concat([rows for rows, _ in make_rows(source, made.chunks(), made.limits, counts)])
 
 
 def _workload() -> list[TestRollout]:
@@ -76,12 +80,23 @@ def recorded(collectors: list[RunningCollector]) -> dict[str, pl.DataFrame]:
     collectors[0].send(_workload())
     with Source([str(collectors[0].store)]) as source:
         reads = {"spans": "spans", "others": "spans", "calls": "calls", "evaluations": "evaluations"}
-        return {
+        rows = {
             name: pl.concat(
                 source.read(read, Selection(_RUN), READS[read], **({"without_calls": True} if name == "others" else {}))
             )
             for name, read in reads.items()
         }
+    return {**rows, "holdings": pl.concat([_held(rows["calls"], "calls"), _held(rows["others"], "spans")])}
+
+
+def _held(rows: pl.DataFrame, kind: str) -> pl.DataFrame:
+    """The read `holdings` of these, a row for each span."""
+    return rows.select(
+        *("store", *SPAN_KEY, "rollout_id", "attempt", "run_id", "round", "task_id"),
+        *(pl.lit(int(kind == name)).alias(name) for name in ("calls", "spans")),
+        *(pl.col("seq").alias(name) for name in ("first_seq", "last_seq")),
+        pl.lit(value=True).alias("is_selected"),
+    )
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

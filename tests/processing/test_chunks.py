@@ -8,11 +8,17 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import TestRollout, TestSpan, chain, hex_id
-from trainspan_processing import inventory
+from trainspan_processing import extents, inventory
 from trainspan_processing.build import BuiltDataset
 from trainspan_processing.inventory import Inventory, take_inventory
 from trainspan_processing.source import Selection, Source
 from trainspan_schemas import keys
+
+
+@pytest.fixture(autouse=True)
+def _tight_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads of a small store look as closely where its rollouts lie as those of a large one."""
+    monkeypatch.setattr(extents, "_NEAR_SEQS", 0)
 
 
 def _client(rollout: TestRollout, name: str, model: str, **more: Any) -> str:
@@ -109,6 +115,29 @@ def test_small_chunks_wait_for_rollouts_that_are_still_arriving(bench: Bench, mo
     monkeypatch.setattr(inventory, "SPANS_PER_CHUNK", 1)
     assert rows(bench.build(round_=0, wait_s=20.0)).height == 4
     assert bench.slept
+
+
+def test_a_call_that_is_known_to_be_a_rollouts_only_while_its_chunk_is_waited_for_is_not_left_out(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came before the rollouts were counted, in a trace of its own of which nothing told whose it is."""
+    slow = chain(bench.rollout("x", stated_calls=3, task="t"), 1).reward(0.0)
+    elsewhere = TestRollout(slow.rollout_id, task="t", run=slow.run, status=None)
+    elsewhere.call(1, [9], [9])
+    elsewhere.call(2, [7], [7])
+    for span in elsewhere.spans:
+        span.trace_id = hex_id(32, bench.run_id, "elsewhere")
+    first, last = elsewhere.spans
+    for key in elsewhere.identity():
+        del first.attributes[key]
+    early, late = (TestRollout(slow.rollout_id, status=None, spans=[span]) for span in (first, last))
+    bench.send(early, *(chain(bench.rollout(name, task="t"), 1).reward(1.0) for name in "ay"), slow)
+    bench.now = slow.spans[0].proto().scope_spans[0].spans[0].end_time_unix_nano
+    bench.on_sleep = lambda: bench.send(late)
+    monkeypatch.setattr(inventory, "SPANS_PER_CHUNK", 1)
+    table = rows(bench.build(round_=0, wait_s=20.0)).filter(rollout_id=slow.rollout_id)
+    assert bench.slept
+    assert table["completion_ids"].to_list()[1:] == [[9], [7]]
 
 
 def test_where_all_was_used_new_rollouts_are_waited_for(bench: Bench) -> None:

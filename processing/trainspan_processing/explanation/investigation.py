@@ -156,8 +156,8 @@ def _evidence(
     calls = draft.calls.filter(own)
     sound = draft.sound.filter(own).sort(*ROW_ORDER, "position", nulls_last=False)
     chunks = [(sound, survey.answers)] if sound.height else []
-    made = list(make_rows(source, chunks, draft.limits, RowCounts(), alone))
-    payload = read_payload(source, calls, alone, answers=survey.answers) if calls.height else None
+    made = list(make_rows(source, chunks, draft.limits, RowCounts()))
+    payload = read_payload(source, calls, answers=survey.answers) if calls.height else None
     judged = _with_outcome(calls, [outcome for _, outcome in made])
     return Evidence(
         rollout=rollout.row(0, named=True),
