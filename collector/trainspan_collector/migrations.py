@@ -1,7 +1,7 @@
 """The tables of a store: made, or brought from the version before to this one, in one transaction.
 
-A migration adds what the tables of schema.sql have gained since; running that file then replaces all views. Data is never
-dropped, and a store that cannot be migrated is left as it was.
+A migration gives the tables what those of schema.sql have gained since, in bounded memory; running that file then replaces all
+views. Data is never dropped, and a store that cannot be migrated is left as it was.
 """
 
 import contextlib
@@ -23,10 +23,8 @@ __all__ = ["prepare"]
 log = logging.getLogger(__name__)
 
 _FACTS: Final = f"STRUCT({', '.join(f'{name} VARCHAR' for name in Facts._fields)})"
-_ADD_FACT: Final = """
-ALTER TABLE stored.spans ADD COLUMN {name} VARCHAR;
-ALTER TABLE stored.spans ALTER COLUMN {name} TYPE VARCHAR USING facts.{name};
-"""
+_TABLES: Final = files("trainspan_collector").joinpath("schema.sql").read_text()
+"""Of this version. It can be run on a store that has some or all of them."""
 
 _STEPS: Final[Mapping[int, str]] = {
     2: """
@@ -39,12 +37,13 @@ UPDATE stored.spans SET untrusted = false, received_ns = greatest(start_ns, end_
 UPDATE stored.logs SET received_ns = greatest(time_ns, observed_ns);
 UPDATE stored.evaluations SET untrusted = false, received_ns = time_ns;
 """,
-    # A change of a column's type goes through the table once, in bounded memory; an update keeps all that it changes.
+    # Not an update, nor a change of a column's type: both keep all that they change in memory.
     3: f"""
-ALTER TABLE stored.spans ADD COLUMN facts {_FACTS};
-ALTER TABLE stored.spans ALTER COLUMN facts TYPE {_FACTS} USING facts_of(coalesce(attributes, '{{}}'), coalesce(is_call, false));
-{"".join(_ADD_FACT.format(name=name) for name in Facts._fields)}
-ALTER TABLE stored.spans DROP COLUMN facts;
+ALTER TABLE stored.spans RENAME TO spans_before;
+{_TABLES}
+INSERT INTO stored.spans BY NAME SELECT * EXCLUDE (facts), unnest(facts)
+FROM (SELECT *, facts_of(coalesce(attributes, '{{}}'), coalesce(is_call, false)) AS facts FROM stored.spans_before);
+DROP TABLE stored.spans_before;
 """,
 }
 """Version → what makes the tables of the version before into its own. When older rows came is not known: they count as
@@ -74,7 +73,7 @@ def _bring_up(cursor: duckdb.DuckDBPyConnection, name: str, version: int | None)
         if version is not None:
             for step in range(version + 1, STORE_VERSION + 1):
                 cursor.execute(_STEPS[step])
-        cursor.execute(files("trainspan_collector").joinpath("schema.sql").read_text())
+        cursor.execute(_TABLES)
         cursor.execute("DELETE FROM meta WHERE key = 'schema_version'")
         cursor.execute("INSERT INTO meta VALUES ('schema_version', ?)", [str(STORE_VERSION)])
         cursor.execute("COMMIT")

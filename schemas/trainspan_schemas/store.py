@@ -86,11 +86,12 @@ def running_collector(store: Path) -> StoreAddress | None:
 
 
 @contextlib.contextmanager
-def open_store(store: str, *, start_timeout_s: float = 60.0) -> Iterator[StoreEndpoint]:
+def open_store(store: str, *, start_timeout_s: float = 900.0) -> Iterator[StoreEndpoint]:
     """Yields where to read a store, given by its path or as `grpc://HOST:PORT` or `grpc+tls://HOST:PORT`.
 
-    A path without a running collector gets one, which all readers of that time share and the last one stops. Raises
-    StoreError where the path does not exist, ProcessError where the collector does not come up.
+    A path without a running collector gets one, which all readers of that time share and the last one stops; it migrates a
+    store of an earlier version first. Raises StoreError where the path does not exist, ProcessError where the collector does
+    not come up.
     """
     if store.startswith(("grpc://", "grpc+tls://")):
         yield StoreEndpoint.of_address(store, os.environ)

@@ -20,6 +20,7 @@ from tests.support.collector import (
     spawn_collector,
     trace_id,
 )
+from trainspan_collector.database import Database
 from trainspan_collector.facts import Facts
 from trainspan_schemas import keys
 from trainspan_schemas.views import CALL_FACTS, STORE_VERSION, VIEWS
@@ -111,6 +112,23 @@ def test_a_migrated_store_has_the_tables_and_views_of_a_new_one(tmp_path: Path) 
         found = select(migrated.address, f"{columns} {order}")
         assert found == select(new.address, f"{columns} {order}")
         assert {name for name, *_ in found} > set(VIEWS)
+
+
+def test_a_store_that_is_larger_than_the_memory_is_migrated(tmp_path: Path) -> None:
+    store = tmp_path / "spans.duckdb"
+    _old_store(store)
+    with duckdb.connect() as connection:
+        connection.execute(f"ATTACH '{store}' AS store (ROW_GROUP_SIZE 2048); USE store")
+        connection.execute(
+            "INSERT INTO stored.spans BY NAME SELECT s.* EXCLUDE (seq, attributes), range + 10 AS seq,"
+            " format('{{\"k{}\":1}}', range) AS attributes FROM stored.spans s, range(150000)"
+        )
+    database = Database(store, memory_bytes=20 * 2**20)
+    found = database.cursor().execute(
+        "SELECT count(*), sum((attribute_keys = format('\nk{}\n', seq - 10))::INT) FROM stored.spans WHERE seq >= 10"
+    )
+    assert found.fetchall() == [(150_000, 150_000)]
+    database.close()
 
 
 def test_a_migration_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> None:
