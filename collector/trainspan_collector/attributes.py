@@ -13,7 +13,7 @@ _MIN_INT32, _MAX_INT32 = -(2**31), 2**31 - 1
 def text(attributes: Mapping[str, Json], key: str) -> str | None:
     """A non-empty string, or a number or flag as one."""
     value = attributes.get(key)
-    if isinstance(value, str):
+    if value is None or isinstance(value, str):
         return value or None
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -23,6 +23,8 @@ def text(attributes: Mapping[str, Json], key: str) -> str | None:
 def integer(attributes: Mapping[str, Json], key: str) -> int | None:
     """An integer of 32 bits, also as a whole double or as decimal text."""
     value = attributes.get(key)
+    if value is None:
+        return None
     if isinstance(value, str):
         try:
             value = int(value)

@@ -2,9 +2,11 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
+import pyarrow as pa
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -13,16 +15,32 @@ from trainspan_collector.frames import Frame, Signal
 from trainspan_collector.load_counting import Tally
 from trainspan_collector.logs import read_log
 from trainspan_collector.otlp import id_problem
-from trainspan_collector.rows import EvaluationRow, LogRow, SpanRow
+from trainspan_collector.rows import EvaluationRow, LogRow, SpanRow, evaluation_table, log_table, span_table
 from trainspan_collector.signals import LOGS, TRACES
 from trainspan_collector.spans import Origin, read_origin, read_span, signed, span_events
 from trainspan_collector.values import read_attributes
 from trainspan_schemas import keys
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "Tables"]
 
 _Row = TypeVar("_Row", SpanRow, LogRow, EvaluationRow)
 _Key = TypeVar("_Key")
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The rows of a batch as Arrow tables of the stored tables' columns; None where there are no rows."""
+
+    spans: pa.Table | None
+    logs: pa.Table | None
+    evaluations: pa.Table | None
+    n_duplicates: int
+    """Rows that were dropped for another one in the batch."""
+    tally: Tally
+
+    @property
+    def n_spans(self) -> int:
+        return self.spans.num_rows if self.spans is not None else 0
 
 
 class Batch:
@@ -71,6 +89,16 @@ class Batch:
                 self._put(self._logs, row.content_hash, row, _log_rank)
             else:
                 self._put(self._evaluations, row.key, row, _evaluation_rank)
+
+    def tables(self) -> Tables:
+        """Raises ValueError, TypeError or ArithmeticError where a value does not fit its column."""
+        return Tables(
+            span_table(self.spans) if self._spans else None,
+            log_table(self.logs) if self._logs else None,
+            evaluation_table(self.evaluations) if self._evaluations else None,
+            self.n_duplicates,
+            self.tally,
+        )
 
     def split(self, n_spans: int) -> "Batch":
         """Keeps the first `n_spans` spans and what was numbered before the last of them; returns the rest."""

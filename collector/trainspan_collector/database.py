@@ -5,34 +5,24 @@ import logging
 import re
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
 
 from trainspan_collector import migrations
 from trainspan_collector.failures import ReopenError, first_line, lacks_memory
-from trainspan_collector.journal import Position, sync_folder
+from trainspan_collector.journal import sync_folder
+from trainspan_collector.rows import ROW_GROUP_ROWS
+from trainspan_collector.segments import Position, Progress
+from trainspan_collector.thread_names import named
 from trainspan_schemas.errors import StoreError, StoreLockedError
 
-__all__ = ["ROW_GROUP_ROWS", "Database", "Progress"]
+__all__ = ["Database"]
 
 log = logging.getLogger(__name__)
 
-ROW_GROUP_ROWS = 2048
-"""An insert of whole row groups is compressed into the file at once: nothing of it passes through the write-ahead log and
-the next checkpoint, which halves its cost. Rows are wide, so groups are small: 2,048 call spans are 16 MiB."""
-
 _CHECKPOINT_MARGIN_BYTES = 4 * 1024 * 1024
 _WAL_LIMIT = "1TB"  # checkpoints are ours to make: the journal is released after them
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the store is loaded: a row of `stored.progress`."""
-
-    position: Position
-    last_seq: int
 
 
 class Database:
@@ -107,15 +97,16 @@ def _wal(path: Path) -> Path:
 
 def _connect(path: Path, memory_bytes: int) -> duckdb.DuckDBPyConnection:
     """A connection whose settings no query can change and that reaches no other file."""
-    connection = duckdb.connect(
-        config={
-            "python_enable_replacements": "false",
-            "autoload_known_extensions": "false",
-            "memory_limit": f"{memory_bytes // 2**20}MiB",
-            "temp_directory": f"{path}.tmp",
-            "wal_autocheckpoint": _WAL_LIMIT,
-        }
-    )
+    with named("duckdb"):  # its threads
+        connection = duckdb.connect(
+            config={
+                "python_enable_replacements": "false",
+                "autoload_known_extensions": "false",
+                "memory_limit": f"{memory_bytes // 2**20}MiB",
+                "temp_directory": f"{path}.tmp",
+                "wal_autocheckpoint": _WAL_LIMIT,
+            }
+        )
     quoted = str(path).replace("'", "''")
     try:
         connection.execute(f"ATTACH '{quoted}' AS store (ROW_GROUP_SIZE {ROW_GROUP_ROWS})")

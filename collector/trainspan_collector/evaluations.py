@@ -1,11 +1,12 @@
 """Evaluations: span events and log records named `gen_ai.evaluation.result` → rows of `stored.evaluations`."""
 
+import json
 from collections.abc import Mapping
 from hashlib import blake2b
 
 from trainspan_collector import attributes as look
 from trainspan_collector.rows import EvaluationRow
-from trainspan_collector.values import Json, to_json_text
+from trainspan_collector.values import Json
 from trainspan_schemas import keys
 
 __all__ = ["read_evaluation"]
@@ -57,4 +58,5 @@ def read_evaluation(
 
 
 def _hash(parts: list[Json]) -> bytes:
-    return blake2b(to_json_text(parts).encode(), digest_size=16).digest()
+    text = json.dumps(parts, ensure_ascii=False, separators=(",", ":"))  # stored: its form must not change
+    return blake2b(text.encode(), digest_size=16).digest()

@@ -14,33 +14,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainspan_collector.frames import Damage, Frame, Signal, encode_header, scan_frames
+from trainspan_collector.frames import Signal, encode_header
+from trainspan_collector.segments import SUFFIX, Entry, Position, read_segments, segment_path
 from trainspan_schemas.errors import StoreError
 
-__all__ = ["Entry", "Journal", "Position", "sync_folder"]
+__all__ = ["Journal", "sync_folder"]
 
 log = logging.getLogger(__name__)
 
-_SUFFIX = ".journal"
 _SEGMENT_BYTES = 16 * 1024 * 1024
 _MAX_BUFFERS = 512  # below the kernel's IOV_MAX of 1024
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Position:
-    """A place between two frames; positions compare in journal order."""
-
-    segment: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An acknowledged request and where it lies."""
-
-    frame: Frame
-    start: Position
-    end: Position
 
 
 @dataclass(slots=True)
@@ -64,11 +47,11 @@ class Journal:
     ) -> None:
         """`on_commit` is told the seconds that each group took to be on disk."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder = folder
+        self.folder = folder
         self._segment_bytes = segment_bytes
         self._on_commit = on_commit
         self.last_commit = time.monotonic()
-        self._sizes = {int(path.stem): path.stat().st_size for path in folder.glob(f"*{_SUFFIX}")}
+        self._sizes = {int(path.stem): path.stat().st_size for path in folder.glob(f"*{SUFFIX}")}
         self._last_segment = max([last_segment, *self._sizes])
         self._file: int | None = None
         self._pending: list[_Waiting] = []
@@ -89,7 +72,7 @@ class Journal:
             self._changed.notify_all()
         waiting.done.wait()
         if waiting.error is not None:
-            raise StoreError(f"cannot write the journal in {self._folder}: {waiting.error}") from waiting.error
+            raise StoreError(f"cannot write the journal in {self.folder}: {waiting.error}") from waiting.error
 
     @property
     def n_pending(self) -> int:
@@ -104,7 +87,7 @@ class Journal:
     def files(self) -> list[Path]:
         """The segments, in order."""
         with self._changed:
-            return [self._path(segment) for segment in sorted(self._sizes)]
+            return [segment_path(self.folder, segment) for segment in sorted(self._sizes)]
 
     def end(self) -> Position:
         """The end of what is on disk: everything acknowledged so far lies before it."""
@@ -138,14 +121,12 @@ class Journal:
 
         Damage is skipped with a warning; requests after it are found.
         """
+        return read_segments(self.folder, self.sizes_from(position), position, max_bytes)
+
+    def sizes_from(self, position: Position) -> dict[int, int]:
+        """Segment → bytes on disk, of those that hold what comes after `position`."""
         with self._changed:
-            sizes = dict(self._sizes)
-        for segment in sorted(segment for segment in sizes if segment >= position.segment):
-            start = position.offset if segment == position.segment else 0
-            if start >= sizes[segment]:
-                continue
-            return self._read_segment(segment, start, sizes[segment], max_bytes)
-        return [], position
+            return {segment: size for segment, size in self._sizes.items() if segment >= position.segment}
 
     def roll(self) -> Position:
         """Ends the segment being written, so that `release` can delete all before the position returned."""
@@ -166,7 +147,7 @@ class Journal:
             for segment in covered:
                 del self._sizes[segment]
         for segment in covered:
-            self._path(segment).unlink(missing_ok=True)
+            segment_path(self.folder, segment).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Writes what is pending and stops; further appends raise StoreError."""
@@ -175,9 +156,6 @@ class Journal:
             self._changed.notify_all()
         self._writer.join()
         self._seal()
-
-    def _path(self, segment: int) -> Path:
-        return self._folder / f"{segment:012d}{_SUFFIX}"
 
     def _end(self) -> Position:
         last = max(
@@ -191,30 +169,6 @@ class Journal:
             for segment, size in self._sizes.items()
             if segment >= position.segment
         )
-
-    def _read_segment(self, segment: int, start: int, size: int, max_bytes: int) -> tuple[list[Entry], Position]:
-        wanted = max_bytes
-        while True:
-            with self._path(segment).open("rb") as file:
-                file.seek(start)
-                data = file.read(min(wanted, size - start))
-            complete = start + len(data) >= size
-            entries: list[Entry] = []
-            end = start
-            for item in scan_frames(data, complete=complete):
-                begin, end = end, start + item.end
-                if isinstance(item, Damage):
-                    log.warning(
-                        "journal damage segment=%d from=%d to=%d bytes_skipped=%d",
-                        segment, start + item.start, end, item.end - item.start,
-                    )  # fmt: skip
-                else:
-                    entries.append(Entry(item, Position(segment, begin), Position(segment, end)))
-                if wanted > max_bytes:  # read on for the sake of this one
-                    break
-            if end > start or complete:
-                return entries, Position(segment, end)
-            wanted *= 2
 
     def _write_all(self) -> None:
         while True:
@@ -236,7 +190,7 @@ class Journal:
                 size = self._write(batch)
             except OSError as error:
                 # What did reach the file is a torn tail; the next request gets a segment of its own.
-                log.error("journal write failed folder=%s requests=%d error=%s", self._folder, len(batch), error)
+                log.error("journal write failed folder=%s requests=%d error=%s", self.folder, len(batch), error)
                 self._seal()
                 for waiting in batch:
                     waiting.error = error
@@ -262,11 +216,13 @@ class Journal:
             self._seal()
         if self._file is None:
             segment = self._last_segment + 1
-            file = os.open(self._path(segment), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            file = os.open(
+                segment_path(self.folder, segment), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600
+            )
             with self._changed:
                 self._last_segment, self._file = segment, file
                 self._sizes[segment] = 0
-            sync_folder(self._folder)
+            sync_folder(self.folder)
         assert self._file is not None
         return self._file
 

@@ -11,20 +11,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 import duckdb
 
-from trainspan_collector.batch import Batch
-from trainspan_collector.database import Database, Progress
+from trainspan_collector.batch import Batch, Tables
+from trainspan_collector.database import Database
 from trainspan_collector.failures import ReopenError, first_line, is_invalidated, lacks_memory
 from trainspan_collector.gathering import Gathering
-from trainspan_collector.journal import Journal, Position
-from trainspan_collector.load_counting import LoadCounting
+from trainspan_collector.journal import Journal
+from trainspan_collector.load_counting import LoadCounting, LoadCounts
 from trainspan_collector.loading import load
-from trainspan_collector.metrics import LoadCounts
 from trainspan_collector.quarantine import Quarantine
 from trainspan_collector.retention import Retention
+from trainspan_collector.row_process import RowProcess, RowProcessError
+from trainspan_collector.segments import Position, Progress
+from trainspan_collector.thread_names import show_name
 from trainspan_schemas.errors import StoreError
 
 __all__ = ["Loader"]
@@ -38,15 +39,8 @@ _CHECKPOINT_WAL_BYTES = 96 * 1024 * 1024  # DuckDB holds long texts among these 
 _GATHER_BYTES = 1024 * 1024
 _MAY_PASS = (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.TransactionException)
 """What a full memory or disk raises, the last of them at COMMIT."""
-_NOT_STORABLE = (
-    duckdb.DataError,
-    duckdb.IntegrityError,
-    duckdb.InvalidInputException,
-    ArithmeticError,
-    ValueError,
-    TypeError,
-)
-"""What rows raise that Arrow or DuckDB do not take (Arrow's errors are ValueError and TypeError)."""
+_NOT_STORABLE = (duckdb.DataError, duckdb.IntegrityError, duckdb.InvalidInputException)
+"""What rows raise that DuckDB does not take."""
 
 
 class _Job:
@@ -94,7 +88,8 @@ class Loader:
         self._progress = database.progress()
         self._quarantine = quarantine
         self._max_bytes = max_bytes
-        self._gathering = Gathering(journal, self._progress, quarantine, max_bytes=max_bytes)
+        self._gathering: Gathering | RowProcess = self._gathering_here(self._progress)
+        self._may_start_process = True
         self._loaded = threading.Condition()
         self._n_waiting = 0
         self._retention = retention
@@ -118,6 +113,12 @@ class Loader:
     def position(self) -> Position:
         """Everything before it is loaded."""
         return self._progress.position
+
+    @property
+    def row_process_peak_bytes(self) -> int:
+        """The most memory that the process which makes rows had; 0 where there is none."""
+        gathering = self._gathering
+        return gathering.peak_bytes if isinstance(gathering, RowProcess) else 0
 
     def wait_for(self, position: Position, timeout_s: float) -> bool:
         """Waits until everything before `position` is loaded; False where the time was over first."""
@@ -150,7 +151,7 @@ class Loader:
             raise job.error
 
     def _run(self) -> None:
-        _show_name(self._thread.name)
+        show_name(self._thread.name)
         try:
             self._load_until_stopped()
             self._checkpoint()
@@ -162,6 +163,7 @@ class Loader:
                 self._loaded.notify_all()
             self._on_failure()
         finally:
+            self._gather_here()
             self._stopping.set()
             with self._loaded:
                 for job in self._jobs:
@@ -178,15 +180,21 @@ class Loader:
                 if stopping:
                     return
                 if time.monotonic() - idle_since >= _CHECKPOINT_IDLE_S:
+                    self._gather_here()
                     self._checkpoint()
                 continue
-            self._gathering.fill()
-            due = due or time.monotonic() + self._interval_s
-            if self._gathering.is_full or stopping or self._n_waiting or time.monotonic() >= due:
-                self._load()
-                due, idle_since = None, time.monotonic()
-            else:
-                self._gathering.wait_for_more(_GATHER_BYTES, due - time.monotonic())
+            try:
+                self._gathering.fill()
+                due = due or time.monotonic() + self._interval_s
+                if self._gathering.is_full or stopping or self._n_waiting or time.monotonic() >= due:
+                    self._load()
+                    due, idle_since = None, time.monotonic()
+                else:
+                    self._journal.wait_for_bytes(self._gathering.read_to, _GATHER_BYTES, due - time.monotonic())
+            except RowProcessError as error:
+                log.error("%s: rows are made in the collector's own process from here on", error)
+                self._may_start_process = False
+                self._gathering = self._gathering_here(self._progress)
 
     def _do_jobs(self) -> None:
         while self._jobs:
@@ -208,37 +216,63 @@ class Loader:
             self._roll_back()
             log.warning("retention put off error=%r", first_line(error))
 
+    def _gathering_here(self, progress: Progress) -> Gathering:
+        return Gathering(self._journal, progress, self._quarantine, max_bytes=self._max_bytes)
+
+    def _gather_here(self) -> None:
+        """Ends the process that makes rows."""
+        if isinstance(self._gathering, RowProcess):
+            self._gathering.close()
+            self._gathering = self._gathering_here(self._progress)
+
+    def _gather_elsewhere(self) -> None:
+        """Goes on with what is gathered in a process of its own."""
+        if isinstance(self._gathering, Gathering) and self._may_start_process and not self._stopping.is_set():
+            self._gathering = RowProcess(
+                self._journal, self._gathering.gathered, self._quarantine, max_bytes=self._max_bytes
+            )
+
     def _load(self) -> None:
-        batch, progress = self._gathering.take()
+        was_full = self._gathering.is_full
+        taken = self._gathering.take()
         try:
-            self._commit_with_retries(batch, progress)
+            if taken.tables is None:
+                self._load_one_by_one(taken.progress.position, taken.error)
+            else:
+                self._commit_with_retries(taken.tables, taken.progress)
         except _NOT_STORABLE as error:
             self._roll_back()
-            log.error(
-                "batch cannot be stored spans=%d error=%r: one request at a time", batch.n_spans, first_line(error)
-            )
-            self._load_one_by_one(progress.position)
+            self._load_one_by_one(taken.progress.position, error)
+        if was_full:
+            self._gather_elsewhere()
+        progress = self._progress
         wal_bytes, journal_bytes = self._database.wal_bytes(), self._journal.bytes_before(progress.position)
         if wal_bytes >= _CHECKPOINT_WAL_BYTES or journal_bytes >= self._checkpoint_bytes:
             self._checkpoint()
 
-    def _load_one_by_one(self, end: Position) -> None:
+    def _load_one_by_one(self, end: Position, reason: Exception | None) -> None:
         """Loads at least one request and up to `end`, each in a transaction of its own; puts aside what cannot be stored."""
+        log.error("batch cannot be stored error=%r: one request at a time", first_line(reason) if reason else "")
+        self._gather_here()
         alone = Gathering(self._journal, self._progress, self._quarantine, max_bytes=1, n_rows=sys.maxsize)
         while True:
             alone.fill()
-            batch, progress = alone.take()
-            try:
-                self._commit_with_retries(batch, progress)
-            except _NOT_STORABLE as error:
-                self._roll_back()
+            taken = alone.take()
+            progress, error = taken.progress, taken.error
+            if taken.tables is not None:
+                try:
+                    self._commit_with_retries(taken.tables, progress)
+                except _NOT_STORABLE as refused:
+                    self._roll_back()
+                    error = refused
+            if error is not None:
                 self._quarantine.put(alone.last_frame, error)
-                self._commit_with_retries(Batch(progress.last_seq), progress)
+                self._commit_with_retries(Batch(progress.last_seq).tables(), progress)
             if progress.position >= end:
                 break
-        self._gathering = Gathering(self._journal, progress, self._quarantine, max_bytes=self._max_bytes)
+        self._gathering = self._gathering_here(progress)
 
-    def _commit_with_retries(self, batch: Batch, progress: Progress) -> None:
+    def _commit_with_retries(self, rows: Tables, progress: Progress) -> None:
         """Memory that a query took, and a full disk, come back; what else fails is an error of ours and is raised.
 
         Raises ReopenError where the file must be opened anew, with more memory if that is what lacked.
@@ -247,11 +281,11 @@ class Loader:
         while True:
             attempt += 1
             try:
-                self._commit(batch, progress)
+                self._commit(rows, progress)
                 break
             except _MAY_PASS as error:
                 self._roll_back()
-                log.warning("load failed spans=%d attempt=%d error=%r", batch.n_spans, attempt, first_line(error))
+                log.warning("load failed spans=%d attempt=%d error=%r", rows.n_spans, attempt, first_line(error))
                 if is_invalidated(error) or (lacks_memory(error) and attempt >= _MEMORY_ATTEMPTS):
                     raise ReopenError.because(error) from error
                 if self._stopping.is_set():
@@ -262,10 +296,10 @@ class Loader:
             self._progress = progress
             self._loaded.notify_all()
 
-    def _commit(self, batch: Batch, progress: Progress) -> None:
-        n_duplicates = load(self._cursor, batch, progress)
+    def _commit(self, rows: Tables, progress: Progress) -> None:
+        n_duplicates = load(self._cursor, rows, progress)
         self.n_duplicates += n_duplicates
-        self._counting.stored(batch.tally, n_duplicates)
+        self._counting.stored(rows.tally, n_duplicates)
         if n_duplicates:
             log.info("duplicates in_batch_and_stored=%d total=%d", n_duplicates, self.n_duplicates)
 
@@ -291,9 +325,3 @@ class Loader:
         self._checkpointed = position
         self._journal.release(position)
         log.info("checkpoint seconds=%.3f last_seq=%d", time.monotonic() - started, self._progress.last_seq)
-
-
-def _show_name(name: str) -> None:
-    """Names this thread to the system, so that `top -H` and the benchmark tell its time from the receiver's. Linux only."""
-    with contextlib.suppress(OSError):
-        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)

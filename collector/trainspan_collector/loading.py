@@ -5,9 +5,8 @@ import contextlib
 import duckdb
 import pyarrow as pa
 
-from trainspan_collector.batch import Batch
-from trainspan_collector.database import Progress
-from trainspan_collector.rows import evaluation_table, log_table, span_table
+from trainspan_collector.batch import Tables
+from trainspan_collector.segments import Progress
 
 __all__ = ["load"]
 
@@ -24,19 +23,20 @@ ANTI JOIN stored.superseded d ON d.seq = s.seq
 """
 
 
-def load(cursor: duckdb.DuckDBPyConnection, batch: Batch, progress: Progress) -> int:
-    """Commits `batch` and `progress`; the number of rows that were in the batch or in the store already.
+def load(cursor: duckdb.DuckDBPyConnection, rows: Tables, progress: Progress) -> int:
+    """Commits `rows` and `progress`; the number of rows that were in the batch or in the store already.
 
-    Raises duckdb.Error, and what Arrow raises; the caller then rolls back.
+    Raises duckdb.Error; the caller then rolls back.
     """
     cursor.execute("BEGIN")
-    n_duplicates = batch.n_duplicates
-    if batch.spans:
-        n_duplicates += _insert(cursor, "stored.spans", span_table(batch.spans), _SAME_SPANS)
-    if batch.logs:
-        n_duplicates += _insert(cursor, "stored.logs", log_table(batch.logs), _SAME_LOGS)
-    if batch.evaluations:
-        n_duplicates += _insert(cursor, "stored.evaluations", evaluation_table(batch.evaluations), _SAME_EVALUATIONS)
+    n_duplicates = rows.n_duplicates
+    for table, incoming, same in (
+        ("stored.spans", rows.spans, _SAME_SPANS),
+        ("stored.logs", rows.logs, _SAME_LOGS),
+        ("stored.evaluations", rows.evaluations, _SAME_EVALUATIONS),
+    ):
+        if incoming is not None:
+            n_duplicates += _insert(cursor, table, incoming, same)
     cursor.execute(
         "UPDATE stored.progress SET segment = ?, byte_offset = ?, last_seq = ?",
         [progress.position.segment, progress.position.offset, progress.last_seq],

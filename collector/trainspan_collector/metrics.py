@@ -1,6 +1,6 @@
 """What the collector counts and measures, for Prometheus. Every name begins with `trainspan_collector_`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -16,7 +16,9 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-__all__ = ["CONTENT_TYPE", "LoadCounts", "Metrics", "Refusal", "StoreState"]
+from trainspan_collector.load_counting import LoadCounts
+
+__all__ = ["CONTENT_TYPE", "Metrics", "Refusal", "StoreState"]
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a time of creation beside each counter would double the page
@@ -40,20 +42,6 @@ class Refusal(StrEnum):
     DISK_FULL = "disk_full"
     WRITE_FAILED = "write_failed"
     NOT_READY = "not_ready"
-
-
-@dataclass(frozen=True, slots=True)
-class LoadCounts:
-    """What one batch added to the store."""
-
-    duplicates: int = 0
-    dialects: Mapping[str, int] | None = None
-    """Spans by the convention that they are written in."""
-    calls: int = 0
-    untrainable_calls: Mapping[str, int] | None = None
-    """Calls by what they lack for training; a call that lacks several things counts once, by the first."""
-    stale_calls: int = 0
-    """Calls of an older policy version than the newest one seen of that policy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from trainspan_collector.access import Access, Role
-from trainspan_collector.allocation import collect_rarely, give_back_freed_memory
+from trainspan_collector.allocation import bound_freed_memory, collect_rarely
 from trainspan_collector.database import Database
 from trainspan_collector.failures import ReopenError, first_line
 from trainspan_collector.flight import FlightServer
@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 _REOPEN_S = 0.5
 _READERS_CHECK_S = 0.5
 _MOST_FILES = 8192
+_BLOCK_BYTES = 1024 * 1024  # more than most requests
+_KEPT_BYTES = 32 * 1024 * 1024
 
 
 def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *, for_readers: bool = False) -> None:
@@ -69,7 +71,7 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
     flight = Address.parse("--flight", settings.flight, allow_remote=remote)
     os.umask(0o077)
     _allow_many_connections()
-    give_back_freed_memory()
+    bound_freed_memory(_BLOCK_BYTES, _KEPT_BYTES)
     collect_rarely()
     memory_bytes = settings.duckdb_memory_bytes
     fronts = Fronts(settings, grpc, http, guard, Metrics())

@@ -21,15 +21,15 @@ class Quarantine:
     """The folder `<store>.quarantine`, made when first needed. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._lock = threading.Lock()
         self.n_requests = 0
 
     def put(self, frame: Frame, error: Exception) -> Path:
         """Keeps `frame` in a file named by its content: a request that is read again after a crash is kept once."""
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         name = f"{frame.received_ns}-{zlib.crc32(frame.body):08x}.{frame.signal.name.lower()}.pb"
-        path = self._folder / name
+        path = self.folder / name
         temporary = path.with_name(f".{name}")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:

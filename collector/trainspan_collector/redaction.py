@@ -22,9 +22,10 @@ _SECRET_KEY: Final = re.compile(
 )
 _VALUE_FOLLOWS: Final = b"\x12"  # the tag of KeyValue.value: the bytes before it end a key
 _SECRET_BYTES: Final = (
-    b"uthorization",
-    *(key + _VALUE_FOLLOWS for key in (b"headers", b"api-key", b"api_key", b"cookie")),
+    b"horization",
+    *(key + _VALUE_FOLLOWS for key in (b"eaders", b"api-key", b"api_key", b"cookie")),
 )
+"""What a request with a secret has in it, without letters that may be capital or make the search slow."""
 _SECRET_TEXT: Final = re.compile(
     r"""(authorization\\*["']?\s*[:=,]\s*\\*["']?\s*(?:bearer|basic)\s+)[^\s"'\\,}\]]+""", re.IGNORECASE
 )

@@ -11,7 +11,9 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from trainspan_collector.database import ROW_GROUP_ROWS, Database, Progress
+from trainspan_collector.database import Database
+from trainspan_collector.rows import ROW_GROUP_ROWS
+from trainspan_collector.segments import Progress
 from trainspan_collector.selections import GONE, Selection
 
 __all__ = ["Rewriting", "remove_leftovers"]

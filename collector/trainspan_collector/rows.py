@@ -10,7 +10,11 @@ import pyarrow as pa
 
 from trainspan_collector.tokens import packed_lists
 
-__all__ = ["EvaluationRow", "LogRow", "SpanRow", "evaluation_table", "log_table", "span_table"]
+__all__ = ["ROW_GROUP_ROWS", "EvaluationRow", "LogRow", "SpanRow", "evaluation_table", "log_table", "span_table"]
+
+ROW_GROUP_ROWS: Final = 2048
+"""An insert of whole row groups is compressed into the file at once: nothing of it passes through the write-ahead log and
+the next checkpoint, which halves its cost. Rows are wide, so groups are small: 2,048 call spans are 16 MiB."""
 
 
 class SpanRow(NamedTuple):

@@ -75,7 +75,12 @@ class Upkeep:
         self._loader.wait_for(self._journal.end(), body.get("wait_ms", 1000 * _BARRIER_S) / 1000)
         backlog = self._journal.bytes_after(self._loader.position)
         with self._readers.snapshot(self._database) as snapshot:
-            return {**figures(self._store, snapshot.cursor, self._journal), "journal_bytes_not_loaded": backlog}
+            answer = figures(self._store, snapshot.cursor, self._journal)
+        return {
+            **answer,
+            "peak_memory_bytes": answer["peak_memory_bytes"] + self._loader.row_process_peak_bytes,
+            "journal_bytes_not_loaded": backlog,
+        }
 
     def _migrate(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return {"from_version": self._database.migrated_from, "version": STORE_VERSION}

@@ -4,21 +4,22 @@ string, bool, int as in JSON; a double always with a point or exponent, NaN and 
 bytes {"bytes": base64}; arrays as arrays; key-value lists {"kvlist": [[key, value], …]}; an empty value is null.
 """
 
-import json
 import math
 from base64 import b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+import orjson
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 __all__ = ["Attributes", "Json", "read_attributes", "to_json_text", "to_plain"]
 
 Json = str | bool | int | float | list["Json"] | dict[str, "Json"] | None
 
-to_json_text: Callable[[Json], str] = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False
-).encode
+
+def to_json_text(value: Json) -> str:
+    """JSON without spaces; not a number and infinities have their form by now."""
+    return orjson.dumps(value).decode()
 
 
 def to_plain(value: AnyValue) -> Json:
@@ -43,15 +44,17 @@ class Attributes:
 def read_attributes(pairs: Iterable[KeyValue], skip: Collection[str] = ()) -> Attributes:
     plain: dict[str, Json] = {}
     skipped: dict[str, AnyValue] = {}
-    repeated = False
+    n_read = 0
     for pair in pairs:
-        key = pair.key
+        key, value = pair.key, pair.value
         if key in skip:
-            skipped[key] = pair.value
-            continue
-        repeated = repeated or key in plain
-        plain[key] = to_plain(pair.value)
-    if not repeated:
+            skipped[key] = value
+        else:
+            n_read += 1
+            plain[key] = value.string_value or to_plain(
+                value
+            )  # most are strings, and what they are costs as much to ask
+    if len(plain) == n_read:
         return Attributes(plain, to_json_text(plain) if plain else "{}", skipped)
     members = [(pair.key, to_plain(pair.value)) for pair in pairs if pair.key not in skip]
     text = "{" + ",".join(f"{to_json_text(key)}:{to_json_text(value)}" for key, value in members) + "}"

@@ -29,7 +29,7 @@ from tests.support.collector import (
 from trainspan_schemas import keys
 
 # Small limits, so that kills meet loads, checkpoints and journal files being deleted.
-SMALL = {"load_interval_s": 0.05, "load_max_bytes": 200_000, "checkpoint_bytes": 1_000_000}
+SMALL = {"load_interval_s": 0.05, "load_max_bytes": 60_000, "checkpoint_bytes": 1_000_000}
 
 
 @dataclass

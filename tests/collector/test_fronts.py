@@ -16,9 +16,10 @@ from trainspan_collector.access import Access
 from trainspan_collector.frames import Signal
 from trainspan_collector.fronts import Fronts, Guard
 from trainspan_collector.intake import Intake
-from trainspan_collector.journal import Journal, Position
+from trainspan_collector.journal import Journal
 from trainspan_collector.listeners import Address
 from trainspan_collector.metrics import Metrics, StoreState
+from trainspan_collector.segments import Position
 from trainspan_schemas.settings import CollectorSettings
 from trainspan_schemas.store import StoreAddress
 

@@ -29,10 +29,11 @@ from trainspan_collector.access import Access
 from trainspan_collector.batch import Batch
 from trainspan_collector.exports import Exports
 from trainspan_collector.intake import Intake
-from trainspan_collector.journal import Journal, Position
+from trainspan_collector.journal import Journal
 from trainspan_collector.metrics import Metrics
 from trainspan_collector.redaction import Redaction
 from trainspan_collector.rows import evaluation_table, log_table, span_table
+from trainspan_collector.segments import Position
 from trainspan_collector.signals import SIGNALS
 from trainspan_collector.web import Web
 
@@ -110,6 +111,8 @@ def _unzipped(made: Hostile) -> bytes | None:
     """What the standard library makes of the body; None where that is no gzip."""
     if made.encoding.strip().lower() != "gzip" or not made.body:
         return made.body
+    if made.body[:2] == b"\x1f\x8b" and any(byte & 0xE0 for byte in made.body[3:4]):
+        return None  # RFC 1952 reserves these flags and demands an error, which the library does not give
     try:
         return gzip.decompress(made.body)
     except (OSError, EOFError, zlib.error):

@@ -4,11 +4,12 @@ from pathlib import Path
 
 from tests.support.collector import CollectorProcess, event, export, get, select, span, trace_id, trace_request
 from trainspan_collector.batch import Batch
-from trainspan_collector.database import ROW_GROUP_ROWS, Progress
 from trainspan_collector.frames import HEADER_BYTES, Signal
 from trainspan_collector.gathering import Gathering
-from trainspan_collector.journal import Journal, Position
+from trainspan_collector.journal import Journal
 from trainspan_collector.quarantine import Quarantine
+from trainspan_collector.rows import ROW_GROUP_ROWS
+from trainspan_collector.segments import Position, Progress
 from trainspan_schemas import keys
 
 START = Progress(Position(0, 0), 0)
@@ -29,7 +30,7 @@ def _journal(folder: Path, *requests: list[int]) -> tuple[Journal, list[int]]:
 def _take(gathering: Gathering) -> tuple[list[int], list[int], int, Progress]:
     """Span numbers, their seqs, the number of evaluations, and the progress."""
     gathering.fill()
-    batch, progress = gathering.take()
+    batch, progress = gathering.take_batch()
     rows = batch.spans
     return [int(row.span_id, 16) for row in rows], [row.seq for row in rows], len(batch.evaluations), progress
 

@@ -7,7 +7,8 @@ import pytest
 
 from trainspan_collector.frames import Signal
 from trainspan_collector.intake import Intake, OverloadError
-from trainspan_collector.journal import Journal, Position
+from trainspan_collector.journal import Journal
+from trainspan_collector.segments import Position
 
 
 def _intake(journal: Journal, folder: Path, wait_s: float) -> Intake:

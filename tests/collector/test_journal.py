@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainspan_collector.frames import HEADER_BYTES, Damage, Frame, Signal, encode_header, scan_frames
-from trainspan_collector.journal import Journal, Position
+from trainspan_collector.journal import Journal
+from trainspan_collector.segments import Position
 from trainspan_schemas.errors import StoreError
 
 START = Position(0, 0)

@@ -13,11 +13,11 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from tests.support.collector import Attribute, event, key_values, span, trace_id, trace_request
 from trainspan_collector import reads
 from trainspan_collector.batch import Batch
-from trainspan_collector.database import Database, Progress
+from trainspan_collector.database import Database
 from trainspan_collector.frames import Frame, Signal
-from trainspan_collector.journal import Position
 from trainspan_collector.loading import load
 from trainspan_collector.reads import READS, named_read
+from trainspan_collector.segments import Position, Progress
 from trainspan_schemas import keys
 
 MEMORY_BYTES = 2**28
@@ -34,7 +34,7 @@ class Filling:
         batch = Batch(self.last_seq)
         batch.add(Frame(signal, 1, body, 0))
         self.last_seq = batch.last_seq
-        load(self._cursor, batch, Progress(Position(1, self.last_seq), self.last_seq))
+        load(self._cursor, batch.tables(), Progress(Position(1, self.last_seq), self.last_seq))
 
 
 def _identity(random: Random) -> dict[str, Any]:

@@ -10,11 +10,11 @@ import pytest
 from tests.support.collector import event, export, read, running, span, trace_request
 from tests.support.http import request
 from trainspan_collector.batch import Batch
-from trainspan_collector.database import Progress
 from trainspan_collector.frames import Frame, Signal
 from trainspan_collector.gathering import Gathering
-from trainspan_collector.journal import Journal, Position
+from trainspan_collector.journal import Journal
 from trainspan_collector.quarantine import Quarantine
+from trainspan_collector.segments import Position, Progress
 from trainspan_schemas import keys
 from trainspan_schemas.errors import InvalidRecordError
 
@@ -33,7 +33,7 @@ def test_a_broken_request_is_kept_whole_and_named_and_those_around_it_are_loaded
         gathering = Gathering(journal, START, quarantine, max_bytes=10**6)
         with caplog.at_level(logging.ERROR):
             gathering.fill()
-        batch, progress = gathering.take()
+        batch, progress = gathering.take_batch()
         assert [row.span_id for row in batch.spans] == ["0000000000000001", "0000000000000002"]
         assert progress == Progress(journal.end(), 2)
         assert quarantine.n_requests == 1
