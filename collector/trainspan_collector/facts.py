@@ -1,7 +1,8 @@
 """What readers ask of a span's attributes again and again, as columns: a search in the text costs them more than all else."""
 
+import marshal
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from trainspan_collector.values import Json, to_json_text
 from trainspan_schemas import keys
@@ -29,7 +30,6 @@ class Facts(NamedTuple):
 def read_facts(plain: Mapping[str, Json], *, is_call: bool) -> Facts:
     """The facts that attributes tell."""
     redacted = plain.get(keys.REDACTED)
-    facts = {key: plain[key] for key in CALL_FACTS if key in plain} if is_call else None
     return Facts(
         _text(plain, keys.GEN_AI_OPERATION),
         _text(plain, keys.GEN_AI_REQUEST_MODEL),
@@ -37,9 +37,31 @@ def read_facts(plain: Mapping[str, Json], *, is_call: bool) -> Facts:
         _text(plain, keys.STATE_KEY),
         _text(plain, keys.POLICY_VERSION_SPANS),
         to_json_text(redacted) if isinstance(redacted, list) else None,
-        to_json_text(facts) if facts else None,
+        _call_facts(plain) if is_call else None,
         "\n" + "\n".join(plain) + "\n",
     )
+
+
+_MAX_KNOWN: Final = 4096
+_MAX_KNOWN_BYTES: Final = 1024  # a sender may write anything
+_known: Final[dict[bytes, str]] = {}
+"""Values, as marshal writes them, since that tells 1, 1.0 and True apart → their text: writing it costs four times as much."""
+
+
+def _call_facts(plain: Mapping[str, Json]) -> str | None:
+    values = [plain.get(key) for key in CALL_FACTS]
+    packed = marshal.dumps(values, 2)  # later versions write equal values in several ways
+    text = _known.get(packed)
+    if text is None:
+        facts: dict[str, Json] = {
+            key: value for key, value in zip(CALL_FACTS, values, strict=True) if value is not None
+        }
+        text = to_json_text(facts)
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        if len(packed) <= _MAX_KNOWN_BYTES:
+            _known[packed] = text
+    return text if len(text) > len("{}") else None
 
 
 def _text(plain: Mapping[str, Json], key: str) -> str | None:

@@ -37,7 +37,7 @@ UPDATE stored.spans SET untrusted = false, received_ns = greatest(start_ns, end_
 UPDATE stored.logs SET received_ns = greatest(time_ns, observed_ns);
 UPDATE stored.evaluations SET untrusted = false, received_ns = time_ns;
 """,
-    # Not an update, nor a change of a column's type: both keep all that they change in memory.
+    # A change of a column's type would do, but keeps blocks of each row group in memory.
     3: f"""
 ALTER TABLE stored.spans RENAME TO spans_before;
 {_TABLES}

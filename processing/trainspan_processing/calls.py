@@ -8,7 +8,7 @@ import polars as pl
 from trainspan_schemas import keys
 
 from .attributes import with_facts
-from .frames import CALLS, ROLLOUT_KEY, SPAN_KEY, empty
+from .frames import CALLS, ROLLOUT_KEY, SPAN_KEY, compact, empty
 
 __all__ = ["CALL_COLUMNS", "narrow_calls", "ordered_calls", "redacts_what_is_needed", "with_defaults"]
 
@@ -48,7 +48,9 @@ def redacts_what_is_needed() -> pl.Expr:
 
 def narrow_calls(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
     """The read `calls` → frame CALLS, without duplicates, in no particular order."""
-    frames = [_narrowed(batch).select(pl.col(name).cast(kind) for name, kind in CALLS.items()) for batch in batches]
+    frames = [
+        compact(_narrowed(batch).select(pl.col(name).cast(kind) for name, kind in CALLS.items())) for batch in batches
+    ]
     calls = pl.concat(frames) if frames else empty(CALLS)
     return with_defaults(calls).unique(SPAN_KEY, keep="first", maintain_order=True)
 

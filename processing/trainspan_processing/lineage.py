@@ -70,16 +70,17 @@ def _continues(strands: Int, prompts: Tokens, completions: Tokens) -> Int:
     """(C,) 1 where a call's prompt begins with all of the call before it in its strand, else 0."""
     found = np.zeros(len(strands), dtype=np.int64)
     fits = (strands[1:] == strands[:-1]) & (prompts.lengths[:-1] + completions.lengths[:-1] <= prompts.lengths[1:])
-    # Bytes compare with a prefix at any place: no token is copied for its call.
-    whole = prompts.values.tobytes()
-    heads, tails = memoryview(whole), memoryview(completions.values.tobytes())
+    heads, tails = (tokens.values.view(np.uint8).data for tokens in (prompts, completions))
     size = prompts.values.itemsize
     starts, answers = ((tokens.starts * size).tolist() for tokens in (prompts, completions))
     ends, answer_ends = (((tokens.starts + tokens.lengths) * size).tolist() for tokens in (prompts, completions))
+    later, prompt = -1, b""
     for call in np.flatnonzero(fits).tolist():
-        head, tail = heads[starts[call] : ends[call]], tails[answers[call] : answer_ends[call]]
-        prompt = starts[call + 1]
-        found[call + 1] = whole.startswith(head, prompt) and whole.startswith(tail, prompt + len(head))
+        head = prompt if call == later else bytes(heads[starts[call] : ends[call]])
+        later = call + 1
+        prompt = bytes(heads[starts[later] : ends[later]])
+        tail = tails[answers[call] : answer_ends[call]]
+        found[later] = prompt.startswith(head) and prompt.startswith(tail, len(head))
     return found
 
 

@@ -65,19 +65,22 @@ def make_rows(
     reason, reward, return, advantage and `drop`; and PAYLOAD of those that only clients recorded.
     """
     for calls, answers in chunks:
-        yield rows_of(calls, read_payload(source, calls, answers=answers), limits, counts)
+        # No name holds on to tokens here while the next ones are read.
+        yield rows_of(_with_tokens(calls, read_payload(source, calls, answers=answers)), limits, counts)
 
 
-def rows_of(
-    calls: pl.DataFrame, payload: pl.DataFrame, limits: Limits, counts: RowCounts
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """(rows, calls with `reason`) of one chunk; pure but for `counts`."""
+def _with_tokens(calls: pl.DataFrame, payload: pl.DataFrame) -> pl.DataFrame:
+    return calls.join(payload, on=SPAN_KEY, how="left", maintain_order="left")
+
+
+def rows_of(calls: pl.DataFrame, limits: Limits, counts: RowCounts) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """(rows, calls with `reason`) of one chunk of calls, with their PAYLOAD; pure but for `counts`."""
     reason = pl.coalesce(
         "reason",
         token_reason(limits.newest_version, limits.max_staleness, limits.max_tokens),
         pl.lit(None, dtype=pl.String) if limits.keep_zero_spread else pl.col("drop"),
     )
-    judged = calls.join(payload, on=SPAN_KEY, how="left", maintain_order="left").with_columns(reason.alias("reason"))
+    judged = calls.with_columns(reason.alias("reason"))
     is_kept = judged["reason"].is_null()
     kept = _with_lineage(judged if is_kept.all() else judged.filter(is_kept))
     _count(kept, counts)

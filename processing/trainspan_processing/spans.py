@@ -123,7 +123,7 @@ _OF_FAILURES: Final = {"_error": text("error.type")}
 
 def narrow_spans(source: Source, selection: Selection) -> pl.DataFrame:
     """The spans of a selection but for its calls with tokens → frame SPANS, each span once."""
-    frames = [_narrowed(batch) for batch in source.read("spans", selection, _COLUMNS, without_calls=True)]
+    frames = [compact(_narrowed(batch)) for batch in source.read("spans", selection, _COLUMNS, without_calls=True)]
     if not frames:
         return empty(SPANS)
     spans = pl.concat(frames).unique(SPAN_KEY, keep="first", maintain_order=True)

@@ -89,6 +89,12 @@ def test_keys_that_were_removed_are_a_fact_as_json(collector: CollectorProcess) 
     assert json.loads(row["redacted"]) == ["gen_ai.request.top_p", 'a"]b']
 
 
+def test_equal_numbers_of_other_types_and_long_values_keep_their_own_text(collector: CollectorProcess) -> None:
+    for value, text in ((1, "1"), (1.0, "1.0"), (True, "true"), ("1", '"1"'), ("x" * 5_000, f'"{"x" * 5_000}"')) * 2:
+        row = _stored(collector, {keys.CHOICE_INDEX: value} | TOKENS)
+        assert row["call_facts"] == f'{{"{keys.CHOICE_INDEX}":{text}}}'
+
+
 def test_a_span_without_attributes_has_no_keys(collector: CollectorProcess) -> None:
     row = _stored(collector, {})
     assert (row["attributes"], row["attribute_keys"]) == ("{}", "\n\n")
