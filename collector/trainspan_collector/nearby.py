@@ -19,8 +19,8 @@ __all__ = ["PLACES", "SEEDS", "nearby"]
 
 PLACES: Final = ("spans_within", "seen_seq")
 """Parameters of a read by rollout ids, given together: ranges [from, to] of `seq` in which all spans of the traces of these
-rollouts lie that were there when the store's last one was `seen_seq`. Rollouts of which more came since are looked for
-everywhere."""
+rollouts lie that were there when the store's last one was `seen_seq`. Rollouts of which more came since, and traces in which
+it did, are looked for everywhere: what came may say whose the older spans are."""
 
 SEEDS: Final = {
     "rollout_ids": "SELECT unnest($rollout_ids::VARCHAR[]) AS rollout_id",
@@ -78,13 +78,14 @@ some_rollouts AS MATERIALIZED ({SEEDS["rollout_ids"]}),
 changed_rollouts AS MATERIALIZED (
     SELECT DISTINCT rollout_id FROM stored.spans WHERE seq > $seen_seq AND rollout_id IN (FROM some_rollouts)
 ),
+known_traces AS MATERIALIZED (
+    SELECT DISTINCT trace_id FROM stored.spans WHERE ({{within}}) AND rollout_id IN (FROM some_rollouts)
+),
 changed_traces AS MATERIALIZED (
-    SELECT DISTINCT trace_id FROM stored.spans WHERE rollout_id IN (FROM changed_rollouts)
+    SELECT trace_id FROM stored.spans WHERE rollout_id IN (FROM changed_rollouts)
+    UNION SELECT trace_id FROM stored.spans WHERE seq > $seen_seq AND trace_id IN (FROM known_traces)
 ),
-same_traces AS MATERIALIZED (
-    SELECT trace_id FROM stored.spans WHERE ({{within}}) AND rollout_id IN (FROM some_rollouts)
-    EXCEPT FROM changed_traces
-),
+same_traces AS MATERIALIZED (FROM known_traces EXCEPT FROM changed_traces),
 some_traces AS MATERIALIZED (FROM same_traces UNION ALL FROM changed_traces),
 changed_spans AS MATERIALIZED (SELECT {_COLUMNS} FROM stored.spans WHERE trace_id IN (FROM changed_traces)),
 near_live_spans AS MATERIALIZED (

@@ -74,8 +74,8 @@ def test_reads_that_know_where_to_look_give_the_same_rows_and_what_came_since(tm
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_reads_that_know_where_to_look_give_the_same_rows_in_ten_stores(tmp_path: Path) -> None:
-    for seed in range(20, 30):
+def test_reads_that_know_where_to_look_give_the_same_rows_in_forty_stores(tmp_path: Path) -> None:
+    for seed in range(20, 60):
         assert [case for case in _differing(tmp_path, Random(seed)) if case] == [], seed
 
 
