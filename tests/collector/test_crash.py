@@ -1,5 +1,6 @@
 """kill -9 at any moment, start-up included: every acknowledged span, log record and evaluation is there, once."""
 
+import os
 import random
 import signal
 import threading
@@ -94,6 +95,10 @@ def _run_and_stop(store: Path, clients: list[Client], n_stops: int, seed: int) -
         for thread in threads:
             thread.start()
         time.sleep(moments.uniform(0.05, 0.8))
+        if moments.random() < 0.3:
+            for pid in collector.row_processes():
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(moments.uniform(0, 0.2))
         collector.process.send_signal(signal.SIGTERM if moments.random() < 0.1 else signal.SIGKILL)
         collector.process.wait(60)
         for thread in threads:

@@ -39,6 +39,11 @@ class CollectorProcess:
         self.process = spawn_collector(store, *arguments, faults=faults, log=log, **settings)
         self.address = _wait_until_ready(store, self.process)
 
+    def row_processes(self) -> list[int]:
+        """The process that makes rows, if there is one."""
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        return [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
