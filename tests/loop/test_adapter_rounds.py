@@ -11,28 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.places import ROOT, DemoRun, make_place
+from tests.support.places import ROOT, DemoRun, make_place, write_loop_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-CONFIG = """
-[rollouts]
-tasks = "{tasks}"
-judge = "examples/calculator/judge.py:exact"
-n = 8
-[serving]
-sleep = true
-[train]
-model = "{model}"
-adapter = "lora"
-learning_rate = 1e-3
-[loop]
-target = "examples/calculator/agent.py:solve"
-rounds = 2
-tasks_per_round = 16
-eval_tasks = 20
-eval_every = 0
-"""
 
 
 @contextlib.contextmanager
@@ -63,7 +44,13 @@ def test_each_round_trains_an_adapter_while_the_server_sleeps_and_serves_it_afte
     place = make_place(tmp_path / "home")
     calculator = demo.place.home / "calculator"
     config = tmp_path / "trainspan.toml"
-    config.write_text(CONFIG.format(tasks=calculator / "tasks.jsonl", model=calculator / "model"))
+    write_loop_config(
+        config,
+        calculator,
+        serving={"sleep": True},
+        train={"adapter": "lora", "learning_rate": 1e-3},
+        loop={"rounds": 2, "tasks_per_round": 16, "eval_tasks": 20, "eval_every": 0},
+    )
     command = ["trainspan", "loop", "--config", str(config), "--format", "json"]
     with watched(place.policy_url) as states:
         done = subprocess.run(

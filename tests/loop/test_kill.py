@@ -11,25 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.places import ROOT, DemoRun, Place, make_place
+from tests.support.places import ROOT, DemoRun, Place, make_place, write_loop_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-CONFIG = """
-[rollouts]
-tasks = "{tasks}"
-judge = "examples/calculator/judge.py:exact"
-n = 8
-[train]
-model = "{model}"
-learning_rate = 1e-4
-[loop]
-target = "examples/calculator/agent.py:solve"
-rounds = 4
-tasks_per_round = 16
-eval_tasks = 40
-eval_every = 0
-"""
 
 
 def start(config: Path, place: Place) -> "subprocess.Popen[str]":
@@ -61,7 +45,12 @@ def test_a_killed_loop_leaves_no_process_and_goes_on_where_it_was(
     place = make_place(tmp_path / "home")
     calculator = demo.place.home / "calculator"
     config = tmp_path / "trainspan.toml"
-    config.write_text(CONFIG.format(tasks=calculator / "tasks.jsonl", model=calculator / "model"))
+    write_loop_config(
+        config,
+        calculator,
+        train={"learning_rate": 1e-4},
+        loop={"rounds": 4, "tasks_per_round": 16, "eval_tasks": 40, "eval_every": 0},
+    )
 
     loop = start(config, place)
     deadline = time.monotonic() + 240

@@ -20,25 +20,10 @@ import torch
 from examples.calculator import agent, judge
 from tests.loop.seeded_agent import seed_of
 from tests.loop.test_parity import Stored, advantages_of, assert_parity
-from tests.support.places import ROOT, DemoRun, make_place
+from tests.support.places import ROOT, DemoRun, make_place, write_loop_config
 from trainspan_cli.reading import rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-CONFIG = """
-[rollouts]
-tasks = "{tasks}"
-judge = "examples/calculator/judge.py:exact"
-n = 8
-[train]
-model = "{model}"
-learning_rate = 1e-4
-[loop]
-target = "tests/loop/seeded_agent.py:solve"
-rounds = 1
-tasks_per_round = 24
-eval_tasks = 0
-"""
 
 
 @dataclass
@@ -112,7 +97,17 @@ def test_the_first_round_sampled_again_with_the_same_seeds_is_that_of_the_whole_
     place = make_place(tmp_path / "home")
     calculator = demo.place.home / "calculator"
     config = tmp_path / "trainspan.toml"
-    config.write_text(CONFIG.format(tasks=calculator / "tasks.jsonl", model=calculator / "model"))
+    write_loop_config(
+        config,
+        calculator,
+        train={"learning_rate": 1e-4},
+        loop={
+            "target": "tests/loop/seeded_agent.py:solve",
+            "rounds": 1,
+            "tasks_per_round": 24,
+            "eval_tasks": 0,
+        },
+    )
     done = subprocess.run(
         ["trainspan", "loop", "--config", str(config), "--format", "json"],
         cwd=ROOT,

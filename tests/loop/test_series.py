@@ -6,33 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.places import ROOT, DemoRun, make_place
+from tests.support.places import ROOT, DemoRun, make_place, write_loop_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-CONFIG = """
-[rollouts]
-tasks = "{tasks}"
-judge = "examples/calculator/judge.py:exact"
-n = 8
-[train]
-model = "{model}"
-[loop]
-target = "examples/calculator/agent.py:solve"
-rounds = 1
-tasks_per_round = 16
-eval_tasks = 20
-val_tasks = 20
-eval_every = 1
-eval_n = 4
-"""
 
 
 def test_two_seeds_run_one_after_the_other_and_are_compared(demo: DemoRun, tmp_path: Path) -> None:
     place = make_place(tmp_path / "home")
     calculator = demo.place.home / "calculator"
     config = tmp_path / "trainspan.toml"
-    config.write_text(CONFIG.format(tasks=calculator / "tasks.jsonl", model=calculator / "model"))
+    write_loop_config(
+        config,
+        calculator,
+        loop={
+            "rounds": 1,
+            "tasks_per_round": 16,
+            "eval_tasks": 20,
+            "val_tasks": 20,
+            "eval_every": 1,
+            "eval_n": 4,
+        },
+    )
     command = ["trainspan", "loop", "--config", str(config), "--seeds", "2", "--format", "json"]
     done = subprocess.run(
         command, cwd=ROOT, env=place.environ, capture_output=True, text=True, timeout=500, check=False

@@ -1,9 +1,11 @@
 """A place of its own for the whole loop in tests: state folder, ports, environment."""
 
+import json
 import os
 import re
 import socket
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +46,28 @@ def make_place(home: Path) -> Place:
         "OPENAI_API_KEY": "none",
     }
     return Place(home, environ, f"http://127.0.0.1:{policy}")
+
+
+def write_loop_config(path: Path, calculator: Path, **sections: Mapping[str, object]) -> Path:
+    """Settings of a loop on the demo's agent, tasks and model (in the folder `calculator`), and `sections` over them."""
+    settings: dict[str, dict[str, object]] = {
+        "rollouts": {
+            "tasks": str(calculator / "tasks.jsonl"),
+            "judge": "examples/calculator/judge.py:exact",
+            "n": 8,
+        },
+        "train": {"model": str(calculator / "model")},
+        "loop": {"target": "examples/calculator/agent.py:solve"},
+    }
+    for name, more in sections.items():
+        settings.setdefault(name, {}).update(more)
+    lines = [
+        line
+        for name, values in settings.items()
+        for line in (f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items()))
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
 
 
 @dataclass(frozen=True, slots=True)
