@@ -77,7 +77,9 @@ class Assembly:
         parts: dict[int, tuple[pl.DataFrame, pl.DataFrame]] = {}
         for chunk in numbered.partition_by("chunk", maintain_order=True):
             needed = chunk["part"].unique(maintain_order=True).to_list()
-            parts = {part: parts[part] if part in parts else _read_part(self.folder, part) for part in needed}
+            parts = {part: held for part, held in parts.items() if part in needed}  # before more are read
+            for part in needed:
+                parts[part] = parts.get(part) or _read_part(self.folder, part)
             calls = [
                 parts[part][0].join(chunk.filter(pl.col("part") == part).select("in_part", "rollout"), on="in_part")
                 for part in needed
@@ -207,7 +209,7 @@ def _done(
     return _Part(
         rollouts=compact(part.rewarded.rollouts.select(*_OF_ROLLOUT, "pending", "reason")),
         compared=compact(numbered),
-        credited=[compact(part.credited)],
+        credited=[compact(part.credited).with_columns(pl.col("agent").cast(pl.Categorical))],  # few names, many calls
         fates=compact(fates_of(part.calls.filter(~is_sound))),
         others=compact(part.others.select(*ROLLOUT_KEY, *SPAN_KEY, "is_bare_call", "redacted", "rollout_reason")),
         rewards=part.rewarded.rewards,

@@ -14,7 +14,7 @@ from .source import Selection, Source
 
 __all__ = ["SPANS_PER_CHUNK", "Inventory", "take_inventory"]
 
-SPANS_PER_CHUNK: Final = 65_536
+SPANS_PER_CHUNK: Final = 49_152
 
 _IDENTITY: Final = ["run_id", "round", "task_id"]
 _KEY: Final = [*ROLLOUT_KEY, "trace_id", *_IDENTITY]

@@ -92,8 +92,9 @@ def read_ledger(out: Path, *, without: Path | None = None, only: Sequence[Path] 
 
 def write_ledger(folder: Path, rows: pl.DataFrame) -> None:
     """Writes the lines of one dataset, sorted."""
-    lines = rows.select(*LEDGER).sort(*ROLLOUT_KEY).to_dicts()
-    (folder / LEDGER_FILE).write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    with (folder / LEDGER_FILE).open("w", encoding="utf-8") as file:
+        for line in rows.select(*LEDGER).sort(*ROLLOUT_KEY).iter_rows(named=True):
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def next_round(out: Path) -> int:
