@@ -20,6 +20,7 @@ class Reading(Protocol):
 
     def read(self, position: Position, max_bytes: int) -> tuple[list[Entry], Position]:
         """Requests after `position`, of about `max_bytes`, and where they end."""
+        ...
 
 
 @dataclass(slots=True)

@@ -24,7 +24,6 @@ from trainspan_collector.segments import Entry, Position, read_segments
 
 __all__ = ["main", "write_table"]
 
-
 _BLOCK_BYTES = 8 * 1024 * 1024  # what is read of the journal at a time
 _KEPT_BYTES = 64 * 1024 * 1024
 
