@@ -39,7 +39,7 @@ _CONNECTIONS = 4
 _BURST_S = 30.0
 _HTTP_BURST_S = 8.0
 _SUSTAINED_S = 40.0
-_SUSTAINED_SPANS_PER_S = 12_000
+_SUSTAINED_SPANS_PER_S = 10_000
 _Send = Callable[[StoreAddress, float, Iterator[bytes], list[float]], None]
 _LOADING = ("loader", "duckdb")
 """Names of the threads that load."""
@@ -47,7 +47,7 @@ _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
 def measure(burst_s: float = _BURST_S, sustained_s: float = _SUSTAINED_S) -> dict[str, Any]:
-    """A burst as fast as can be, then a steady flow of 12,000 spans/s, the stages of a span's way, the machine's limits."""
+    """A burst as fast as can be, then a steady flow of 10,000 spans/s, the stages of a span's way, the machine's limits."""
     with tempfile.TemporaryDirectory(prefix="trainspan-bench-") as folder:
         of_machine = limits(Path(folder))
         of_burst = _measure_burst(Path(folder) / "burst.duckdb", burst_s)

@@ -5,6 +5,7 @@ project's environment: `make bench` measures where TRAINSPAN_BENCH_PEER_PYTHON n
 `python -m benchmarks.collector_peer`, which else installs them into an environment of its own, measures, and removes it.
 """
 
+import contextlib
 import http.client
 import json
 import os
@@ -86,11 +87,12 @@ def _cpu_s(stat: Path) -> float:
 
 def thread_cpu_s(pid: int, name: str) -> float:
     """The same of a process's threads of that name, as the system knows it."""
-    return sum(
-        _cpu_s(task / "stat")
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        if (task / "comm").read_text() == f"{name}\n"
-    )
+    used_s = 0.0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            if (task / "comm").read_text() == f"{name}\n":
+                used_s += _cpu_s(task / "stat")
+    return used_s
 
 
 @contextmanager
