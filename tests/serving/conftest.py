@@ -1,31 +1,20 @@
-"""Models, checkpoints and servers shared by the tests of the policy server; each server takes about 15 s to start."""
+"""Models, checkpoints and servers shared by the tests of the policy server."""
 
 import contextlib
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.serving.servers import LAUNCHES, Faulty, Models, Plain, Stack
 from tests.support.canary import write_checkpoint_files
-from tests.support.otlp_sink import OtlpSink, free_port, otlp_sink
-from tests.support.policy_server import RunningServer, policy_server
+from tests.support.policy_server import RunningServer
 from tests.support.tiny_model import make_tiny_model
 
-FLAGS = ("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}')
-"""Random weights would fill a JSON text with spaces for ever."""
-
-
-@dataclass(frozen=True, slots=True)
-class Models:
-    """Tied models of one architecture: `base` is version 0, the checkpoints are versions 1 and 2."""
-
-    base: Path
-    checkpoints: Path
-
-    def folder(self, version: int) -> Path:
-        return self.checkpoints / f"policy-{version:06d}" if version else self.base
+Servers = Mapping[str, "Future[Any]"]
 
 
 @pytest.fixture(scope="session")
@@ -38,30 +27,43 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return models
 
 
-class Stack:
-    """A policy server and the collector's stand-in that its spans go to."""
-
-    def __init__(self) -> None:
-        self.collector_port = free_port()
-        self._collector = contextlib.ExitStack()
-        self.server: RunningServer
-        self.sink: OtlpSink
-
-    def start_collector(self) -> str:
-        self.sink, url = self._collector.enter_context(otlp_sink(self.collector_port))
-        return url
-
-    def stop_collector(self) -> None:
-        self._collector.close()
+@pytest.fixture(scope="session")
+def servers(
+    request: pytest.FixtureRequest, models: Models, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Servers]:
+    """Those that tests of this session ask for, started at once: a server takes about 13 s to start, nearly all on one core."""
+    here = [item for item in request.session.items if item.path.is_relative_to(Path(__file__).parent)]
+    asked = {name for item in here for name in getattr(item, "fixturenames", ())}
+    launches = {name: LAUNCHES[name](models, tmp_path_factory.mktemp(name)) for name in LAUNCHES if name in asked}
+    with contextlib.ExitStack() as running, ThreadPoolExecutor(len(launches)) as pool:
+        started = {name: pool.submit(running.enter_context, launch) for name, launch in launches.items()}
+        wait(started.values())
+        yield started
 
 
 @pytest.fixture(scope="session")
-def stack(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack()
-    arguments = ("--collector", stack.start_collector(), "--checkpoints", str(models.checkpoints), "--sleep")
-    with policy_server(models.base, tmp_path_factory.mktemp("home"), *arguments, flags=FLAGS) as stack.server:
-        yield stack
-    stack.stop_collector()
+def stack(servers: Servers) -> Stack:
+    stack: Stack = servers["stack"].result()
+    return stack
+
+
+@pytest.fixture(scope="session")
+def bare(servers: Servers) -> str:
+    """URL of the vLLM server without our middleware and worker."""
+    server: RunningServer = servers["bare"].result()
+    return server.url
+
+
+@pytest.fixture(scope="session")
+def faulty(servers: Servers) -> Faulty:
+    faulty: Faulty = servers["faulty"].result()
+    return faulty
+
+
+@pytest.fixture(scope="session")
+def plain(servers: Servers) -> Plain:
+    plain: Plain = servers["plain"].result()
+    return plain
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.conftest import Models
+from tests.serving.servers import Models
 from tests.support.adapters import make_adapter
 from tests.support.canary import write_checkpoint_files
 from tests.support.otlp_sink import otlp_sink

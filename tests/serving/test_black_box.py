@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.conftest import Stack
+from tests.serving.servers import Stack
 from tests.support.otlp_recorder import OtlpRecorder
 from trainspan_rollouts import RunSettings, run_rollouts
 from trainspan_schemas import keys

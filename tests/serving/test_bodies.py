@@ -1,20 +1,12 @@
 """What clients are sent, byte for byte, with our server and with vLLM alone under the same flags."""
 
 import json
-import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from tests.serving.conftest import FLAGS, Models, Stack
-from tests.support.otlp_sink import free_port
-from tests.support.plain_vllm import plain_vllm
-from trainspan_schemas.settings import ServingSettings
-from trainspan_serving.launch import prepare
+from tests.serving.servers import Stack
 
 MESSAGES = [{"role": "user", "content": "calc 7*5"}]
 CHAT = {"model": "policy", "messages": MESSAGES, "max_tokens": 24, "seed": 3}
@@ -69,18 +61,6 @@ _VARYING = re.compile(
     r"|(?:chatcmpl|cmpl|resp|msg|call)[-_][0-9a-f]{8,}[-_0-9a-f]*"
 )
 _VARYING_HEADERS = {"date", "content-length", "x-trainspan-policy-version"}
-
-
-@pytest.fixture(scope="module")
-def bare(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a vLLM server with our flags but without our middleware and worker."""
-    home = tmp_path_factory.mktemp("bare")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINSPAN_HOME", str(home))
-        launch = prepare(ServingSettings(model=str(models.base), port=0), (), os.environ)
-    flags = _without(launch.flags, "--middleware", "--worker-extension-cls", "--host", "--port")
-    with plain_vllm(launch.plan.model, free_port(), home, (*flags, *FLAGS), launch.environment) as server:
-        yield server.url
 
 
 def test_no_client_can_tell_our_answers_from_vllms(bare: str, base_policy: Stack) -> None:
@@ -149,14 +129,6 @@ def _join(left: Any, right: Any, key: str = "") -> Any:
         return left + right
     texts = ("content", "text", "arguments", "delta", "partial_json")
     return left + right if key in texts and isinstance(left, str) and isinstance(right, str) else right
-
-
-def _without(flags: tuple[str, ...], *names: str) -> list[str]:
-    pairs = list(flags)
-    for name in names:
-        place = pairs.index(name)
-        del pairs[place : place + 2]
-    return pairs
 
 
 def test_the_comparison_itself_sees_a_difference() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.serving.conftest import Models, Stack
+from tests.serving.servers import Models, Stack
 from tests.support.canary import logprobs_of
 from tests.support.otlp_sink import ReceivedSpan
 from trainspan_schemas import keys

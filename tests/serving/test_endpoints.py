@@ -13,7 +13,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.serving.conftest import Models, Stack
+from tests.serving.servers import Models, Stack
 from tests.serving.test_capture import Caller, check_tokens
 from tests.support.otlp_sink import ReceivedSpan
 from trainspan_schemas import keys

@@ -3,24 +3,19 @@
 import json
 import os
 import secrets
-import shutil
 import signal
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
-from tests.serving.conftest import Models, Stack
+from tests.serving.servers import Faulty, Models, Stack
 from tests.support.canary import greedy_ids, write_checkpoint_files
-from tests.support.faulty import FAULT_VARIABLE
-from tests.support.otlp_sink import OtlpSink, otlp_sink
-from tests.support.policy_server import RunningServer, policy_server
+from tests.support.policy_server import RunningServer
 from trainspan_schemas import keys
-from trainspan_schemas.checkpoint import CANARY_FILE
 from trainspan_schemas.identity import Identity, TraceParent
 
 KEY = {"Authorization": "Bearer sesame"}
@@ -28,37 +23,9 @@ LONG_PROMPT = [(13 * position) % 240 + 10 for position in range(300)]
 MESSAGES = [{"role": "user", "content": "calc 7"}]
 
 
-@pytest.fixture(scope="module")
-def faulty(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, OtlpSink, Path]]:
-    root = tmp_path_factory.mktemp("faulty")
-    checkpoints = root / "checkpoints"
-    shutil.copytree(models.folder(1), checkpoints / "policy-000001")
-    shutil.copytree(models.folder(2), checkpoints / "policy-000002")
-    (checkpoints / "policy-000002" / CANARY_FILE).unlink()
-    with otlp_sink() as (sink, url):
-        arguments = (
-            "--collector",
-            url,
-            "--checkpoints",
-            str(checkpoints),
-            "--train-sampling",
-            "--val-temperature",
-            "0.5",
-        )
-        flags = ["--worker-extension-cls", "tests.support.faulty.FaultyWorker", "--api-key", "sesame"]
-        flags += ["--middleware", "tests.support.faulty.FaultyEngine"]
-        environment = {
-            "TRAINSPAN_SERVING__SWAP_TIMEOUT_S": "0.2",
-            "TRAINSPAN_SERVING__DRAIN_TIMEOUT_S": "0.6",
-            FAULT_VARIABLE: str(root / "fault"),
-        }
-        with policy_server(models.base, root, *arguments, flags=flags, environment=environment) as server:
-            yield server, sink, checkpoints
-
-
 @pytest.mark.parametrize("fault", ["unpacked", "frozen", "forgotten reset"])
 def test_the_canary_is_red_for_tied_heads_left_unpacked_for_frozen_weights_and_for_a_cache_that_was_not_emptied(
-    faulty: tuple[RunningServer, OtlpSink, Path], models: Models, fault: str
+    faulty: Faulty, models: Models, fault: str
 ) -> None:
     server, _, checkpoints = faulty
     (checkpoints.parent / "fault").write_text(fault)
@@ -81,9 +48,7 @@ def test_the_canary_is_red_for_tied_heads_left_unpacked_for_frozen_weights_and_f
     assert told["choices"][0]["token_ids"] == greedy_ids(models.base, LONG_PROMPT, 8)
 
 
-def test_a_request_held_too_long_gets_503_and_a_swap_that_cannot_drain_gives_up(
-    faulty: tuple[RunningServer, OtlpSink, Path],
-) -> None:
+def test_a_request_held_too_long_gets_503_and_a_swap_that_cannot_drain_gives_up(faulty: Faulty) -> None:
     server, sink, _ = faulty
     body = {"model": "policy", "prompt": [5] * 100, "max_tokens": 900, "ignore_eos": True, "n": 16}
     statuses: list[int] = []
@@ -115,9 +80,7 @@ def test_a_request_held_too_long_gets_503_and_a_swap_that_cannot_drain_gives_up(
     assert server.policy()["open"] is True
 
 
-def test_an_engine_that_fails_within_a_generation_leaves_a_call_that_says_so(
-    faulty: tuple[RunningServer, OtlpSink, Path],
-) -> None:
+def test_an_engine_that_fails_within_a_generation_leaves_a_call_that_says_so(faulty: Faulty) -> None:
     server, sink, checkpoints = faulty
     parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
     traced = {**KEY, "traceparent": str(parent)}
@@ -143,9 +106,7 @@ def test_an_engine_that_fails_within_a_generation_leaves_a_call_that_says_so(
     assert _chat(server, traced)[0] == 200
 
 
-def test_the_secret_in_url_or_key_stands_for_the_servers_own_key(
-    faulty: tuple[RunningServer, OtlpSink, Path],
-) -> None:
+def test_the_secret_in_url_or_key_stands_for_the_servers_own_key(faulty: Faulty) -> None:
     server, sink, _ = faulty
     parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
     attempts = [
@@ -161,9 +122,7 @@ def test_the_secret_in_url_or_key_stands_for_the_servers_own_key(
     assert len(sink.wait(3, lambda span: span.trace_id == parent.trace_id)) == 3
 
 
-def test_sampling_of_rollouts_is_set_by_their_split_and_of_other_requests_by_the_client(
-    faulty: tuple[RunningServer, OtlpSink, Path],
-) -> None:
+def test_sampling_of_rollouts_is_set_by_their_split_and_of_other_requests_by_the_client(faulty: Faulty) -> None:
     server, sink, _ = faulty
     body = {"model": "policy", "messages": MESSAGES, "max_tokens": 3, "temperature": 0, "top_p": 0.5, "top_k": 3}
     recorded = []
@@ -201,7 +160,7 @@ def test_while_the_collector_is_away_requests_go_on_and_their_spans_come_later(m
 
 
 def test_after_a_crash_the_last_good_policy_is_served_again_and_calls_are_counted_on(
-    faulty: tuple[RunningServer, OtlpSink, Path], models: Models
+    faulty: Faulty, models: Models
 ) -> None:
     server, sink, checkpoints = faulty
     status, answer = server.swap("policy-000002", 2)
@@ -222,7 +181,7 @@ def test_after_a_crash_the_last_good_policy_is_served_again_and_calls_are_counte
     assert sorted(span.attributes[keys.CALL_INDEX] for span in spans) == [0, 1, 2]
 
 
-def test_when_the_supervisor_is_killed_the_server_goes_too(faulty: tuple[RunningServer, OtlpSink, Path]) -> None:
+def test_when_the_supervisor_is_killed_the_server_goes_too(faulty: Faulty) -> None:
     server, _, _ = faulty
     family = _children(server.process.pid)
     family += [grandchild for child in family for grandchild in _children(child)]

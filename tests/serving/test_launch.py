@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.conftest import Models
+from tests.serving.servers import Models
 from tests.support.adapters import make_adapter
 from tests.support.otlp_sink import free_port
 from trainspan_schemas.checkpoint import CheckpointMeta, write_latest

@@ -10,79 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import Models
-from tests.serving.traffic import LONG_PROMPT, check_calls, greedy, load
-from tests.support.adapters import adapter_logprobs, load_adapter, make_adapter
-from tests.support.canary import greedy_ids, logprobs_of
-from tests.support.otlp_sink import OtlpSink, free_port, otlp_sink
-from tests.support.plain_vllm import plain_vllm
-from tests.support.policy_server import RunningServer
+from tests.serving.servers import HUB_ID, Plain
+from tests.serving.traffic import LONG_PROMPT, check_calls, load
+from tests.support.canary import greedy_ids
 from trainspan_schemas import keys
 from trainspan_schemas.checkpoint import META_FILE, Canary, CheckpointMeta
 from trainspan_schemas.tokens import decode_ids, decode_logprobs
-
-HUB_ID = "acme/tiny"
-
-
-class Plain:
-    """The server, its spans, and the checkpoints that it may be given."""
-
-    def __init__(self, server: RunningServer, sink: OtlpSink, base: Path, checkpoints: Path) -> None:
-        self.server, self.sink, self.base, self.checkpoints = server, sink, base, checkpoints
-        self.peft: dict[int, Any] = {
-            version: load_adapter(base, checkpoints / f"policy-{version:06d}") for version in (1, 2)
-        }
-
-    def swap(self, version: int, name: str | None = None) -> tuple[int, dict[str, Any]]:
-        return self.server.swap(name or f"policy-{version:06d}", version)
-
-    def greedy(self) -> tuple[list[int], str]:
-        return greedy(self.server, 8)
-
-    def logprobs(self, version: int, prompt: list[int], completion: list[int]) -> list[float]:
-        """By transformers and peft."""
-        if version in self.peft:
-            return adapter_logprobs(self.peft[version], prompt, completion)
-        return logprobs_of(self.base, prompt, completion)
-
-    def greedy_by_peft(self, version: int) -> list[int]:
-        import torch
-
-        ids = list(LONG_PROMPT)
-        with torch.inference_mode():
-            for _ in range(8):
-                ids.append(int(self.peft[version](torch.tensor([ids])).logits[0, -1].argmax()))
-        return ids[len(LONG_PROMPT) :]
-
-
-@pytest.fixture(scope="module")
-def plain(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
-    root = tmp_path_factory.mktemp("plain")
-    checkpoints = root / "checkpoints"
-    for version in (1, 2):
-        make_adapter(models.base, checkpoints / f"policy-{version:06d}", version, seed=version)
-    shutil.copytree(models.folder(1), checkpoints / "policy-000007")
-    CheckpointMeta("full", 7, None, HUB_ID, None).write(checkpoints / "policy-000007")
-    hub, revision = root / "hf" / "hub" / "models--acme--tiny", "0" * 39 + "1"
-    shutil.copytree(models.base, hub / "snapshots" / revision)
-    (hub / "refs").mkdir()
-    (hub / "refs" / "main").write_text(revision)
-    for version in (1, 2):
-        CheckpointMeta("lora", version, HUB_ID, HUB_ID, None).write(checkpoints / f"policy-{version:06d}")
-    flags = ["--served-model-name", "policy", "--dtype", "float32", "--enforce-eager", "--enable-lora"]
-    flags += ["--max-lora-rank", "8", "--max-loras", "2", "--generation-config", "vllm"]
-    flags += ["--lora-target-modules", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    flags += ["--logprobs-mode", "processed_logprobs", "--distributed-executor-backend", "uni"]
-    flags += ["--middleware", "trainspan_serving.middleware.PolicyMiddleware"]
-    with otlp_sink() as (sink, url):
-        environ = {
-            "HF_HOME": str(root / "hf"),
-            "OTEL_EXPORTER_OTLP_ENDPOINT": url,
-            "TRAINSPAN_SERVING__CHECKPOINTS": str(checkpoints),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        }
-        with plain_vllm(HUB_ID, free_port(), root / "home", flags, environ) as server:
-            yield Plain(server, sink, models.base, checkpoints)
 
 
 def test_calls_are_captured_and_the_model_is_version_0(plain: Plain) -> None:

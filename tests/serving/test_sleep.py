@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import Models, Stack
+from tests.serving.servers import Models, Stack
 from tests.serving.traffic import LONG_PROMPT, greedy
 from tests.support.canary import greedy_ids
 from trainspan_cli.loop.policy_client import PolicyClient

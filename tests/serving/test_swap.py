@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import Models, Stack
+from tests.serving.servers import Models, Stack
 from tests.serving.traffic import LONG_PROMPT, check_calls, greedy, load
 from tests.support.canary import greedy_ids, logprobs_of
 from trainspan_schemas import keys
