@@ -80,7 +80,7 @@ def test_a_command_that_fails_crashes_or_hangs_has_that_status_and_leaves_nothin
     result = run(source, tasks("fail", "again", "killed"), *command, timeout_s=60.0, concurrency=2)
     assert result.status == {"agent_error": 1, "infra_error": 1, "ok": 1}
     assert (result.mean_reward, result.rewarded) == (None, 0)
-    assert run(source, tasks("hang"), *command, timeout_s=8.0).status == {"timeout": 1}
+    assert run(source, tasks("hang"), *command, timeout_s=4.0).status == {"timeout": 1}
     assert statuses(recorder) == {
         ("fail", 0): "agent_error",
         ("again", 0): "infra_error",
