@@ -8,7 +8,7 @@ import polars as pl
 from trainspan_schemas import keys
 
 from .attributes import with_facts
-from .frames import CALLS, ROLLOUT_KEY, SPAN_KEY, compact, empty
+from .frames import CALLS, ROLLOUT_KEY, SPAN_KEY, compact, each_once, empty
 
 __all__ = ["CALL_COLUMNS", "narrow_calls", "ordered_calls", "redacts_what_is_needed", "with_defaults"]
 
@@ -52,7 +52,7 @@ def narrow_calls(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
         compact(_narrowed(batch).select(pl.col(name).cast(kind) for name, kind in CALLS.items())) for batch in batches
     ]
     calls = pl.concat(frames) if frames else empty(CALLS)
-    return with_defaults(calls).unique(SPAN_KEY, keep="first", maintain_order=True)
+    return each_once(with_defaults(calls))
 
 
 def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
@@ -83,10 +83,12 @@ def ordered_calls(calls: pl.DataFrame) -> pl.DataFrame:
     calls = calls.filter(pl.col("response_id").is_null() | ~repeated)
     unclear = pl.col("call_index").is_null() | pl.struct("_rollout", "call_index", "choice_index").is_duplicated()
     return (
-        calls.with_columns(pl.when(~unclear.any().over("_rollout")).then("call_index").alias("_index"))
+        # A column first: `over` would look for duplicates in one rollout at a time.
+        calls.with_columns(unclear.alias("_unclear"))
+        .with_columns(pl.when(~pl.col("_unclear").any().over("_rollout")).then("call_index").alias("_index"))
         # What is equal in these stays in the order of SPAN_KEY.
         .sort("_rollout", "_index", "start_ns", "choice_index", nulls_last=False, maintain_order=True)
         .with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).over("_rollout").alias("position"))
         .with_columns(pl.coalesce("_index", pl.col("position").cast(pl.Int32)).alias("call_index"))
-        .drop("_rollout", "_index")
+        .drop("_rollout", "_unclear", "_index")
     )

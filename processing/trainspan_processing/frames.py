@@ -16,6 +16,7 @@ __all__ = [
     "SPAN_KEY",
     "Schema",
     "compact",
+    "each_once",
     "empty",
 ]
 
@@ -139,6 +140,13 @@ def compact(frame: pl.DataFrame) -> pl.DataFrame:
     copied = pl.from_arrow(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
     assert isinstance(copied, pl.DataFrame)
     return copied
+
+
+def each_once(spans: pl.DataFrame) -> pl.DataFrame:
+    """The rows with SPAN_KEY in their order, without those whose key came before."""
+    if spans["span_id"].n_unique() == spans.height:  # these ids are random, and one column is soon looked through
+        return spans
+    return spans.unique(SPAN_KEY, keep="first", maintain_order=True)
 
 
 def empty(schema: Schema) -> pl.DataFrame:

@@ -12,9 +12,10 @@ from .extents import Extents
 from .frames import ROLLOUT_KEY, Schema, compact, empty
 from .source import Selection, Source
 
-__all__ = ["SPANS_PER_CHUNK", "Inventory", "take_inventory"]
+__all__ = ["Inventory", "spans_per_chunk", "take_inventory"]
 
-SPANS_PER_CHUNK: Final = 49_152
+_SMALLEST_CHUNK: Final = 40_960
+_LARGEST_CHUNK: Final = 147_456
 
 _IDENTITY: Final = ["run_id", "round", "task_id"]
 _KEY: Final = [*ROLLOUT_KEY, "trace_id", *_IDENTITY]
@@ -55,7 +56,7 @@ class Inventory:
         return replace(self, holdings=self.holdings.join(kept, on="rollout_id", how="semi"))
 
     def chunks(self) -> list[list[str]]:
-        """Rollout ids, in the order of datasets, in chunks of about SPANS_PER_CHUNK spans.
+        """Rollout ids, in the order of datasets, in chunks of about `spans_per_chunk` spans.
 
         Rollouts that share a trace stay together: what is above a call may belong to another one.
         """
@@ -64,9 +65,15 @@ class Inventory:
         )
         sized = sized.join(_related(self.holdings), on="rollout_id").sort(*_IDENTITY, "rollout_id")
         sized = sized.with_columns((pl.col("size").cum_sum() - pl.col("size")).alias("before"))
-        chunk = (pl.col("before").first().over("relation") // SPANS_PER_CHUNK).alias("chunk")
+        limit = spans_per_chunk(int(sized["size"].sum()))
+        chunk = (pl.col("before").first().over("relation") // limit).alias("chunk")
         parts = sized.with_columns(chunk).sort("chunk", maintain_order=True)
         return [part["rollout_id"].to_list() for part in parts.partition_by("chunk", maintain_order=True)]
+
+
+def spans_per_chunk(spans: int) -> int:
+    """The size of a chunk, of so many spans in all: what stays in memory of all calls leaves the less for one chunk."""
+    return max(_SMALLEST_CHUNK, _LARGEST_CHUNK - spans // 16)
 
 
 def take_inventory(source: Source, selection: Selection) -> Inventory:

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from trainspan_schemas.dataset import COLUMNS
 
@@ -93,30 +94,34 @@ def _with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
 
     Over kept calls only, so that what is not trained is environment.
     """
-    strands = calls.select(pl.struct("rollout", "policy_name", "temperature").rank("dense").cast(pl.Int64)).to_series()
-    order = np.argsort(strands.to_numpy(), kind="stable")
+    kinds = pl.struct("rollout", "policy_name", "temperature")
+    strands = calls.select(kinds.rank("dense").cast(pl.Int64)).to_series().to_numpy()
+    order = np.argsort(strands, kind="stable")
+    back = np.argsort(order)
+    strands = strands[order]
     prompts, completions = (_tokens(calls[name]).take(order) for name in ("prompt_ids", "completion_ids"))
-    *lineage, parent = trace_lineage(strands.to_numpy()[order], prompts, completions)
-    columns = dict(zip(("segment", "segment_pos", "prefix_len"), lineage, strict=True))
-    parents = calls["call_index"].gather(order).gather(pl.Series(parent, dtype=pl.Int64).replace(-1, None))
-    traced = (
-        pl.DataFrame({"row": order, "strand": strands.to_numpy()[order], **columns})
-        .with_columns(parents.alias("parent_index"))
-        .sort("row")
-    )
-    first_row = pl.col("row").min().over("strand", "segment")
-    segment_id = pl.col("first_row").rank("dense").over("rollout").cast(pl.Int32) - 1
-    return (
-        calls.hstack(
-            traced.with_columns(first_row.alias("first_row"), pl.col("segment_pos", "prefix_len").cast(pl.Int32))
-        )
-        .with_columns(
-            segment_id.alias("segment_id"),
+    segment, position, prefix, parent = trace_lineage(strands, prompts, completions)
+    openers = np.flatnonzero(position == 0)  # the segments of a strand are numbered as they open
+    first = order[openers[np.searchsorted(openers, _run_starts(strands)) + segment]][back]
+    opened = np.cumsum(first == np.arange(len(first)))
+    segment_id = opened[first] - opened[_run_starts(calls["rollout"].cast(pl.Int64).to_numpy())]
+    parents = pl.Series(np.where(parent >= 0, order[parent], -1)[back], dtype=pl.Int64).replace(-1, None)
+    return calls.hstack(
+        [
+            pl.Series("segment_id", segment_id, dtype=pl.Int32),
+            pl.Series("segment_pos", position[back], dtype=pl.Int32),
+            pl.Series("prefix_len", prefix[back], dtype=pl.Int32),
+            calls["call_index"].gather(parents).alias("parent_index"),
             _branches(calls).alias("branch"),
-            pl.col("next_index").is_null().alias("done"),
-        )
-        .drop("row", "strand", "segment", "first_row")
+            calls["next_index"].is_null().alias("done"),
+        ]
     )
+
+
+def _run_starts(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(C,) where the run of equal neighbours begins that each of the values, none negative, is in."""
+    starts = np.flatnonzero(np.diff(values, prepend=-1))
+    return np.repeat(starts, np.diff(np.append(starts, len(values))))
 
 
 def _branches(calls: pl.DataFrame) -> pl.Series:
@@ -129,6 +134,9 @@ def _branches(calls: pl.DataFrame) -> pl.Series:
 
 def _count_failures(kept: pl.DataFrame, failures: MergeFailures) -> None:
     """Counts the calls that open a segment although their agent made a call before."""
+    opens, rollout = pl.col("segment_pos") == 0, pl.col("rollout")
+    if not kept.select((opens & (rollout == rollout.shift(1))).any()).item():  # no rollout has a second segment
+        return
     openers = kept.with_row_index("row").with_columns(
         pl.col("row").cast(pl.Int64).shift(1).over("rollout", "agent").alias("before")
     )

@@ -16,7 +16,7 @@ from trainspan_schemas import keys
 
 from .attributes import contains_any, has_key, text, with_where
 from .calls import redacts_what_is_needed
-from .frames import SPAN_KEY, SPANS, compact, empty
+from .frames import SPAN_KEY, SPANS, compact, each_once, empty
 from .source import Selection, Source
 
 __all__ = ["narrow_spans", "system_hashes"]
@@ -126,7 +126,7 @@ def narrow_spans(source: Source, selection: Selection) -> pl.DataFrame:
     frames = [compact(_narrowed(batch)) for batch in source.read("spans", selection, _COLUMNS, without_calls=True)]
     if not frames:
         return empty(SPANS)
-    spans = pl.concat(frames).unique(SPAN_KEY, keep="first", maintain_order=True)
+    spans = each_once(pl.concat(frames))
     if spans["tells_more"].any():
         spans = _with_more(spans, source)
     is_any_call = pl.col("is_client_call") | pl.col("is_bare_call")

@@ -15,7 +15,7 @@ from .evaluations import (
     collect_feedback,
     with_feedback,
 )
-from .frames import PAYLOAD, ROLLOUT_KEY, SPAN_KEY, empty
+from .frames import PAYLOAD, ROLLOUT_KEY, SPAN_KEY, each_once, empty
 from .ledger import Ledger
 from .rollouts import rollout_table
 from .source import Selection, Source
@@ -140,7 +140,7 @@ def _survey(
 
 def _with(own: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
     """Spans or calls with more of them; one of no rollout that another store knows the rollout of is that rollout's."""
-    return own if more.is_empty() else pl.concat([own, more]).unique(SPAN_KEY, keep="first", maintain_order=True)
+    return own if more.is_empty() else each_once(pl.concat([own, more]))
 
 
 def _prompts(source: Source, calls: pl.DataFrame, twins: Twins, spans: pl.DataFrame) -> pl.DataFrame:
@@ -160,8 +160,10 @@ def _with_agents(calls: pl.DataFrame, twins: Twins, prompts: pl.DataFrame, rollo
     """The agent of each call: its own word, the nearest ancestor that names one, a hash of its system prompt where a client
     recorded that, the service of the rollout's span.
 
-    `turn` counts the calls of one agent within a rollout from 0; the choices of one response share it.
+    `turn` counts the calls of one agent within a rollout from 0; the choices of one response share it. `next_index` is the
+    call index of the agent's next turn, NULL after its last one.
     """
+    of_agent = [*ROLLOUT_KEY, "agent"]
     first_choice = (pl.col("choice_index") == 0) | pl.col("response_id").is_null()
     said = twins.calls.join(prompts, on=["twin_trace_id", "twin_span_id"], how="left", maintain_order="left")
     return (
@@ -174,17 +176,21 @@ def _with_agents(calls: pl.DataFrame, twins: Twins, prompts: pl.DataFrame, rollo
         )
         .drop("ancestor_agent", "system_hash", "service_name")
         .with_columns(_ALL_SELECTED)
-        .with_columns((first_choice.cast(pl.Int32).cum_sum().over(*ROLLOUT_KEY, "agent") - 1).clip(0).alias("turn"))
-        .pipe(_with_next)
+        .with_columns(
+            (first_choice.cast(pl.Int32).cum_sum().over(of_agent) - 1).clip(0).alias("turn"),
+            pl.col("call_index").shift(-1).over(of_agent).alias("next_index"),
+        )
+        .pipe(_past_choices)
     )
 
 
-def _with_next(calls: pl.DataFrame) -> pl.DataFrame:
-    """Adds `next_index`: the call index of the agent's next turn, NULL after its last one."""
-    turn = [*ROLLOUT_KEY, "agent", "turn"]
-    following = pl.col("call_index").shift(-1).over(turn[:-1]).alias("next_index")
+def _past_choices(calls: pl.DataFrame) -> pl.DataFrame:
+    """`next_index` past the other choices of the same response."""
     if not calls["choice_index"].max():
-        return calls.with_columns(following)
+        return calls
+    turn = [*ROLLOUT_KEY, "agent", "turn"]
     turns = calls.select(*turn, "call_index").unique(turn, keep="first", maintain_order=True)
-    next_turns = turns.with_columns(following).drop("call_index")
-    return calls.join(next_turns, on=turn, how="left", nulls_equal=True, maintain_order="left")
+    following = pl.col("call_index").shift(-1).over(turn[:-1]).alias("next_index")
+    return calls.drop("next_index").join(
+        turns.with_columns(following).drop("call_index"), on=turn, how="left", nulls_equal=True, maintain_order="left"
+    )

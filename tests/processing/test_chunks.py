@@ -92,7 +92,7 @@ def test_small_chunks_give_the_same_bytes_and_the_same_counts(
 ) -> None:
     bench.send(*_workload(bench))
     large = bench.build(round_=0, **settings)
-    monkeypatch.setattr(inventory, "SPANS_PER_CHUNK", 9)
+    monkeypatch.setattr(inventory, "spans_per_chunk", lambda spans: 9)
     small = bench.build(round_=0, out=tmp_path / "small", **settings)
     assert _told(small) == _told(large)
     assert (small.path / "rollouts.jsonl").read_bytes() == (large.path / "rollouts.jsonl").read_bytes()
@@ -112,7 +112,7 @@ def test_small_chunks_wait_for_rollouts_that_are_still_arriving(bench: Bench, mo
     rest.spans.clear()
     rest.call(1, [9], [9])
     bench.on_sleep = lambda: bench.send(rest)
-    monkeypatch.setattr(inventory, "SPANS_PER_CHUNK", 1)
+    monkeypatch.setattr(inventory, "spans_per_chunk", lambda spans: 1)
     assert rows(bench.build(round_=0, wait_s=20.0)).height == 4
     assert bench.slept
 
@@ -134,7 +134,7 @@ def test_a_call_that_is_known_to_be_a_rollouts_only_while_its_chunk_is_waited_fo
     bench.send(early, *(chain(bench.rollout(name, task="t"), 1).reward(1.0) for name in "ay"), slow)
     bench.now = slow.spans[0].proto().scope_spans[0].spans[0].end_time_unix_nano
     bench.on_sleep = lambda: bench.send(late)
-    monkeypatch.setattr(inventory, "SPANS_PER_CHUNK", 1)
+    monkeypatch.setattr(inventory, "spans_per_chunk", lambda spans: 1)
     table = rows(bench.build(round_=0, wait_s=20.0)).filter(rollout_id=slow.rollout_id)
     assert bench.slept
     assert table["completion_ids"].to_list()[1:] == [[9], [7]]
@@ -149,7 +149,7 @@ def test_where_all_was_used_new_rollouts_are_waited_for(bench: Bench) -> None:
 
 def test_rollouts_that_share_a_trace_are_in_one_chunk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.send(*_workload(bench))
-    monkeypatch.setattr(inventory, "SPANS_PER_CHUNK", 1)
+    monkeypatch.setattr(inventory, "spans_per_chunk", lambda spans: 1)
     with Source([str(bench.collectors[0].store)]) as source:
         there = take_inventory(source, Selection(bench.run_id))
     nested = [f"{bench.run_id}-{name}" for name in ("00-nested", "zz-nested")]
@@ -167,6 +167,6 @@ def test_traces_link_rollouts_over_any_number_of_steps() -> None:
     holdings = pl.DataFrame(pairs, schema=["rollout_id", "trace_id"], orient="row").with_columns(
         pl.lit(0, dtype=pl.Int32).alias("attempt"),
         *(pl.lit(None, dtype=pl.String).alias(name) for name in ("run_id", "round", "task_id")),
-        *(pl.lit(inventory.SPANS_PER_CHUNK, dtype=pl.UInt32).alias(name) for name in ("calls", "spans")),
+        *(pl.lit(inventory.spans_per_chunk(0), dtype=pl.UInt32).alias(name) for name in ("calls", "spans")),
     )
     assert Inventory(holdings).chunks() == [["a", "b", "c", "d"], ["e"]]
