@@ -193,7 +193,9 @@ def _over_calls(
     credited: pl.DataFrame, by: list[str], rollouts: pl.DataFrame, past: pl.DataFrame, estimator: Estimator
 ) -> pl.DataFrame:
     """Calls compared with calls of the same `by`; those without a value are left out."""
-    valued = credited.drop_nulls("return").sort(_CALL).with_row_index("item")
+    valued = (
+        credited.select(*_CALL, *dict.fromkeys(by), "return").drop_nulls("return").sort(_CALL).with_row_index("item")
+    )
     items = valued.select(
         "item",
         "rollout",
@@ -208,14 +210,11 @@ def _compare(items: pl.DataFrame, past: pl.DataFrame, estimator: Estimator) -> p
     """The baseline over `items`, those of earlier datasets among them."""
     columns = ["item", "group", "value", "run_id", "end_ns", "rollout_id", "attempt"]
     number = pl.lit(None, dtype=pl.UInt32)
-    before = past.with_columns(number.alias("item"), number.alias("group")).select(columns)
-    frame = pl.concat(
-        [
-            part.select(columns).with_columns(pl.lit(old).alias("history"))
-            for part, old in ((items, False), (before, True))
-        ]
-    )
-    compared = baseline_of(estimator)(frame.rechunk())
+    frame = items.select(columns).with_columns(pl.lit(False).alias("history"))
+    if past.height:
+        before = past.with_columns(number.alias("item"), number.alias("group"), pl.lit(True).alias("history"))
+        frame = pl.concat([frame, before.select(frame.columns)]).rechunk()
+    compared = baseline_of(estimator)(frame)
     _check_comparison(estimator.baseline, compared, items)
     return compared
 
@@ -223,14 +222,27 @@ def _compare(items: pl.DataFrame, past: pl.DataFrame, estimator: Estimator) -> p
 def _added_up(terms: pl.DataFrame, *, several: bool) -> pl.DataFrame:
     """rollout, position, return, advantage and drop from TERMS with `worth`; `several`: a call may have more than one."""
     advantage = pl.col("weight") * (pl.col("value") - pl.col("center")) * pl.col("scale")
-    rows = terms.select(*_CALL, advantage.alias("advantage"), "worth", "drop")
     if not several:
-        return rows.select(*_CALL, pl.col("worth").alias("return"), "advantage", "drop")
+        return terms.select(*_CALL, pl.col("worth").alias("return"), advantage.alias("advantage"), "drop")
+    # Groups of one sorted number are slices; those of two columns are lists, which take ten times the memory.
+    call = pl.col("rollout").cast(pl.UInt64) * 2**32 + pl.col("position")
     says_nothing = pl.col("drop").is_not_null().all()
-    return rows.group_by(_CALL, maintain_order=True).agg(
-        pl.col("worth").sum().alias("return"),
-        pl.col("advantage").sum(),
-        pl.when(says_nothing).then(pl.col("drop").first()).alias("drop"),
+    return (
+        terms.select(call.alias("call"), advantage.alias("advantage"), "worth", "drop")
+        .sort("call", maintain_order=True)
+        .group_by("call", maintain_order=True)
+        .agg(
+            pl.col("worth").sum().alias("return"),
+            pl.col("advantage").sum(),
+            pl.when(says_nothing).then(pl.col("drop").first()).alias("drop"),
+        )
+        .select(
+            (pl.col("call") // 2**32).cast(pl.UInt32).alias("rollout"),
+            (pl.col("call") % 2**32).cast(pl.UInt32).alias("position"),
+            "return",
+            "advantage",
+            "drop",
+        )
     )
 
 

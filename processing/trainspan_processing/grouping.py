@@ -58,11 +58,11 @@ def _label(key: tuple[object, ...]) -> str:
 
 
 def with_states(calls: pl.DataFrame, prompt_hashes: pl.DataFrame) -> pl.DataFrame:
-    """Adds `state`: the attribute `trainspan.state.key`, else a hash of the prompt ids. GiGPO's anchor state, 2505.10978."""
+    """Adds `state` (u64): a hash of the attribute `trainspan.state.key`, else of the prompt ids. GiGPO's anchor state, 2505.10978."""
     hashes = prompt_hashes.select(*SPAN_KEY, "prompt_hash")
     key = pl.coalesce(pl.format("key:{}", "state_key"), pl.format("prompt:{}", "prompt_hash"))
     return (
         calls.join(hashes, on=SPAN_KEY, how="left", maintain_order="left")
-        .with_columns(key.alias("state"))
+        .with_columns(key.hash().alias("state"))
         .drop("prompt_hash")
     )
