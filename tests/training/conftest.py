@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.support.tiny_model import make_tiny_model
+from tests.training.imports import import_once
 from tests.training.sessions import GENTLE, Run
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.model import import_training, load_model, load_tokenizer
+from trainspan_training.model import load_model, load_tokenizer
 from trainspan_training.result import Result
 from trainspan_training.session import Job, train
 
@@ -19,7 +20,7 @@ from trainspan_training.session import Job, train
 @pytest.fixture(scope="session", autouse=True)
 def training_imports() -> None:
     """TRL without vLLM, and one thread: other processes share the cores."""
-    import_training()
+    import_once()
     import torch
 
     torch.set_num_threads(1)

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.training.imports import import_once
 from trainspan_schemas.checkpoint import CheckpointMeta
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.ledger import Ledger
-from trainspan_training.model import import_training
 from trainspan_training.session import Job, train
 
 DATASETS = 3
@@ -24,7 +24,7 @@ _OPERATIONS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil
 
 
 def main(model: Path, datasets: Path, out: Path, moments: int) -> None:
-    import_training()
+    import_once()
 
     def job(checkpoints: Path) -> Job:
         done = len(Ledger(checkpoints).entries) and len({e.dataset for e in Ledger(checkpoints).entries})

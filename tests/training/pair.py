@@ -22,12 +22,12 @@ FSDP = {
 
 
 def main(tokenizer_dir: Path, logged_json: Path, out: Path) -> None:
-    from trainspan_training.model import import_training
+    from tests.training.imports import import_once
     from trainspan_training.team import Team
 
     team = Team.join()
     assert team.splits == ("FSDP_VERSION" in os.environ)
-    import_training()
+    import_once()
     import torch
     from safetensors.torch import save_file
 
