@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from pyarrow import flight
 
 from tests.support.collector import (
+    ANY_PORT,
     METRICS,
     TRACES,
     CollectorProcess,
@@ -51,7 +52,7 @@ def _token_file(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
     folder = tmp_path_factory.mktemp("guarded")
-    with running(folder / "s.duckdb", "--token-file", str(_token_file(folder))) as started:
+    with running(folder / "s.duckdb", "--token-file", str(_token_file(folder)), http=ANY_PORT) as started:
         yield started
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.collector import CollectorProcess, read, running
+from tests.support.collector import ANY_PORT, CollectorProcess, read, running
 from tests.support.node_sdk import install_node_sender
 from tests.support.rotel import relay_to
 
@@ -51,7 +51,7 @@ def sender(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
-    with running(tmp_path_factory.mktemp("clients") / "spans.duckdb") as started:
+    with running(tmp_path_factory.mktemp("clients") / "spans.duckdb", http=ANY_PORT) as started:
         yield started
 
 
@@ -126,7 +126,7 @@ def test_the_node_sdk_presents_a_token(sender: Path, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(f'agent = "{TOKEN}"')
     tokens.chmod(0o600)
-    with running(tmp_path / "s.duckdb", "--token-file", str(tokens)) as guarded:
+    with running(tmp_path / "s.duckdb", "--token-file", str(tokens), http=ANY_PORT) as guarded:
         made = [
             _send(sender, exporter, str(guarded.address.grpc), str(guarded.address.http), "none", TOKEN)
             for exporter in EXPORTERS

@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from tests.support.collector import (
+    ANY_PORT,
     LOGS,
     TRACES,
     CollectorProcess,
@@ -31,7 +32,7 @@ from tests.support.collector import (
 from trainspan_schemas import keys
 
 # Small limits, so that kills meet loads, checkpoints and journal files being deleted.
-SMALL = {"load_interval_s": 0.05, "load_max_bytes": 60_000, "checkpoint_bytes": 1_000_000}
+SMALL = {"http": ANY_PORT, "load_interval_s": 0.05, "load_max_bytes": 60_000, "checkpoint_bytes": 1_000_000}
 
 
 @dataclass

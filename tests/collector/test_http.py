@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from tests.support.collector import (
+    ANY_PORT,
     CollectorProcess,
     any_value,
     read,
@@ -272,7 +273,7 @@ def _peak_mib(collector: CollectorProcess) -> float:
 
 
 def test_want_of_disk_is_unavailable_with_the_time_to_come_back(tmp_path: Path) -> None:
-    with running(tmp_path / "spans.duckdb", min_free_disk_bytes=2**62, overload_wait_s=0.2) as full:
+    with running(tmp_path / "spans.duckdb", min_free_disk_bytes=2**62, overload_wait_s=0.2, http=ANY_PORT) as full:
         in_json = b'{"resourceSpans":[{"scopeSpans":[{"spans":[{"traceId":"%s","spanId":"%s"}]}]}]}'
         as_json = in_json % (trace_id(1).hex().encode(), span_id(1).hex().encode())
         for content_type, body in ((PROTOBUF, _body(1, 1)), (JSON, as_json)):
@@ -291,7 +292,7 @@ def test_want_of_disk_is_unavailable_with_the_time_to_come_back(tmp_path: Path) 
 def test_bodies_that_do_not_fit_into_memory_wait_and_are_then_told_to_come_back(tmp_path: Path) -> None:
     import http.client
 
-    with running(tmp_path / "spans.duckdb", max_inflight_bytes=MIB, overload_wait_s=0.2) as small:
+    with running(tmp_path / "spans.duckdb", max_inflight_bytes=MIB, overload_wait_s=0.2, http=ANY_PORT) as small:
         host, _, port = str(small.address.http).rpartition(":")
         slow = http.client.HTTPConnection(host, int(port), timeout=20)
         body = _body(1, 1) + _unknown_field(MIB // 2 + 10**6)

@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.collector import LOGS, TRACES, CollectorProcess, channel, export, read, running, send, span
+from tests.support.collector import ANY_PORT, LOGS, TRACES, CollectorProcess, channel, export, read, running, send, span
 from tests.support.http import request
 from trainspan_schemas import keys
 
@@ -46,7 +46,7 @@ def _eventually(condition: Callable[[], bool], timeout_s: float = 20) -> None:
 
 
 def test_the_counters_add_up_to_what_was_sent(tmp_path: Path) -> None:
-    with running(tmp_path / "s.duckdb") as collector:
+    with running(tmp_path / "s.duckdb", http=ANY_PORT) as collector:
         address = collector.address
         export(
             address,
@@ -96,7 +96,7 @@ def test_the_counters_add_up_to_what_was_sent(tmp_path: Path) -> None:
 
 
 def test_the_loaders_lag_is_seen_while_it_lags(tmp_path: Path) -> None:
-    with running(tmp_path / "s.duckdb", load_interval_s=30) as collector:
+    with running(tmp_path / "s.duckdb", load_interval_s=30, http=ANY_PORT) as collector:
         export(collector.address, span(1, 1))
         lagging = _figures(collector)
         assert lagging["loader_lag_bytes",] > 0
@@ -106,7 +106,7 @@ def test_the_loaders_lag_is_seen_while_it_lags(tmp_path: Path) -> None:
 
 
 def test_health_is_told_over_grpc_once_and_as_it_changes(tmp_path: Path) -> None:
-    with running(tmp_path / "s.duckdb") as collector, channel(collector.address) as opened:
+    with running(tmp_path / "s.duckdb", http=ANY_PORT) as collector, channel(collector.address) as opened:
         stub = health_pb2_grpc.HealthStub(opened)
         trace_service = TRACES.split("/")[1]
         for service in ("", trace_service):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.collector import event, export, read, running, span, trace_request
+from tests.support.collector import ANY_PORT, event, export, read, running, span, trace_request
 from tests.support.http import request
 from trainspan_collector.batch import Batch
 from trainspan_collector.frames import Frame, Signal
@@ -81,7 +81,7 @@ def test_a_request_that_the_database_does_not_take_is_found_among_the_others_of_
     narrow = "ALTER TABLE store.stored.spans ALTER flags TYPE UTINYINT"
     code = f"import duckdb; c = duckdb.connect(); c.execute(\"ATTACH '{store}' AS store\"); c.execute({narrow!r})"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-    with running(store, load_interval_s=30) as collector:
+    with running(store, load_interval_s=30, http=ANY_PORT) as collector:
         for number in range(1, 7):
             export(collector.address, span(1, number, flags=300 if number in (3, 6) else 1))
         assert [row["span_id"][-1] for row in read(collector.address, "spans")] == ["1", "2", "4", "5"]

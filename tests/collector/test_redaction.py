@@ -9,6 +9,7 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from tests.support.collector import (
+    ANY_PORT,
     LOGS,
     Attribute,
     any_value,
@@ -128,7 +129,7 @@ def test_no_secret_reaches_the_disk_over_any_listener(tmp_path: Path) -> None:
         "traceId": "0" * 31 + "1", "spanId": "0" * 15 + "3",
         "attributes": [{"key": "user.name", "value": {"stringValue": SECRET}}],
     }  # fmt: skip
-    with running(store, blocked_keys="user.name, other.*", load_interval_s=30) as collector:
+    with running(store, blocked_keys="user.name, other.*", load_interval_s=30, http=ANY_PORT) as collector:
         export(collector.address, span(1, 1, attributes))
         send(collector.address, LOGS, logs.SerializeToString())
         request(collector.address, "/v1/traces", trace_request(span(1, 2, attributes)).SerializeToString())

@@ -25,6 +25,7 @@ TRACES = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 LOGS = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
 METRICS = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 
+ANY_PORT = "127.0.0.1:0"
 Attribute = str | bool | int | float | bytes | list[Any] | dict[str, Any] | None
 
 
@@ -60,7 +61,7 @@ def spawn_collector(
     python_path = [str(faults)] if faults else []
     python_path += [path for path in [os.environ.get("PYTHONPATH")] if path]
     environment = {f"TRAINSPAN_COLLECTOR__{key.upper()}": str(value) for key, value in settings.items()}
-    listeners = ("--grpc", "127.0.0.1:0", "--flight", "127.0.0.1:0")
+    listeners = ("--grpc", ANY_PORT, "--flight", ANY_PORT)
     command = [sys.executable, "-m", "trainspan_cli", "collector", "--store", str(store), *listeners, *arguments]
     return subprocess.Popen(
         command,
