@@ -18,7 +18,6 @@ import numpy as np
 import polars as pl
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from benchmarks.collector_peer import cpu_s as cpu_s_of
@@ -31,6 +30,7 @@ from trainspan_processing.survey import Clock
 from trainspan_schemas import keys
 from trainspan_schemas.settings import DatasetSettings
 from trainspan_schemas.store import running_collector
+from trainspan_serving.otlp import encode_attributes
 
 TURNS = 8
 FIRST_PROMPT = 115
@@ -282,7 +282,7 @@ def _rollout(number: int, random: np.random.Generator) -> Iterator[Span]:
     status = {keys.ROLLOUT_STATUS: "ok", keys.ROLLOUT_BOUNDARY: "runner", keys.ROLLOUT_CALLS: TURNS}
     span = _span(trace_id, root, b"", start, identity | status)
     reward = {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: float(number % 3 == 0)}
-    span.events.add(time_unix_nano=start, name=keys.EVALUATION_EVENT, attributes=_pairs(reward))
+    span.events.add(time_unix_nano=start, name=keys.EVALUATION_EVENT, attributes=encode_attributes(reward))
     yield span
 
 
@@ -294,26 +294,8 @@ def _span(trace_id: bytes, span_id: bytes, parent: bytes, start_ns: int, attribu
         name="span",
         start_time_unix_nano=start_ns,
         end_time_unix_nano=start_ns + 5_000_000,
-        attributes=_pairs(attributes),
+        attributes=encode_attributes(attributes),
     )
-
-
-def _pairs(attributes: dict[str, Any]) -> list[KeyValue]:
-    return [KeyValue(key=key, value=_value(value)) for key, value in attributes.items()]
-
-
-def _value(value: Any) -> AnyValue:
-    if isinstance(value, bool):
-        return AnyValue(bool_value=value)
-    if isinstance(value, int):
-        return AnyValue(int_value=value)
-    if isinstance(value, float):
-        return AnyValue(double_value=value)
-    if isinstance(value, bytes):
-        return AnyValue(bytes_value=value)
-    if isinstance(value, str):
-        return AnyValue(string_value=value)
-    return AnyValue(array_value=ArrayValue(values=[_value(item) for item in value]))
 
 
 if __name__ == "__main__":

@@ -12,22 +12,11 @@ from trainspan_schemas.dataset import DATASET_VERSION, MANIFEST
 from trainspan_schemas.errors import DatasetError, UsageError
 
 from .frames import ROLLOUT_KEY, Schema
-from .ledger import LEDGER_FILE
+from .ledger import LEDGER, LEDGER_FILE
 
 __all__ = ["SEEN", "Published", "open_published"]
 
-SEEN: Final[Schema] = {
-    "rollout_id": pl.String,
-    "attempt": pl.Int32,
-    "run_id": pl.String,
-    "round": pl.Int32,
-    "task_id": pl.String,
-    "reward": pl.Float64,
-    "end_ns": pl.Int64,
-    "calls": pl.UInt32,
-    "kept": pl.UInt32,
-    "reason": pl.String,
-}
+SEEN: Final[Schema] = {name: kind for name, kind in LEDGER.items() if name != "parts"}
 """What inspection needs of the ledger: one row per rollout that the dataset saw."""
 
 

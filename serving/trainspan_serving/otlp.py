@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from trainspan_schemas.identity import TraceParent
 
-__all__ = ["AttributeValue", "CallSpan", "encode_request"]
+__all__ = ["AttributeValue", "CallSpan", "encode_attributes", "encode_request"]
 
 AttributeValue: TypeAlias = str | bool | int | float | bytes | Sequence[str]
 
@@ -52,7 +52,7 @@ def encode_request(spans: Iterable[CallSpan], resource: Mapping[str, AttributeVa
     )
     return ExportTraceServiceRequest(
         resource_spans=[
-            ResourceSpans(resource=Resource(attributes=_encode_attributes(resource)), scope_spans=[scope_spans])
+            ResourceSpans(resource=Resource(attributes=encode_attributes(resource)), scope_spans=[scope_spans])
         ]
     )
 
@@ -67,14 +67,15 @@ def _encode_span(span: CallSpan) -> Span:
         kind=Span.SpanKind.SPAN_KIND_SERVER,
         start_time_unix_nano=span.start_ns,
         end_time_unix_nano=span.end_ns,
-        attributes=_encode_attributes(span.attributes),
+        attributes=encode_attributes(span.attributes),
         status=Status(code=Status.StatusCode.STATUS_CODE_ERROR, message=span.error) if span.error else Status(),
         links=[Span.Link(trace_id=bytes.fromhex(link.trace_id), span_id=bytes.fromhex(link.span_id))] if link else [],
         flags=_SAMPLED | _HAS_IS_REMOTE | (_IS_REMOTE if span.parent_span_id else 0),
     )
 
 
-def _encode_attributes(attributes: Mapping[str, AttributeValue]) -> list[KeyValue]:
+def encode_attributes(attributes: Mapping[str, AttributeValue]) -> list[KeyValue]:
+    """Each value in the OTLP type of its Python type."""
     return [KeyValue(key=key, value=_encode_value(value)) for key, value in attributes.items()]
 
 

@@ -10,8 +10,9 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from tests.processing.traces import TestRollout, hex_id, pairs
+from tests.processing.traces import TestRollout, hex_id
 from trainspan_schemas.identity import TraceParent
+from trainspan_serving.otlp import encode_attributes
 
 FOLDER = Path(__file__).parent / "golden"
 DIALECTS = ("official", "traceloop", "traceloop_flat", "openinference", "mixed")
@@ -24,7 +25,7 @@ class _Recorded:
         self._span, self._service = span, service
 
     def proto(self) -> ResourceSpans:
-        resource = Resource(attributes=pairs({"service.name": self._service}))
+        resource = Resource(attributes=encode_attributes({"service.name": self._service}))
         return ResourceSpans(resource=resource, scope_spans=[ScopeSpans(spans=[self._span])])
 
 
@@ -50,7 +51,7 @@ class Recording(TestRollout):
             span.end_time_unix_nano += offset
             for pair in span.attributes:
                 self._rename_response(pair)
-            span.attributes.extend(pairs(self.identity()))
+            span.attributes.extend(encode_attributes(self.identity()))
             self.spans.append(_Recorded(span, service))  # type: ignore[arg-type]
         return self
 

@@ -10,7 +10,6 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import LogsServiceStub
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
@@ -18,6 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity
 from trainspan_schemas.tokens import encode_ids, encode_logprobs
+from trainspan_serving.otlp import encode_attributes
 
 SECOND = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND
@@ -52,15 +52,17 @@ class TestSpan:
             name="any",
             start_time_unix_nano=_ns(self.start),
             end_time_unix_nano=_ns(self.end),
-            attributes=pairs(self.attributes),
+            attributes=encode_attributes(self.attributes),
             dropped_attributes_count=self.dropped_attributes,
             status=Status(code=Status.StatusCode.STATUS_CODE_ERROR) if self.failed else Status(),
             events=[
-                Span.Event(time_unix_nano=_ns(time), name=keys.EVALUATION_EVENT, attributes=pairs(attributes))
+                Span.Event(
+                    time_unix_nano=_ns(time), name=keys.EVALUATION_EVENT, attributes=encode_attributes(attributes)
+                )
                 for time, attributes in self.events
             ],
         )
-        resource = Resource(attributes=pairs({"service.name": self.service}))
+        resource = Resource(attributes=encode_attributes({"service.name": self.service}))
         return ResourceSpans(resource=resource, scope_spans=[ScopeSpans(spans=[span])])
 
 
@@ -199,7 +201,7 @@ class TestRollout:
                 event_name=keys.EVALUATION_EVENT,
                 trace_id=bytes.fromhex(self.trace_id) if span_id else b"",
                 span_id=bytes.fromhex(span_id or ""),
-                attributes=pairs(attributes),
+                attributes=encode_attributes(attributes),
             )
         )
         return self
@@ -213,24 +215,6 @@ def chain(rollout: TestRollout, turns: int, *, width: int = 5) -> TestRollout:
         rollout.call(turn, sequence, completion)
         sequence = [*sequence, *completion, 7]
     return rollout
-
-
-def pairs(attributes: dict[str, Any]) -> list[KeyValue]:
-    return [KeyValue(key=key, value=_value(value)) for key, value in attributes.items()]
-
-
-def _value(value: Any) -> AnyValue:
-    if isinstance(value, bool):
-        return AnyValue(bool_value=value)
-    if isinstance(value, int):
-        return AnyValue(int_value=value)
-    if isinstance(value, float):
-        return AnyValue(double_value=value)
-    if isinstance(value, bytes):
-        return AnyValue(bytes_value=value)
-    if isinstance(value, str):
-        return AnyValue(string_value=value)
-    return AnyValue(array_value=ArrayValue(values=[_value(item) for item in value]))
 
 
 def _ns(seconds: float) -> int:
