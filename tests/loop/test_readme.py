@@ -17,7 +17,7 @@ from tests.support.places import ROOT, DemoRun, Place, make_place
 
 pytestmark = pytest.mark.timeout(600)
 
-AGENTS = 40
+AGENTS = 64
 
 
 def blocks() -> list[list[str]]:
