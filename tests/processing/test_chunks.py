@@ -92,7 +92,7 @@ def test_small_chunks_give_the_same_bytes_and_the_same_counts(
 ) -> None:
     bench.send(*_workload(bench))
     large = bench.build(round_=0, **settings)
-    monkeypatch.setattr(inventory, "spans_per_chunk", lambda spans: 9)
+    monkeypatch.setattr(inventory, "spans_per_chunk", lambda spans: 20)
     small = bench.build(round_=0, out=tmp_path / "small", **settings)
     assert _told(small) == _told(large)
     assert (small.path / "rollouts.jsonl").read_bytes() == (large.path / "rollouts.jsonl").read_bytes()
