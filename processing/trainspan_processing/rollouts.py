@@ -35,15 +35,15 @@ def rollout_table(
     the server. A client call counts for that only where it did not fail and names a model that the policy server serves:
     agents may talk to other models too.
     """
-    calls = calls.filter(pl.col("rollout_id").is_not_null())
-    spans = _with_rollout(spans)
+    owned = calls.lazy().filter(pl.col("rollout_id").is_not_null())
+    identified = _with_rollout(spans.lazy())
     facts = (
-        _identities(calls, spans)
-        .join(_rollout_spans(spans), on=ROLLOUT_KEY, how="left")
-        .join(_stated_elsewhere(spans), on=ROLLOUT_KEY, how="left")
-        .join(_call_counts(calls), on=ROLLOUT_KEY, how="left")
-        .join(_bare_counts(bare_calls), on=ROLLOUT_KEY, how="left")
-        .join(_open_client_calls(spans, covered, served), on=ROLLOUT_KEY, how="left")
+        _identities(owned, identified)
+        .join(_rollout_spans(identified), on=ROLLOUT_KEY, how="left")
+        .join(_stated_elsewhere(identified), on=ROLLOUT_KEY, how="left")
+        .join(_call_counts(owned), on=ROLLOUT_KEY, how="left")
+        .join(_bare_counts(bare_calls.lazy()), on=ROLLOUT_KEY, how="left")
+        .join(_open_client_calls(identified, covered.lazy(), served), on=ROLLOUT_KEY, how="left")
         .with_columns(
             pl.coalesce("stated_calls", "stated_elsewhere").alias("expected"),
             pl.col("n_calls", "n_requests", "n_bare", "n_missing", "open_with_id", "open_without_id").fill_null(0),
@@ -70,10 +70,11 @@ def rollout_table(
         .drop("first_ns", "last_ns", "stated_calls", "stated_elsewhere", "n_requests", "n_bare", "n_missing")
         .drop("expected", "open_with_id", "open_without_id")
         .sort(ROLLOUT_KEY)
+        .collect(engine="in-memory")  # in the order that is asked for
     )
 
 
-def _with_rollout(spans: pl.DataFrame) -> pl.DataFrame:
+def _with_rollout(spans: pl.LazyFrame) -> pl.LazyFrame:
     """Spans of known rollouts; a span without identity belongs to the only rollout of its trace."""
     of_trace = (
         spans.filter(pl.col("rollout_id").is_not_null())
@@ -97,7 +98,7 @@ def _with_rollout(spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _identities(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+def _identities(calls: pl.LazyFrame, spans: pl.LazyFrame) -> pl.LazyFrame:
     """Every rollout with its identity (the rollout span's word first) and its first and last sign of life."""
     said = pl.concat(
         frame.group_by(*ROLLOUT_KEY, *_IDENTITY, rank.alias("rank")).agg(
@@ -115,7 +116,7 @@ def _identities(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _rollout_spans(spans: pl.DataFrame) -> pl.DataFrame:
+def _rollout_spans(spans: pl.LazyFrame) -> pl.LazyFrame:
     """The rollout span of each rollout: the runner's before the agent's own."""
     rank = pl.col("boundary").replace_strict(_BOUNDARY_RANK, default=len(_BOUNDARY_RANK), return_dtype=pl.UInt8)
     return (
@@ -126,7 +127,7 @@ def _rollout_spans(spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _stated_elsewhere(spans: pl.DataFrame) -> pl.DataFrame:
+def _stated_elsewhere(spans: pl.LazyFrame) -> pl.LazyFrame:
     """The number of calls that the rollout's processes saw succeed."""
     return (
         spans.filter(pl.col("status").is_null() & pl.col("stated_calls").is_not_null())
@@ -135,7 +136,7 @@ def _stated_elsewhere(spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _call_counts(calls: pl.DataFrame) -> pl.DataFrame:
+def _call_counts(calls: pl.LazyFrame) -> pl.LazyFrame:
     """Calls, requests (the choices of a response are one), and how many indexes are missing below the highest."""
     request = pl.coalesce("response_id", pl.col("call_index").cast(pl.String), "span_id")
     return calls.group_by(ROLLOUT_KEY).agg(
@@ -145,12 +146,12 @@ def _call_counts(calls: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _bare_counts(bare_calls: pl.DataFrame) -> pl.DataFrame:
+def _bare_counts(bare_calls: pl.LazyFrame) -> pl.LazyFrame:
     key = pl.col("rollout_id"), pl.col("attempt").fill_null(0)
     return bare_calls.drop_nulls("rollout_id").group_by(key).agg(pl.len().alias("n_bare"))
 
 
-def _open_client_calls(spans: pl.DataFrame, covered: pl.DataFrame, served: Collection[str]) -> pl.DataFrame:
+def _open_client_calls(spans: pl.LazyFrame, covered: pl.LazyFrame, served: Collection[str]) -> pl.LazyFrame:
     """Successful client calls to the policy that have no call of the server, with and without a response id."""
     return (
         spans.filter(
