@@ -20,6 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
+from benchmarks.collector_peer import PEER_PYTHON
 from benchmarks.collector_peer import cpu_s as cpu_s_of
 from trainspan_processing.assembly import assemble
 from trainspan_processing.ledger import read_ledger
@@ -78,7 +79,8 @@ class _Recorded(Source):
 def measure(calls: int = 64_000, agentlightning: str | None = None) -> dict[str, Any]:
     """Rollouts of 8 calls of about 500 prompt and 100 completion tokens (the prompts grow), with client spans.
 
-    `agentlightning` is an interpreter that has agentlightning 0.3.0: its adapter then runs on some of the same calls.
+    `agentlightning` (else TRAINSPAN_BENCH_PEER_PYTHON) is an interpreter that has agentlightning 0.3.0: its adapter then runs on
+    some of the same calls.
     """
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "spans.duckdb"
@@ -102,6 +104,7 @@ def measure(calls: int = 64_000, agentlightning: str | None = None) -> dict[str,
         "parallel_1000_agents_cpu_s": _lineage_cpu_s(agents=1_000, turns=4),
         "parallel_500_agents_cpu_s": _lineage_cpu_s(agents=500, turns=4),
     }
+    agentlightning = agentlightning or os.environ.get(PEER_PYTHON)
     peer = {} if agentlightning is None else _measure_peer(agentlightning)
     return {"calls": calls, "tokens_per_call": _tokens_per_call(), **command, **frames, **shapes, **peer}
 
