@@ -13,7 +13,7 @@ import polars as pl
 
 from trainspan_schemas.errors import UsageError
 
-from .baselines import EPSILON
+from .baselines import EPSILON, are_equal
 from .credit import CREDITS
 from .frames import Schema
 from .plan import GIGPO, Estimator, Plan, baseline_of, credit_of
@@ -42,11 +42,14 @@ HISTORY: Final[Schema] = {
     "part": pl.String,
     "value": pl.Float64,
 }
-"""Values of earlier datasets' rollouts. `part` is "" for the whole rollout, else the agent's or reward's share."""
+"""Values of earlier datasets' rollouts. `part` is "" for the whole rollout, else the agent's or reward's share, or with `step`
+the mean of its calls of one turn or agent."""
 
 _CALL: Final = ["rollout", "position"]
 _FACTS: Final = ["rollout", "group", "run_id", "end_ns", "rollout_id", "attempt"]
 _PARTS: Final[Schema] = {"rollout": pl.UInt32, "part": pl.String, "value": pl.Float64}
+_NO_PARTS: Final = pl.DataFrame(schema=_PARTS)
+_EVERYTHING: Final = pl.lit(0, dtype=pl.UInt32).alias("pool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +139,10 @@ def _terms(
     calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.DataFrame, estimator: Estimator, plan: Plan, part: str
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """TERMS of one estimator over `calls` with step_reward and rollout_reward."""
-    past = history.filter(pl.col("part") == part).drop("part")
     if estimator.credit == GIGPO:
-        episode, parts = _over_rollouts(CREDITS["identical"](calls, plan.gamma), rollouts, past, estimator, part)
-        states = _over_calls(
-            CREDITS["return_to_go"](calls, plan.gamma), ["group", "state"], rollouts, past.clear(), estimator
+        episode, parts = _over_rollouts(CREDITS["identical"](calls, plan.gamma), rollouts, history, estimator, part)
+        states, _ = _over_calls(
+            CREDITS["return_to_go"](calls, plan.gamma), "state", "", rollouts, history.clear(), estimator
         )
         pair = [
             _labelled(episode, "episode", plan.episode_weight),
@@ -150,13 +152,14 @@ def _terms(
         return pl.concat(pair), parts
     credited = credit_of(estimator)(calls, plan.gamma)
     _check_credit(estimator.credit, credited, calls)
-    nothing = pl.DataFrame(schema=_PARTS)
     if estimator.credit == "step":
-        by = ["group", plan.step_by]
-        return _labelled(_over_calls(credited, by, rollouts, past, estimator), "step"), nothing
+        of_step = f"{part} step {plan.step_by}:".lstrip()
+        terms, parts = _over_calls(credited, plan.step_by, of_step, rollouts, history, estimator)
+        return _labelled(terms, "step"), parts
     if plan.group_over == "calls":
-        return _labelled(_over_calls(credited, ["group"], rollouts, past, estimator), "call"), nothing
-    terms, parts = _over_rollouts(credited, rollouts, past, estimator, part)
+        terms, parts = _over_calls(credited, None, "", rollouts, history.clear(), estimator)
+        return _labelled(terms, "call"), parts
+    terms, parts = _over_rollouts(credited, rollouts, history, estimator, part)
     return _labelled(terms, "rollout"), parts
 
 
@@ -175,7 +178,7 @@ def _labelled(terms: pl.DataFrame, term: str, weight: float = 1.0) -> pl.DataFra
 
 
 def _over_rollouts(
-    credited: pl.DataFrame, rollouts: pl.DataFrame, past: pl.DataFrame, estimator: Estimator, part: str
+    credited: pl.DataFrame, rollouts: pl.DataFrame, history: pl.DataFrame, estimator: Estimator, part: str
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Calls compared with what rollouts are worth as wholes: R_i = rollout reward + Σ_t r_it over the calls given."""
     whole, steps = pl.col("rollout_reward").first(), pl.col("step_reward")
@@ -183,36 +186,55 @@ def _over_rollouts(
     total = pl.when(present).then(whole.fill_null(0.0) + steps.sum())
     worth = credited.group_by("rollout", maintain_order=True).agg(total.alias("value")).drop_nulls("value")
     items = rollouts.select(_FACTS).join(worth, on="rollout", maintain_order="left")
-    items = items.with_columns(pl.col("rollout").alias("item"))
-    compared = _compare(items, past, estimator).select(pl.col("item").alias("rollout"), "center", "scale", "drop")
+    items = items.with_columns(pl.col("rollout").alias("item"), _EVERYTHING)
+    past = history.filter(pl.col("part") == part).with_columns(_EVERYTHING)
+    compared = _compare(items, past, estimator).select("rollout", "center", "scale", "drop")
     terms = credited.select(*_CALL, "return").join(compared, on="rollout", how="inner", maintain_order="left")
     return terms, worth.select("rollout", pl.lit(part).alias("part"), "value")
 
 
 def _over_calls(
-    credited: pl.DataFrame, by: list[str], rollouts: pl.DataFrame, past: pl.DataFrame, estimator: Estimator
-) -> pl.DataFrame:
-    """Calls compared with calls of the same `by`; those without a value are left out."""
-    valued = (
-        credited.select(*_CALL, *dict.fromkeys(by), "return").drop_nulls("return").sort(_CALL).with_row_index("item")
-    )
-    items = valued.select(
-        "item",
-        "rollout",
-        pl.struct(by).rank("dense").cast(pl.UInt32).alias("group"),
-        pl.col("return").alias("value"),
+    credited: pl.DataFrame,
+    by: str | None,
+    part: str,
+    rollouts: pl.DataFrame,
+    history: pl.DataFrame,
+    estimator: Estimator,
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Calls compared with calls of the same group and the same `by`; those without a value are left out.
+
+    With a `part` those of the same `by` are compared beyond groups, too: with each other, and with what rollouts of
+    `history` had under its name, which is `part` and the value of `by`.
+    """
+    keys = ["group", by] if by else ["group"]
+    valued = credited.select(*_CALL, *keys, "return").drop_nulls("return").sort(_CALL).with_row_index("item")
+    valued = valued.with_columns(pl.col("return").alias("value"))
+    if not part:
+        items, past, parts = valued.with_columns(_EVERYTHING), history.clear().with_columns(_EVERYTHING), _NO_PARTS
+    else:
+        named = valued.with_columns(
+            pl.format(part + "{}", pl.col(keys[-1]).cast(pl.String).fill_null("")).alias("part")
+        )
+        pools = named.select("part").unique().sort("part").with_row_index("pool")
+        items = named.join(pools, on="part", maintain_order="left")
+        past = history.join(pools, on="part", maintain_order="left")
+        parts = named.group_by("rollout", "part", maintain_order=True).agg(pl.col("value").mean())
+        parts = parts.select(pl.col(name).cast(kind) for name, kind in _PARTS.items())
+    items = items.select(
+        "item", "rollout", "pool", "value", pl.struct(keys).rank("dense").cast(pl.UInt32).alias("group")
     ).join(rollouts.select(_FACTS).drop("group"), on="rollout", how="left", maintain_order="left")
     compared = _compare(items, past, estimator).select("item", "center", "scale", "drop")
-    return valued.join(compared, on="item", how="inner", maintain_order="left")
+    return valued.drop("value").join(compared, on="item", how="inner", maintain_order="left"), parts
 
 
 def _compare(items: pl.DataFrame, past: pl.DataFrame, estimator: Estimator) -> pl.DataFrame:
     """The baseline over `items`, those of earlier datasets among them."""
-    columns = ["item", "group", "value", "run_id", "end_ns", "rollout_id", "attempt"]
-    number = pl.lit(None, dtype=pl.UInt32)
+    columns = ["item", "rollout", "group", "pool", "value", "run_id", "end_ns", "rollout_id", "attempt"]
     frame = items.select(columns).with_columns(pl.lit(False).alias("history"))
     if past.height:
-        before = past.with_columns(number.alias("item"), number.alias("group"), pl.lit(True).alias("history"))
+        number = pl.lit(None, dtype=pl.UInt32)
+        missing = (number.alias(name) for name in ("item", "rollout", "group"))
+        before = past.with_columns(*missing, pl.lit(True).alias("history"))
         frame = pl.concat([frame, before.select(frame.columns)]).rechunk()
     compared = baseline_of(estimator)(frame)
     _check_comparison(estimator.baseline, compared, items)
@@ -253,7 +275,9 @@ def _whitened(calls: pl.DataFrame, terms: pl.DataFrame) -> tuple[pl.DataFrame, p
     """
     per_rollout = calls.group_by("rollout", maintain_order=True).agg(pl.col("advantage").mean())["advantage"]
     mean, spread = per_rollout.mean(), per_rollout.std()
-    if not isinstance(mean, float) or not isinstance(spread, float) or spread == 0.0:
+    if not isinstance(mean, float) or not isinstance(spread, float):
+        return calls, terms
+    if pl.select(are_equal(pl.lit(per_rollout.min()), pl.lit(per_rollout.max()))).item():
         return calls, terms
     scale = 1.0 / (spread + EPSILON)
     last_step = calls.select(

@@ -1,12 +1,14 @@
 """Baselines: what a value is compared with. Frame in, frame out; float64; a statistic is taken over items.
 
 An item is one value among those that are compared: a rollout's return, or with `group_over = calls`, `step` and `gigpo`
-a call's. Input: one row per item with `item` (u32), `group` (u32), `value` v (f64, never NULL), `run_id`, `end_ns`,
-`rollout_id`, `attempt`, and `history` (True for a rollout of an earlier dataset, which only `running` and `rae` look at;
-`item` and `group` are NULL there).
+a call's. Input: one row per item with `item` (u32), `rollout` (u32, whose value it is), `group` (u32, what is compared within
+a task), `pool` (u32, what is compared beyond it: with `step` the calls of the same turn or agent, else everything), `value` v
+(f64, never NULL), `run_id`, `end_ns`, `rollout_id`, `attempt`, and `history` (True for what an earlier dataset knew of a
+rollout, which only `running` and `rae` look at; `item`, `rollout` and `group` are NULL there).
 Output: the input's rows that are not history, with `center` and `scale` (f64) such that a value v has
     advantage = (v − center) · scale,
 and `drop`: the reason why the comparison says nothing (then center and scale are 0), else NULL.
+Values of one rollout alone are no comparison, and values that differ by rounding alone are equal.
 """
 
 from collections.abc import Callable
@@ -14,7 +16,17 @@ from typing import Final
 
 import polars as pl
 
-__all__ = ["BASELINES", "EPSILON", "RAE_DECAY", "RUNNING_WINDOW", "WITH_HISTORY", "Baseline", "spread_reason"]
+__all__ = [
+    "BASELINES",
+    "EPSILON",
+    "RAE_DECAY",
+    "RUNNING_WINDOW",
+    "WITH_GROUPS",
+    "WITH_HISTORY",
+    "Baseline",
+    "are_equal",
+    "spread_reason",
+]
 
 Baseline = Callable[[pl.DataFrame], pl.DataFrame]
 
@@ -22,12 +34,15 @@ EPSILON: Final = 1e-4
 RUNNING_WINDOW: Final = 256
 RAE_DECAY: Final = 0.95
 
+_RELATIVE: Final = 1e-9
+_ABSOLUTE: Final = 1e-12
+"""Values closer than this, relative to the greater one or at all, differ by the rounding of sums."""
+
 _V: Final = pl.col("value")
 _MEAN_G: Final = _V.mean().over("group")
 _STD_G: Final = _V.std(ddof=1).over("group")
-_SIZE_G: Final = pl.len().over("group")
 _ONE: Final = pl.lit(1.0, dtype=pl.Float64)
-_IN_TIME: Final = ["end_ns", "rollout_id", "attempt", "item"]
+_OWN: Final = ["rollout_id", "attempt"]
 
 
 def grpo(items: pl.DataFrame) -> pl.DataFrame:
@@ -41,50 +56,53 @@ def dr_grpo(items: pl.DataFrame) -> pl.DataFrame:
 
 
 def rloo(items: pl.DataFrame) -> pl.DataFrame:
-    """v_i less the mean of the others of its group. REINFORCE leave-one-out, arXiv 2402.14740, section 2.
+    """v_i less the mean of the other rollouts of its group. REINFORCE leave-one-out, arXiv 2402.14740, section 2.
 
-    For an item's own value this is n/(n−1) · (v_i − μ_g).
+    For an item's own value this is n/(n−1) · (v_i − μ_g); where a rollout has several items in the group, all of them are
+    left out: they come from the same sampled trajectory.
     """
-    others = (_V.sum().over("group") - _V) / (_SIZE_G - 1)
+    own = ["group", "rollout"]
+    total, size = (_V.sum().over("group"), pl.len().over("group"))
+    others = (total - _V.sum().over(own)) / (size - pl.len().over(own))
     return _by_group(items, others, _ONE)
 
 
 def batch(items: pl.DataFrame) -> pl.DataFrame:
-    """(v − μ_g) / σ_batch: centred by group, scaled by the spread of all items (ddof 1).
+    """(v − μ_g) / σ_batch: centered by group, scaled by the spread of the pool (ddof 1).
 
-    The normalisation that arXiv 2508.08221 finds more robust where groups have little spread.
+    The normalization that arXiv 2508.08221 finds more robust where groups have little spread.
     """
-    return _by_group(items, _MEAN_G, 1.0 / _V.std(ddof=1))
+    return _by_group(items, _MEAN_G, 1.0 / _V.std(ddof=1).over("pool"))
 
 
 def global_(items: pl.DataFrame) -> pl.DataFrame:
-    """(v − μ_batch) / σ_batch over all items (ddof 1). REINFORCE++, arXiv 2501.03262."""
-    return _settled(_current(items), _V.mean(), 1.0 / _V.std(ddof=1), spread_reason(pl.len(), _V.min(), _V.max()))
+    """(v − μ_batch) / σ_batch over the pool (ddof 1). REINFORCE++, arXiv 2501.03262."""
+    current, scale = _current(items), 1.0 / _V.std(ddof=1).over("pool")
+    return _settled(current, _V.mean().over("pool"), scale, _reason("pool"))
 
 
 def running(items: pl.DataFrame) -> pl.DataFrame:
-    """v less the mean of the last 256 values of the same run before it, in the order in which rollouts ended.
+    """v less the mean of the last 256 values of the same run and pool before its rollout, in the order in which rollouts ended.
 
-    A moving-average baseline, Williams 1992, section 4. Earlier datasets' values count among them. An item before which
-    there is none is compared with nothing.
+    A moving-average baseline, Williams 1992, section 4. A rollout with several items in the pool counts once, with their mean.
+    Earlier datasets' values count among them. An item before which there is none is compared with nothing.
     """
-    before = _V.rolling_mean(RUNNING_WINDOW, min_samples=1).shift(1).over("run_id")
-    ordered = items.sort(*_IN_TIME, nulls_last=False).with_columns(before.alias("center"))
+    before = pl.col("worth").rolling_mean(RUNNING_WINDOW, min_samples=1).shift(1)
+    current = _in_time(items, before)
     alone = pl.when(pl.col("center").is_null()).then(pl.lit("singleton_group"))
-    return _settled(_current(ordered), pl.col("center"), _ONE, alone)
+    return _settled(current, pl.col("center"), _ONE, alone)
 
 
 def rae(items: pl.DataFrame) -> pl.DataFrame:
     """v − b with b ← .95·b + .05·v first, from b = 0, in the order in which the rollouts of the run ended.
 
-    Role-conditioned advantage estimation, SPIRAL, arXiv 2506.24119; with `per_agent` each agent has a b of its
-    own. Earlier datasets' values count among them.
+    Role-conditioned advantage estimation, SPIRAL, arXiv 2506.24119; each pool, and with `per_agent` each agent, has a b of
+    its own, which a rollout with several items in the pool moves once, by their mean. Earlier datasets' values count.
     """
     # An exponential mean starts at its first value: b = 0 is what remains when a leading 0 is weighted in.
     weight = RAE_DECAY ** pl.int_range(1, pl.len() + 1)
-    means = _V.ewm_mean(alpha=1.0 - RAE_DECAY, adjust=True) * (1.0 - weight)
-    ordered = items.sort(*_IN_TIME, nulls_last=False).with_columns(means.over("run_id").alias("center"))
-    return _settled(_current(ordered), pl.col("center"), _ONE, pl.lit(None, dtype=pl.String))
+    means = pl.col("worth").ewm_mean(alpha=1.0 - RAE_DECAY, adjust=True) * (1.0 - weight)
+    return _settled(_in_time(items, means), pl.col("center"), _ONE, pl.lit(None, dtype=pl.String))
 
 
 def none(items: pl.DataFrame) -> pl.DataFrame:
@@ -106,26 +124,54 @@ BASELINES: Final[dict[str, Baseline]] = {
 WITH_HISTORY: Final = ("running", "rae")
 """What looks at earlier datasets; a user's own baseline may too."""
 
+WITH_GROUPS: Final = ("grpo", "dr_grpo", "rloo", "batch")
+"""What compares within groups."""
 
-def spread_reason(size: pl.Expr, least: pl.Expr, greatest: pl.Expr) -> pl.Expr:
-    """Why items of this number, least and greatest value are no comparison, else NULL."""
-    return pl.when(size < 2).then(pl.lit("singleton_group")).when(least == greatest).then(pl.lit("zero_spread_group"))
+
+def spread_reason(rollouts: pl.Expr, least: pl.Expr, greatest: pl.Expr) -> pl.Expr:
+    """Why items of this number of rollouts, least and greatest value are no comparison, else NULL."""
+    equal = are_equal(least, greatest)
+    return pl.when(rollouts < 2).then(pl.lit("singleton_group")).when(equal).then(pl.lit("zero_spread_group"))
+
+
+def are_equal(one: pl.Expr, other: pl.Expr) -> pl.Expr:
+    """Whether two values differ by no more than the rounding of sums."""
+    return (one - other).abs() <= pl.max_horizontal(_RELATIVE * pl.max_horizontal(one.abs(), other.abs()), _ABSOLUTE)
 
 
 def _current(items: pl.DataFrame) -> pl.DataFrame:
     return items.filter(~pl.col("history"))
 
 
+def _in_time(items: pl.DataFrame, center: pl.Expr) -> pl.DataFrame:
+    """The items that are not history with `center`, an expression over each run's and pool's `worth` of rollouts by their end."""
+    by = ["run_id", "pool", "end_ns", *_OWN]
+    worth = items.group_by(by, maintain_order=True).agg(_V.mean().alias("worth")).sort(by[2:], nulls_last=False)
+    worth = worth.with_columns(center.over("run_id", "pool").alias("center"))
+    return _current(items).join(worth.select("pool", *_OWN, "center"), on=["pool", *_OWN], maintain_order="left")
+
+
 def _by_group(items: pl.DataFrame, center: pl.Expr, scale: pl.Expr) -> pl.DataFrame:
-    reason = spread_reason(_SIZE_G, _V.min().over("group"), _V.max().over("group"))
-    return _settled(_current(items), center, scale, reason)
+    return _settled(_current(items), center, scale, _reason("group"))
+
+
+def _reason(by: str) -> pl.Expr:
+    rollout = pl.col("rollout")
+    rollouts = pl.when(rollout.min().over(by) == rollout.max().over(by)).then(1).otherwise(2)
+    return spread_reason(rollouts, _V.min().over(by), _V.max().over(by))
 
 
 def _settled(items: pl.DataFrame, center: pl.Expr, scale: pl.Expr, reason: pl.Expr) -> pl.DataFrame:
-    """Where there is a reason, center and scale are 0: the advantage is 0, and never NaN."""
-    return items.with_columns(
+    """Where there is a reason, center and scale are 0: the advantage is 0, and never NaN.
+
+    A value that equals its center but for rounding has advantage 0, whatever it is scaled by.
+    """
+    settled = items.with_columns(
         center.cast(pl.Float64).alias("center"), scale.cast(pl.Float64).alias("scale"), reason.alias("drop")
-    ).with_columns(
-        pl.when(pl.col("drop").is_null()).then(pl.col("center")).otherwise(0.0).alias("center"),
-        pl.when(pl.col("drop").is_null()).then(pl.col("scale")).otherwise(0.0).alias("scale"),
+    )
+    compared = pl.col("drop").is_null()
+    at_center = pl.when(are_equal(_V, pl.col("center"))).then(_V).otherwise("center")
+    return settled.with_columns(
+        pl.when(compared).then(at_center).otherwise(0.0).alias("center"),
+        pl.when(compared).then(pl.col("scale")).otherwise(0.0).alias("scale"),
     )

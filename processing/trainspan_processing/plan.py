@@ -8,7 +8,7 @@ from trainspan_schemas.errors import UsageError
 from trainspan_schemas.functions import is_function_name, load_function
 from trainspan_schemas.settings import DatasetSettings
 
-from .baselines import BASELINES, WITH_HISTORY, Baseline
+from .baselines import BASELINES, WITH_GROUPS, WITH_HISTORY, Baseline
 from .credit import CREDITS, Credit
 
 __all__ = ["Estimator", "Plan", "RewardName", "make_plan", "reward_names"]
@@ -77,12 +77,14 @@ class Plan:
 
 
 def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> Plan:
-    """The plan that the settings ask for; without a baseline there, `grpo` where any rollout has a task, else `running`.
+    """The plan that the settings ask for; without a baseline there, `grpo` where any rollout has a task or where calls are
+    compared within groups, else `running`.
 
-    Raises UsageError for an unknown name.
+    Raises UsageError for an unknown name, and for a credit and a baseline that mean nothing together.
     """
     per_agent = settings.credit == PER_AGENT
-    baseline = settings.baseline or ("grpo" if has_tasks else "running")
+    in_groups = has_tasks or settings.credit == GIGPO or settings.group_over == "calls"
+    baseline = settings.baseline or ("grpo" if in_groups else "running")
     default = Estimator("identical" if per_agent else settings.credit, baseline)
     by_agent = _by_agent(settings.agent_credit or "", default)
     if by_agent and not per_agent:
@@ -105,6 +107,7 @@ def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> Plan:
         baseline_of(estimator)
         if estimator.credit != GIGPO:
             credit_of(estimator)
+        _check_pair(estimator, plan)
     return plan
 
 
@@ -147,6 +150,23 @@ def baseline_of(estimator: Estimator) -> Baseline:
     if name not in BASELINES:
         raise UsageError(f"no baseline {name!r}: take one of {', '.join(BASELINES)} or module:function")
     return BASELINES[name]
+
+
+def _check_pair(estimator: Estimator, plan: Plan) -> None:
+    """Refuses what has a number and no meaning."""
+    if estimator.baseline in WITH_GROUPS or is_function_name(estimator.baseline):
+        return
+    known = f"{', '.join(WITH_GROUPS[:-1])} or {WITH_GROUPS[-1]}"
+    if estimator.credit == GIGPO:
+        raise UsageError(
+            f"credit {GIGPO!r} compares calls from the same state, and baseline {estimator.baseline!r} knows no states: "
+            f"take baseline {known}"
+        )
+    if estimator.baseline in WITH_HISTORY and plan.group_over == "calls" and estimator.credit != "step":
+        raise UsageError(
+            f"group_over = 'calls' pools the calls of a group, and baseline {estimator.baseline!r} compares with the "
+            f"rollouts before: take group_over = 'rollouts', or baseline {known}"
+        )
 
 
 def _by_agent(text: str, default: Estimator) -> dict[str, Estimator]:

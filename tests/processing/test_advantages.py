@@ -6,6 +6,9 @@ import polars as pl
 import pytest
 
 from tests.processing.estimates import Rollout, advantages, estimate
+from trainspan_processing.plan import make_plan
+from trainspan_schemas.errors import UsageError
+from trainspan_schemas.settings import DatasetSettings
 
 EPS = 1e-4
 
@@ -124,6 +127,103 @@ def test_over_calls_a_rollout_with_more_calls_weighs_more() -> None:
     # σ² = (1 + 1 + 1 + 9)/3 = 4
     expected = [1 / (2 + EPS)] * 3 + [-3 / (2 + EPS)]
     assert advantages(rollouts, baseline="grpo", group_over="calls") == pytest.approx(expected)
+
+
+def test_step_and_running_compare_calls_of_one_turn_with_those_of_the_rollouts_before() -> None:
+    # turn 0: 1, 0 (after 1), 2 (after 1 and 0: .5); turn 1: .25, .75 (after .25), .5 (after both: .5)
+    rollouts = [Rollout(None, [1.0, 0.25]), Rollout(None, [0.0, 0.75]), Rollout(None, [2.0, 0.5])]
+    credited = estimate(rollouts, credit="step", baseline="running").calls.sort("rollout", "position")
+    assert credited["advantage"].to_list() == pytest.approx([0.0, 0.0, -1.0, 0.5, 1.5, 0.0])
+    assert credited["drop"].to_list() == ["singleton_group"] * 2 + [None] * 4
+
+
+def test_step_and_running_never_compare_a_call_with_what_whole_rollouts_earned() -> None:
+    # earlier rollouts earned 4 with four calls of 1 each; a call of 1.5 is better than theirs, not worse than 4
+    past = [("", 4.0), ("step turn:0", 1.0), ("step turn:1", 1.0), ("", 4.0), ("step turn:0", 1.0)]
+    found = advantages([Rollout(None, [1.5, 0.5])], credit="step", baseline="running", history=past)
+    assert found == pytest.approx([0.5, -0.5])
+
+
+def test_calls_of_one_agent_in_one_rollout_count_once_and_not_for_each_other() -> None:
+    rollouts = [Rollout(None, [1.0, 3.0]), Rollout(None, [5.0, 0.0, 1.0]), Rollout(None, [4.0])]
+    credited = estimate(rollouts, credit="step", step_by="agent", baseline="running")
+    # before the second: (1 + 3)/2 = 2; before the third: (2 + (5 + 0 + 1)/3)/2 = 2
+    found = credited.calls.sort("rollout", "position")["advantage"].to_list()
+    assert found == pytest.approx([0.0, 0.0, 3.0, -2.0, -1.0, 2.0])
+    # what later datasets compare with
+    assert credited.parts.sort("rollout").rows() == [
+        (0, "step agent:a", 2.0),
+        (1, "step agent:a", 2.0),
+        (2, "step agent:a", 4.0),
+    ]
+
+
+def test_step_and_rae_keep_a_baseline_for_each_turn_that_a_rollout_moves_once() -> None:
+    rollouts = [Rollout(None, [1.0, 4.0]), Rollout(None, [0.0, 4.0])]
+    # turn 0: b = .05, then .95·.05 + 0 = .0475; turn 1: b = .2, then .95·.2 + .2 = .39
+    found = advantages(rollouts, credit="step", baseline="rae")
+    assert found == pytest.approx([0.95, 3.8, -0.0475, 3.61])
+    # one agent: means 2.5 and 2; b = .125, then .95·.125 + .1 = .21875
+    found = advantages(rollouts, credit="step", step_by="agent", baseline="rae")
+    assert found == pytest.approx([0.875, 3.875, -0.21875, 3.78125])
+
+
+def test_step_in_a_mixed_team_goes_on_from_each_agents_own_calls() -> None:
+    past = [("agent:x step turn:0", 1.0), ("agent:y step turn:0", 3.0), ("agent:x", 9.0), ("step turn:0", 7.0)]
+    rollouts = [Rollout(None, [2.0, 2.0], agents="xy")]
+    found = advantages(rollouts, credit="per_agent", agent_credit="*=step+running", history=past)
+    assert found == pytest.approx([1.0, -1.0])
+
+
+def test_step_and_global_compare_calls_of_one_turn_over_all_groups() -> None:
+    # turn 0: 0 and 2, μ = 1, σ = √2; turn 1: 10 and 16, μ = 13, σ = √18
+    rollouts = [Rollout(None, [0.0, 10.0]), Rollout(None, [2.0, 16.0], group=1)]
+    found = advantages(rollouts, credit="step", baseline="global")
+    assert found == pytest.approx([-1 / math.sqrt(2), -3 / math.sqrt(18), 1 / math.sqrt(2), 3 / math.sqrt(18)])
+
+
+def test_step_and_batch_scale_by_the_calls_of_one_turn() -> None:
+    rollouts = [Rollout(None, [0.0, 10.0]), Rollout(None, [2.0, 16.0]), Rollout(None, [4.0, 10.0], group=1)]
+    # group 0: turn 0 μ = 1, turn 1 μ = 13; all: turn 0 has 0, 2, 4, σ = 2; turn 1 has 10, 16, 10, σ = √12
+    found = advantages(rollouts, credit="step", baseline="batch")
+    assert found == pytest.approx([-0.5, -3 / math.sqrt(12), 0.5, 3 / math.sqrt(12), 0.0, 0.0])
+
+
+def test_leave_one_out_leaves_out_all_calls_of_the_rollout() -> None:
+    rollouts = [Rollout(3.0, [None, None, None]), Rollout(-1.0, [None]), Rollout(0.0, [None])]
+    # the first rollout's calls: others are −1 and 0; the second: (3 + 3 + 3 + 0)/4; the third: (9 − 1)/4
+    found = advantages(rollouts, baseline="rloo", group_over="calls")
+    assert found == pytest.approx([3.5, 3.5, 3.5, -1 - 9 / 4, -2.0])
+
+
+def test_calls_of_one_rollout_alone_are_no_comparison() -> None:
+    alone = [Rollout(None, [1.0, 3.0]), Rollout(None, [1.0, 3.0], group=1)]
+    for settings in ({"credit": "step", "step_by": "agent"}, {"credit": "return_to_go", "group_over": "calls"}):
+        credited = estimate(alone, baseline="dr_grpo", **settings).calls
+        assert credited["drop"].to_list() == ["singleton_group"] * 4
+        assert credited["advantage"].to_list() == [0.0] * 4
+
+
+@pytest.mark.parametrize("baseline", ["running", "rae", "global", "none"])
+def test_gigpo_is_refused_with_a_baseline_that_knows_no_states(baseline: str) -> None:
+    with pytest.raises(UsageError, match=f"'gigpo' compares calls from the same state, and baseline '{baseline}'"):
+        advantages([Rollout(1.0, [None])], credit="gigpo", baseline=baseline)
+    with pytest.raises(UsageError, match="knows no states"):
+        advantages([Rollout(1.0, [None])], credit="per_agent", agent_credit=f"a=gigpo+{baseline}")
+
+
+@pytest.mark.parametrize("baseline", ["running", "rae"])
+def test_pooled_calls_are_refused_with_a_baseline_of_rollouts(baseline: str) -> None:
+    with pytest.raises(UsageError, match=f"pools the calls of a group, and baseline '{baseline}'"):
+        advantages([Rollout(1.0, [None])], group_over="calls", baseline=baseline)
+
+
+def test_what_compares_within_groups_has_a_baseline_of_groups_also_without_tasks() -> None:
+    def default(**settings: str) -> str:
+        return make_plan(DatasetSettings(**settings), has_tasks=False).estimator.baseline  # type: ignore[arg-type]
+
+    assert (default(), default(credit="step")) == ("running", "running")
+    assert (default(credit="gigpo"), default(group_over="calls")) == ("grpo", "grpo")
 
 
 def test_batch_and_global_scale_by_all_rollouts() -> None:

@@ -19,13 +19,19 @@ def _rollouts(groups: list[list[float]], *, history: list[float] | None = None) 
             "item": [None if past else number for number, (_, _, past) in enumerate(rewards)],
             "rollout_id": [f"r{number:04d}" for number in range(len(rewards))],
             "attempt": [0] * len(rewards),
+            "rollout": [None if past else number for number, (_, _, past) in enumerate(rewards)],
             "group": [group for _, group, _ in rewards],
+            "pool": [0] * len(rewards),
             "value": [reward for reward, _, _ in rewards],
             "run_id": ["run"] * len(rewards),
             "end_ns": list(range(len(rewards))),
             "history": [past for _, _, past in rewards],
         },
-        schema_overrides={"item": pl.UInt32, "group": pl.UInt32, "attempt": pl.Int32, "value": pl.Float64},
+        schema_overrides={
+            **dict.fromkeys(("item", "rollout", "group", "pool"), pl.UInt32),
+            "attempt": pl.Int32,
+            "value": pl.Float64,
+        },
     )
 
 
@@ -105,6 +111,34 @@ def test_a_batch_without_spread_has_nothing_to_scale_by() -> None:
     assert _reasons("global", [[2.0], [2.0]]) == ["zero_spread_group"] * 2
     assert _reasons("global", [[2.0]]) == ["singleton_group"]
     assert _advantages("global", [[2.0], [2.0]]) == [0.0, 0.0]
+
+
+_ALIKE = [0.1 + 0.2, 0.3, 0.1 * 3]
+"""The same reward by three ways to add it up, of which two differ in the last digit."""
+
+
+@pytest.mark.parametrize("name", sorted(set(BASELINES) - {"none", "rae", "running"}))
+def test_rewards_that_differ_by_rounding_alone_have_advantage_zero(name: str) -> None:
+    assert len(set(_ALIKE)) == 2
+    assert _reasons(name, [_ALIKE]) == ["zero_spread_group"] * 3
+    assert _advantages(name, [_ALIKE]) == [0.0] * 3
+    # what cancels out but for rounding is 0
+    assert _advantages(name, [[0.1 + 0.2 - 0.3, 0.0]]) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["global", "batch"])
+def test_all_equal_rewards_have_advantage_exactly_zero_in_whatever_groups(name: str) -> None:
+    assert _advantages(name, [[0.1] * 3, [0.1] * 7]) == [0.0] * 10
+
+
+def test_running_gives_a_reward_like_all_before_it_exactly_zero() -> None:
+    assert _advantages("running", [[0.1] * 300]) == [0.0] * 300
+
+
+@pytest.mark.parametrize("name", ["grpo", "batch", "global"])
+def test_small_rewards_that_do_differ_are_no_rounding(name: str) -> None:
+    assert _reasons(name, [[1e-6, 1.001e-6]]) == [None, None]
+    assert _reasons(name, [[1e6, 1e6 + 1.0]]) == [None, None]
 
 
 _REWARDS = st.lists(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6), min_size=1, max_size=5)

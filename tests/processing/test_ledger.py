@@ -108,6 +108,20 @@ def test_running_is_the_default_without_task_ids_and_remembers_earlier_datasets(
     assert rows(bench.build())["advantage"].to_list() == [-2.5]
 
 
+def test_step_and_running_remember_what_calls_of_each_turn_earned(bench: Bench) -> None:
+    def alone(name: str, ends: float, *steps: float) -> TestRollout:
+        rollout = bench.rollout(name, task=None, begins=ends - 100.0)
+        for index, score in enumerate(steps):
+            rollout.reward(score, on=rollout.call(index, [index + 1], [9]))
+        return rollout
+
+    bench.send(alone("a", 200.0, 1.0, 8.0), alone("b", 300.0, 3.0, 8.0))
+    assert rows(bench.build(credit="step"))["advantage"].to_list() == [2.0, 0.0]
+    bench.send(alone("c", 400.0, 3.0, 2.0))
+    # turn 0: 3 − (1 + 3)/2; turn 1: 2 − 8
+    assert rows(bench.build(credit="step"))["advantage"].to_list() == [1.0, -6.0]
+
+
 def test_without_task_ids_groups_are_those_of_the_first_prompt(bench: Bench) -> None:
     for name, first, reward in (("a", 1, 0.0), ("b", 2, 5.0), ("c", 1, 1.0), ("d", 2, 7.0)):
         rollout = bench.rollout(name, task=None).reward(reward)

@@ -5,6 +5,8 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
+from ..baselines import spread_reason
+
 __all__ = ["BINS", "distribution", "group_spread"]
 
 BINS: Final = 20
@@ -33,11 +35,13 @@ def distribution(values: pl.Series) -> dict[str, Any]:
 
 def group_spread(rollouts: pl.DataFrame) -> dict[str, int]:
     """From compared rollouts with `group_id` and `reward`: how many groups there are, of one rollout, and without spread."""
-    groups = rollouts.group_by("group_id").agg(pl.len().alias("size"), pl.col("reward").n_unique().alias("rewards"))
+    reward = pl.col("reward")
+    groups = rollouts.group_by("group_id").agg(pl.len().alias("size"), reward.min().alias("least"), reward.max())
+    reasons = groups.select(spread_reason(pl.col("size"), pl.col("least"), reward).alias("reason"))["reason"]
     return {
         "seen": groups.height,
-        "singleton": groups.filter(pl.col("size") == 1).height,
-        "zero_spread": groups.filter((pl.col("size") > 1) & (pl.col("rewards") == 1)).height,
+        "singleton": int((reasons == "singleton_group").sum()),
+        "zero_spread": int((reasons == "zero_spread_group").sum()),
     }
 
 
