@@ -200,14 +200,15 @@ class TrainSettings:
     """Of AdamW, constant. Adapters bear about ten times that of full weights."""
     steps_per_round: int = 4
     """Optimizer steps per round; rollouts are split among them whole."""
-    loss: str = "dapo"
-    """`dapo` (the ratio is clipped) or `cispo` (it is capped, and every token gives a gradient)."""
+    loss: str = "clip"
+    """`clip` (PPO's surrogate: the ratio is clipped) or `cispo` (it is capped, and every token gives a gradient)."""
     epsilon: float | None = None
-    """Lower clip of the importance ratio: 1 − ε; default 0.2; not with `cispo`."""
+    """Lower clip of the importance ratio: 1 − ε; default 0.2, with `ratio = "call"` 3e-4; not with `cispo`."""
     epsilon_high: float | None = None
-    """Upper clip of the importance ratio: 1 + ε, default 0.28; with `cispo` its greatest value ε, default 5."""
+    """Upper clip of the importance ratio: 1 + ε, default 0.28, with `ratio = "call"` 4e-4; with `cispo` its greatest value ε,
+    default 5."""
     ratio: str = "token"
-    """Unit of the importance ratio: `token`, or `call` (geometric mean over a call's tokens)."""
+    """Unit of the importance ratio: `token`, or `call` (geometric mean over a call's tokens, GSPO)."""
     weights: str = "rollout"
     """`rollout` (mean over rollouts of the mean over their tokens), `token` (mean over tokens), `const` or `module:function`."""
     const_tokens: int | None = None

@@ -17,7 +17,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "weights": ("rollout", "token", "const"),
     "old": ("logged", "truncate", "mask", "none", "reject"),
     "ratio": ("token", "call"),
-    "loss": ("dapo", "cispo"),
+    "loss": ("clip", "cispo"),
     "layout": ("merged", "call", "tree"),
     "tokens": (16384, 60),
     "processes": (1, 2),
@@ -35,7 +35,7 @@ class Case:
     weights: str = "rollout"
     old: str = "logged"
     ratio: str = "token"
-    loss: str = "dapo"
+    loss: str = "clip"
     layout: str = "merged"
     tokens: int = 16384
     processes: int = 1

@@ -108,9 +108,10 @@ def reference(
             correction = _correction(settings, against - sampled)
         log_ratio = logps - against
         ratio = torch.exp(log_ratio.mean() if settings.ratio == "call" else log_ratio)
-        if settings.loss == "dapo":
-            high = 0.28 if settings.epsilon_high is None else settings.epsilon_high
-            low = 0.2 if settings.epsilon is None else settings.epsilon
+        if settings.loss == "clip":
+            usual_low, usual_high = (3e-4, 4e-4) if settings.ratio == "call" else (0.2, 0.28)
+            high = usual_high if settings.epsilon_high is None else settings.epsilon_high
+            low = usual_low if settings.epsilon is None else settings.epsilon
             clipped = torch.clamp(ratio, 1 - low, 1 + high)
             objective = torch.minimum(ratio * call.advantage, clipped * call.advantage)
         else:

@@ -24,6 +24,7 @@ from tests.training.pair import FSDP
 from tests.training.references import Measured, assert_same, measured, mixed_rollouts, one_step, reference
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.model import load_model, load_tokenizer
+from trainspan_training.options import clip_range
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +192,31 @@ def test_a_token_beyond_the_clip_gives_no_gradient_where_it_would_go_further(
     loss, gradient = measured(trainer, one_step([far]))
     assert loss == pytest.approx(-1.28, rel=1e-6)
     assert all(float(value.abs().max()) == 0 for value in gradient.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "low", "high"),
+    [
+        (TrainSettings(), 0.8, 1.28),
+        (TrainSettings(ratio="call"), 0.9997, 1.0004),
+        (TrainSettings(ratio="call", epsilon=0.1), 0.9, 1.0004),
+        (TrainSettings(ratio="call", epsilon_high=0.2), 0.9997, 1.2),
+        (TrainSettings(ratio="call", loss="cispo"), 0.0, 5.0),
+    ],
+)
+def test_the_clip_range_fits_the_unit_of_the_ratio(settings: TrainSettings, low: float, high: float) -> None:
+    assert clip_range(settings) == pytest.approx((low, high), abs=1e-12)
+
+
+def test_a_call_beyond_gspos_clip_gives_no_gradient(make_trainer: Callable[..., Any], double_model: Any) -> None:
+    """Its geometric mean ratio is e^0.001, above 1.0004; as a ratio of tokens it is far from any clip."""
+    call = sample_rollouts(double_model, rollouts=1, turns=1)[0]
+    moved = dataclasses.replace(call, advantage=1.0, logprobs=[value - 1e-3 for value in call.logprobs])
+    loss, gradient = measured(make_trainer(TrainSettings(ratio="call"), double=True), one_step([moved]))
+    assert loss == pytest.approx(-1.0004, abs=1e-6)
+    assert all(float(value.abs().max()) == 0 for value in gradient.values())
+    _, gradient = measured(make_trainer(double=True), one_step([moved]))
+    assert any(float(value.abs().max()) > 0 for value in gradient.values())
 
 
 def test_exact_sums_are_those_of_the_tokens_whatever_the_micro_batches(

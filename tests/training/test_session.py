@@ -277,7 +277,15 @@ def test_a_model_that_has_a_version_is_counted_on_from_there(run: Run, tmp_path:
     [
         (TrainSettings(loss="bnpo"), r"loss = 'bnpo' is not admitted \(it normalises within a micro-batch"),
         (TrainSettings(loss="vespo"), r"loss = 'vespo' is not admitted \(it weights a row as a whole"),
-        (TrainSettings(loss="ppo"), "loss = 'ppo' is not admitted; choose dapo or cispo"),
+        (TrainSettings(loss="ppo"), "loss = 'ppo' is not admitted; choose clip or cispo"),
+        (
+            TrainSettings(loss="dapo"),
+            r'loss = \'dapo\' is not admitted \(it is loss = "clip" with weights = "token" here\)',
+        ),
+        (
+            TrainSettings(loss="gspo"),
+            r'loss = \'gspo\' is not admitted \(it is loss = "clip" with ratio = "call" here\)',
+        ),
         (
             TrainSettings(weights="mean"),
             "weights = 'mean' is not known; choose rollout, token, const or module:function",

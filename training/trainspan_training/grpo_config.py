@@ -13,6 +13,8 @@ from .reporting import PROJECT, run_name
 __all__ = ["grpo_config"]
 
 _ENDLESS = 2**62
+_LOSS_TYPES = {"clip": "dapo", "cispo": "cispo"}
+"""Ours → TRL's. Its dapo is the clipped surrogate summed over tokens and divided by a number of ours: the weights are ours."""
 _TIMEOUT_S = 30 * 24 * 3600
 
 
@@ -28,9 +30,9 @@ def grpo_config(settings: TrainSettings, output_dir: str, bf16: bool) -> GRPOCon
         gradient_checkpointing=checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if checkpointing else None,
         disable_dropout=True,
-        loss_type=settings.loss,
-        epsilon=1 - low if settings.loss == "dapo" else 0.2,
-        epsilon_high=high - 1 if settings.loss == "dapo" else high,
+        loss_type=_LOSS_TYPES[settings.loss],
+        epsilon=1 - low if settings.loss == "clip" else 0.2,
+        epsilon_high=high - 1 if settings.loss == "clip" else high,
         beta=0.0,  # see `trainer`: TRL's term knows no weights
         learning_rate=settings.learning_rate,
         lr_scheduler_type="constant",

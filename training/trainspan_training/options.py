@@ -12,8 +12,18 @@ from trainspan_schemas.settings import TrainSettings
 
 __all__ = ["LOSSES", "WEIGHTS", "check", "clip_range", "reporters"]
 
-LOSSES = {"dapo": 0.28, "cispo": 5.0}
-"""Loss → its default `epsilon_high`. dapo clips the ratio at 1 + ε; cispo caps it at ε itself."""
+LOSSES = ("clip", "cispo")
+"""`clip` is PPO's surrogate (arXiv 1707.06347): the ratio is clipped at 1 + ε; `cispo` (arXiv 2506.13585) caps it at ε itself."""
+
+_CLIP = {"token": (0.2, 0.28), "call": (3e-4, 4e-4)}
+"""Ratio → default (`epsilon`, `epsilon_high`) of `clip`: DAPO's (arXiv 2503.14476, section 3.1), GSPO's (arXiv 2507.18071,
+section 5.1). The geometric mean over a call moves by orders of magnitude less than the ratio of a token."""
+
+_CAP = 5.0
+"""Default `epsilon_high` of `cispo`."""
+
+_COMPOSED = {"dapo": 'loss = "clip" with weights = "token"', "gspo": 'loss = "clip" with ratio = "call"'}
+"""Names of algorithms that are several settings here."""
 
 WEIGHTS = ("rollout", "token", "const")
 
@@ -70,11 +80,14 @@ def check(settings: TrainSettings) -> None:
 
 
 def clip_range(settings: TrainSettings) -> tuple[float, float]:
-    """The ratios beyond which a token gives no gradient (dapo), or is capped (cispo)."""
-    high = LOSSES[settings.loss] if settings.epsilon_high is None else settings.epsilon_high
+    """The ratios beyond which a token gives no gradient (clip), or is capped (cispo)."""
     if settings.loss == "cispo":
-        return 0.0, high
-    return 1 - (0.2 if settings.epsilon is None else settings.epsilon), 1 + high
+        return 0.0, _CAP if settings.epsilon_high is None else settings.epsilon_high
+    low, high = _CLIP[settings.ratio]
+    return (
+        1 - (low if settings.epsilon is None else settings.epsilon),
+        1 + (high if settings.epsilon_high is None else settings.epsilon_high),
+    )
 
 
 def reporters(settings: TrainSettings) -> list[str]:
@@ -101,6 +114,7 @@ def _check_loss(loss: str) -> None:
         return
     reasons = dict.fromkeys(_PER_MICRO_BATCH, "it normalises within a micro-batch, so that batching would change it")
     reasons |= dict.fromkeys(_PER_ROW, "it weights a row as a whole, and a row here holds several calls")
+    reasons |= {name: f"it is {settings} here" for name, settings in _COMPOSED.items()}
     reason = f" ({reasons[loss]})" if loss in reasons else ""
     raise ConfigError(f"train.loss = {loss!r} is not admitted{reason}; choose {' or '.join(LOSSES)}")
 
