@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from trainspan_schemas.errors import TrainspanError, UsageError
+from trainspan_schemas.errors import NothingToTrainError, TrainspanError, UsageError
 
 COMMANDS = {
     "collector": "Receive OTLP and store it in DuckDB.",
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command line; the exit code: 0, 1 (it failed) or 2 (usage)."""
+    """Runs one command line; the exit code: 0, 1 (it failed), 2 (usage) or 3 (nothing to train on)."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return 0
@@ -68,6 +68,8 @@ def _invoke(name: str, arguments: Sequence[str]) -> int:
         result = get_command(app).main(list(arguments), prog_name=f"trainspan {name}", standalone_mode=False)
     except UsageError as error:
         return _fail(str(error), 2)
+    except NothingToTrainError as error:
+        return _fail(str(error), 3)
     except TrainspanError as error:
         return _fail(str(error), 1)
     except typer.Abort:

@@ -78,6 +78,13 @@ def _facts(manifest: Mapping[str, Any]) -> Table:
         table.add_row("rollouts without calls", str(manifest["rollouts_without_calls"]))
     if manifest["pending"]["rollouts"]:
         table.add_row("rollouts still arriving", str(manifest["pending"]["rollouts"]))
+    incomplete = manifest.get("groups_incomplete") or {}
+    if incomplete.get("waiting"):
+        table.add_row("groups that wait for their last rollouts", str(incomplete["waiting"]))
+    if incomplete.get("taken"):
+        table.add_row("groups taken without their last rollouts", str(incomplete["taken"]))
+    if manifest.get("rewards_late"):
+        table.add_row("rewards that came too late", str(manifest["rewards_late"]))
     if manifest["rewards_in_vain"]:
         table.add_row("rollouts that rewarded themselves in vain", str(manifest["rewards_in_vain"]))
     if manifest["rewards_unmatched"]:

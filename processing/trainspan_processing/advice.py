@@ -9,6 +9,8 @@ __all__ = ["ADVICE"]
 ADVICE: Final[dict[DropReason, str]] = {
     "unfinished": "spans are missing or still on their way: wait with --wait-s 30, and see that every agent process ends "
     "normally and exports to this collector",
+    "group_unfinished": "the last rollouts of their tasks are still to come: build again later, wait with --wait-s 60, or lower "
+    "[dataset] group_wait_s",
     "agent_error": 'the agent crashed: see `trainspan sql "SELECT rollout_id, status FROM rollouts"` and its output',
     "timeout": "the agent ran out of time: raise [rollouts] timeout_s",
     "cancelled": "the rollouts were cancelled: run them again",

@@ -13,9 +13,9 @@ import polars as pl
 from trainspan_schemas.settings import DatasetSettings
 
 from .draft import credit, judged_others, limits, newest_version, plan_for, reward_part, states_are_needed, with_credit
-from .evaluations import EVALUATION_COLUMNS, collect_evaluations
+from .evaluations import COUNTED, EVALUATION_COLUMNS, collect_evaluations, count_evaluations
 from .fates import fates_of
-from .frames import ROLLOUT_KEY, SPAN_KEY, compact
+from .frames import ROLLOUT_KEY, SPAN_KEY, compact, empty
 from .inventory import Inventory, take_inventory
 from .ledger import Ledger
 from .payload import CALLS_PER_CHUNK
@@ -24,6 +24,7 @@ from .rows import ROW_ORDER, Limits
 from .source import Selection, Source
 from .surroundings import Surroundings, read_surroundings
 from .survey import Clock, Survey, survey_when_settled
+from .waiting import Groups, find_groups
 
 __all__ = ["Assembly", "assemble"]
 
@@ -42,7 +43,9 @@ class Assembly:
     """What is decided of all rollouts without tokens."""
 
     rollouts: pl.DataFrame
-    """rollout_id, attempt, run_id, round, task_id, reward, end_ns, `pending` and `reason`."""
+    """rollout_id, attempt, run_id, round, task_id, reward, end_ns, status, group_size, `pending` and `reason`."""
+    groups: Groups
+    """Those whose last rollouts have not come; rollouts of those that wait are pending."""
     compared: pl.DataFrame
     """Those that are compared, sorted by ROLLOUT_KEY, with `rollout` (u32), group_id, the number of their `part`, theirs `in_part`,
     and the number of their `sound` calls (u32): those with nothing against them so far."""
@@ -59,6 +62,8 @@ class Assembly:
     limits: Limits
     used: pl.DataFrame
     """rollout_id, attempt, `calls`: what rollouts that an earlier dataset used have now."""
+    evaluations: pl.DataFrame
+    """COUNTED: the evaluations of the reward's names, of new rollouts and of those that an earlier dataset used."""
     in_vain: int
     unmatched: int
     function_error: str | None
@@ -108,6 +113,7 @@ class _Part:
     rewards: Sequence[RewardName]
     newest: int | None
     calls: int
+    evaluations: pl.DataFrame
     in_vain: int
     unmatched: int
     function_error: str | None
@@ -120,10 +126,13 @@ def assemble(
     ledger: Ledger,
     clock: Clock,
     folder: Path,
+    *,
+    may_leave_groups: bool = True,
 ) -> Assembly:
     """Surveys, rewards and credits all rollouts of the selection that no earlier dataset used; `folder` takes the calls.
 
-    Waits up to `wait_s` for rollouts that are still arriving. Of a selection that is more than one chunk, rollouts that had
+    Waits up to `wait_s` for rollouts that are still arriving, and leaves groups that lack rollouts to the next dataset for up
+    to `group_wait_s`, if `may_leave_groups`. Of a selection that is more than one chunk, rollouts that had
     not begun to arrive are left to the next dataset. Raises UsageError for unknown names of credit and baseline, and for
     functions that do not keep to their form.
     """
@@ -143,6 +152,8 @@ def assemble(
             clock,
             settle_s=settings.settle_s,
             wait_s=max(0, deadline_ns - clock.now_ns()) / 1e9,
+            # A chunk shows parts of groups.
+            group_wait_s=settings.group_wait_s if len(selections) == 1 else 0.0,
             around=around,
         )
         news = survey.served - around.served
@@ -152,7 +163,12 @@ def assemble(
             parts = []
             continue
         parts.append(_done(source, survey, settings, folder, len(parts), with_state=with_state))
-    return _together(parts, settings, ledger, folder, used)
+    now_ns = clock.now_ns()
+    together = pl.concat(part.rollouts for part in parts)
+    groups = find_groups(together, ledger, now_ns, settings.group_wait_s if may_leave_groups else 0.0)
+    names = [reward.name for reward in parts[0].rewards]
+    before = _evaluations_of_used(source, selection, used, names)
+    return _together(parts, together, groups, settings, ledger, folder, used, before)
 
 
 def _look(
@@ -210,7 +226,7 @@ def _done(
     numbered = compared.with_columns(pl.lit(number, dtype=pl.UInt32).alias("part"), pl.col("sound").fill_null(0))
     # What stays must not hold on to the texts that it was cut out of.
     return _Part(
-        rollouts=compact(part.rewarded.rollouts.select(*_OF_ROLLOUT, "pending", "reason")),
+        rollouts=compact(part.rewarded.rollouts.select(*_OF_ROLLOUT, "status", "group_size", "pending", "reason")),
         compared=compact(numbered),
         credited=[compact(part.credited).with_columns(pl.col("agent").cast(pl.Categorical))],  # few names, many calls
         fates=compact(fates_of(part.calls.filter(~is_sound))),
@@ -218,6 +234,7 @@ def _done(
         rewards=part.rewarded.rewards,
         newest=newest_version(part.calls),
         calls=part.calls.height,
+        evaluations=count_evaluations(survey.evaluations, [reward.name for reward in part.rewarded.rewards]),
         in_vain=part.rewarded.in_vain,
         unmatched=part.rewarded.unmatched,
         function_error=part.rewarded.function_error,
@@ -226,27 +243,43 @@ def _done(
 
 def _together(
     parts: list[_Part],
+    rollouts: pl.DataFrame,
+    groups: Groups,
     settings: DatasetSettings,
     ledger: Ledger,
     folder: Path,
     used: pl.DataFrame,
+    evaluations_of_used: pl.DataFrame,
 ) -> Assembly:
     compared = pl.concat(part.compared for part in parts).rename({"rollout": "in_part"}).sort(ROLLOUT_KEY)
-    compared = compared.with_row_index("rollout")
+    held = compared.join(groups.held, on=ROLLOUT_KEY, how="semi", maintain_order="left")
+    compared = compared.join(groups.held, on=ROLLOUT_KEY, how="anti", maintain_order="left").with_row_index("rollout")
+    waits = pl.lit("group_unfinished").alias("reason")
+    marked = rollouts.join(held.select(*ROLLOUT_KEY, waits), on=ROLLOUT_KEY, how="left", maintain_order="left")
+    is_held = pl.col("reason_right").is_not_null()
+    rollouts = marked.with_columns(pl.col("pending") | is_held, pl.coalesce("reason", "reason_right")).drop(
+        "reason_right"
+    )
+    first = pl.lit(0, dtype=pl.UInt32).alias("first")
+    waiting = held.filter(pl.col("sound") > 0).select(*ROLLOUT_KEY, waits, pl.col("sound").alias("calls"), first)
     plan = plan_for(settings, parts[0].rewards, compared)
     credited = credit(_taken_out(parts, compared), compared, ledger, plan)
     others = pl.concat(part.others for part in parts)
     judged = judged_others(others, any_call=any(part.calls for part in parts))
     return Assembly(
-        rollouts=pl.concat(part.rollouts for part in parts),
+        rollouts=rollouts,
+        groups=groups,
         compared=compared,
         advantages=credited.calls.rechunk(),
         plan=plan,
         shares=compared.select("rollout", *ROLLOUT_KEY).join(credited.parts, on="rollout").drop("rollout"),
-        fates=pl.concat(part.fates for part in parts),
+        fates=pl.concat([*(part.fates for part in parts), waiting]),
         others=fates_of(judged.with_columns(pl.lit(0, dtype=pl.UInt32).alias("position"))),
         limits=limits(settings, max((part.newest for part in parts if part.newest is not None), default=None)),
         used=used,
+        evaluations=pl.concat([*(part.evaluations for part in parts), evaluations_of_used])
+        .group_by("rollout_id")
+        .agg(pl.col("rewards").max()),
         in_vain=sum(part.in_vain for part in parts),
         unmatched=sum(part.unmatched for part in parts),
         function_error=next((part.function_error for part in parts if part.function_error), None),
@@ -260,8 +293,21 @@ def _taken_out(parts: Sequence[_Part], compared: pl.DataFrame) -> pl.DataFrame:
     for number, part in enumerate(parts):
         numbers = compared.filter(pl.col("part") == number).select("in_part", "rollout")
         calls = part.credited.pop().rename({"rollout": "in_part"})
-        frames.append(calls.join(numbers, on="in_part", how="left", maintain_order="left").drop("in_part"))
+        frames.append(calls.join(numbers, on="in_part", maintain_order="left").drop("in_part"))
     return pl.concat(frames)
+
+
+def _evaluations_of_used(
+    source: Source, selection: Selection, used: pl.DataFrame, names: Sequence[str]
+) -> pl.DataFrame:
+    """COUNTED of rollouts that an earlier dataset used."""
+    if used.is_empty():
+        return empty(COUNTED)
+    known = used.select("rollout_id").unique()
+    batches = source.read("evaluations", selection, EVALUATION_COLUMNS)
+    return count_evaluations(
+        collect_evaluations(batch.join(known, on="rollout_id", how="semi") for batch in batches), names
+    )
 
 
 def _paths(folder: Path, part: int) -> tuple[Path, Path]:

@@ -19,7 +19,7 @@ from .fates import NO_ROLLOUT, fates_of
 from .frames import compact
 from .ledger import Ledger, next_round, read_ledger, write_ledger
 from .manifest import make_manifest
-from .outcome import check_outcome, late_calls, ledger_lines, lines_to_write, take_accounts
+from .outcome import check_outcome, late_calls, late_evaluations, ledger_lines, lines_to_write, take_accounts
 from .quality.page import QUALITY_PAGE, quality_page
 from .rows import RowCounts, make_rows
 from .source import Selection, Source
@@ -71,8 +71,8 @@ class BuiltDataset:
 def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
     """Builds the dataset and publishes its folder.
 
-    Raises DatasetError where no call is trainable or too few are, StoreError where a store cannot be read, UsageError for
-    unknown names of credit, baseline or functions.
+    Raises NothingToTrainError where no call is trainable or too few are, DatasetError where the folder is in the way,
+    StoreError where a store cannot be read, UsageError for unknown names of credit, baseline or functions.
     """
     target = request.target
     if target.exists():
@@ -82,21 +82,27 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
     with Source(request.stores, request.allow_behind) as source, scratch_folder(target) as scratch:
         selection = Selection(request.run_id, request.round, request.rollout_ids)
         with tempfile.TemporaryDirectory(dir=scratch) as calls:
-            assembly = assemble(source, selection, settings, ledger, clock, Path(calls))
+            # A round has no next dataset that could take what is left behind.
+            may_leave = not is_round and request.earlier is None
+            assembly = assemble(source, selection, settings, ledger, clock, Path(calls), may_leave_groups=may_leave)
             files, counts, fates = _write_rows(source, assembly, scratch)
         shares = assembly.shares if assembly.plan.needs_history else assembly.shares.clear()
         unowned = assembly.others.filter(pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
         recount = is_round or request.earlier is not None
         lines = ledger_lines(pl.concat([fates, unowned]), assembly.rollouts, shares, ledger, recount=recount)
         late = late_calls(assembly.used, ledger)
+        late_rewards = late_evaluations(assembly.evaluations, ledger)
         accounts = take_accounts(pl.concat([fates, assembly.others]), lines, late)
         check_outcome(accounts, settings, _where(request), assembly.function_error, may_be_empty=is_round)
-        write_ledger(scratch, lines_to_write(lines, late, ledger))
+        lines = lines.join(assembly.evaluations, on="rollout_id", how="left", maintain_order="left")
+        lines = lines.with_columns(pl.col("rewards").fill_null(0))
+        write_ledger(scratch, lines_to_write(lines, late, late_rewards, ledger))
         manifest = make_manifest(
             number=int(target.name.partition("=")[2]),
             accounts=accounts,
             counts=counts,
             assembly=assembly,
+            rewards_late=int(late_rewards["late"].sum()),
             files=files,
             folder=scratch,
             settings=_settings_record(request),

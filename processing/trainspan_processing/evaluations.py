@@ -1,6 +1,6 @@
 """Evaluations as they were stored, and late feedback that names only the response it is about."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import polars as pl
@@ -11,7 +11,15 @@ from .attributes import number, text
 from .frames import EVALUATIONS, ROLLOUT_KEY, Schema, empty
 from .twins import response_stem
 
-__all__ = ["EVALUATION_COLUMNS", "FEEDBACK_QUERY", "collect_evaluations", "collect_feedback", "with_feedback"]
+__all__ = [
+    "COUNTED",
+    "EVALUATION_COLUMNS",
+    "FEEDBACK_QUERY",
+    "collect_evaluations",
+    "collect_feedback",
+    "count_evaluations",
+    "with_feedback",
+]
 
 EVALUATION_COLUMNS: Final = [name for name in EVALUATIONS if name != "response_id"]
 """Columns asked of the read `evaluations`."""
@@ -45,6 +53,17 @@ def collect_evaluations(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
     occurrence = pl.int_range(pl.len()).over("store", *kinds).alias("occurrence")
     unique = pl.concat(frames).with_columns(occurrence).unique([*kinds, "occurrence"])
     return unique.with_columns(pl.lit(None, dtype=pl.String).alias("response_id")).select(*EVALUATIONS)
+
+
+COUNTED: Final[Schema] = {"rollout_id": pl.String, "rewards": pl.UInt32}
+"""How many evaluations there are of a rollout."""
+
+
+def count_evaluations(evaluations: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
+    """COUNTED of EVALUATIONS with one of these names and a score, by rollout id; without feedback on responses alone."""
+    counts = pl.col("name").is_in(list(names)) & pl.col("score").is_finite() & pl.col("response_id").is_null()
+    counted = evaluations.filter(counts & pl.col("rollout_id").is_not_null()).group_by("rollout_id").len("rewards")
+    return counted.select(pl.col(name).cast(kind) for name, kind in COUNTED.items())
 
 
 def collect_feedback(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:

@@ -102,8 +102,10 @@ SPANS: Final[Schema] = {
     "boundary": pl.String,
     "stated_calls": pl.Int32,
     "judge": pl.String,
+    "group_size": pl.Int32,
 }
-"""Every span but the calls with tokens, narrowed. `status` makes it a rollout's own span; `is_client_call` means that a client's
+"""Every span but the calls with tokens, narrowed. `status` makes it a rollout's own span, on which
+`group_size` is the number of rollouts that its runner makes of the task; `is_client_call` means that a client's
 instrumentation describes a model call, and `has_answer` that it holds the raw response with token ids; `is_bare_call` is a
 call of the policy server without token ids; `has_prompt` means that it may have recorded a system prompt; `tool_signature` tells
 tools and their input apart. `seq` is the span's number in its store."""

@@ -30,9 +30,11 @@ LEDGER: Final[Schema] = {
     "kept": pl.UInt32,
     "reason": pl.String,
     "parts": pl.String,
+    "rewards": pl.UInt32,
 }
 """One line per rollout that a dataset saw: `calls` were there, `kept` became rows; `reason` where none did. `parts` is JSON
-{part: value}, the shares of agents and single rewards where later datasets compare with them."""
+{part: value}, the shares of agents and single rewards where later datasets compare with them. `rewards` are the evaluations of the reward's
+names that were there, NULL in datasets of earlier versions."""
 
 _ROUND_DIR = re.compile(r"round=(\d{4,})")
 
@@ -82,7 +84,7 @@ def read_ledger(out: Path, *, without: Path | None = None, only: Sequence[Path] 
         .group_by(ROLLOUT_KEY, maintain_order=True)
         .agg(
             pl.col("run_id", "round", "task_id", "reward", "end_ns").first(),
-            pl.col("calls", "kept").max(),
+            pl.col("calls", "kept", "rewards").max(),
             pl.col("reason").last(),
             pl.col("parts").drop_nulls().last(),
         )

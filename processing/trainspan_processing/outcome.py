@@ -7,7 +7,7 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.errors import NothingToTrainError
 from trainspan_schemas.settings import DatasetSettings
 
 from .advice import ADVICE
@@ -15,7 +15,15 @@ from .frames import ROLLOUT_KEY
 from .ledger import LEDGER, Ledger
 from .trainability import GROUP_REASONS
 
-__all__ = ["Accounts", "check_outcome", "late_calls", "ledger_lines", "lines_to_write", "take_accounts"]
+__all__ = [
+    "Accounts",
+    "check_outcome",
+    "late_calls",
+    "late_evaluations",
+    "ledger_lines",
+    "lines_to_write",
+    "take_accounts",
+]
 
 _EXPECTED: Final = {
     *("internal", "not_selected", "validation", "late_after_consumed", "superseded_by_retry"),
@@ -55,6 +63,18 @@ class Accounts:
     def is_without_contrast(self) -> bool:
         """Whether sound calls were found, and only the lack of different rewards kept them out."""
         return set(self.dropped) <= _EXPECTED and any(reason in self.dropped for reason in GROUP_REASONS)
+
+    @property
+    def figures(self) -> dict[str, object]:
+        """Those of the manifest that there would have been."""
+        dropped = dict(sorted(self.dropped.items(), key=lambda item: (-item[1], item[0])))
+        return {
+            "rollouts_seen": self.rollouts_seen,
+            "calls_seen": self.seen,
+            "calls_trainable": self.kept,
+            "coverage": self.coverage,
+            "dropped": dropped,
+        }
 
     def worst(self) -> tuple[str, int]:
         """The reason that excluded most calls, before those that are to be expected."""
@@ -117,6 +137,19 @@ def late_calls(now: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
     )
 
 
+def late_evaluations(now: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
+    """rollout_id, `rewards` and the number that came `late`, after the dataset that used the rollout was built.
+
+    `now` has rollout_id and the evaluations of the reward's names (`rewards`) that there are.
+    """
+    counted = ledger.used.group_by("rollout_id").agg(pl.col("rewards").max().alias("counted"))
+    return (
+        now.join(counted, on="rollout_id")
+        .filter(pl.col("rewards") > pl.col("counted"))
+        .select("rollout_id", "rewards", (pl.col("rewards") - pl.col("counted")).alias("late"))
+    )
+
+
 def take_accounts(fates: pl.DataFrame, lines: pl.DataFrame, late: pl.DataFrame) -> Accounts:
     """The sums over FATES of the rollouts in `lines`; `late` are calls of rollouts that were used before."""
     counted = fates.join(lines, on=ROLLOUT_KEY, how="semi")
@@ -137,15 +170,20 @@ def take_accounts(fates: pl.DataFrame, lines: pl.DataFrame, late: pl.DataFrame) 
     )
 
 
-def lines_to_write(lines: pl.DataFrame, late: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
+def lines_to_write(lines: pl.DataFrame, late: pl.DataFrame, late_rewards: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
     """LEDGER rows of a new dataset: pending rollouts get none, so that the next dataset counts them."""
+    seen_again = late.select(*ROLLOUT_KEY, pl.col("calls").alias("calls_now"))
+    heard_again = late_rewards.select("rollout_id", pl.col("rewards").alias("rewards_now"))
     later = (
-        ledger.rows.drop("calls", "kept", "reason", "parts")
-        .join(late.drop("late"), on=ROLLOUT_KEY)
+        ledger.used.join(seen_again, on=ROLLOUT_KEY, how="left")
+        .join(heard_again, on="rollout_id", how="left")
+        .filter(pl.col("calls_now").is_not_null() | pl.col("rewards_now").is_not_null())
         .with_columns(
             pl.lit(0, dtype=pl.UInt32).alias("kept"),
-            pl.lit("late_after_consumed").alias("reason"),
+            pl.when(pl.col("calls_now").is_not_null()).then(pl.lit("late_after_consumed")).alias("reason"),
             pl.lit(None, dtype=pl.String).alias("parts"),
+            pl.coalesce("calls_now", "calls").alias("calls"),
+            pl.coalesce("rewards_now", "rewards").alias("rewards"),
         )
     )
     return pl.concat([frame.select(*LEDGER) for frame in (lines.filter(~pl.col("pending")), later)])
@@ -154,26 +192,29 @@ def lines_to_write(lines: pl.DataFrame, late: pl.DataFrame, ledger: Ledger) -> p
 def check_outcome(
     accounts: Accounts, settings: DatasetSettings, where: str, function_error: str | None, *, may_be_empty: bool
 ) -> None:
-    """Raises DatasetError where no call is trainable, or fewer than `min_coverage` of those that could be.
+    """Raises NothingToTrainError where no call is trainable, or fewer than `min_coverage` of those that could be.
 
     `may_be_empty`: a round in which every reward is the same is a dataset without rows, not a failure.
     """
     if not accounts.seen:
-        raise DatasetError(
-            f"no call in {where} is waiting for a dataset: run the agent first (`trainspan rollout --help`)"
+        raise NothingToTrainError(
+            f"no call in {where} is waiting for a dataset: run the agent first (`trainspan rollout --help`)",
+            accounts.figures,
         )
     if not accounts.kept and not (may_be_empty and accounts.is_without_contrast):
         worst, count = accounts.worst()
-        raise DatasetError(
+        raise NothingToTrainError(
             f"none of {accounts.seen} calls in {where} is trainable; most excluded by {worst} ({count}): "
-            f"{_advice(worst, function_error)}"
+            f"{_advice(worst, function_error)}",
+            accounts.figures,
         )
     share = accounts.coverage
     if share is not None and share < settings.min_coverage:
         worst, count = accounts.worst()
-        raise DatasetError(
+        raise NothingToTrainError(
             f"only {share:.0%} of the calls in {where} are trainable, --min-coverage is {settings.min_coverage:.0%}; "
-            f"most excluded by {worst} ({count}): {_advice(worst, function_error)}"
+            f"most excluded by {worst} ({count}): {_advice(worst, function_error)}",
+            accounts.figures,
         )
 
 

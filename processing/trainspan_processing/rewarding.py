@@ -11,6 +11,7 @@ from trainspan_schemas.settings import DatasetSettings
 from .advantages import rollout_column, step_column
 from .air import AIR, air_edges, air_rules
 from .binding import EDGES
+from .failures import FUNCTION_STATUSES, status_edges, status_rewards, with_status_edges
 from .frames import ROLLOUT_KEY, SPAN_KEY, empty
 from .plan import RewardName, reward_names
 from .rewards import Rewards, bind_rewards
@@ -28,11 +29,11 @@ class Rewarded:
 
     rollouts: pl.DataFrame
     """The rollout table with a `rollout_column` per reward, `reward` (the weighted sum of all its rewards, NULL where one that
-    must be there is missing), `reward_failed` and `reason`."""
+    must be there is missing), `reward_failed`, `teaches` and `reason`."""
     of_calls: pl.DataFrame
     """trace_id, span_id and a `step_column` per reward."""
     edges: pl.DataFrame
-    """EDGES: every reward and the rule that bound it; none where a function gave the rewards."""
+    """EDGES: every reward and the rule that bound it, but for what a function gave."""
     rewards: tuple[RewardName, ...]
     """Those of the settings, and `air` where there are such rules."""
     in_vain: int = 0
@@ -45,8 +46,10 @@ def reward_rollouts(source: Source, survey: Survey, settings: DatasetSettings) -
     names, rules = reward_names(settings.reward_name), air_rules(settings.air)
     rewards = (*names, RewardName(AIR, may_be_missing=True)) if rules else names
     signals = air_edges(rules, survey.calls, survey.spans, survey.twins)
+    needed = [reward.name for reward in names if not reward.may_be_missing]
+    by_status = status_edges(status_rewards(settings.status_rewards), needed, survey.rollouts)
     if settings.reward is not None:
-        return _by_function(source, survey, settings, rewards, signals)
+        return _by_function(source, survey, settings, rewards, signals, by_status)
     bound = bind_rewards(
         survey.evaluations,
         survey.calls,
@@ -55,13 +58,14 @@ def reward_rollouts(source: Source, survey: Survey, settings: DatasetSettings) -
         survey.rollouts,
         [reward.name for reward in names],
     )
-    together = replace(bound, edges=pl.concat([bound.edges, signals]))
+    together = replace(bound, edges=pl.concat([with_status_edges(bound.edges, by_status), signals]))
     rollouts = survey.rollouts.join(
         bound.untrusted.with_columns(pl.lit(True).alias("reward_untrusted")),
         on=ROLLOUT_KEY,
         how="left",
         maintain_order="left",
     ).with_columns(pl.lit(False).alias("reward_failed"), pl.col("reward_untrusted").fill_null(False))
+    rollouts = _with_lesson(rollouts, by_status)
     for reward in rewards:
         own = together.of_rollouts(reward.name).rename({"rollout_reward": rollout_column(reward.name)})
         rollouts = rollouts.join(own, on=ROLLOUT_KEY, how="left", maintain_order="left")
@@ -77,10 +81,16 @@ def reward_rollouts(source: Source, survey: Survey, settings: DatasetSettings) -
 
 
 def _by_function(
-    source: Source, survey: Survey, settings: DatasetSettings, rewards: Sequence[RewardName], signals: pl.DataFrame
+    source: Source,
+    survey: Survey,
+    settings: DatasetSettings,
+    rewards: Sequence[RewardName],
+    signals: pl.DataFrame,
+    by_status: pl.DataFrame,
 ) -> Rewarded:
+    """What the function says of a rollout that failed comes first, then the reward by its status, then that it is dropped."""
     names = [reward.name for reward in rewards if reward.name != AIR]
-    eligible = survey.rollouts.filter(early_reason().is_null())
+    eligible = survey.rollouts.filter(early_reason().is_null() & pl.col("status").is_in(FUNCTION_STATUSES))
     assert settings.reward is not None
     said = reward_by_function(load_function(settings.reward), names, source, survey, eligible)
     rollouts = survey.rollouts.join(
@@ -89,6 +99,16 @@ def _by_function(
         how="left",
         maintain_order="left",
     ).with_columns(pl.col("reward_failed").fill_null(False), pl.lit(False).alias("reward_untrusted"))
+    columns = [rollout_column(name) for name in names]
+    answered = rollouts.filter(pl.any_horizontal(pl.col(columns).is_not_null()) | pl.col("reward_failed"))
+    by_status = by_status.join(answered, on=ROLLOUT_KEY, how="anti", maintain_order="left")
+    for name in by_status["name"].unique(maintain_order=True):
+        filled = by_status.filter(pl.col("name") == name).select(*ROLLOUT_KEY, pl.col("score").alias("_by_status"))
+        rollouts = rollouts.join(filled, on=ROLLOUT_KEY, how="left", maintain_order="left")
+        column = rollout_column(name)
+        rollouts = rollouts.with_columns(pl.coalesce(column, "_by_status").alias(column)).drop("_by_status")
+    taught = answered.filter(~pl.col("reward_failed")).select(ROLLOUT_KEY)
+    rollouts = _with_lesson(rollouts, pl.concat([by_status.select(ROLLOUT_KEY), taught]))
     if len(names) < len(rewards):
         rollouts = rollouts.with_columns(pl.lit(None, dtype=pl.Float64).alias(rollout_column(AIR)))
     of_calls = _of_calls(Rewards(signals, 0, 0, survey.rollouts.clear()), rewards)
@@ -97,9 +117,18 @@ def _by_function(
     return Rewarded(
         _with_totals(rollouts, survey.calls, of_calls, named, kept),
         of_calls,
-        signals,
+        pl.concat([by_status, signals]),
         kept,
         function_error=said.first_error,
+    )
+
+
+def _with_lesson(rollouts: pl.DataFrame, taught: pl.DataFrame) -> pl.DataFrame:
+    """Adds `teaches`: the rollout is ok, or among those with a reward in spite of their status."""
+    marked = taught.select(ROLLOUT_KEY).unique().with_columns(pl.lit(True).alias("teaches"))
+    is_ok = pl.col("status") == "ok"
+    return rollouts.join(marked, on=ROLLOUT_KEY, how="left", maintain_order="left").with_columns(
+        (is_ok | pl.col("teaches")).fill_null(False).alias("teaches")
     )
 
 

@@ -25,7 +25,7 @@ def rollout_table(
     """Rollouts from CALLS (ordered), OTHERS that were recorded without tokens, SPANS, the client call spans that a call covers,
     and the names of the models served.
 
-    Columns: rollout_id, attempt, task_id, run_id, round, split, status, judge, trace_id and span_id of the rollout span,
+    Columns: rollout_id, attempt, task_id, run_id, round, split, status, judge, group_size, trace_id and span_id of the rollout span,
     start_ns, end_ns (of the rollout span, else of its spans), service_name, n_calls (u32), `complete` (nothing of it is
     missing), `pending` (not complete, but its last sign of life is younger than `settle_s`), `superseded` (a later
     attempt exists).
@@ -123,7 +123,17 @@ def _rollout_spans(spans: pl.LazyFrame) -> pl.LazyFrame:
         spans.filter(pl.col("status").is_not_null())
         .sort(rank, "start_ns", *SPAN_KEY)
         .unique(ROLLOUT_KEY, keep="first", maintain_order=True)
-        .select(*ROLLOUT_KEY, "status", "judge", "stated_calls", "service_name", *SPAN_KEY, "start_ns", "end_ns")
+        .select(
+            *ROLLOUT_KEY,
+            "status",
+            "judge",
+            "stated_calls",
+            "service_name",
+            *SPAN_KEY,
+            "start_ns",
+            "end_ns",
+            "group_size",
+        )
     )
 
 

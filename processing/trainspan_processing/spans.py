@@ -14,7 +14,7 @@ import polars as pl
 
 from trainspan_schemas import keys
 
-from .attributes import contains_any, has_key, text, with_where
+from .attributes import contains_any, has_key, number, text, with_where
 from .calls import redacts_what_is_needed
 from .frames import SPAN_KEY, SPANS, compact, each_once, empty
 from .source import Selection, Source
@@ -55,6 +55,7 @@ _SIGNS: Final = {
         *("agent.name", "traceloop.entity.name", "crewai.agent.role", "ai.telemetry.functionId"),
         *(_LANGGRAPH_NODE, "metadata", "graph.node.id"),
     ),
+    "has_group_size": _any_key(keys.GROUP_SIZE),
     "has_output": _any_key("output.value"),
     "has_model": _any_key("llm.model_name"),
     "has_error": _any_key("error.type"),
@@ -118,6 +119,7 @@ _OF_TOOLS: Final = {
         ),
     ).hash()
 }
+_OF_ROLLOUTS: Final = {"_group_size": number(keys.GROUP_SIZE).cast(pl.Int32, strict=False)}
 _OF_FAILURES: Final = {"_error": text("error.type")}
 
 
@@ -160,6 +162,7 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
             (operation == keys.OPERATION_EXECUTE_TOOL).fill_null(False).alias("is_tool"),
             pl.when("is_bare_call").then(redacts_what_is_needed()).alias("redacted"),
             pl.lit(False).alias("has_answer"),
+            pl.lit(None, dtype=pl.Int32).alias("group_size"),
             pl.lit(None, dtype=pl.UInt64).alias("tool_signature"),
         )
     )
@@ -167,6 +170,7 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
         pl.col("of_dialect") | pl.col("is_tool"),
         pl.col("names_agent") & pl.col("agent").is_null(),
         pl.col("has_error") & pl.col("failed"),
+        pl.col("has_group_size") & pl.col("status").is_not_null(),
         (pl.col("is_client_call") | pl.col("is_bare_call"))
         & (pl.col("has_output") | (pl.col("has_model") & pl.col("request_model").is_null())),
     ]
@@ -202,12 +206,14 @@ def _searched(spans: pl.DataFrame) -> pl.DataFrame:
     spans = with_where(spans, pl.col("is_client_call") & pl.col("has_output"), _OF_ANSWERS)
     spans = with_where(spans.drop("tool_signature"), pl.col("is_tool"), _OF_TOOLS)
     spans = with_where(spans, pl.col("failed") & pl.col("has_error"), _OF_FAILURES)
+    spans = with_where(spans, pl.col("has_group_size") & pl.col("status").is_not_null(), _OF_ROLLOUTS)
     return spans.with_columns(
         pl.coalesce("agent", "_agent").alias("agent"),
         pl.coalesce("request_model", "_model").alias("request_model"),
         pl.coalesce("response_id", "_response_id").alias("response_id"),
         pl.col("_holds_ids").fill_null(False).alias("has_answer"),
         pl.coalesce("_error", "error_type").alias("error_type"),
+        pl.col("_group_size").alias("group_size"),
     )
 
 

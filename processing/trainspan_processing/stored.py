@@ -57,7 +57,7 @@ class StoredCall:
 
 @dataclass(frozen=True, slots=True)
 class StoredRollout:
-    """A complete rollout of status ok, as a reward function sees it."""
+    """A complete rollout, as a reward function or a filter sees it."""
 
     rollout_id: str
     attempt: int
@@ -66,6 +66,7 @@ class StoredRollout:
     round: int | None
     split: str | None
     status: str
+    """A reward function sees `ok`, `agent_error`, `timeout` and `judge_error`; None as its answer leaves a failure unrewarded."""
     evaluations: list[StoredEvaluation]
     calls: list[StoredCall]
     """In the order in which they were made."""

@@ -22,6 +22,7 @@ from .source import Selection, Source
 from .spans import narrow_spans, system_hashes
 from .surroundings import Surroundings, read_surroundings
 from .twins import Twins, find_twins
+from .waiting import find_groups
 
 __all__ = ["Clock", "Survey", "survey_when_settled"]
 
@@ -69,9 +70,10 @@ def survey_when_settled(
     *,
     settle_s: float,
     wait_s: float,
+    group_wait_s: float = 0.0,
     around: Surroundings | None = None,
 ) -> Survey:
-    """Surveys until no rollout for training is pending, or `wait_s` is over.
+    """Surveys until no rollout for training is pending and no group waits for its last ones, or `wait_s` is over.
 
     `around` is read where it is not given and the selection names rollouts.
     """
@@ -87,6 +89,7 @@ def survey_when_settled(
             or rollouts.filter(
                 pl.col("pending") & (pl.col("split") != "val").fill_null(True) & ~pl.col("superseded")
             ).height
+            or find_groups(rollouts, ledger, clock.now_ns(), group_wait_s).waiting
         )
         left_s = (deadline - clock.now_ns()) / 1e9
         if not waited_for or left_s <= 0:

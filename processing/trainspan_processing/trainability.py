@@ -2,8 +2,8 @@
 
 1. `internal`, `no_boundary`, `not_selected`, `untrusted`: the call is no agent's, nothing says which rollout it belongs to, it
    is none of the agents and policies asked for, or it came with an agent's token instead of the policy server's
-2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status where it is not ok, `judge_error`,
-   `untrusted` (its only rewards are), `no_reward`
+2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status where it is not ok and no
+   reward is given for that, `judge_error`, `untrusted` (its only rewards are), `no_reward`
 3. `redacted`, `incomplete`, `not_delivered`, `attributes_dropped`, `multimodal`, `constrained`, `greedy`, `sampling_truncated`
 4. `no_token_ids`, `no_logprobs`, `mixed_versions`, `stale`, `too_long`
 5. `singleton_group`, `zero_spread_group`: the call is sound, but its rollout has nothing to be compared with
@@ -29,25 +29,26 @@ def _first(rules: list[tuple[str, pl.Expr]]) -> pl.Expr:
 
 
 def early_reason() -> pl.Expr:
-    """Reason of a rollout (the rollout table with `selected`) that has nothing to do with its reward."""
-    status = pl.when(pl.col("status") != "ok").then(pl.col("status"))
+    """Reason of a rollout (the rollout table with `selected`) that has nothing to do with how it ended."""
     early = [
         ("not_selected", ~pl.col("selected")),
         ("validation", pl.col("split") == "val"),
         ("superseded_by_retry", pl.col("superseded")),
         ("unfinished", ~pl.col("complete")),
     ]
-    return pl.coalesce(_first(early), status)
+    return _first(early)
 
 
 def rollout_reason() -> pl.Expr:
-    """Reason of a rollout (the table with `reward`, `reward_failed`, `reward_untrusted`), NULL where it may be trained."""
+    """Reason of a rollout (the table with `reward`, `reward_failed`, `reward_untrusted`, and `teaches`, whether it is ok or has
+    a reward in spite of its status), NULL where it may be trained."""
+    status = pl.when(~pl.col("teaches")).then(pl.col("status"))
     late = [
         ("judge_error", pl.col("reward_failed")),
         ("untrusted", pl.col("reward").is_null() & pl.col("reward_untrusted")),
         ("no_reward", pl.col("reward").is_null()),
     ]
-    return pl.coalesce(early_reason(), _first(late))
+    return pl.coalesce(early_reason(), status, _first(late))
 
 
 def call_reason() -> pl.Expr:

@@ -162,7 +162,7 @@ class _Run:
 
     async def _attempt(self, task: Task, number: int, identity: Identity) -> tuple[_Verdict, bool]:
         self._ledger.begin(identity, number)
-        span = self._spans.begin(identity)
+        span = self._spans.begin(identity, self._settings.n)
         judge = self._judge.name if self._judge else None
         try:
             ended = await self._executor.execute(Execution(task, identity, span.parent))

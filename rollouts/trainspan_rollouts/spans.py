@@ -45,11 +45,10 @@ class RolloutSpans:
         )
         self._tracer = self._provider.get_tracer("trainspan_rollouts")
 
-    def begin(self, identity: Identity) -> "RolloutSpan":
-        """The span of one attempt, the root of a trace of its own."""
-        return RolloutSpan(
-            self._tracer.start_span(keys.ROLLOUT_SPAN_NAME, Context(), attributes=identity.attributes()), identity
-        )
+    def begin(self, identity: Identity, group_size: int) -> "RolloutSpan":
+        """The span of one attempt at one of `group_size` rollouts of its task, the root of a trace of its own."""
+        attributes = {**identity.attributes(), keys.GROUP_SIZE: group_size}
+        return RolloutSpan(self._tracer.start_span(keys.ROLLOUT_SPAN_NAME, Context(), attributes=attributes), identity)
 
     def close(self) -> int:
         """Sends what is left; the number of spans lost in all."""

@@ -1,13 +1,17 @@
 """The error tree. Each member is also the standard-library error that a caller would expect.
 
-A message says what is wrong, the value, and what to do next; commands print it as one line and exit 1 (2 for `UsageError`).
+A message says what is wrong, the value, and what to do next; commands print it as one line and exit 1 (2 for `UsageError`,
+3 for `NothingToTrainError`).
 """
+
+from collections.abc import Mapping
 
 __all__ = [
     "CheckpointError",
     "ConfigError",
     "DatasetError",
     "InvalidRecordError",
+    "NothingToTrainError",
     "PolicyServerError",
     "ProcessError",
     "StoreError",
@@ -49,6 +53,17 @@ class StoreLockedError(StoreError):
 
 class DatasetError(TrainspanError, RuntimeError):
     """A dataset cannot be built or read."""
+
+
+class NothingToTrainError(DatasetError):
+    """No call of a selection can be trained, or too few of them; exit code 3.
+
+    Nothing is broken: other rollouts may do. `figures` are those of the manifest that there would have been.
+    """
+
+    def __init__(self, message: str, figures: Mapping[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.figures = dict(figures or {})
 
 
 class CheckpointError(TrainspanError, ValueError):

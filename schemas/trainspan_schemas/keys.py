@@ -20,6 +20,7 @@ ROLLOUT_STATUS: Final = "trainspan.rollout.status"
 ROLLOUT_CALLS: Final = "trainspan.rollout.calls"  # int: calls the agent's side saw succeed, if known
 ROLLOUT_BOUNDARY: Final = "trainspan.rollout.boundary"  # "runner" | "explicit" | "request" | "process"
 ROLLOUT_JUDGE: Final = "trainspan.rollout.judge"  # "module:function"; then only evaluations of source "judge" count
+GROUP_SIZE: Final = "trainspan.group.size"  # int: rollouts that the runner makes of this task in this round
 ROLLOUT_SPAN_NAME: Final = "trainspan.rollout"
 
 # A call, emitted by the policy server as span `chat {model}` of kind SERVER.

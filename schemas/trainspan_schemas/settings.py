@@ -145,6 +145,8 @@ class DatasetSettings:
     """Advantage baseline; default `grpo`, or `running` where no rollout has a task id."""
     reward: str | None = None
     """`module:function(StoredRollout)` that replaces stored rewards."""
+    status_rewards: str | None = None
+    """Rewards of rollouts that failed, as `timeout=0,agent_error=-1`; default: they are dropped by their status."""
     reward_name: str = "reward"
     """Name of the evaluation that is the reward; several as `correct=1,style=0.2,tools?=0.1`: weights, and `?` for one that
     a rollout may lack."""
@@ -180,6 +182,9 @@ class DatasetSettings:
     """Seconds of silence after which a rollout that is not complete counts as `unfinished`."""
     wait_s: float = 0.0
     """How long to wait for rollouts that are still arriving."""
+    group_wait_s: float = 300.0
+    """Seconds since a task's rollouts were last heard of, for which its group waits for the ones that its runner still makes; then
+    it is taken as it is. Two timeouts of the runner and a minute, by default."""
     min_coverage: float = 0.5
     """Least share of calls that must be trainable; below it the command fails."""
     keep_zero_spread: bool = False

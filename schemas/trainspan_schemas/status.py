@@ -9,6 +9,7 @@ ROLLOUT_STATUSES: Final[tuple[str, ...]] = get_args(RolloutStatus)
 
 DropReason = Literal[
     "unfinished",
+    "group_unfinished",
     "agent_error",
     "timeout",
     "cancelled",

@@ -44,3 +44,10 @@ def doubled(items: pl.DataFrame) -> pl.DataFrame:
 
 def forgets(items: pl.DataFrame) -> pl.DataFrame:
     return doubled(items).head(1)
+
+
+def partial(rollout: StoredRollout) -> float | None:
+    """Half a point for an agent that ran out of time, nothing said of one that crashed, a fault for one without a judge."""
+    if rollout.status == "judge_error":
+        raise ValueError("no answer")
+    return {"ok": 1.0, "timeout": 0.5}.get(rollout.status, None if rollout.status == "agent_error" else 9.0)

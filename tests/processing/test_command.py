@@ -72,12 +72,33 @@ def test_without_failed_merges_it_says_so(bench: Bench) -> None:
     assert "every call continues the call of its agent before it, or is the first" in shown
 
 
-def test_a_failure_is_one_line_and_exit_code_1(bench: Bench) -> None:
+def test_nothing_to_train_on_is_one_line_and_exit_code_3(bench: Bench) -> None:
     bench.send(chain(bench.rollout("a"), 1))
     failed = _run(bench, "--run", bench.run_id)
-    assert (failed.returncode, failed.stdout) == (1, "")
+    assert (failed.returncode, failed.stdout) == (3, "")
     assert len(failed.stderr.splitlines()) == 1
     assert "most excluded by no_reward (1): call trainspan.reward" in failed.stderr
+    told = _run(bench, "--run", bench.run_id, "--round", "0", "--format", "json")
+    assert told.returncode == 3
+    record = json.loads(told.stdout)
+    assert record.pop("nothing_to_train") in told.stderr
+    assert record == {
+        "rollouts_seen": 1,
+        "calls_seen": 1,
+        "calls_trainable": 0,
+        "coverage": 0.0,
+        "dropped": {"no_reward": 1},
+    }
+    assert not list(bench.out.glob("round=*"))
+
+
+def test_too_few_calls_to_train_on_are_told_with_what_could_be_trained(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(float(name == "a")) for name in "ab"))
+    bench.send(*(chain(bench.rollout(name), 1) for name in "cde"))
+    told = _run(bench, "--run", bench.run_id, "--round", "0", "--format", "json")
+    assert told.returncode == 3
+    assert "only 40% of the calls in round 0" in told.stderr
+    assert [json.loads(told.stdout)[key] for key in ("calls_seen", "calls_trainable", "coverage")] == [5, 2, 0.4]
 
 
 def test_a_round_without_contrast_is_no_failure(bench: Bench) -> None:

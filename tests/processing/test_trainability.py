@@ -179,6 +179,7 @@ def test_what_came_with_an_agents_token_where_others_are_demanded_is_untrusted()
             "complete": [True] * 3,
             "reward_failed": [False] * 3,
             "reward_untrusted": [True, True, False],
+            "teaches": [True] * 3,
             "reward": [None, 1.0, None],
         }
     )

@@ -27,6 +27,9 @@ def dataset(
     reward_name: Annotated[
         str | None, typer.Option(help="Evaluation that is the reward; several as correct=1,style=0.2,tools?=0.1.")
     ] = None,
+    status_rewards: Annotated[
+        str | None, typer.Option(help="Rewards of rollouts that failed: timeout=0,agent_error=-1.")
+    ] = None,
     combine: Annotated[
         str | None, typer.Option(help="Several rewards: sum, or gdpo (compare each, then add up).")
     ] = None,
@@ -48,6 +51,9 @@ def dataset(
     split: Annotated[str | None, typer.Option(help="recorded, all, or the share of tasks to train on.")] = None,
     wait_s: Annotated[float | None, typer.Option(help="Wait so long for rollouts that are still arriving.")] = None,
     settle_s: Annotated[float | None, typer.Option(help="Silence after which a rollout counts as unfinished.")] = None,
+    group_wait_s: Annotated[
+        float | None, typer.Option(help="How long a task's group waits for rollouts that its runner still makes.")
+    ] = None,
     max_staleness: Annotated[int | None, typer.Option(help="Drop calls that are more versions old.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Drop calls with more tokens.")] = None,
     min_coverage: Annotated[float | None, typer.Option(help="Least share of trainable calls.")] = None,
@@ -85,7 +91,7 @@ def dataset(
     from trainspan_processing.replay import rebuild
     from trainspan_processing.survey import Clock
     from trainspan_schemas.config import override
-    from trainspan_schemas.errors import DatasetError
+    from trainspan_schemas.errors import DatasetError, NothingToTrainError
     from trainspan_schemas.home import datasets_dir, store_path
 
     chosen = settings(config)
@@ -95,6 +101,7 @@ def dataset(
         baseline=baseline,
         reward=reward,
         reward_name=reward_name,
+        status_rewards=status_rewards,
         combine=combine,
         air=air,
         gamma=gamma,
@@ -107,6 +114,7 @@ def dataset(
         split=split,
         wait_s=wait_s,
         settle_s=settle_s,
+        group_wait_s=group_wait_s,
         max_staleness=max_staleness,
         max_tokens=max_tokens,
         min_coverage=min_coverage,
@@ -129,7 +137,12 @@ def dataset(
             )
         built = rebuilt.built
     else:
-        built = build_dataset(request, clock)
+        try:
+            built = build_dataset(request, clock)
+        except NothingToTrainError as error:
+            if format == "json":
+                print(json.dumps({"nothing_to_train": str(error), **error.figures}))
+            raise
     if format == "json":
         print(json.dumps({"path": str(built.path), "sha256": built.sha256, **built.manifest}))
     else:

@@ -66,6 +66,7 @@ def _run(
     from trainspan_cli.loop.report import write_report
     from trainspan_cli.loop.rounds import Loop
     from trainspan_cli.loop.screen import Screen
+    from trainspan_cli.loop.skipping import skipped_rounds
 
     console = Console(stderr=format == "json")
     try:
@@ -80,7 +81,13 @@ def _run(
         sys.exit(130)
     checks = [check for record in result["records"] for check in record["checks"]]
     page = write_report(folder, f"trainspan run {folder.run_id}", [])
-    return {"run_id": folder.run_id, "folder": str(folder.path), "report": str(page), "integrity": all_hold(checks)}
+    return {
+        "run_id": folder.run_id,
+        "folder": str(folder.path),
+        "report": str(page),
+        "skipped_rounds": len(skipped_rounds(result["records"])),
+        "integrity": all_hold(checks),
+    }
 
 
 def _show(summary: dict[str, Any], format: str) -> int:

@@ -10,6 +10,7 @@ from .curves import draw_curves, draw_training
 from .intervals import Rate
 from .page import picture, table, write_page
 from .run_folder import RunFolder
+from .skipping import skipped_rounds
 
 __all__ = ["write_report"]
 
@@ -41,6 +42,7 @@ def write_report(run: RunFolder, title: str, verdicts: Sequence[tuple[str, bool,
             ("round", "version", "rollouts", "reward", "calls", "trained", "dropped", "max |Δlogp|", "canary", "s"),
             [_round_row(record) for record in records if record["kind"] == "round"],
         ),
+        _skipped(records),
         "<h2>Integrity</h2>",
         _integrity(records),
     ]
@@ -49,6 +51,17 @@ def write_report(run: RunFolder, title: str, verdicts: Sequence[tuple[str, bool,
 
 def _best(best: Record) -> str:
     return f"after round {best['round']}, {Rate(best['successes'], best['n'])}, kept as {escape(best['checkpoint'])}"
+
+
+def _skipped(records: Sequence[Record]) -> str:
+    found = skipped_rounds(records)
+    if not found:
+        return ""
+    rounds = sum(record["kind"] == "round" for record in records)
+    rows = [[str(record["round"]), str(record["skipped"])] for record in found]
+    return f"<p>Skipped rounds: {len(found)} of {rounds}</p>" + table(
+        ("round", "why it was skipped"), rows, kind="text"
+    )
 
 
 def _verdicts(verdicts: Sequence[tuple[str, bool, str]]) -> str:
@@ -73,7 +86,7 @@ def _eval_row(record: Record) -> list[str]:
 def _round_row(record: Record) -> list[str]:
     train, data = record["train"], record["dataset"]
     reward = record["rollout"].get("mean_reward")
-    canary = ((train.get("swap") or {}).get("canary") or {}).get("status", train.get("skipped") or "–")
+    canary = ((train.get("swap") or {}).get("canary") or {}).get("status", "skipped" if record.get("skipped") else "–")
     dropped = ", ".join(f"{name} {count}" for name, count in sorted((data.get("dropped") or {}).items()))
     difference = train.get("logp_diff_max")
     return [
@@ -127,6 +140,7 @@ def _write_csv(path: Path, records: Sequence[Record], metrics: Mapping[int, Reco
             {
                 "round": number,
                 "policy_version": record["policy_version"],
+                "skipped": record.get("skipped"),
                 "rollouts": record["rollout"].get("total"),
                 "reward_mean": record["rollout"].get("mean_reward"),
                 "validation": validation.value if validation else None,

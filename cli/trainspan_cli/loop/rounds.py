@@ -16,6 +16,7 @@ from .rewards import read_rewards
 from .run_folder import RunFolder
 from .screen import Screen
 from .services import Services
+from .skipping import skip_check, skip_reason, skipped_rounds
 from .stages import Stages
 from .stopping import best_validation, stop_reason
 from .task_pool import LoopTasks, TaskPool
@@ -54,6 +55,10 @@ class Loop:
                     self._evaluate(round_, loop.val_tasks)
                 ended = stop_reason(loop, folder.records(), round_)
             self._screen.note(ended)
+            if skipped := skipped_rounds(folder.records()):
+                self._screen.note(
+                    f"{len(skipped)} of {round_} rounds were skipped, the last one: {skipped[-1]['skipped']}"
+                )
             self._evaluate(round_, loop.eval_tasks, probe=True)
         finally:
             self._services.stop()
@@ -138,7 +143,13 @@ class Loop:
             checks += collected.checks
             rollout, seconds["rollouts"] = collected.result, collected.seconds
             self._screen.stage("dataset")
-            seconds["dataset"] = self._stages.dataset(round_)
+            built = self._stages.dataset(round_)
+            seconds["dataset"] = built.seconds
+            if built.nothing is not None:
+                seconds["total"] = time.monotonic() - began
+                version = self._services.policy.policy()["version"]
+                self._end_round(round_, version, rollout, built.nothing, {}, seconds, checks)
+                return
         manifest = RunFolder(manifest_path.parent).read(MANIFEST)
         checks += [check.record() for check in dataset_checks(manifest)]
         checks += [check.record() for check in self._reward_checks(round_, manifest_path.parent)]
@@ -148,11 +159,27 @@ class Loop:
         seconds["train"] = time.monotonic() - trained_from
         checks += [check.record() for check in training_checks(event, self._settings.train.engine_mismatch)]
         seconds["total"] = time.monotonic() - began
+        self._end_round(round_, event.get("version"), rollout, manifest, event, seconds, checks)
+
+    def _end_round(
+        self,
+        round_: int,
+        version: int | None,
+        rollout: dict[str, Any],
+        manifest: dict[str, Any],
+        event: dict[str, Any],
+        seconds: dict[str, float],
+        checks: list[dict[str, Any]],
+    ) -> None:
+        """Puts the round on record, from its manifest (or what stands for one) and the trainer's event, if there was one."""
+        skipped = skip_reason(manifest, event)
+        checks = [*checks, skip_check(self._folder.records(), skipped).record()]
         keys = ("rows", "rollouts", "groups", "calls_seen", "calls_kept", "dropped", "rewards")
         record = {
             "kind": "round",
             "round": round_,
-            "policy_version": event.get("version"),
+            "policy_version": version,
+            "skipped": skipped,
             "rollout": rollout,
             "dataset": {key: manifest.get(key) for key in keys},
             "train": event,

@@ -142,10 +142,11 @@ class Screen:
         reward = rollout.get("mean_reward")
         status = rollout.get("status") or {}
         tokens = (train.get("tokens") or {}).get("trained") or 0
+        version = "skipped" if record.get("skipped") else record["policy_version"]
         difference = train.get("logp_diff_max")
         return [
             str(record["round"]),
-            str(record["policy_version"] if record["policy_version"] is not None else "–"),
+            str(version if version is not None else "–"),
             str(rollout.get("total", "–")),
             str(sum(count for name, count in status.items() if name != "ok")),
             "–" if reward is None else f"{reward:.3f}",
@@ -155,7 +156,7 @@ class Screen:
             ok,
             f"{seconds.get('rollouts', 0):.1f}",
             f"{seconds.get('dataset', 0):.1f}",
-            f"{seconds['train']:.1f}",
+            f"{seconds.get('train', 0):.1f}",
         ]
 
     def _line(self, record: dict[str, Any]) -> str:
@@ -168,6 +169,10 @@ class Screen:
         stages = ", ".join(
             f"{stage} {s} s" for stage, s in zip(("rollouts", "dataset", "training"), seconds, strict=True)
         )
+        if record.get("skipped"):
+            return (
+                f"round {round_}: skipped, {rollouts} rollouts ({failed} failed), reward {train}: {record['skipped']}"
+            )
         return (
             f"round {round_}: version {version}, {rollouts} rollouts ({failed} failed), reward {train}, {speed} tok/s, "
             f"max |Δlogp| {difference}, checks {ok} ({stages})"

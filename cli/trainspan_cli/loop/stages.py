@@ -21,7 +21,10 @@ from .run_folder import RunFolder
 from .screen import Screen
 from .services import Services
 
-__all__ = ["Collected", "Stages"]
+__all__ = ["Built", "Collected", "Stages"]
+
+NOTHING_TO_TRAIN = 3
+"""Exit code of `trainspan dataset` where it found nothing to train on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,15 @@ class Collected:
     result: dict[str, Any]
     checks: list[dict[str, Any]]
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The result of one `trainspan dataset`."""
+
+    seconds: float
+    nothing: dict[str, Any] | None = None
+    """Where there is no dataset since nothing can be trained: the reason as `nothing_to_train`, and what was seen."""
 
 
 class Stages:
@@ -63,19 +75,25 @@ class Stages:
         assert self._settings.loop.target is not None
         target = self._settings.loop.target
         agent = [target] if is_function_name(target) else ["--", *shlex.split(target)]
-        self._command("rollout", arguments, agent, on_event)
+        # Exit code 1 with a result: no rollout is ok, which is the round's misfortune and not the loop's.
+        code, message = self._command("rollout", arguments, agent, on_event, admitted=(0, 1))
+        if code != 0 and not result:
+            raise ProcessError(f"rollout failed: {message} (log: {self._folder.logs / 'rollout.log'})")
         counts = meter.stop(result["total"], result["calls"])
         return Collected(result, [check.record() for check in stage_checks(counts)], time.monotonic() - began)
 
-    def dataset(self, round_: int) -> float:
-        """Builds the round's dataset, which the trainer takes up at once; returns seconds."""
+    def dataset(self, round_: int) -> Built:
+        """Builds the round's dataset, which the trainer takes up at once."""
         began = time.monotonic()
         if self._settings.serving.sleep:
             self._services.policy.sleep()
         arguments = ["--store", str(self._services.store), "--out", str(self._folder.datasets)]
         arguments += ["--run", self._folder.run_id, "--round", str(round_), "--wait-s", "30", "--settle-s", "20"]
-        self._command("dataset", arguments, [], lambda event: None)
-        return time.monotonic() - began
+        told: dict[str, Any] = {}
+        code, message = self._command("dataset", arguments, [], told.update, admitted=(0, NOTHING_TO_TRAIN))
+        if code == NOTHING_TO_TRAIN:
+            return Built(time.monotonic() - began, {"nothing_to_train": message, **told})
+        return Built(time.monotonic() - began)
 
     def trained(self, round_: int) -> dict[str, Any]:
         """The trainer's event for the round's dataset, which the trainer finds by itself.
@@ -108,12 +126,20 @@ class Stages:
         return {**known, "event": "round", "recovered": True, "tokens": tokens, "swap": swap, "skipped": skipped}
 
     def _command(
-        self, name: str, arguments: list[str], target: Sequence[str], on_event: Callable[[dict[str, Any]], None]
-    ) -> None:
+        self,
+        name: str,
+        arguments: list[str],
+        target: Sequence[str],
+        on_event: Callable[[dict[str, Any]], None],
+        admitted: Sequence[int] = (0,),
+    ) -> tuple[int, str]:
+        """The exit code, one of `admitted`, and what the command said last."""
         services = self._services
         services.keep_alive()
         log = self._folder.logs / f"{name}.log"
         whole = [name, *arguments, *services.config, "--format", "json", *target]
         code, message = run_command(whole, services.environ, log, on_event)
-        if code != 0:
-            raise ProcessError(f"{name} failed: {message.removeprefix('trainspan: ')} (log: {log})")
+        message = message.removeprefix("trainspan: ")
+        if code not in admitted:
+            raise ProcessError(f"{name} failed: {message} (log: {log})")
+        return code, message

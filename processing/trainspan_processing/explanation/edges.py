@@ -6,6 +6,7 @@ from typing import Final
 
 import polars as pl
 
+from ..failures import STATUS_RULE
 from ..frames import SPAN_KEY
 from .account import EdgeAccount
 from .arithmetic import RewardPart
@@ -20,6 +21,7 @@ RULES: Final[Mapping[str, str]] = {
     "twin": "it is on the client's span of this call",
     "step": "it is on another span, and this is the latest call under it or under its parent that finished before",
     "fallback": "it is on another span, and no call had finished under it or its parent: so it is the rollout's",
+    "status": "the rollout failed, and [dataset] status_rewards gives its status a reward in place of any other",
     "air:tool_error": "a tool step failed after this call asked for it",
     "air:parse_error": "what this call wrote could not be parsed",
     "air:repeated_call": "this call asked for a tool with an input that it had asked with before",
@@ -79,6 +81,8 @@ def _why_not(evidence: Evidence, name: str, score: float | None, *, untrusted: b
         return "it has no score that is a number"
     if untrusted:
         return "it came with an agent's token, and only those of other roles are trusted"
+    if (evidence.own(evidence.draft.rewarded.edges)["rule"] == STATUS_RULE).any():
+        return "[dataset] status_rewards gives the rollout's status a reward in place of any other"
     return "the rollout has a judge, and only the judge's own event counts"
 
 

@@ -67,6 +67,9 @@ def _facts(manifest: Mapping[str, Any]) -> Element:
         ("policy versions", f"{manifest['min_policy_version']} to {manifest['max_policy_version']}"),
         ("rollouts that rewarded themselves in vain", str(manifest["rewards_in_vain"])),
         ("rewards that match no rollout", str(manifest["rewards_unmatched"])),
+        ("rewards that came after their rollout was used", str(manifest["rewards_late"])),
+        ("groups that wait for their last rollouts", str(manifest["groups_incomplete"]["waiting"])),
+        ("groups taken without their last rollouts", str(manifest["groups_incomplete"]["taken"])),
     ]
     return table(["", ""], [list(row) for row in rows])
 

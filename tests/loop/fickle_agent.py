@@ -1,0 +1,25 @@
+"""An agent whose rollouts are worth what a test wants of each round: one line of a file per round."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+
+ROLLOUTS_PER_ROUND = 8
+
+
+async def solve(task: dict[str, Any]) -> float | None:
+    """Asks once; the reward of rollout i of round r by line r of PLAN: `same` (1), `none`, `crash`, or `mixed` (0 and 1)."""
+    with Path(os.environ["FICKLE_COUNT"]).open("ab") as file:
+        file.write(b".")
+        number = file.tell() - 1
+    round_, index = divmod(number, ROLLOUTS_PER_ROUND)
+    plan = Path(os.environ["FICKLE_PLAN"]).read_text().split()[round_]
+    if plan == "crash":
+        raise RuntimeError("as planned")
+    client = AsyncOpenAI()
+    await client.chat.completions.create(
+        model="policy", messages=[{"role": "user", "content": str(task["input"])}], max_tokens=8
+    )
+    return {"same": 1.0, "none": None}.get(plan, float(index % 2))
