@@ -18,6 +18,7 @@ ADVICE: Final[dict[DropReason, str]] = {
     "judge_error": "the judge or reward function raised: run it by hand on one of these rollouts",
     "no_reward": "call trainspan.reward(…) in the agent, or pass --judge to `trainspan rollout`, or --reward module:function here",
     "incomplete": "answers were cut off before a finish reason: see the policy server's log",
+    "overlong": "calls ended by length, and [dataset] overlong masks them: raise the agent's max_tokens, or take overlong = keep",
     "not_delivered": "clients hung up before the whole answer came: raise their timeout",
     "superseded_by_retry": "only last attempts are trained: look why they were retried",
     "no_token_ids": "the server recorded no token ids: serve the policy with `trainspan serve`",

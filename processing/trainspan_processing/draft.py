@@ -15,6 +15,7 @@ from .advantages import Credited, assign_advantages, rollout_column, step_column
 from .frames import ROLLOUT_KEY, SPAN_KEY
 from .grouping import first_calls, hash_prompts, with_groups, with_states
 from .ledger import Ledger
+from .overlong import overlong_mode
 from .payload import read_payload
 from .plan import Plan, RewardName, make_plan
 from .rewarding import Rewarded, reward_rollouts
@@ -136,7 +137,9 @@ def reward_part(source: Source, survey: Survey, settings: DatasetSettings, *, wi
     return Part(
         rewarded,
         compared,
-        calls.with_columns(call_reason().alias("reason"), _own_reward(rewarded.rewards)).drop(names, states),
+        calls.with_columns(
+            call_reason(mask_overlong=overlong_mode(settings) == "mask").alias("reason"), _own_reward(rewarded.rewards)
+        ).drop(names, states),
         calls.filter(pl.col("rollout").is_not_null()).select(*_CREDITED, *states, *names),
         survey.others.join(reasons, on=ROLLOUT_KEY, how="left"),
     )

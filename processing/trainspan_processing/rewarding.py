@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import polars as pl
 
@@ -13,6 +14,7 @@ from .air import AIR, air_edges, air_rules
 from .binding import EDGES
 from .failures import FUNCTION_STATUSES, status_edges, status_rewards, with_status_edges
 from .frames import ROLLOUT_KEY, SPAN_KEY, empty
+from .overlong import OVERLONG, overlong_edges, overlong_penalty
 from .plan import RewardName, reward_names
 from .rewards import Rewards, bind_rewards
 from .source import Source
@@ -21,6 +23,9 @@ from .survey import Survey
 from .trainability import early_reason, rollout_reason
 
 __all__ = ["Rewarded", "reward_rollouts"]
+
+_SIGNALS: Final = (AIR, OVERLONG)
+"""Rewards that the trace itself gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,7 @@ class Rewarded:
     edges: pl.DataFrame
     """EDGES: every reward and the rule that bound it, but for what a function gave."""
     rewards: tuple[RewardName, ...]
-    """Those of the settings, and `air` where there are such rules."""
+    """Those of the settings, and `air` and `overlong` where there are such rules."""
     in_vain: int = 0
     unmatched: int = 0
     function_error: str | None = None
@@ -46,6 +51,9 @@ def reward_rollouts(source: Source, survey: Survey, settings: DatasetSettings) -
     names, rules = reward_names(settings.reward_name), air_rules(settings.air)
     rewards = (*names, RewardName(AIR, may_be_missing=True)) if rules else names
     signals = air_edges(rules, survey.calls, survey.spans, survey.twins)
+    if (penalty := overlong_penalty(settings)) is not None:
+        rewards = (*rewards, RewardName(OVERLONG, may_be_missing=True))
+        signals = pl.concat([signals, overlong_edges(penalty, survey.calls)])
     needed = [reward.name for reward in names if not reward.may_be_missing]
     by_status = status_edges(status_rewards(settings.status_rewards), needed, survey.rollouts)
     if settings.reward is not None:
@@ -89,7 +97,7 @@ def _by_function(
     by_status: pl.DataFrame,
 ) -> Rewarded:
     """What the function says of a rollout that failed comes first, then the reward by its status, then that it is dropped."""
-    names = [reward.name for reward in rewards if reward.name != AIR]
+    names = [reward.name for reward in rewards if reward.name not in _SIGNALS]
     eligible = survey.rollouts.filter(early_reason().is_null() & pl.col("status").is_in(FUNCTION_STATUSES))
     assert settings.reward is not None
     said = reward_by_function(load_function(settings.reward), names, source, survey, eligible)
@@ -109,11 +117,11 @@ def _by_function(
         rollouts = rollouts.with_columns(pl.coalesce(column, "_by_status").alias(column)).drop("_by_status")
     taught = answered.filter(~pl.col("reward_failed")).select(ROLLOUT_KEY)
     rollouts = _with_lesson(rollouts, pl.concat([by_status.select(ROLLOUT_KEY), taught]))
-    if len(names) < len(rewards):
-        rollouts = rollouts.with_columns(pl.lit(None, dtype=pl.Float64).alias(rollout_column(AIR)))
+    unsaid = [rollout_column(reward.name) for reward in rewards if reward.name in _SIGNALS]
+    rollouts = rollouts.with_columns(pl.lit(None, dtype=pl.Float64).alias(column) for column in unsaid)
     of_calls = _of_calls(Rewards(signals, 0, 0, survey.rollouts.clear()), rewards)
     kept = tuple(rewards)
-    named = [reward for reward in kept if reward.name != AIR]
+    named = [reward for reward in kept if reward.name not in _SIGNALS]
     return Rewarded(
         _with_totals(rollouts, survey.calls, of_calls, named, kept),
         of_calls,

@@ -4,7 +4,8 @@
    is none of the agents and policies asked for, or it came with an agent's token instead of the policy server's
 2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status where it is not ok and no
    reward is given for that, `judge_error`, `untrusted` (its only rewards are), `no_reward`
-3. `redacted`, `incomplete`, `not_delivered`, `attributes_dropped`, `multimodal`, `constrained`, `greedy`, `sampling_truncated`
+3. `redacted`, `incomplete`, `overlong` (where such calls are masked), `not_delivered`, `attributes_dropped`, `multimodal`,
+   `constrained`, `greedy`, `sampling_truncated`
 4. `no_token_ids`, `no_logprobs`, `mixed_versions`, `stale`, `too_long`
 5. `singleton_group`, `zero_spread_group`: the call is sound, but its rollout has nothing to be compared with
 `late_after_consumed` is counted by the ledger: such calls belong to rollouts that an earlier dataset used.
@@ -14,6 +15,8 @@ import json
 from typing import Final
 
 import polars as pl
+
+from .overlong import is_overlong
 
 __all__ = ["GROUP_REASONS", "call_reason", "early_reason", "rollout_reason", "token_reason"]
 
@@ -51,7 +54,7 @@ def rollout_reason() -> pl.Expr:
     return pl.coalesce(early_reason(), status, _first(late))
 
 
-def call_reason() -> pl.Expr:
+def call_reason(*, mask_overlong: bool = False) -> pl.Expr:
     """Reason of a call (CALLS with `rollout_reason` and `selected`), as far as it shows without the tokens."""
     temperature = pl.col("temperature")
     truncated = (
@@ -71,6 +74,7 @@ def call_reason() -> pl.Expr:
     how = [
         ("redacted", pl.col("redacted")),
         ("incomplete", pl.col("finish_reason").is_in(_CUT_OFF) | pl.col("finish_reason").is_null()),
+        ("overlong", is_overlong() & mask_overlong),
         ("not_delivered", ~pl.col("delivered")),
         ("attributes_dropped", pl.col("dropped_attributes") > 0),
         ("multimodal", pl.col("multimodal")),

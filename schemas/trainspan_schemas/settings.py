@@ -154,6 +154,10 @@ class DatasetSettings:
     """Several rewards: `sum` (added up, then compared) or `gdpo` (each compared, then added up and scaled by the batch)."""
     air: str | None = None
     """Rules that turn signals of the trace into rewards of single calls, as `tool_error=-0.1,repeated_call=-0.05`."""
+    overlong: str = "keep"
+    """Calls that end by length: `keep`, `mask` (they are not trained) or `punish` (their reward is lowered)."""
+    overlong_penalty: float | None = None
+    """With `punish`: what is taken from the reward of such a call; default 1."""
     gamma: float = 1.0
     """Discount per call for `return_to_go` and `gigpo`."""
     group_over: str = "rollouts"

@@ -17,6 +17,7 @@ DropReason = Literal[
     "judge_error",
     "no_reward",
     "incomplete",
+    "overlong",
     "not_delivered",
     "superseded_by_retry",
     "no_token_ids",

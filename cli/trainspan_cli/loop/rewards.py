@@ -29,13 +29,15 @@ class RewardRecords:
 def read_rewards(runner: Path, dataset: Path) -> RewardRecords | None:
     """Of the runner's ledger file and a dataset folder; None where the dataset's reward is meant to be another one.
 
-    That is so with `[dataset] reward`, `air`, or other names than `reward`.
+    That is so with `[dataset] reward`, `air`, `overlong = "punish"`, or other names than `reward`.
     """
     from trainspan_rollouts.ledger import recorded_rewards
 
     manifest: dict[str, Any] = json.loads((dataset / MANIFEST).read_bytes())
     settings = manifest["settings"]
     if settings["reward"] is not None or settings["air"] is not None or settings["reward_name"] != "reward":
+        return None
+    if settings.get("overlong") == "punish":
         return None
     lines = (dataset / manifest["ledger"]["name"]).read_text().splitlines()
     used = {(line["rollout_id"], line["attempt"]): line["reward"] for line in map(json.loads, lines)}

@@ -22,6 +22,7 @@ RULES: Final[Mapping[str, str]] = {
     "step": "it is on another span, and this is the latest call under it or under its parent that finished before",
     "fallback": "it is on another span, and no call had finished under it or its parent: so it is the rollout's",
     "status": "the rollout failed, and [dataset] status_rewards gives its status a reward in place of any other",
+    "overlong": "the call ended by length, and [dataset] overlong punishes that",
     "air:tool_error": "a tool step failed after this call asked for it",
     "air:parse_error": "what this call wrote could not be parsed",
     "air:repeated_call": "this call asked for a tool with an input that it had asked with before",
