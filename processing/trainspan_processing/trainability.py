@@ -8,7 +8,8 @@
    `constrained`, `greedy`, `sampling_truncated`
 4. `no_token_ids`, `no_logprobs`, `mixed_versions`, `stale`, `too_long`
 5. `singleton_group`, `zero_spread_group`: the call is sound, but its rollout has nothing to be compared with
-`late_after_consumed` is counted by the ledger: such calls belong to rollouts that an earlier dataset used.
+`late_after_consumed` is counted by the ledger: such calls belong to rollouts that an earlier dataset used. `group_unfinished`
+is that of calls with nothing against them whose group waits (waiting.py).
 """
 
 import json

@@ -6,6 +6,8 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import SECOND, START_NS, TestRollout, chain
+from trainspan_processing import inventory
+from trainspan_processing.replay import rebuild
 from trainspan_schemas import keys
 from trainspan_schemas.errors import NothingToTrainError
 
@@ -41,6 +43,26 @@ def test_what_arrived_of_a_group_waits_for_its_last_rollouts(bench: Bench) -> No
     assert rows(second)["advantage"].to_list() == [-1.0, 0.0, 1.0]
     assert second.manifest["groups_incomplete"] == {"waiting": 0, "taken": 0}
     assert second.manifest["dropped"] == {}
+
+
+def test_a_group_that_is_spread_over_chunks_waits_as_a_whole(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "spans_per_chunk", lambda spans: 1)
+    bench.send(_member(bench, "a", 0.0), _member(bench, "b", 1.0), *_pair(bench))
+    _at(bench, 150.0)
+    first = bench.build(baseline="dr_grpo")
+    assert [name[-1] for name in rows(first)["rollout_id"].to_list()] == ["y", "z"]
+    assert first.manifest["dropped"] == {"group_unfinished": 2}
+    bench.send(_member(bench, "c", 2.0, ends=390.0))
+    _at(bench, 400.0)
+    assert rows(bench.build(baseline="dr_grpo"))["advantage"].to_list() == [-1.0, 0.0, 1.0]
+
+
+def test_a_dataset_made_again_holds_nothing_back(bench: Bench) -> None:
+    bench.send(_member(bench, "a", 0.0), _member(bench, "b", 1.0), *_pair(bench))
+    _at(bench, 150.0)
+    first = bench.build(baseline="dr_grpo")
+    again = rebuild(first.path, bench.out / "again", None, bench.clock)
+    assert again.differences == []
 
 
 def test_a_group_waits_only_so_long_and_is_then_taken_as_it_is(bench: Bench) -> None:
