@@ -43,7 +43,7 @@ class Assembly:
     """What is decided of all rollouts without tokens."""
 
     rollouts: pl.DataFrame
-    """rollout_id, attempt, run_id, round, task_id, reward, end_ns, status, group_size, `pending` and `reason`."""
+    """rollout_id, attempt, run_id, round, task_id, reward, end_ns, split, status, group_size, `pending` and `reason`."""
     groups: Groups
     """Those whose last rollouts have not come; rollouts of those that wait are pending."""
     compared: pl.DataFrame
@@ -226,7 +226,9 @@ def _done(
     numbered = compared.with_columns(pl.lit(number, dtype=pl.UInt32).alias("part"), pl.col("sound").fill_null(0))
     # What stays must not hold on to the texts that it was cut out of.
     return _Part(
-        rollouts=compact(part.rewarded.rollouts.select(*_OF_ROLLOUT, "status", "group_size", "pending", "reason")),
+        rollouts=compact(
+            part.rewarded.rollouts.select(*_OF_ROLLOUT, "split", "status", "group_size", "pending", "reason")
+        ),
         compared=compact(numbered),
         credited=[compact(part.credited).with_columns(pl.col("agent").cast(pl.Categorical))],  # few names, many calls
         fates=compact(fates_of(part.calls.filter(~is_sound))),

@@ -60,7 +60,7 @@ def test_the_third_skipped_round_in_a_row_is_an_alarm(
     evaluated = [each for one in records for each in (one, {"kind": "eval"})]
     check = skip_check(evaluated, skipped)
     assert check.ok is ok
-    assert check.detail.startswith(f"skipped, {in_a_row} in a row: no" if skipped else "trained")
+    assert check.detail.startswith(f"skipped, {in_a_row} in a row: no" if skipped else "not skipped")
     assert ("look at some rollouts" in check.detail) is not ok
     assert len(skipped_rounds(evaluated)) == sum(reason is not None for reason in earlier)
 

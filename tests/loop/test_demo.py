@@ -29,6 +29,7 @@ def test_the_demo_succeeds_and_every_check_holds(demo: DemoRun) -> None:
         "rewards are those of the runner",
         "server and trainer agree",
         "the swap is fresh",
+        "rounds train the policy",
     ):
         assert f"✓ {name}: " in demo.process.stderr
 

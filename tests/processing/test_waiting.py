@@ -102,6 +102,16 @@ def test_rollouts_that_failed_have_arrived_too(bench: Bench) -> None:
     assert built.manifest["groups_incomplete"] == {"waiting": 0, "taken": 0}
 
 
+def test_validation_is_not_waited_for(bench: Bench) -> None:
+    val = chain(bench.rollout("v", task="tv", split="val"), 1)
+    val.root_span.attributes[keys.GROUP_SIZE] = 4
+    bench.send(val.reward(1.0), *_pair(bench))
+    _at(bench, 150.0)
+    built = bench.build(wait_s=30.0)
+    assert bench.slept == []
+    assert built.manifest["groups_incomplete"] == {"waiting": 0, "taken": 0}
+
+
 def test_a_member_whose_calls_are_still_arriving_holds_its_group(bench: Bench) -> None:
     slow = chain(bench.rollout("c", stated_calls=2), 1).reward(2.0)
     bench.send(_member(bench, "a", 0.0), _member(bench, "b", 1.0), slow)

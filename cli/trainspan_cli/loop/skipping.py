@@ -39,7 +39,7 @@ def skip_check(records: Sequence[Record], skipped: str | None) -> Check:
             break
         in_a_row += 1
     if skipped is None:
-        return Check("rounds train the policy", True, "trained")
+        return Check("rounds train the policy", True, "not skipped")
     detail = f"skipped, {in_a_row} in a row: {skipped}"
     if in_a_row > MOST_IN_A_ROW:
         detail += (
