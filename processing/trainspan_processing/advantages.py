@@ -212,9 +212,8 @@ def _over_calls(
     if not part:
         items, past, parts = valued.with_columns(_EVERYTHING), history.clear().with_columns(_EVERYTHING), _NO_PARTS
     else:
-        named = valued.with_columns(
-            pl.format(part + "{}", pl.col(keys[-1]).cast(pl.String).fill_null("")).alias("part")
-        )
+        key = pl.col(keys[-1]).cast(pl.String).fill_null("")
+        named = valued.with_columns(pl.concat_str(pl.lit(part), key).alias("part"))
         pools = named.select("part").unique().sort("part").with_row_index("pool")
         items = named.join(pools, on="part", maintain_order="left")
         past = history.join(pools, on="part", maintain_order="left")

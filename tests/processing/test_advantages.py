@@ -169,8 +169,9 @@ def test_step_and_rae_keep_a_baseline_for_each_turn_that_a_rollout_moves_once() 
 
 
 def test_step_in_a_mixed_team_goes_on_from_each_agents_own_calls() -> None:
-    past = [("agent:x step turn:0", 1.0), ("agent:y step turn:0", 3.0), ("agent:x", 9.0), ("step turn:0", 7.0)]
-    rollouts = [Rollout(None, [2.0, 2.0], agents="xy")]
+    # names are the user's: a brace is no placeholder
+    past = [("agent:{ step turn:0", 1.0), ("agent:y step turn:0", 3.0), ("agent:{", 9.0), ("step turn:0", 7.0)]
+    rollouts = [Rollout(None, [2.0, 2.0], agents="{y")]
     found = advantages(rollouts, credit="per_agent", agent_credit="*=step+running", history=past)
     assert found == pytest.approx([1.0, -1.0])
 
