@@ -18,6 +18,7 @@ from trainspan_cli.reading import rows
 from trainspan_cli.template import merge_ratios, model_template, prefix_keeping_template
 from trainspan_schemas import keys
 from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
+from trainspan_schemas.dataset import dataset_dirs
 from trainspan_schemas.errors import TrainspanError
 from trainspan_schemas.home import checkpoints_dir, datasets_dir, runs_dir, served_model, store_path
 from trainspan_schemas.settings import Settings
@@ -56,7 +57,7 @@ def overview(settings: Settings) -> dict[str, Any]:
         "policy": _policy(settings),
         "latest_checkpoint": str(latest) if latest else None,
         "latest_version": CheckpointMeta.read(latest).version if latest else None,
-        "datasets": len(list(datasets.glob("round=*/manifest.json"))),
+        "datasets": len(dataset_dirs(datasets)),
         "runs": sorted(path.parent.name for path in runs_dir().glob("*/run.json")),
         "run": _newest_run(),
     }

@@ -78,7 +78,11 @@ class Assembly:
         ordered = self.compared.filter(pl.col("sound") > 0).sort(*ROW_ORDER)
         # The chunk of a rollout follows from the calls before it, not from the stores: the same rows give the same bytes.
         before = pl.col("sound").cast(pl.Int64).cum_sum() - pl.col("sound")
-        numbered = ordered.select("rollout", "in_part", "part", (before // CALLS_PER_CHUNK).alias("chunk"))
+        numbered = ordered.select(
+            *("rollout", "in_part", "part"),
+            pl.col("reward").alias("rollout_reward"),
+            (before // CALLS_PER_CHUNK).alias("chunk"),
+        )
         numbered = numbered.with_row_index("place")
         parts: dict[int, tuple[pl.DataFrame, pl.DataFrame]] = {}
         for chunk in numbered.partition_by("chunk", maintain_order=True):
@@ -87,9 +91,7 @@ class Assembly:
             for part in needed:
                 parts[part] = parts.get(part) or _read_part(self.folder, part)
             calls = [
-                parts[part][0].join(
-                    chunk.filter(pl.col("part") == part).select("in_part", "rollout", "place"), on="in_part"
-                )
+                parts[part][0].join(chunk.filter(pl.col("part") == part).drop("part", "chunk"), on="in_part")
                 for part in needed
             ]
             advantages = self.advantages.join(chunk.select("rollout"), on="rollout", how="semi")

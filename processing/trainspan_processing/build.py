@@ -1,4 +1,4 @@
-"""Builds one dataset: survey, rewards, credit, rows, manifest; published by one rename."""
+"""Builds one dataset: survey, rewards, credit, rows, manifest; then publishes it whole."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from trainspan_schemas.dataset import MANIFEST, round_dir_name
+from trainspan_schemas.dataset import MANIFEST, dataset_dir, manifest_path, round_of
 from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.settings import DatasetSettings
 
@@ -51,9 +51,9 @@ class Request:
 
     @property
     def target(self) -> Path:
-        """The folder to make."""
+        """The folder to make, or the one that was made before."""
         given = self.number if self.number is not None else self.round
-        return self.out / round_dir_name(next_round(self.out) if given is None else given)
+        return dataset_dir(self.out, next_round(self.out) if given is None else given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
     ledger = request.earlier or read_ledger(request.out)
     with Source(request.stores, request.allow_behind) as source, scratch_folder(target) as scratch:
         selection = Selection(request.run_id, request.round, request.rollout_ids)
-        with tempfile.TemporaryDirectory(dir=scratch) as calls:
+        with tempfile.TemporaryDirectory(dir=scratch.root) as calls:
             # A round has no next dataset that could take what is left behind.
             may_leave = not is_round and request.earlier is None
             assembly = assemble(source, selection, settings, ledger, clock, Path(calls), may_leave_groups=may_leave)
-            files, counts, fates = _write_rows(source, assembly, scratch)
+            files, counts, fates = _write_rows(source, assembly, scratch.rows)
         shares = assembly.shares if assembly.plan.needs_history else assembly.shares.clear()
         unowned = assembly.others.filter(pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
         recount = is_round or request.earlier is not None
@@ -96,15 +96,15 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
         check_outcome(accounts, settings, _where(request), assembly.function_error, may_be_empty=is_round)
         lines = lines.join(assembly.evaluations, on="rollout_id", how="left", maintain_order="left")
         lines = lines.with_columns(pl.col("rewards").fill_null(0))
-        write_ledger(scratch, lines_to_write(lines, late, late_rewards, ledger))
+        write_ledger(scratch.about, lines_to_write(lines, late, late_rewards, ledger))
         manifest = make_manifest(
-            number=int(target.name.partition("=")[2]),
+            number=round_of(target.name) or 0,
             accounts=accounts,
             counts=counts,
             assembly=assembly,
             rewards_late=int(late_rewards["late"].sum()),
             files=files,
-            folder=scratch,
+            folder=scratch.about,
             settings=_settings_record(request),
             inputs=[
                 {"store": store, "watermark": source.watermarks.get(number, 0)}
@@ -112,8 +112,8 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
             ],
             earlier=ledger.folders,
         )
-        write_manifest(scratch / MANIFEST, manifest)
-        (scratch / QUALITY_PAGE).write_text(quality_page(manifest), encoding="utf-8")
+        write_manifest(scratch.about / MANIFEST, manifest)
+        (scratch.about / QUALITY_PAGE).write_text(quality_page(manifest), encoding="utf-8")
         publish(scratch, target)
     return _opened(target, was_there=False)
 
@@ -151,7 +151,7 @@ def _existing(target: Path, request: Request) -> BuiltDataset:
 
 def _opened(target: Path, *, was_there: bool) -> BuiltDataset:
     try:
-        content = (target / MANIFEST).read_bytes()
+        content = manifest_path(target).read_bytes()
         manifest: dict[str, Any] = json.loads(content)
     except (OSError, ValueError) as error:
         raise DatasetError(f"{target} is in the way and is no dataset ({error}): move it away") from error

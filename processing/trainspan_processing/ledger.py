@@ -1,7 +1,6 @@
-"""The ledger: what each dataset used. It lies inside the dataset folders, so that it appears and moves with them."""
+"""The ledger: what each dataset used. It lies beside each dataset's manifest, so that it appears with the dataset."""
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +8,13 @@ from typing import Final
 
 import polars as pl
 
+from trainspan_schemas.dataset import about_dir, dataset_dirs, round_of
 from trainspan_schemas.errors import DatasetError
 
 from .advantages import HISTORY
 from .frames import ROLLOUT_KEY, Schema
 
-__all__ = ["LEDGER", "LEDGER_FILE", "Ledger", "next_round", "read_ledger", "write_ledger"]
+__all__ = ["LEDGER", "LEDGER_FILE", "Ledger", "ledger_path", "next_round", "read_ledger", "write_ledger"]
 
 LEDGER_FILE: Final = "rollouts.jsonl"
 
@@ -35,8 +35,6 @@ LEDGER: Final[Schema] = {
 """One line per rollout that a dataset saw: `calls` were there, `kept` became rows; `reason` where none did. `parts` is JSON
 {part: value}, the shares of agents and single rewards where later datasets compare with them. `rewards` are the evaluations of the reward's
 names that were there, NULL in datasets of earlier versions."""
-
-_ROUND_DIR = re.compile(r"round=(\d{4,})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +69,17 @@ class Ledger:
 def read_ledger(out: Path, *, without: Path | None = None, only: Sequence[Path] | None = None) -> Ledger:
     """The ledger of all datasets under `out` but for the folder `without`, or of the folders `only`."""
     frames = [pl.DataFrame(schema=LEDGER)]
-    folders = tuple(folder for folder in (_folders(out) if only is None else only) if folder != without)
+    folders = tuple(folder for folder in (dataset_dirs(out) if only is None else only) if folder != without)
     for folder in folders:
+        path = ledger_path(folder)
         try:
-            frames.append(pl.read_ndjson(folder / LEDGER_FILE, schema=LEDGER))
+            frames.append(pl.read_ndjson(path, schema=LEDGER))
         except FileNotFoundError as error:
-            raise DatasetError(f"{folder} has no {LEDGER_FILE}: what it used is unknown; move it away") from error
+            raise DatasetError(
+                f"{folder} has no {path}: what it used is unknown; put that back, or move the dataset away"
+            ) from error
         except pl.exceptions.ComputeError as error:
-            raise DatasetError(f"{folder / LEDGER_FILE} is malformed: {error}") from error
+            raise DatasetError(f"{path} is malformed: {error}") from error
     rows = (
         pl.concat(frames)
         .group_by(ROLLOUT_KEY, maintain_order=True)
@@ -93,7 +94,7 @@ def read_ledger(out: Path, *, without: Path | None = None, only: Sequence[Path] 
 
 
 def write_ledger(folder: Path, rows: pl.DataFrame) -> None:
-    """Writes the lines of one dataset, sorted."""
+    """Writes the lines of one dataset into the folder that describes it, sorted."""
     with (folder / LEDGER_FILE).open("w", encoding="utf-8") as file:
         for line in rows.select(*LEDGER).sort(*ROLLOUT_KEY).iter_rows(named=True):
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -101,10 +102,9 @@ def write_ledger(folder: Path, rows: pl.DataFrame) -> None:
 
 def next_round(out: Path) -> int:
     """The next free number of a dataset folder."""
-    return max((int(folder.name.partition("=")[2]) for folder in _folders(out)), default=-1) + 1
+    return max((round_of(folder.name) or 0 for folder in dataset_dirs(out)), default=-1) + 1
 
 
-def _folders(out: Path) -> list[Path]:
-    if not out.is_dir():
-        return []
-    return sorted(path for path in out.iterdir() if _ROUND_DIR.fullmatch(path.name) and path.is_dir())
+def ledger_path(dataset: Path) -> Path:
+    """The ledger of a dataset."""
+    return about_dir(dataset) / LEDGER_FILE

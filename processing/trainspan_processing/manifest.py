@@ -15,7 +15,7 @@ from trainspan_schemas.dataset import DATASET_VERSION
 from trainspan_schemas.functions import is_function_name, load_function
 
 from .assembly import Assembly
-from .ledger import LEDGER_FILE
+from .ledger import LEDGER_FILE, ledger_path
 from .outcome import Accounts
 from .plan import Plan
 from .quality.distribution import distribution, group_spread
@@ -38,7 +38,7 @@ def make_manifest(
     inputs: Sequence[Mapping[str, Any]],
     earlier: Sequence[Path],
 ) -> dict[str, Any]:
-    """The manifest of the dataset in `folder`, whose ledger file is written; `earlier` are the datasets that came before."""
+    """The manifest of a dataset, whose ledger file is written to `folder`; `earlier` are the datasets that came before."""
     compared = assembly.compared
     runs = assembly.rollouts["run_id"].drop_nulls().unique().to_list()
     merges = counts.rows - counts.first_calls
@@ -83,7 +83,7 @@ def make_manifest(
         "functions": _function_digests(settings),
         "trainspan": version("trainspan"),
         "inputs": [dict(item) for item in inputs],
-        "earlier": [{"name": path.name, "ledger_sha256": _digest(path / LEDGER_FILE)} for path in earlier],
+        "earlier": [{"name": path.name, "ledger_sha256": _digest(ledger_path(path))} for path in earlier],
         "files": [asdict(file) for file in files],
         "ledger": {"name": LEDGER_FILE, "sha256": _digest(folder / LEDGER_FILE)},
     }

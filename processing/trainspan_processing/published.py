@@ -1,18 +1,19 @@
 """Datasets as they lie on disk: manifest, ledger and rows, read for inspection and export."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
 
-from trainspan_schemas.dataset import DATASET_VERSION, MANIFEST
+from trainspan_schemas.dataset import READABLE_VERSIONS, dataset_dirs, manifest_path
 from trainspan_schemas.errors import DatasetError, UsageError
 
 from .frames import ROLLOUT_KEY, Schema
-from .ledger import LEDGER, LEDGER_FILE
+from .ledger import LEDGER, ledger_path
 
 __all__ = ["SEEN", "Published", "open_published"]
 
@@ -22,7 +23,7 @@ SEEN: Final[Schema] = {name: kind for name, kind in LEDGER.items() if name != "p
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One dataset folder."""
+    """One dataset, of any version that can be read."""
 
     path: Path
     manifest: dict[str, Any]
@@ -34,7 +35,7 @@ class Published:
 
     def seen(self) -> pl.DataFrame:
         """SEEN, sorted by rollout. Raises DatasetError where the ledger is missing or malformed."""
-        path = self.path / LEDGER_FILE
+        path = ledger_path(self.path)
         try:
             lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
             rows = [[line.get(name) for name in SEEN] for line in lines]
@@ -42,14 +43,24 @@ class Published:
             raise DatasetError(f"{path} cannot be read ({error}): the dataset is damaged; build it again") from error
         return pl.DataFrame(rows, schema=SEEN, orient="row").sort(ROLLOUT_KEY)
 
+    def columns(self) -> list[str]:
+        """The names of the columns of its rows. Raises DatasetError if a file is missing or damaged."""
+        with self._undamaged() as files:
+            return list(pl.read_parquet_schema(files[0]))
+
     def rows(self, columns: Sequence[str | pl.Expr]) -> pl.DataFrame:
         """Columns of all rows, in their order; what is not asked for is not read.
 
-        Raises DatasetError where a file is missing or damaged.
+        Raises DatasetError if a file is missing or damaged.
         """
-        files = [self.path / file["name"] for file in self.manifest["files"]]
-        try:
+        with self._undamaged() as files:
             return pl.concat([pl.scan_parquet(file).select(columns).collect() for file in files])
+
+    @contextmanager
+    def _undamaged(self) -> Iterator[list[Path]]:
+        """The files of rows, while they are read."""
+        try:
+            yield [self.path / file["name"] for file in self.manifest["files"]]
         except (OSError, pl.exceptions.PolarsError) as error:
             raise DatasetError(
                 f"{self.path} cannot be read ({error}): the dataset is damaged; build it again"
@@ -57,15 +68,17 @@ class Published:
 
 
 def open_published(path: Path) -> Published:
-    """The dataset at `path`, a folder such as `dataset/round=0003`. Raises UsageError where there is none."""
+    """The dataset at `path`, a folder such as `dataset/round-0003`. Raises UsageError if there is none."""
+    said = manifest_path(path)
     try:
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = json.loads(said.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        inside = sorted(folder.parent.name for folder in path.glob(f"round=*/{MANIFEST}"))
-        hint = f"name one of its datasets, e.g. {path / inside[-1]}" if inside else "name a folder with a manifest.json"
+        inside = [folder for folder in dataset_dirs(path) if manifest_path(folder).exists()]
+        hint = f"name one of its datasets, e.g. {inside[-1]}" if inside else f"there is no {said}"
         raise UsageError(f"no dataset at {path}: {hint}") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path / MANIFEST} cannot be read: {error}") from error
-    if manifest.get("version") != DATASET_VERSION:
-        raise UsageError(f"{path} has version {manifest.get('version')}, this trainspan reads {DATASET_VERSION}")
+        raise UsageError(f"{said} cannot be read: {error}") from error
+    if manifest.get("version") not in READABLE_VERSIONS:
+        known = " and ".join(map(str, READABLE_VERSIONS))
+        raise UsageError(f"{path} has version {manifest.get('version')}, this trainspan reads {known}")
     return Published(path, manifest)

@@ -11,7 +11,7 @@ from trainspan_schemas.settings import DatasetSettings
 
 from .build import BuiltDataset, Request, build_dataset
 from .fates import NO_ROLLOUT
-from .ledger import LEDGER_FILE, read_ledger
+from .ledger import ledger_path, read_ledger
 from .published import Published, open_published
 from .survey import Clock
 
@@ -58,7 +58,7 @@ def _earlier(published: Published) -> list[Path]:
     folders = []
     for entry in published.manifest["earlier"]:
         folder = published.path.parent / entry["name"]
-        ledger = folder / LEDGER_FILE
+        ledger = ledger_path(folder)
         if not ledger.is_file() or hashlib.sha256(ledger.read_bytes()).hexdigest() != entry["ledger_sha256"]:
             raise DatasetError(f"{folder}, which {published.path} was built after, is gone or changed: put it back")
         folders.append(folder)
@@ -70,6 +70,8 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
     if old == new:
         return []
     found = [f"rows: {before['rows']} became {after['rows']}"]
+    if before["version"] != after["version"]:
+        found.append(f"dataset version {before['version']} became {after['version']}, which has other columns")
     for name, digest in before["functions"].items():
         if after["functions"].get(name) != digest:
             found.append(f"{name} has changed")

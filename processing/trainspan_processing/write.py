@@ -1,5 +1,6 @@
-"""Writes a dataset: Parquet with the agreed columns and bytes that depend on the rows alone, then one rename."""
+"""Writes a dataset: Parquet with the agreed columns and bytes that depend on the rows alone; it appears whole."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -14,10 +15,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainspan_schemas.dataset import COLUMNS
+from trainspan_schemas.dataset import ABOUT, COLUMNS
 from trainspan_schemas.errors import DatasetError
 
-__all__ = ["DatasetWriter", "FileEntry", "publish", "scratch_folder", "write_manifest"]
+__all__ = ["DatasetWriter", "FileEntry", "Scratch", "publish", "scratch_folder", "write_manifest"]
 
 ROWS_PER_FILE: Final = 262_144
 
@@ -98,25 +99,60 @@ def _column(values: pl.Series, kind: Any) -> Any:
     return column if column.type == kind else column.cast(kind)
 
 
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Where a dataset is made before it is published."""
+
+    root: Path
+
+    @property
+    def rows(self) -> Path:
+        """The folder of its parts."""
+        return self.root / "rows"
+
+    @property
+    def about(self) -> Path:
+        """The folder of what describes it."""
+        return self.root / "about"
+
+
 @contextmanager
-def scratch_folder(target: Path) -> Iterator[Path]:
+def scratch_folder(target: Path) -> Iterator[Scratch]:
     """A hidden folder beside `target` to fill and `publish`; what was not published is removed."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
+    scratch = Scratch(target.with_name(f".{target.name}.{os.getpid()}"))
+    shutil.rmtree(scratch.root, ignore_errors=True)
+    for folder in (scratch.root, scratch.rows, scratch.about):
+        folder.mkdir()
     try:
         yield scratch
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(scratch.root, ignore_errors=True)
 
 
-def publish(scratch: Path, target: Path) -> None:
-    """Renames the whole folder. Raises DatasetError where another command made `target` meanwhile."""
+def publish(scratch: Scratch, target: Path) -> None:
+    """Renames both folders. The dataset is there when its rows are, so these come last.
+
+    Raises DatasetError if another command made `target` meanwhile.
+    """
+    about = target.with_name(target.name + ABOUT)
+    with _alone_in(target.parent):
+        if target.exists():
+            raise DatasetError(f"{target} was made by another command meanwhile: run this one again")
+        shutil.rmtree(about, ignore_errors=True)  # of a command that was killed between its two renames
+        scratch.about.rename(about)
+        scratch.rows.rename(target)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Waits until no other command publishes in this folder; a killed one lets go."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        scratch.rename(target)
-    except OSError as error:
-        raise DatasetError(f"{target} was made by another command meanwhile: run this one again") from error
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:

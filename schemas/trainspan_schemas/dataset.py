@@ -1,11 +1,39 @@
-"""The dataset contract: `dataset/round=NNNN/` with Parquet parts and `manifest.json`; one row per trainable call."""
+"""The dataset contract: a folder of Parquet parts with one row per trainable call, and a folder beside it that describes it.
 
+```
+dataset/round-0007/          part-00000.parquet …   nothing else
+dataset/round-0007.about/    manifest.json  rollouts.jsonl  quality.html
+```
+
+No name for another file in the folder of parts is ignored by all readers of Parquet: Polars refuses any file with another ending.
+Version 1 had the parts and what describes them in one folder `round=0007`, and no column `rollout_reward`.
+"""
+
+import re
+from pathlib import Path
 from typing import Final
 
-__all__ = ["COLUMNS", "DATASET_VERSION", "MANIFEST", "round_dir_name"]
+__all__ = [
+    "ABOUT",
+    "COLUMNS",
+    "DATASET_VERSION",
+    "MANIFEST",
+    "READABLE_VERSIONS",
+    "about_dir",
+    "dataset_dir",
+    "dataset_dirs",
+    "manifest_path",
+    "round_dir_name",
+    "round_of",
+]
 
-DATASET_VERSION: Final = 1
+DATASET_VERSION: Final = 2
+READABLE_VERSIONS: Final = (1, 2)
 MANIFEST: Final = "manifest.json"
+ABOUT: Final = ".about"
+"""What the name of the folder that describes a dataset ends with."""
+
+_ROUND_DIR: Final = re.compile(r"round[-=](\d{4,})")
 
 COLUMNS: Final[dict[str, str]] = {
     "rollout_id": "string",
@@ -36,6 +64,7 @@ COLUMNS: Final[dict[str, str]] = {
     "tokens_source": "string",
     "temperature": "float64",
     "reward": "float64",
+    "rollout_reward": "float64",
     "return": "float64",
     "advantage": "float64",
 }
@@ -47,12 +76,46 @@ the prompt's other tokens, `prompt_ids[prefix_len:]`, were added by the environm
 `turn` counts the calls of one agent within a rollout from 0; `next_index` is the call index of its next turn, NULL where the
 agent is `done`. `parent_index` is the call index of the trained call that the prompt continues token for token, NULL where it
 continues none; `branch` counts the earlier calls of the rollout from the very same prompt (best of n, retries).
-`reward` is the call's own step reward (NULL if none), `return` what the credit rule gave it, `advantage` the final number.
+`reward` is the call's own step reward (NULL if none), `rollout_reward` what the whole rollout earned: its own reward and those of
+all its calls, weighted and added up, the same in each of its rows. `return` is what the credit rule gave it, `advantage` the final number.
 `tokens_source` is "engine" for ids recorded at the engine, "response" for those that a client's instrumentation kept of the
 engine's response (the span id is then CLIENT_SPAN:CHOICE).
 """
 
 
 def round_dir_name(round_: int) -> str:
-    """Folder name of a dataset, e.g. `round=0007`."""
-    return f"round={round_:04d}"
+    """Folder name of a dataset, e.g. `round-0007`."""
+    return f"round-{round_:04d}"
+
+
+def round_of(name: str) -> int | None:
+    """The number in the folder name of a dataset, of any version; None if it is no such name."""
+    match = _ROUND_DIR.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def dataset_dirs(root: Path) -> list[Path]:
+    """The folders of datasets under `root`, by number; none if there is no such folder."""
+    try:
+        found = [(number, path) for path in root.iterdir() if (number := round_of(path.name)) is not None]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [path for _, path in sorted(found) if path.is_dir()]
+
+
+def dataset_dir(root: Path, round_: int) -> Path:
+    """The folder of the dataset with this number: the one that is there, of any version, or the one to make."""
+    return next((path for path in dataset_dirs(root) if round_of(path.name) == round_), root / round_dir_name(round_))
+
+
+def about_dir(dataset: Path) -> Path:
+    """The folder that describes a dataset: beside it, or, of version 1, the dataset's own."""
+    if (dataset / MANIFEST).exists():
+        return dataset
+    whole = dataset if dataset.name not in ("", "..") else dataset.resolve()
+    return whole.with_name(whole.name + ABOUT)
+
+
+def manifest_path(dataset: Path) -> Path:
+    """The manifest of a dataset, whose hash is the dataset's identity."""
+    return about_dir(dataset) / MANIFEST

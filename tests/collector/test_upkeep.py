@@ -32,6 +32,7 @@ from tests.support.faults import jumping_clock
 from trainspan_collector.database import Database
 from trainspan_collector.snapshots import Readers
 from trainspan_schemas import keys
+from trainspan_schemas.dataset import about_dir, manifest_path
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.tokens import encode_ids
 from trainspan_schemas.views import STORE_VERSION, VIEWS
@@ -104,7 +105,8 @@ def _holds(folder: Path, marker: str) -> list[str]:
 
 def _dataset(folder: Path, *traces: int) -> None:
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text("{}")
+    about_dir(folder).mkdir(exist_ok=True)
+    manifest_path(folder).write_text("{}")
     ids = {"trace_id": [trace_id(trace).hex() for trace in traces], "rollout_id": [f"r{trace}" for trace in traces]}
     parquet.write_table(pa.table(ids), folder / "part-0000.parquet")
 
@@ -114,8 +116,8 @@ def test_a_purged_trace_is_gone_from_every_byte_of_the_store_and_the_rest_stays(
     tmp_path: Path, is_running: bool
 ) -> None:
     store = tmp_path / "spans.duckdb"
-    _dataset(tmp_path / "dataset" / "round=0001", 1, 2, 2)
-    _dataset(tmp_path / "runs" / "a" / "dataset" / "round=0003", 3)
+    _dataset(tmp_path / "dataset" / "round-0001", 1, 2, 2)
+    _dataset(tmp_path / "runs" / "a" / "dataset" / "round-0003", 3)
     damaged = tmp_path / "spans.duckdb.wal.damaged-7"
     with running(store) as collector:
         _fill(collector, range(1, 4))
@@ -135,7 +137,7 @@ def test_a_purged_trace_is_gone_from_every_byte_of_the_store_and_the_rest_stays(
         assert answer["purged"] is True
         assert answer["rows_left"] == {"spans": 0, "logs": 0, "evaluations": 0}
         assert (answer["ids_searched"], answer["found_in"]) == (1, [])
-        assert answer["datasets"] == [{"path": str(tmp_path / "dataset" / "round=0001"), "rows": 2}]
+        assert answer["datasets"] == [{"path": str(tmp_path / "dataset" / "round-0001"), "rows": 2}]
         assert sorted(answer["files_removed"]) == [str(kept / "1.traces.pb"), str(damaged)]
         assert _holds(tmp_path, f"{SECRET}2.") == []
         assert (kept / "2.traces.pb").exists()

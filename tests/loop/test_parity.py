@@ -25,6 +25,7 @@ from trainspan_cli.loop.integrity import Check, reward_checks
 from trainspan_cli.loop.rewards import read_rewards
 from trainspan_cli.main import run as trainspan
 from trainspan_cli.reading import rows
+from trainspan_schemas.dataset import manifest_path
 
 LOW, HIGH, NORM, STEPS, SEED = 0.8, 1.28, 1.0, 4, 0
 
@@ -133,8 +134,8 @@ def assert_parity(run: Path, calls: list[Stored], *, exactly: float) -> None:
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
-    folder = run / "dataset/round=0001"
-    manifest = (folder / "manifest.json").read_bytes()
+    folder = run / "dataset/round-0001"
+    manifest = manifest_path(folder).read_bytes()
     record = next(
         record
         for line in (run / "checkpoints/metrics.jsonl").read_text().splitlines()
@@ -179,7 +180,7 @@ def test_swapped_rewards_turn_the_panel_red(
 
     def panel(out: Path) -> Check:
         assert trainspan([*build, "--out", str(out)]) == 0, capsys.readouterr().err
-        rewards = read_rewards(runner, out / "round=0001")
+        rewards = read_rewards(runner, out / "round-0001")
         assert rewards is not None
         (check,) = reward_checks(rewards)
         return check

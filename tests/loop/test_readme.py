@@ -126,7 +126,7 @@ def test_your_own_agent_is_traced_and_trained_by_the_commands_of_the_readme(
     assert dataset.startswith("trainspan dataset")
     made = run("make dataset", place)
     assert made.returncode == 0, made.stderr
-    manifest = json.loads(next((place.home / "dataset").glob("round=*/manifest.json")).read_text())
+    manifest = json.loads(next((place.home / "dataset").glob("round-*.about/manifest.json")).read_text())
     # The first rollout has nothing before it to be compared with.
     assert manifest["rollouts"] == AGENTS - 1
     # This test's own request belongs to no rollout.

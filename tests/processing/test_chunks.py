@@ -11,6 +11,7 @@ from tests.processing.traces import TestRollout, TestSpan, chain, hex_id
 from trainspan_processing import extents, inventory
 from trainspan_processing.build import BuiltDataset
 from trainspan_processing.inventory import Inventory, take_inventory
+from trainspan_processing.ledger import ledger_path
 from trainspan_processing.source import Selection, Source
 from trainspan_schemas import keys
 
@@ -95,7 +96,7 @@ def test_small_chunks_give_the_same_bytes_and_the_same_counts(
     monkeypatch.setattr(inventory, "spans_per_chunk", lambda spans: 20)
     small = bench.build(round_=0, out=tmp_path / "small", **settings)
     assert _told(small) == _told(large)
-    assert (small.path / "rollouts.jsonl").read_bytes() == (large.path / "rollouts.jsonl").read_bytes()
+    assert ledger_path(small.path).read_bytes() == ledger_path(large.path).read_bytes()
     if not settings:
         table = rows(large)
         assert {"no_boundary", "unfinished", "validation", "superseded_by_retry"} <= set(large.manifest["dropped"])

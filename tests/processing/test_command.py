@@ -12,6 +12,7 @@ import duckdb
 from tests.processing.conftest import Bench
 from tests.processing.traces import chain
 from tests.support.byte_tokenizer import encode, make_byte_tokenizer
+from trainspan_schemas.dataset import manifest_path
 from trainspan_training.transitions import open_dataset, read_calls
 
 _SIDES = ("both", "call 0", "call 1")
@@ -37,9 +38,9 @@ def test_a_round_is_built_printed_and_read_by_its_consumers(bench: Bench) -> Non
     assert "identical × grpo" in table.stdout
     answer = _run(bench, "--run", bench.run_id, "--round", "3", "--format", "json")
     manifest = json.loads(answer.stdout)
-    folder = bench.out / "round=0003"
+    folder = bench.out / "round-0003"
     assert Path(manifest["path"]) == folder
-    assert manifest["sha256"] == hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    assert manifest["sha256"] == hashlib.sha256(manifest_path(folder).read_bytes()).hexdigest()
     assert len(read_calls(open_dataset(folder))) == 4
     count = duckdb.execute(f"SELECT count(*), sum(len(completion_ids)) FROM '{folder}/*.parquet'").fetchall()
     assert count == [(4, 20)]
@@ -58,7 +59,7 @@ def test_failed_merges_are_shown_on_request_as_ids_and_as_text(bench: Bench, tmp
     shown = _run(bench, "--run", bench.run_id, "--round", "0", "--show-merge-failures", "--model", str(model)).stdout
     assert "not merged: template (2 calls)" in shown
     first = f"rollout {bench.run_id}-a: call 1 departs from call 0 at token {len(system)}"
-    assert f"{first}; see: trainspan explain {bench.run_id}-a --dataset {bench.out / 'round=0000'}" in shown
+    assert f"{first}; see: trainspan explain {bench.run_id}-a --dataset {bench.out / 'round-0000'}" in shown
     lines = [line.strip() for line in shown[shown.index(first) :].splitlines()[1:7]]
     sides = [system[-8:], [*thought, *answer][:24], encode(model, "four[/bold]\nsure?")]
     assert lines[::2] == [f"{name}: {' '.join(map(str, ids))}" for name, ids in zip(_SIDES, sides, strict=True)]

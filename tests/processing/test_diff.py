@@ -73,7 +73,7 @@ def test_another_reward_flips_signs(bench: Bench) -> None:
     difference = compare_datasets(open_published(a.path), open_published(b.path))
     assert (difference.rewards.changed, difference.rewards.correlation) == (2, pytest.approx(-1.0))
     assert difference.advantages.sign_flips == 2
-    assert difference.columns == {"return": 2}
+    assert difference.columns == {"return": 2, "rollout_reward": 2}
 
 
 def test_rounds_have_no_row_in_common(bench: Bench) -> None:
@@ -93,7 +93,7 @@ def test_what_is_no_dataset_is_exit_code_2_in_one_line(bench: Bench, tmp_path: P
     missing = _diff(built.path, tmp_path)
     assert (missing.returncode, missing.stdout) == (2, "")
     assert len(missing.stderr.splitlines()) == 1
-    with pytest.raises(UsageError, match=r"name one of its datasets, e\.g\. .*round=0000"):
+    with pytest.raises(UsageError, match=r"name one of its datasets, e\.g\. .*round-0000"):
         open_published(built.path.parent)
     (built.path / "part-00000.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(DatasetError, match="the dataset is damaged"):

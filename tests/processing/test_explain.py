@@ -18,6 +18,7 @@ from trainspan_processing.explanation.investigation import Question, explain_rol
 from trainspan_processing.explanation.page import explanation_page
 from trainspan_processing.explanation.timeline import colour
 from trainspan_processing.published import open_published
+from trainspan_schemas.dataset import manifest_path
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.settings import DatasetSettings
 
@@ -185,9 +186,9 @@ def test_of_a_dataset_the_newest_is_the_last_to_end_of_those_that_gave_it_rows(b
 def test_rows_with_other_advantages_are_told(bench: Bench) -> None:
     _group(bench)
     built = bench.build(baseline="rloo")
-    manifest = json.loads((built.path / "manifest.json").read_text())
+    manifest = json.loads(manifest_path(built.path).read_text())
     manifest["settings"]["baseline"] = "dr_grpo"
-    (built.path / "manifest.json").write_text(json.dumps(manifest))
+    manifest_path(built.path).write_text(json.dumps(manifest))
     account = _explain(bench, "a", built)
     assert account.agrees is False
     assert "ITS ROWS HOLD OTHER ADVANTAGES" in explanation_page(account)

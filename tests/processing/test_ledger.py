@@ -4,6 +4,7 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import TestRollout, chain
+from trainspan_schemas.dataset import dataset_dirs
 from trainspan_schemas.errors import DatasetError
 
 
@@ -26,7 +27,7 @@ def test_each_dataset_takes_what_no_earlier_one_used(bench: Bench) -> None:
         bench.build()
     bench.send(*_pair(bench, "cd"))
     assert _rollouts(bench) == ["c", "d"]
-    assert sorted(folder.name for folder in bench.out.iterdir()) == ["round=0000", "round=0001"]
+    assert [folder.name for folder in dataset_dirs(bench.out)] == ["round-0000", "round-0001"]
 
 
 def test_another_folder_of_datasets_may_use_them_again(bench: Bench) -> None:
@@ -82,7 +83,7 @@ def test_a_round_that_was_built_is_left_as_it_is(bench: Bench) -> None:
     first = bench.build(round_=4)
     bench.send(*_pair(bench, "cd", round=4))
     second = bench.build(round_=4)
-    assert first.path.name == "round=0004"
+    assert first.path.name == "round-0004"
     assert (second.was_there, second.sha256) == (True, first.sha256)
     with pytest.raises(DatasetError, match="exists with other settings"):
         bench.build(round_=4, baseline="rloo")

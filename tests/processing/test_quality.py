@@ -9,6 +9,7 @@ from tests.processing.conftest import Bench
 from tests.processing.traces import chain
 from trainspan_processing.quality.distribution import distribution, group_spread
 from trainspan_processing.quality.page import quality_page
+from trainspan_schemas.dataset import about_dir
 
 
 def test_a_distribution_has_order_statistics_that_occur_and_counts_every_value_once() -> None:
@@ -49,7 +50,7 @@ def test_a_dataset_has_its_report_beside_the_manifest(bench: Bench) -> None:
     assert (lengths["completion_tokens"]["min"], lengths["completion_tokens"]["n"]) == (5, 4)
     assert lengths["prompt_tokens"]["max"] == 3 + 2 * 6
     assert lengths["reward"]["mean"] == 0.75
-    page = (built.path / "quality.html").read_text()
+    page = (about_dir(built.path) / "quality.html").read_text()
     assert page == quality_page(built.manifest)
     assert "zero_spread_group" in page
     assert page.count("<svg") == 2 + 5

@@ -8,6 +8,7 @@ import pytest
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import chain
 from trainspan_processing.build import BuiltDataset
+from trainspan_processing.ledger import ledger_path
 from trainspan_processing.replay import Rebuilt, rebuild
 from trainspan_processing.stored import StoredRollout
 from trainspan_schemas.errors import DatasetError
@@ -78,8 +79,8 @@ def test_a_baseline_that_remembers_is_made_again_with_the_memory_it_had(bench: B
     _send(bench, first=16)
     bench.build(baseline="running")
     assert _rebuild(bench, second, tmp_path / "again").differences == []
-    (bench.out / "round=0000" / "rollouts.jsonl").write_text("")
-    with pytest.raises(DatasetError, match=r"round=0000, which .*round=0001 was built after, is gone or changed"):
+    ledger_path(bench.out / "round-0000").write_text("")
+    with pytest.raises(DatasetError, match=r"round-0000, which .*round-0001 was built after, is gone or changed"):
         _rebuild(bench, second, tmp_path / "changed")
 
 

@@ -10,6 +10,7 @@ from tests.processing.conftest import Bench, rows
 from tests.processing.traces import TestRollout, chain
 from trainspan_processing.advice import ADVICE
 from trainspan_processing.trainability import rollout_reason
+from trainspan_schemas.dataset import manifest_path
 from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.status import DROP_REASONS
 
@@ -164,7 +165,7 @@ def test_there_is_advice_for_every_reason() -> None:
 
 def test_the_manifest_is_strict_json(bench: Bench) -> None:
     bench.send(*(chain(bench.rollout(name), 1).reward(reward) for name, reward in (("a", 1.0), ("b", 0.0))))
-    text = (bench.build(round_=0).path / "manifest.json").read_text()
+    text = manifest_path(bench.build(round_=0).path).read_text()
     assert json.loads(text, parse_constant=pytest.fail)["calls_seen"] == 2
 
 

@@ -53,6 +53,6 @@ def test_each_call_of_no_rollout_is_counted_once_and_a_stopped_store_is_opened_f
     finally:
         collector.stop()
     second = _dataset(collector.store, tmp_path)
-    assert second["path"] == str(tmp_path / "dataset" / "round=0001")
+    assert second["path"] == str(tmp_path / "dataset" / "round-0001")
     assert (second["rows"], second["calls_seen"], second["dropped"]) == (2, 2, {})
     assert (first["rewards_unmatched"], second["rewards_unmatched"]) == (1, 1)

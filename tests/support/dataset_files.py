@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trainspan_schemas.dataset import COLUMNS, DATASET_VERSION, MANIFEST, round_dir_name
+from trainspan_schemas.dataset import COLUMNS, DATASET_VERSION, MANIFEST, about_dir, round_dir_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LoggedCall:
 
 
 def write_dataset(root: Path, calls: Sequence[LoggedCall], *, round_: int = 0, run_id: str = "run") -> Path:
-    """Writes `round=NNNN/` with one Parquet part and a manifest; the folder."""
+    """Writes `round-NNNN/` with one Parquet part, and its manifest beside it; the folder."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -55,8 +55,27 @@ def write_dataset(root: Path, calls: Sequence[LoggedCall], *, round_: int = 0, r
         "rewards": {"mean": float(rewards.mean()), "std": float(rewards.std()), "n": len(calls)},
         "files": [{"name": part.name, "sha256": hashlib.sha256(part.read_bytes()).hexdigest(), "rows": len(rows)}],
     }
-    (temporary / MANIFEST).write_text(json.dumps(manifest))
+    about = about_dir(folder)
+    about.mkdir()
+    (about / MANIFEST).write_text(json.dumps(manifest))
     return temporary.rename(folder)
+
+
+def as_version_1(folder: Path) -> Path:
+    """Turns a dataset into one of version 1: all in one folder `round=NNNN`, and no column `rollout_reward`."""
+    import pyarrow.parquet as pq
+
+    about = about_dir(folder)
+    manifest = json.loads((about / MANIFEST).read_text())
+    for file in manifest["files"]:
+        part = folder / file["name"]
+        pq.write_table(pq.ParquetFile(part).read().drop(["rollout_reward"]), part)
+        file["sha256"] = hashlib.sha256(part.read_bytes()).hexdigest()
+    (about / MANIFEST).write_text(json.dumps({**manifest, "version": 1}))
+    for path in about.iterdir():
+        path.rename(folder / path.name)
+    about.rmdir()
+    return folder.rename(folder.with_name(f"round={manifest['round']:04d}"))
 
 
 def _row(call: LoggedCall, round_: int, run_id: str) -> dict[str, Any]:
@@ -74,6 +93,7 @@ def _row(call: LoggedCall, round_: int, run_id: str) -> dict[str, Any]:
         "turn": call.call_index,
         "finish_reason": "stop",
         "tokens_source": "engine",
+        "rollout_reward": call.reward,
         "return": call.reward,
     }
 

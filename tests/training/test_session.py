@@ -51,7 +51,7 @@ def test_a_round_writes_a_whole_checkpoint_with_its_lineage(
     assert (record["version"], record["steps"], record["engine_mismatch"]) == (1, 4, False)
     assert record["dataset"] == meta.dataset_sha256 == CheckpointMeta.read(folder).dataset_sha256
     assert (checkpoints / "curves.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(DatasetError, match=r"round=0003 was trained already \(policy-000001\)"):
+    with pytest.raises(DatasetError, match=r"round-0003 was trained already \(policy-000001\)"):
         run(datasets=dataset)
 
 

@@ -2,24 +2,25 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.dataset_files import LoggedCall, write_dataset
-from trainspan_schemas.dataset import MANIFEST
+from tests.support.dataset_files import LoggedCall, as_version_1, write_dataset
+from trainspan_schemas.dataset import MANIFEST, about_dir, dataset_dir, dataset_dirs, manifest_path
 from trainspan_schemas.errors import DatasetError
-from trainspan_training.transitions import find_datasets, open_dataset, read_calls
+from trainspan_training.transitions import open_dataset, read_calls
 
 CALL = LoggedCall("rollout", [1, 2, 3], [4, 5], [-0.5, -1.25], advantage=0.75, segment_id=2, temperature=0.7, attempt=1)
 
 
 def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest = json.loads(manifest_path(folder).read_text())
     change(manifest)
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    manifest_path(folder).write_text(json.dumps(manifest))
 
 
 def test_a_row_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -37,10 +38,10 @@ def test_a_row_comes_back_as_it_was_written(tmp_path: Path) -> None:
 def test_datasets_are_found_by_round_and_unfinished_ones_are_not(tmp_path: Path) -> None:
     for round_ in (10, 9, 12345):
         write_dataset(tmp_path, [CALL], round_=round_)
-    (tmp_path / ".tmp-round=0011").mkdir()
-    (tmp_path / "round=0012.tmp").mkdir()
-    assert [path.name for path in find_datasets(tmp_path)] == ["round=0009", "round=0010", "round=12345"]
-    assert find_datasets(tmp_path / "nowhere") == []
+    (tmp_path / ".tmp-round-0011").mkdir()
+    (tmp_path / "round-0012.tmp").mkdir()
+    assert [path.name for path in dataset_dirs(tmp_path)] == ["round-0009", "round-0010", "round-12345"]
+    assert dataset_dirs(tmp_path / "nowhere") == []
 
 
 def test_the_identity_is_the_hash_of_the_manifest(tmp_path: Path) -> None:
@@ -83,8 +84,26 @@ def test_a_dataset_of_another_version_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1}', '{"version": 1, "round": null}'])
 def test_a_malformed_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / MANIFEST).write_text(text)
-    with pytest.raises(DatasetError, match="malformed"):
+    with pytest.raises(DatasetError, match=r"manifest\.json is malformed"):
         open_dataset(tmp_path)
+
+
+def test_a_dataset_without_what_describes_it_is_refused(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path, [CALL], round_=3)
+    shutil.rmtree(about_dir(folder))
+    with pytest.raises(DatasetError, match=r"cannot read .*round-0003\.about/manifest\.json"):
+        open_dataset(folder)
+
+
+def test_a_dataset_of_version_1_is_read(tmp_path: Path) -> None:
+    new = write_dataset(tmp_path / "new", [CALL], round_=3)
+    old = as_version_1(write_dataset(tmp_path / "old", [CALL], round_=3))
+    assert old.name == "round=0003"
+    assert sorted(path.name for path in old.parent.iterdir()) == ["round=0003"]
+    assert dataset_dirs(old.parent) == [dataset_dir(old.parent, 3)] == [old]
+    [before], [after] = (read_calls(open_dataset(folder)) for folder in (old, new))
+    assert before.prompt_ids.tolist() == after.prompt_ids.tolist() == [1, 2, 3]
+    assert before.advantage == after.advantage == 0.75
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trainspan_schemas.dataset import MANIFEST
+from trainspan_schemas.dataset import dataset_dirs, manifest_path
 from trainspan_schemas.errors import DatasetError
 
 from .ledger import Ledger
-from .transitions import DatasetFolder, find_datasets, open_dataset
+from .transitions import DatasetFolder, open_dataset
 
 __all__ = ["follow", "newest"]
 
@@ -24,7 +24,7 @@ def newest(path: Path, ledger: Ledger) -> DatasetFolder:
     One that was skipped, aborted or refused is taken again only if it is named itself. Raises DatasetError where there
     is none, or the named one was trained already.
     """
-    if (path / MANIFEST).exists():
+    if manifest_path(path).exists():
         dataset = open_dataset(path)
         entry = ledger.of_dataset(dataset.sha256)
         if entry and entry.event == "trained":
@@ -32,7 +32,7 @@ def newest(path: Path, ledger: Ledger) -> DatasetFolder:
                 f"{path} was trained already ({entry.checkpoint}): build another with `trainspan dataset`"
             )
         return dataset
-    folders = find_datasets(path)
+    folders = dataset_dirs(path)
     if not folders:
         raise DatasetError(f"no dataset in {path}: build one with `trainspan dataset`")
     for folder in reversed(folders):
@@ -48,7 +48,7 @@ def follow(root: Path, ledger: Ledger, idle: Callable[[], None]) -> Iterator[Dat
     """Each unconsumed dataset under `root`, by round, as it appears; endless. `idle` is called while there is none."""
     seen: set[tuple[str, int, int]] = set()
     while True:
-        for folder in find_datasets(root):
+        for folder in dataset_dirs(root):
             if (version := _version(folder)) in seen:
                 continue
             seen.add(version)
@@ -68,7 +68,7 @@ def follow(root: Path, ledger: Ledger, idle: Callable[[], None]) -> Iterator[Dat
 def _version(folder: Path) -> tuple[str, int, int]:
     """Tells a folder from another one that was put in its place."""
     try:
-        manifest = (folder / MANIFEST).stat()
+        manifest = manifest_path(folder).stat()
     except OSError:
         return folder.name, 0, 0
     return folder.name, manifest.st_ino, manifest.st_mtime_ns

@@ -2,22 +2,20 @@
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainspan_schemas.dataset import DATASET_VERSION, MANIFEST
+from trainspan_schemas.dataset import READABLE_VERSIONS, manifest_path
 from trainspan_schemas.errors import DatasetError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Call", "DatasetFolder", "find_datasets", "open_dataset", "read_calls"]
+__all__ = ["Call", "DatasetFolder", "open_dataset", "read_calls"]
 
-_ROUND_FOLDER = re.compile(r"round=(\d{4,})")
 _COLUMNS = (
     "rollout_id",
     "attempt",
@@ -77,29 +75,19 @@ class Call:
     advantage: float
 
 
-def find_datasets(root: Path) -> list[Path]:
-    """The dataset folders under `root`, by round number; temporary names are no datasets yet."""
-    try:
-        names = [path.name for path in root.iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    numbered = [(int(match[1]), name) for name in names if (match := _ROUND_FOLDER.fullmatch(name))]
-    return [root / name for _, name in sorted(numbered)]
-
-
 def open_dataset(path: Path) -> DatasetFolder:
-    """The dataset's manifest. Raises DatasetError where it is missing, malformed, or of another version."""
+    """The dataset's manifest. Raises DatasetError if it is missing, malformed, or of a version that is not known."""
+    said = manifest_path(path)
     try:
-        text = (path / MANIFEST).read_bytes()
+        text = said.read_bytes()
     except OSError as error:
-        raise DatasetError(f"{path} is no dataset: cannot read {MANIFEST} ({error.strerror})") from error
+        raise DatasetError(f"{path} is no dataset: cannot read {said} ({error.strerror})") from error
     try:
         manifest: dict[str, Any] = json.loads(text)
         version = manifest["version"]
-        if version != DATASET_VERSION:
-            raise DatasetError(
-                f"{path} has dataset version {version}, this trainer reads {DATASET_VERSION}: rebuild it"
-            )
+        if version not in READABLE_VERSIONS:
+            known = " and ".join(map(str, READABLE_VERSIONS))
+            raise DatasetError(f"{path} has dataset version {version}, this trainer reads {known}: rebuild it")
         rewards, spread = manifest.get("rewards") or {}, manifest.get("groups_spread") or {}
         return DatasetFolder(
             path=path,
@@ -114,7 +102,7 @@ def open_dataset(path: Path) -> DatasetFolder:
             files=tuple((str(file["name"]), str(file["sha256"])) for file in manifest["files"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DatasetError(f"{path / MANIFEST} is malformed ({error!r}): build the dataset again") from error
+        raise DatasetError(f"{said} is malformed ({error!r}): build the dataset again") from error
 
 
 def read_calls(dataset: DatasetFolder) -> list[Call]:

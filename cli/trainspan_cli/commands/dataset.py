@@ -93,6 +93,7 @@ def dataset(
     from trainspan_processing.replay import rebuild
     from trainspan_processing.survey import Clock
     from trainspan_schemas.config import override
+    from trainspan_schemas.dataset import about_dir
     from trainspan_schemas.errors import DatasetError, NothingToTrainError
     from trainspan_schemas.home import datasets_dir, store_path
 
@@ -150,7 +151,7 @@ def dataset(
     if format == "json":
         print(json.dumps({"path": str(built.path), "sha256": built.sha256, **built.manifest}))
     else:
-        report = built.path / QUALITY_PAGE
+        report = about_dir(built.path) / QUALITY_PAGE
         print_quality(built.manifest, built.path, was_there=built.was_there, page=report if report.exists() else None)
         if show_merge_failures:
             from trainspan_cli.tokenizers import tokenizer_places

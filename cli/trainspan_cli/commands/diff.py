@@ -10,7 +10,7 @@ from trainspan_cli.settings import FormatOption
 
 
 def diff(
-    dataset_a: Annotated[Path, typer.Argument(help="Folder of a dataset, such as .trainspan/dataset/round=0003.")],
+    dataset_a: Annotated[Path, typer.Argument(help="Folder of a dataset, such as .trainspan/dataset/round-0003.")],
     dataset_b: Annotated[Path, typer.Argument(help="Folder of another dataset.")],
     format: FormatOption = "table",
 ) -> int:
@@ -18,7 +18,7 @@ def diff(
 
     Exit code as of diff: 0 where they are equal, 1 where they differ, 2 where one of them cannot be read.
 
-    Example: trainspan diff .trainspan/dataset/round=0003 /tmp/rloo/round=0003
+    Example: trainspan diff .trainspan/dataset/round-0003 /tmp/rloo/round-0003
     """
     from trainspan_cli.compared import print_difference
     from trainspan_processing.comparison.difference import compare_datasets

@@ -15,7 +15,7 @@ def explain(
     ] = "newest",
     store: Annotated[list[str] | None, typer.Option(help="Store path or grpc:// address; may be repeated.")] = None,
     dataset: Annotated[
-        Path | None, typer.Option(help="Explain the credit that this dataset gave, e.g. .trainspan/dataset/round=0003.")
+        Path | None, typer.Option(help="Explain the credit that this dataset gave, e.g. .trainspan/dataset/round-0003.")
     ] = None,
     attempt: Annotated[int | None, typer.Option(help="Which attempt [default: the last].")] = None,
     credit: Annotated[str | None, typer.Option(help="Credit to explain it with.")] = None,

@@ -35,7 +35,7 @@ def export(
 ) -> None:
     """Export rollouts as training files of TRL: SFT (prompt and completion) or DPO (prompt, chosen, rejected).
 
-    Example: trainspan export sft .trainspan/dataset/round=0003 sft.jsonl --min-reward 1
+    Example: trainspan export sft .trainspan/dataset/round-0003 sft.jsonl --min-reward 1
     """
     import time
 

@@ -112,17 +112,19 @@ def _datasets(trace_ids: set[str], rollout_ids: set[str]) -> list[dict[str, Any]
     """The datasets under `$TRAINSPAN_HOME` with rows of these traces or rollouts, and how many."""
     from pyarrow import parquet
 
-    from trainspan_schemas.dataset import MANIFEST
+    from trainspan_schemas.dataset import manifest_path, round_of
 
     found = []
-    for manifest in sorted(home().glob(f"**/round=*/{MANIFEST}")):
+    for folder in sorted(home().glob("**/round[-=]*")):
+        if round_of(folder.name) is None or not manifest_path(folder).exists():
+            continue
         n_rows = 0
-        for part in sorted(manifest.parent.glob("*.parquet")):
+        for part in sorted(folder.glob("*.parquet")):
             ids = parquet.read_table(part, columns=["trace_id", "rollout_id"]).to_pydict()
             pairs = zip(ids["trace_id"], ids["rollout_id"], strict=True)
             n_rows += sum(trace in trace_ids or rollout in rollout_ids for trace, rollout in pairs)
         if n_rows:
-            found.append({"path": str(manifest.parent), "rows": n_rows})
+            found.append({"path": str(folder), "rows": n_rows})
     return found
 
 

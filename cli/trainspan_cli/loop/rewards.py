@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.dataset import MANIFEST
+from trainspan_schemas.dataset import about_dir, manifest_path
 
 __all__ = ["RewardRecords", "read_rewards"]
 
@@ -33,13 +33,13 @@ def read_rewards(runner: Path, dataset: Path) -> RewardRecords | None:
     """
     from trainspan_rollouts.ledger import recorded_rewards
 
-    manifest: dict[str, Any] = json.loads((dataset / MANIFEST).read_bytes())
+    manifest: dict[str, Any] = json.loads(manifest_path(dataset).read_bytes())
     settings = manifest["settings"]
     if settings["reward"] is not None or settings["air"] is not None or settings["reward_name"] != "reward":
         return None
     if settings.get("overlong") == "punish":
         return None
-    lines = (dataset / manifest["ledger"]["name"]).read_text().splitlines()
+    lines = (about_dir(dataset) / manifest["ledger"]["name"]).read_text().splitlines()
     used = {(line["rollout_id"], line["attempt"]): line["reward"] for line in map(json.loads, lines)}
     whole = manifest["credit"]["credit"] == "identical"
     return RewardRecords(recorded_rewards(runner), used, _returns(dataset, manifest) if whole else {})

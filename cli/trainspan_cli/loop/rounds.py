@@ -1,5 +1,6 @@
 """The loop itself: evaluate, then round after round collect rollouts, build the dataset, train and swap; evaluate again."""
 
+import json
 import time
 from collections import defaultdict
 from dataclasses import asdict
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainspan_cli.reading import rows
-from trainspan_schemas.dataset import MANIFEST, round_dir_name
+from trainspan_schemas.dataset import dataset_dir, manifest_path
 from trainspan_schemas.settings import Settings
 
 from .integrity import Check, dataset_checks, reward_checks, training_checks
@@ -133,8 +134,7 @@ class Loop:
         checks: list[dict[str, Any]] = []
         rollout: dict[str, Any] = {}
         seconds: dict[str, float] = {}
-        manifest_path = self._folder.datasets / round_dir_name(round_) / MANIFEST
-        if not manifest_path.exists():
+        if not dataset_dir(self._folder.datasets, round_).exists():
             self._screen.stage("rollouts")
             tasks = self._folder.draw_tasks(
                 f"round-{round_:04d}", self._tasks.train, loop.tasks_per_round, f"{loop.seed}-{round_}"
@@ -150,9 +150,10 @@ class Loop:
                 version = self._services.policy.policy()["version"]
                 self._end_round(round_, version, rollout, built.nothing, {}, seconds, checks)
                 return
-        manifest = RunFolder(manifest_path.parent).read(MANIFEST)
+        dataset = dataset_dir(self._folder.datasets, round_)
+        manifest = json.loads(manifest_path(dataset).read_bytes())
         checks += [check.record() for check in dataset_checks(manifest)]
-        checks += [check.record() for check in self._reward_checks(round_, manifest_path.parent)]
+        checks += [check.record() for check in self._reward_checks(round_, dataset)]
         self._screen.stage("training")
         trained_from = time.monotonic()
         event = self._stages.trained(round_)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.dataset import MANIFEST, round_dir_name
+from trainspan_schemas.dataset import dataset_dir, manifest_path
 from trainspan_schemas.errors import ProcessError
 from trainspan_schemas.functions import is_function_name
 from trainspan_schemas.settings import Settings
@@ -101,7 +101,7 @@ class Stages:
         Where the trainer used it before the loop (or the trainer) was killed, no event comes: its metrics then serve,
         or its ledger.
         """
-        manifest = self._folder.datasets / round_dir_name(round_) / MANIFEST
+        manifest = manifest_path(dataset_dir(self._folder.datasets, round_))
         sha256 = hashlib.sha256(manifest.read_bytes()).hexdigest()
         while True:
             earlier = self._folder.trained_before(sha256)

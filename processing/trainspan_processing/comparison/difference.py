@@ -5,7 +5,7 @@ and when, is no difference.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -97,7 +97,8 @@ class Difference:
 def compare_datasets(a: Published, b: Published) -> Difference:
     """What changed from `a` to `b`. Raises DatasetError where one of them is damaged."""
     seen_a, seen_b = a.seen(), b.seen()
-    rows_a, rows_b = (dataset.rows(_comparable()).with_row_index("row") for dataset in (a, b))
+    names = [name for name in COLUMNS if name in a.columns() and name in b.columns()]
+    rows_a, rows_b = (dataset.rows(_comparable(names)).with_row_index("row") for dataset in (a, b))
     both = rows_a.join(rows_b, on=SPAN_KEY, how="inner", suffix="_b", maintain_order="left")
     rewarded = _rewarded(seen_a).join(
         _rewarded(seen_b), on=ROLLOUT_KEY, how="inner", suffix="_b", maintain_order="left"
@@ -110,14 +111,14 @@ def compare_datasets(a: Published, b: Published) -> Difference:
         rows=_overlap(rows_a, rows_b, seen_a, seen_b, SPAN_KEY),
         rewards=_value_changes(rewarded, "reward", pl.format("{}", "rollout_id")),
         advantages=_value_changes(both, "advantage", pl.format("{} call {}", "rollout_id", "call_index")),
-        columns=_other_columns(both),
+        columns=_other_columns(both, names),
         order_differs=not both["row_b"].is_sorted(),
     )
 
 
-def _comparable() -> list[pl.Expr]:
-    """All columns; of lists a hash, which holds within this process."""
-    return [pl.col(name).hash() if kind.startswith("list") else pl.col(name) for name, kind in COLUMNS.items()]
+def _comparable(names: Sequence[str]) -> list[pl.Expr]:
+    """These columns; of lists a hash, which holds within this process."""
+    return [pl.col(name).hash() if COLUMNS[name].startswith("list") else pl.col(name) for name in names]
 
 
 def _rewarded(seen: pl.DataFrame) -> pl.DataFrame:
@@ -176,7 +177,7 @@ def _mean(values: pl.Series) -> float | None:
     return mean if isinstance(mean, float) else None
 
 
-def _other_columns(both: pl.DataFrame) -> dict[str, int]:
-    names = [name for name in COLUMNS if name not in (*SPAN_KEY, "advantage")]
+def _other_columns(both: pl.DataFrame, names: Sequence[str]) -> dict[str, int]:
+    names = [name for name in names if name not in (*SPAN_KEY, "advantage")]
     counts = both.select(pl.col(name).ne_missing(pl.col(f"{name}_b")).sum().alias(name) for name in names).row(0)
     return {name: count for name, count in zip(names, counts, strict=True) if count}

@@ -154,7 +154,8 @@ def _evidence(
             f"rollout {found.rollout_id} is in the store, but none of its spans is: wait for them to arrive"
         )
     calls = draft.calls.filter(own)
-    sound = draft.sound.filter(own).sort(*ROW_ORDER, "position", nulls_last=False)
+    worth = draft.compared.select("rollout", pl.col("reward").alias("rollout_reward"))
+    sound = draft.sound.filter(own).join(worth, on="rollout", how="left").sort(*ROW_ORDER, "position", nulls_last=False)
     chunks = [(sound, survey.answers)] if sound.height else []
     made = list(make_rows(source, chunks, draft.limits, RowCounts()))
     payload = read_payload(source, calls, answers=survey.answers) if calls.height else None

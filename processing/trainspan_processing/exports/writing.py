@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import polars as pl
 
-from trainspan_schemas.dataset import MANIFEST
+from trainspan_schemas.dataset import MANIFEST, manifest_path
 from trainspan_schemas.errors import DatasetError, UsageError
 from trainspan_schemas.settings import DatasetSettings
 
@@ -154,7 +154,11 @@ def _write(request: ExportRequest, examples: Examples) -> None:
     source: dict[str, Any] = {"stores": list(request.stores)}
     if request.dataset is not None:
         path = request.dataset.path
-        source = {"dataset": str(path), "sha256": hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest(), **source}
+        source = {
+            "dataset": str(path),
+            "sha256": hashlib.sha256(manifest_path(path).read_bytes()).hexdigest(),
+            **source,
+        }
     manifest = {
         "kind": request.kind,
         "source": source,
