@@ -84,7 +84,7 @@ def test_a_dataset_of_version_1_is_still_read_by_everything(bench: Bench, tmp_pa
     difference = compare_datasets(published, open_published(new.path))
     assert difference.is_empty
     assert difference.rows.both == 4
-    assert len(read_calls(open_dataset(old))) == 4
+    assert len(read_calls(open_dataset(old))[0]) == 4
     question = Question(
         (str(bench.collectors[0].store),), f"{bench.run_id}-b", settings=DatasetSettings(), dataset=published
     )

@@ -3,15 +3,18 @@
 import dataclasses
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.support.dataset_files import LoggedCall, as_version_1, write_dataset
 from trainspan_schemas.dataset import MANIFEST, about_dir, dataset_dir, dataset_dirs, manifest_path
 from trainspan_schemas.errors import DatasetError
+from trainspan_training.rows import make_rows
 from trainspan_training.transitions import open_dataset, read_calls
 
 CALL = LoggedCall("rollout", [1, 2, 3], [4, 5], [-0.5, -1.25], advantage=0.75, segment_id=2, temperature=0.7, attempt=1)
@@ -26,7 +29,7 @@ def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> Non
 def test_a_row_comes_back_as_it_was_written(tmp_path: Path) -> None:
     longer = dataclasses.replace(CALL, prompt_ids=[7] * 10, policy_version=3)
     dataset = open_dataset(write_dataset(tmp_path, [CALL, longer], round_=4))
-    first, second = read_calls(dataset)
+    (first, second), _ = read_calls(dataset)
     assert (dataset.round, dataset.rows, dataset.rollouts) == (4, 2, 1)
     assert (first.rollout, first.segment, first.policy_version) == ("rollout/1", 2, 0)
     assert (first.prompt_ids.tolist(), first.completion_ids.tolist()) == ([1, 2, 3], [4, 5])
@@ -101,7 +104,7 @@ def test_a_dataset_of_version_1_is_read(tmp_path: Path) -> None:
     assert old.name == "round=0003"
     assert sorted(path.name for path in old.parent.iterdir()) == ["round=0003"]
     assert dataset_dirs(old.parent) == [dataset_dir(old.parent, 3)] == [old]
-    [before], [after] = (read_calls(open_dataset(folder)) for folder in (old, new))
+    ([before], _), ([after], _) = (read_calls(open_dataset(folder)) for folder in (old, new))
     assert before.prompt_ids.tolist() == after.prompt_ids.tolist() == [1, 2, 3]
     assert before.advantage == after.advantage == 0.75
 
@@ -130,3 +133,80 @@ def test_a_null_inside_the_log_probabilities_is_not_finite(tmp_path: Path) -> No
     folder = write_dataset(tmp_path, [dataclasses.replace(CALL, logprobs=broken)])
     with pytest.raises(DatasetError, match="not finite"):
         read_calls(open_dataset(folder))
+
+
+def _long_rollout(name: str, turns: int, added: int, **more: Any) -> list[LoggedCall]:
+    """Each turn's prompt is all that was before it and `added` new tokens; 2 tokens are sampled."""
+    calls, sequence = [], []
+    for turn in range(turns):
+        known, sequence = len(sequence), [*sequence, *range(100 * turn, 100 * turn + added)]
+        call = LoggedCall(
+            name, sequence, [7, turn], [-0.5, -1.0], 1.0, call_index=turn, segment_pos=turn, prefix_len=known
+        )
+        calls.append(dataclasses.replace(call, **more))
+        sequence = [*sequence, 7, turn]
+    return calls
+
+
+def test_of_a_call_that_continues_its_segment_only_what_is_new_is_kept(tmp_path: Path) -> None:
+    aside = dataclasses.replace(CALL, rollout_id="r", attempt=0, segment_id=1, call_index=9)
+    first, second, third = _long_rollout("r", 3, added=3)
+    dataset = open_dataset(write_dataset(tmp_path, [first, second, aside, third, *_long_rollout("s", 2, added=3)]))
+    calls, _ = read_calls(dataset)
+    assert [(call.prefix_len, call.prompt_ids.tolist()) for call in calls] == [
+        (0, [0, 1, 2]),
+        (5, [100, 101, 102]),
+        (0, [1, 2, 3]),
+        (10, [200, 201, 202]),
+        (0, [0, 1, 2]),
+        (5, [100, 101, 102]),
+    ]
+    whole, _ = read_calls(dataset, whole=True)
+    assert whole[3].prompt_ids.tolist() == third.prompt_ids
+    for one, other in zip(make_rows(calls, merge=True), make_rows(whole, merge=True), strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert one.positions.tolist() == other.positions.tolist()
+    assert len(make_rows(calls, merge=True)[0].tokens) == 15
+
+
+def test_after_a_call_that_was_left_out_as_stale_its_tokens_are_kept_with_the_next_one(tmp_path: Path) -> None:
+    logged = _long_rollout("r", 3, added=3, policy_version=5)
+    logged[1] = dataclasses.replace(logged[1], policy_version=2)
+    calls, left_out = read_calls(open_dataset(write_dataset(tmp_path, logged)), oldest=3)
+    assert left_out == 1
+    assert [(call.prefix_len, call.prompt_ids.tolist()) for call in calls] == [
+        (0, [0, 1, 2]),
+        (5, [100, 101, 102, 7, 1, 200, 201, 202]),
+    ]
+    [row] = make_rows(calls, merge=True)
+    assert row.tokens.tolist() == [*logged[2].prompt_ids, 7, 2]
+
+
+def test_a_prompt_that_departs_from_its_segment_stays_whole_and_is_refused_as_a_row(tmp_path: Path) -> None:
+    first, second = _long_rollout("r", 2, added=3)
+    changed = dataclasses.replace(second, prompt_ids=[9, *second.prompt_ids[1:]])
+    calls, _ = read_calls(open_dataset(write_dataset(tmp_path, [first, changed])))
+    assert calls[1].prefix_len == 0
+    with pytest.raises(DatasetError, match="call 1 of rollout r/0 does not continue its segment 0 token by token"):
+        make_rows(calls, merge=True)
+
+
+def test_memory_follows_the_new_tokens_and_not_the_prompts(tmp_path: Path) -> None:
+    """8 rollouts of 50 turns: 82,400 tokens in all, 2,101,200 as whole prompts with their answers."""
+    logged = [call for number in range(8) for call in _long_rollout(f"r{number}", 50, added=204)]
+    assert sum(len(call.prompt_ids) + 2 for call in logged) == 2_101_200
+    dataset = open_dataset(write_dataset(tmp_path, logged))
+    del logged
+    default, counted = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(counted)
+    tracemalloc.start()
+    try:
+        calls, _ = read_calls(dataset)
+        held, peak = (both + counted.bytes_allocated() for both in tracemalloc.get_traced_memory())
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(default)
+    assert sum(len(call.prompt_ids) + 2 for call in calls) == 82_400
+    whole = 4 * 2_101_200
+    assert held < whole / 4
+    assert peak + counted.max_memory() < whole

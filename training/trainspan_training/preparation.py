@@ -18,7 +18,7 @@ from .rows import Row, make_rows
 from .trainer import TransitionGRPOTrainer
 from .transitions import Call, DatasetFolder
 
-__all__ = ["CHECK_TOKENS", "Prepared", "Staleness", "against_old", "limit_staleness", "plan_round", "with_reference"]
+__all__ = ["CHECK_TOKENS", "Prepared", "Staleness", "against_old", "plan_round", "staleness_of", "with_reference"]
 
 CHECK_TOKENS = 4096
 """Padded tokens on which a divergence is measured beside the steps."""
@@ -48,17 +48,16 @@ class Prepared:
     """Over all processes; zeros where nothing was recomputed."""
 
 
-def limit_staleness(calls: Sequence[Call], version: int, limit: int | None) -> tuple[list[Call], Staleness]:
-    """The calls that are at most `limit` versions behind `version` (calls of unknown version count as current)."""
-    behind = [max(0, version - (version if c.policy_version is None else c.policy_version)) for c in calls]
-    kept = [(call, age) for call, age in zip(calls, behind, strict=True) if limit is None or age <= limit]
-    tokens = sum(len(call.completion_ids) for call, _ in kept)
-    aged = sum(len(call.completion_ids) * age for call, age in kept)
-    return [call for call, _ in kept], Staleness(
+def staleness_of(calls: Sequence[Call], version: int, dropped: int) -> Staleness:
+    """How far the calls are behind `version`; those of unknown version count as current."""
+    behind = [max(0, version - (version if call.policy_version is None else call.policy_version)) for call in calls]
+    tokens = sum(len(call.completion_ids) for call in calls)
+    aged = sum(len(call.completion_ids) * age for call, age in zip(calls, behind, strict=True))
+    return Staleness(
         mean=aged / tokens if tokens else 0.0,
-        greatest=max((age for _, age in kept), default=0),
-        dropped=len(calls) - len(kept),
-        fresh={call.policy_version for call, _ in kept} == {version},
+        greatest=max(behind, default=0),
+        dropped=dropped,
+        fresh={call.policy_version for call in calls} == {version},
     )
 
 

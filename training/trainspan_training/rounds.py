@@ -38,8 +38,8 @@ from .preparation import (
     against_old,
     context_of,
     largest,
-    limit_staleness,
     plan_round,
+    staleness_of,
     with_reference,
 )
 from .publish import EVENTS, Swap, publish
@@ -104,9 +104,10 @@ class Rounds:
     def _round(self, dataset: DatasetFolder) -> Generator[list[MicroBatch], None, Result]:
         try:
             with self._timed("read"):
-                calls, staleness = limit_staleness(
-                    read_calls(dataset), self._policy.version, self._settings.max_staleness
-                )
+                version, limit = self._policy.version, self._settings.max_staleness
+                oldest = None if limit is None else version - limit
+                calls, dropped = read_calls(dataset, oldest=oldest, whole=not self._settings.merge)
+                staleness = staleness_of(calls, version, dropped)
             with self._timed("plan"):
                 rows, plan = plan_round(calls, dataset, self._settings, self._config(), self._forwarding, self._rule)
         except (DatasetError, TrainingError) as error:

@@ -46,7 +46,7 @@ def make_rows(calls: Sequence[Call], *, merge: bool) -> list[Row]:
     """One row per segment, or per call without `merge`; in order of first appearance.
 
     A call that is missing from a segment (it was not trainable) costs nothing: its tokens stand in the next call's
-    prompt. Raises DatasetError where a call's prompt does not continue its segment exactly.
+    prompt. Raises DatasetError if a call's prompt does not continue its segment exactly.
     """
     if not merge:
         return [_row([(index, call)]) for index, call in enumerate(calls)]
@@ -59,20 +59,20 @@ def make_rows(calls: Sequence[Call], *, merge: bool) -> list[Row]:
 def _row(calls: Iterable[tuple[int, Call]]) -> Row:
     tokens: list[NDArray[np.int32]] = []
     columns: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]] = []
-    so_far = np.zeros(0, dtype=np.int32)
     rollout = group = ""
+    known = 0
     temperatures: list[NDArray[np.float64]] = []
     for index, call in calls:
         rollout, group = call.rollout, call.group
-        known = len(so_far)
-        if known and not (known <= len(call.prompt_ids) and np.array_equal(call.prompt_ids[:known], so_far)):
+        again = known - call.prefix_len  # so many tokens of the prompt stand in the row already
+        if not (0 <= again <= len(call.prompt_ids) and _ends_with(tokens, call.prompt_ids[:again])):
             raise DatasetError(
                 f"call {call.index} of rollout {rollout} does not continue its segment {call.segment} token by token: "
                 "build the dataset again, or train with merge = false"
             )
-        start, sampled = len(call.prompt_ids), len(call.completion_ids)
-        tokens += [call.prompt_ids[known:], call.completion_ids]
-        so_far = np.concatenate([call.prompt_ids, call.completion_ids])
+        start, sampled = call.prefix_len + len(call.prompt_ids), len(call.completion_ids)
+        tokens += [call.prompt_ids[again:], call.completion_ids]
+        known = start + sampled
         columns.append(
             (
                 np.arange(start, start + sampled),
@@ -86,3 +86,8 @@ def _row(calls: Iterable[tuple[int, Call]]) -> Row:
     return Row(
         rollout, group, np.concatenate(tokens), positions, numbers, logprobs, advantages, np.concatenate(temperatures)
     )
+
+
+def _ends_with(parts: Sequence[NDArray[np.int32]], tail: NDArray[np.int32]) -> bool:
+    """Whether the tokens of all parts end with `tail`."""
+    return not len(tail) or np.array_equal(np.concatenate(parts)[-len(tail) :], tail)

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "DatasetFolder", "open_dataset", "read_calls"]
 
+_ROWS_AT_ONCE = 16
+"""Rows whose whole prompts are in memory at once."""
+_BUFFER_BYTES = 2**20
 _COLUMNS = (
     "rollout_id",
     "attempt",
@@ -54,7 +58,7 @@ class DatasetFolder:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One trainable call: P prompt tokens, then C sampled ones."""
+    """One trainable call: a prompt of P tokens, then C sampled ones."""
 
     rollout: str
     """Rollout id and attempt."""
@@ -66,13 +70,15 @@ class Call:
     """Of the rollouts that it was compared with; its rollout where it has none."""
     policy_version: int | None
     prompt_ids: "NDArray[np.int32]"
-    """(P,)"""
+    """(P − prefix_len,) the prompt from place `prefix_len` on."""
     completion_ids: "NDArray[np.int32]"
     """(C,)"""
     logprobs: "NDArray[np.float32]"
     """(C,) as sampled, at `temperature`."""
     temperature: float
     advantage: float
+    prefix_len: int = 0
+    """Tokens at the beginning of the prompt that the calls before it in its segment hold, and that are left out here."""
 
 
 def open_dataset(path: Path) -> DatasetFolder:
@@ -105,46 +111,82 @@ def open_dataset(path: Path) -> DatasetFolder:
         raise DatasetError(f"{said} is malformed ({error!r}): build the dataset again") from error
 
 
-def read_calls(dataset: DatasetFolder) -> list[Call]:
-    """Every row, verified against the manifest's hashes and counts.
+def read_calls(dataset: DatasetFolder, *, oldest: int | None = None, whole: bool = False) -> tuple[list[Call], int]:
+    """(the calls, how many were left out), verified against the manifest's hashes and counts.
 
-    Raises DatasetError naming the file or row for: a hash that differs, missing columns or values, lengths that do not
-    match, a number that is not finite, a temperature that is not positive.
+    Calls of a policy version below `oldest` are left out; those of unknown version are not. Of a call that continues its
+    segment only the tokens that are new stay in memory, unless `whole`. Raises DatasetError naming the file or row for: a hash
+    that differs, missing columns or values, lengths that do not match, a number that is not finite, a temperature that is not
+    positive.
     """
     calls: list[Call] = []
+    rows, segments = 0, _Segments()
     for name, sha256 in dataset.files:
-        calls += _read_file(dataset.path / name, sha256)
-    if len(calls) != dataset.rows:
-        raise DatasetError(f"{dataset.path} holds {len(calls)} rows, its manifest says {dataset.rows}: build it again")
-    return calls
+        path = dataset.path / name
+        _verify(path, sha256)
+        for batch in _batches(path):
+            read = _calls(batch, path)
+            rows += len(read)
+            kept = [
+                call for call in read if oldest is None or call.policy_version is None or call.policy_version >= oldest
+            ]
+            calls += kept if whole else [segments.cut(call) for call in kept]
+    if rows != dataset.rows:
+        raise DatasetError(f"{dataset.path} holds {rows} rows, its manifest says {dataset.rows}: build it again")
+    return calls, rows - len(calls)
 
 
-def _read_file(path: Path, sha256: str) -> list[Call]:
+class _Segments:
+    """What the segments of the rollout that is being read hold so far: the rows of a rollout stand together."""
+
+    def __init__(self) -> None:
+        self._rollout = ""
+        self._held: dict[int, NDArray[np.int32]] = {}
+
+    def cut(self, call: Call) -> Call:
+        """The call without the tokens that its segment holds; as it is if it does not continue that token for token."""
+        import numpy as np
+
+        if call.rollout != self._rollout:
+            self._rollout, self._held = call.rollout, {}
+        held = self._held.get(call.segment)
+        known = len(held) if held is not None and np.array_equal(call.prompt_ids[: len(held)], held) else 0
+        self._held[call.segment] = np.concatenate([call.prompt_ids, call.completion_ids])
+        # A copy: a part of the prompt would keep all prompts of its batch in memory.
+        return replace(call, prompt_ids=call.prompt_ids[known:].copy(), prefix_len=known)
+
+
+def _verify(path: Path, sha256: str) -> None:
+    try:
+        with path.open("rb") as file:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DatasetError(f"cannot read {path} ({error.strerror}): build the dataset again") from error
+    if actual != sha256:
+        raise DatasetError(
+            f"{path} has sha256 {actual[:12]}…, its manifest says {sha256[:12]}…: build the dataset again"
+        )
+
+
+def _batches(path: Path) -> Iterator[Any]:
+    """Tables of a few rows each, with _COLUMNS; whole prompts of more than one are never in memory."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DatasetError(f"cannot read {path} ({error.strerror}): build the dataset again") from error
-    if (actual := hashlib.sha256(content).hexdigest()) != sha256:
-        raise DatasetError(
-            f"{path} has sha256 {actual[:12]}…, its manifest says {sha256[:12]}…: build the dataset again"
-        )
-    try:
-        table = pq.read_table(pa.BufferReader(content), columns=list(_COLUMNS))
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
+            if missing := [name for name in _COLUMNS if name not in file.schema_arrow.names]:
+                raise DatasetError(f"{path} has no column {missing[0]!r}: build the dataset again")
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(_COLUMNS), use_threads=False):
+                yield pa.Table.from_batches([batch])
     except (pa.ArrowException, OSError) as error:
         raise DatasetError(f"{path} cannot be read as transitions: {error}") from error
-    missing = [name for name in _COLUMNS if name not in table.column_names]
-    if missing:
-        raise DatasetError(f"{path} has no column {missing[0]!r}: build the dataset again")
-    for name in _COLUMNS:
-        if name not in ("policy_version", "group_id") and table.column(name).null_count:
-            raise DatasetError(f"{path} has a row without {name}: build the dataset again")
-    return _calls(table, path)
 
 
 def _calls(table: Any, path: Path) -> list[Call]:
+    for name in _COLUMNS:
+        if name not in ("policy_version", "group_id") and table.column(name).null_count:
+            raise DatasetError(f"{path} has a row without {name}: build the dataset again")
     prompts, completions, logprobs = (_lists(table, name) for name in ("prompt_ids", "completion_ids", "logprobs"))
     scalars = table.select([name for name in _COLUMNS if name not in ("prompt_ids", "completion_ids", "logprobs")])
     calls = [
