@@ -22,12 +22,13 @@ _EXTRAS: Final = {
         *Facts._fields,
     ),
     "calls": (
-        *("parent_span_id", "status_code", "attributes", "resource", "scope_name", "dropped_attributes"),
+        *("parent_span_id", "status_code", "attributes", "resource", "scope_name", "dropped_attributes", "n_tokens"),
         *Facts._fields,
     ),
     "evaluations": ("attempt", "of", "on_span"),
 }
 """Columns of a read beyond those of its view. The identity of a span is completed as that of a call is.
+`n_tokens` is how many tokens the prompt and the answer of a call have together.
 `of` is what the evaluation says it judges (`trainspan.evaluation.of`)."""
 
 READS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -214,6 +215,8 @@ def _places(given: Mapping[str, object], bound: dict[str, object]) -> list[tuple
 
 
 def _qualified(name: str, column: str) -> str:
+    if column == "n_tokens":
+        return "coalesce(len(s.prompt_ids), 0) + coalesce(len(s.completion_ids), 0) AS n_tokens"
     from_span = name in ("spans", "calls") and column not in _IDENTITY_COLUMNS
     return f"{'s' if from_span else 'i'}.{column}"
 

@@ -18,7 +18,7 @@ from .fates import fates_of
 from .frames import ROLLOUT_KEY, SPAN_KEY, compact, empty
 from .inventory import Inventory, take_inventory
 from .ledger import Ledger
-from .payload import CALLS_PER_CHUNK
+from .payload import chunk_number
 from .plan import Plan, RewardName
 from .rows import ROW_ORDER, Limits
 from .source import Selection, Source
@@ -34,7 +34,7 @@ _OF_CALL: Final = [
     *("rollout", "store", "seq", *SPAN_KEY, *ROLLOUT_KEY, "run_id", "round", "task_id", "agent"),
     *("call_index", "next_index", "turn"),
     *("position", "policy_name", "policy_version", "policy_version_spans", "finish_reason", "temperature"),
-    *("logprobs_mode", "tokens_source", "group_id", "reason", "reward"),
+    *("logprobs_mode", "tokens_source", "group_id", "reason", "reward", "n_tokens"),
 ]
 
 
@@ -48,7 +48,7 @@ class Assembly:
     """Those whose last rollouts have not come; rollouts of those that wait are pending."""
     compared: pl.DataFrame
     """Those that are compared, sorted by ROLLOUT_KEY, with `rollout` (u32), group_id, the number of their `part`, theirs `in_part`,
-    and the number of their `sound` calls (u32): those with nothing against them so far."""
+    and of their `sound` calls (those with nothing against them so far) the number and the `tokens` (u32)."""
     advantages: pl.DataFrame
     """rollout, position, return, advantage and drop of the calls of compared rollouts."""
     plan: Plan
@@ -73,15 +73,13 @@ class Assembly:
     def chunks(self) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """The sound calls with their credit, in the order of datasets, with PAYLOAD of those that only clients recorded.
 
-        Whole rollouts, of about CALLS_PER_CHUNK calls at a time.
+        Whole rollouts, some at a time, bounded by calls and by tokens.
         """
         ordered = self.compared.filter(pl.col("sound") > 0).sort(*ROW_ORDER)
-        # The chunk of a rollout follows from the calls before it, not from the stores: the same rows give the same bytes.
-        before = pl.col("sound").cast(pl.Int64).cum_sum() - pl.col("sound")
         numbered = ordered.select(
             *("rollout", "in_part", "part"),
             pl.col("reward").alias("rollout_reward"),
-            (before // CALLS_PER_CHUNK).alias("chunk"),
+            chunk_number(pl.col("sound"), pl.col("tokens")).alias("chunk"),
         )
         numbered = numbered.with_row_index("place")
         parts: dict[int, tuple[pl.DataFrame, pl.DataFrame]] = {}
@@ -221,11 +219,15 @@ def _done(
     sound = part.calls.filter(is_sound).select(_OF_CALL).rename({"rollout": "in_part"})
     for frame, path in zip((sound, survey.answers), _paths(folder, number), strict=True):
         frame.write_ipc(path, compression="lz4")
-    counted = sound.group_by(pl.col("in_part").alias("rollout")).agg(pl.len().cast(pl.UInt32).alias("sound"))
+    counted = sound.group_by(pl.col("in_part").alias("rollout")).agg(
+        pl.len().cast(pl.UInt32).alias("sound"), pl.col("n_tokens").sum().alias("tokens")
+    )
     compared = part.compared.select("rollout", *_OF_ROLLOUT, "group_id").join(
         counted, on="rollout", how="left", maintain_order="left"
     )
-    numbered = compared.with_columns(pl.lit(number, dtype=pl.UInt32).alias("part"), pl.col("sound").fill_null(0))
+    numbered = compared.with_columns(
+        pl.lit(number, dtype=pl.UInt32).alias("part"), pl.col("sound", "tokens").fill_null(0)
+    )
     # What stays must not hold on to the texts that it was cut out of.
     return _Part(
         rollouts=compact(

@@ -18,6 +18,7 @@ CALL_COLUMNS: Final = [
     *("call_index", "policy_name", "policy_version", "finish_reason", "delivered", "start_ns", "end_ns"),
     *("dropped_attributes", "untrusted"),
     *("request_model", "response_id", "state_key", "policy_version_spans", "redacted", "call_facts"),
+    "n_tokens",
 ]
 """Columns asked of the read `calls`."""
 

@@ -142,7 +142,8 @@ def _choices(span: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, A
             "completion_ids": choice.get("token_ids"),
             "logprobs": [entry.get("logprob") for entry in entries] or None,
         }
-        yield call, tokens
+        n_tokens = sum(len(tokens[name] or ()) for name in ("prompt_ids", "completion_ids"))
+        yield {**call, "n_tokens": n_tokens}, tokens
 
 
 def _number(value: Any) -> float | None:

@@ -16,7 +16,7 @@ from .frames import ROLLOUT_KEY, SPAN_KEY
 from .grouping import first_calls, hash_prompts, with_groups, with_states
 from .ledger import Ledger
 from .overlong import overlong_mode
-from .payload import read_payload
+from .payload import chunks_of_rollouts, read_payload
 from .plan import Plan, RewardName, make_plan
 from .rewarding import Rewarded, reward_rollouts
 from .rows import Limits
@@ -188,7 +188,7 @@ def _compared(source: Source, survey: Survey, rewarded: Rewarded) -> pl.DataFram
 
 
 def _prompts(source: Source, calls: pl.DataFrame, answers: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    for part in calls.iter_slices(1024):
+    for part in chunks_of_rollouts(calls):
         yield read_payload(source, part, columns=(*SPAN_KEY, "prompt_ids"), answers=answers)
 
 
@@ -209,7 +209,7 @@ def _with_rewards(calls: pl.DataFrame, rewarded: Rewarded, compared: pl.DataFram
 def _with_states(source: Source, answers: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Adds `state` to the calls of compared rollouts."""
     unnamed = calls.filter(pl.col("rollout").is_not_null() & pl.col("state_key").is_null())
-    named = unnamed.select(*ROLLOUT_KEY, *SPAN_KEY, "store", "seq")
+    named = unnamed.select(*ROLLOUT_KEY, *SPAN_KEY, "store", "seq", "n_tokens")
     return with_states(calls, hash_prompts(named, _prompts(source, named, answers)))
 
 

@@ -70,9 +70,10 @@ CALLS: Final[Schema] = {
     "redacted": pl.Boolean,
     "untrusted": pl.Boolean,
     "tokens_source": pl.String,
+    "n_tokens": pl.UInt32,
 }
-"""One row per call with tokens, without these. `store` numbers the `--store` it was read from and `seq` is its place there, NULL
-where no call span holds the tokens; `tokens_source` is `engine` for
+"""One row per call with tokens, without these: `n_tokens` counts those of prompt and answer. `store` numbers the `--store` it
+was read from and `seq` is its place there, NULL where no call span holds the tokens; `tokens_source` is `engine` for
 call spans of the policy server, `response` for what a client's instrumentation kept of a response (clients.py)."""
 
 SPANS: Final[Schema] = {

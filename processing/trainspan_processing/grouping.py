@@ -19,7 +19,7 @@ def first_calls(calls: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
     return (
         calls.join(rollouts.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
         .unique(ROLLOUT_KEY, keep="first", maintain_order=True)
-        .select(*ROLLOUT_KEY, *SPAN_KEY, "store", "seq")
+        .select(*ROLLOUT_KEY, *SPAN_KEY, "store", "seq", "n_tokens")
     )
 
 

@@ -8,18 +8,35 @@ import polars as pl
 from .frames import PAYLOAD, ROLLOUT_KEY, SPAN_KEY, empty
 from .source import Source
 
-__all__ = ["CALLS_PER_CHUNK", "chunks_of_rollouts", "read_payload"]
+__all__ = ["chunk_number", "chunks_of_rollouts", "read_payload"]
 
 CALLS_PER_CHUNK: Final = 8_192
+TOKENS_PER_CHUNK: Final = 8_388_608
+"""32 MiB of ids; a chunk is held in memory a few times over."""
+
+
+def chunk_number(calls: pl.Expr, tokens: pl.Expr) -> pl.Expr:
+    """The chunk (u32) of each item, of the numbers of calls and tokens (u32) that it has, in order.
+
+    It follows from the items before, not from the stores: the same rows give the same bytes. A chunk has about CALLS_PER_CHUNK
+    calls or TOKENS_PER_CHUNK tokens, whichever comes first, and at least one item.
+    """
+
+    def before(count: pl.Expr) -> pl.Expr:
+        return count.cast(pl.Int64).cum_sum() - count
+
+    # Both grow: a chunk ends where either passes the next multiple of its bound.
+    passed = pl.struct(before(calls) // CALLS_PER_CHUNK, (before(tokens) // TOKENS_PER_CHUNK).alias("tokens"))
+    return passed.rle_id()
 
 
 def chunks_of_rollouts(calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """`calls` (sorted by rollout) in chunks of whole rollouts of about CALLS_PER_CHUNK calls, in order."""
+    """`calls` (sorted by rollout) in chunks of whole rollouts, in order."""
     if calls.is_empty():
         return
-    # The chunk of a rollout follows from the calls before it, not from the stores: the same rows give the same bytes.
-    first = pl.col("row").min().over(ROLLOUT_KEY)
-    numbered = calls.with_row_index("row").with_columns((first // CALLS_PER_CHUNK).alias("chunk")).drop("row")
+    sizes = calls.group_by(ROLLOUT_KEY, maintain_order=True).agg(pl.len().alias("calls"), pl.col("n_tokens").sum())
+    numbers = sizes.select(*ROLLOUT_KEY, chunk_number(pl.col("calls"), pl.col("n_tokens")).alias("chunk"))
+    numbered = calls.join(numbers, on=ROLLOUT_KEY, nulls_equal=True, maintain_order="left")
     yield from numbered.partition_by("chunk", maintain_order=True, include_key=False)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import TestRollout, chain
-from trainspan_processing import assembly
+from trainspan_processing import payload
 from trainspan_processing.build import BuiltDataset
 from trainspan_schemas.dataset import COLUMNS
 
@@ -64,12 +64,13 @@ def test_the_order_in_which_spans_arrive_changes_nothing(bench: Bench, tmp_path:
     assert _digests(in_order) == _digests(shuffled)
 
 
+@pytest.mark.parametrize(("bound", "most"), [("CALLS_PER_CHUNK", 10), ("TOKENS_PER_CHUNK", 100)])
 def test_small_chunks_of_rows_change_nothing_but_the_row_groups(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, most: int
 ) -> None:
     bench.send(*_workload(bench, bench.run_id))
     large = bench.build(round_=0)
-    monkeypatch.setattr(assembly, "CALLS_PER_CHUNK", 10)
+    monkeypatch.setattr(payload, bound, most)
     small = bench.build(round_=0, out=tmp_path / "small")
     assert rows(large).equals(rows(small))
     groups = [pq.ParquetFile(built.path / "part-00000.parquet").num_row_groups for built in (large, small)]

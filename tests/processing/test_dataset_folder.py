@@ -54,7 +54,7 @@ def test_one_line_of_every_reader_opens_the_folder(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(write, "ROWS_PER_FILE", 1)
-    monkeypatch.setattr("trainspan_processing.assembly.CALLS_PER_CHUNK", 1)
+    monkeypatch.setattr("trainspan_processing.payload.CALLS_PER_CHUNK", 1)
     _pair(bench, "ab", round=49)
     built = bench.build(round_=49)
     assert built.path.name == "round-0049"
