@@ -19,7 +19,15 @@ from .fates import NO_ROLLOUT, fates_of
 from .frames import compact
 from .ledger import Ledger, next_round, read_ledger, write_ledger
 from .manifest import make_manifest
-from .outcome import check_outcome, late_calls, late_evaluations, ledger_lines, lines_to_write, take_accounts
+from .outcome import (
+    check_outcome,
+    check_policies,
+    late_calls,
+    late_evaluations,
+    ledger_lines,
+    lines_to_write,
+    take_accounts,
+)
 from .quality.page import QUALITY_PAGE, quality_page
 from .rows import RowCounts, make_rows
 from .source import Selection, Source
@@ -71,8 +79,9 @@ class BuiltDataset:
 def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
     """Builds the dataset and publishes its folder.
 
-    Raises NothingToTrainError where no call is trainable or too few are, DatasetError where the folder is in the way,
-    StoreError where a store cannot be read, UsageError for unknown names of credit, baseline or functions.
+    Raises NothingToTrainError where no call is trainable or too few are, DatasetError where the folder is in the way or
+    calls are of several policies, StoreError where a store cannot be read, UsageError for unknown names of credit, baseline
+    or functions.
     """
     target = request.target
     if target.exists():
@@ -94,6 +103,7 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
         late_rewards = late_evaluations(assembly.evaluations, ledger)
         accounts = take_accounts(pl.concat([fates, assembly.others]), lines, late)
         check_outcome(accounts, settings, _where(request), assembly.function_error, may_be_empty=is_round)
+        check_policies(counts.policies, _where(request))
         lines = lines.join(assembly.evaluations, on="rollout_id", how="left", maintain_order="left")
         lines = lines.with_columns(pl.col("rewards").fill_null(0))
         write_ledger(scratch.about, lines_to_write(lines, late, late_rewards, ledger))

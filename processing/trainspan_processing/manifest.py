@@ -76,6 +76,7 @@ def make_manifest(
             "environment": counts.environment_tokens,
             "completion": counts.completion_tokens,
         },
+        "policy": next(iter(counts.policies), None),
         "min_policy_version": min(counts.versions, default=None),
         "max_policy_version": max(counts.versions, default=None),
         "credit": _credit_record(assembly.plan, settings),

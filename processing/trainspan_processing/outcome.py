@@ -18,6 +18,7 @@ from .trainability import GROUP_REASONS
 __all__ = [
     "Accounts",
     "check_outcome",
+    "check_policies",
     "late_calls",
     "late_evaluations",
     "ledger_lines",
@@ -215,6 +216,16 @@ def check_outcome(
             f"only {share:.0%} of the calls in {where} are trainable, --min-coverage is {settings.min_coverage:.0%}; "
             f"most excluded by {worst} ({count}): {_advice(worst, function_error)}",
             accounts.figures,
+        )
+
+
+def check_policies(rows: Mapping[str, int], where: str) -> None:
+    """Raises DatasetError if the rows (policy → number) are of several policies: a dataset trains one model."""
+    if len(rows) > 1:
+        counted = ", ".join(f"{name} ({count})" for name, count in sorted(rows.items()))
+        raise DatasetError(
+            f"the trainable calls in {where} are of {len(rows)} policies: {counted}; a dataset is of one policy: name it with "
+            "--policies, and give each policy an --out of its own, since a folder uses a rollout once"
         )
 
 

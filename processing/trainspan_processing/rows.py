@@ -1,5 +1,6 @@
 """Rows of a dataset: calls with tokens, lineage and credit, chunk by chunk in their final order."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -45,6 +46,8 @@ class RowCounts:
     """Prompt tokens that no earlier call of the segment holds."""
     completion_tokens: int = 0
     versions: list[int] = field(default_factory=list)
+    policies: Counter[str] = field(default_factory=Counter)
+    """Rows by the name of the policy that made the call."""
     groups: set[str] = field(default_factory=set)
     merge_failures: MergeFailures = field(default_factory=MergeFailures)
     """Calls that do not continue the one of their agent before them, by cause."""
@@ -170,6 +173,7 @@ def _count(kept: pl.DataFrame, counts: RowCounts) -> None:
     counts.completion_tokens += int(kept["completion_ids"].list.len().sum() or 0)
     versions = kept["policy_version"].drop_nulls()
     counts.versions = sorted({*counts.versions, *versions.unique().to_list()})
+    counts.policies.update(dict(kept["policy_name"].drop_nulls().value_counts().iter_rows()))
     counts.groups |= set(kept["group_id"].unique().to_list())
     counts.shapes.append(
         kept.select(

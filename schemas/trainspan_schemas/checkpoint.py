@@ -50,6 +50,8 @@ class CheckpointMeta:
     dataset_sha256: str | None
     """Hash of the manifest of the dataset that made it."""
     weights_sha256: str | None = None
+    policy: str | None = None
+    """Name of the policy whose calls it was trained on; None if its datasets name none."""
 
     def write(self, folder: Path) -> None:
         (folder / META_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")

@@ -207,3 +207,17 @@ def test_only_the_agents_and_policies_asked_for_are_trained(
     assert rows(built)["call_index"].to_list() == kept
     assert built.manifest["dropped"] == {"not_selected": 3 - len(kept)}
     assert built.manifest["coverage"] == 1.0
+
+
+def test_calls_of_several_policies_are_no_dataset_until_one_is_named(bench: Bench) -> None:
+    for name, reward in (("a", 0.0), ("b", 1.0)):
+        rollout = chain(bench.rollout(name), 2)
+        rollout.call(2, [9], [5], trainspan__policy__name="coder")
+        # What is not kept does not count.
+        rollout.call(3, [9], [5], trainspan__policy__name="judge", gen_ai__request__temperature=0.0)
+        bench.send(rollout.reward(reward))
+    with pytest.raises(DatasetError, match=r"are of 2 policies: coder \(2\), policy \(4\); .* name it with --policies"):
+        bench.build(round_=0)
+    assert not bench.out.exists() or not list(bench.out.iterdir())
+    built = {name: bench.build(round_=0, policies=name, out=bench.out / name) for name in ("coder", "policy")}
+    assert [(one.manifest["policy"], one.manifest["rows"]) for one in built.values()] == [("coder", 2), ("policy", 4)]

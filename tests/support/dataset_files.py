@@ -31,7 +31,9 @@ class LoggedCall:
     reward: float = 0.0
 
 
-def write_dataset(root: Path, calls: Sequence[LoggedCall], *, round_: int = 0, run_id: str = "run") -> Path:
+def write_dataset(
+    root: Path, calls: Sequence[LoggedCall], *, round_: int = 0, run_id: str = "run", policy: str | None = "policy"
+) -> Path:
     """Writes `round-NNNN/` with one Parquet part, and its manifest beside it; the folder."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -51,6 +53,7 @@ def write_dataset(root: Path, calls: Sequence[LoggedCall], *, round_: int = 0, r
         "run_id": run_id,
         "round": round_,
         "rows": len(rows),
+        "policy": policy,
         "rollouts": len({(call.rollout_id, call.attempt) for call in calls}),
         "rewards": {"mean": float(rewards.mean()), "std": float(rewards.std()), "n": len(calls)},
         "files": [{"name": part.name, "sha256": hashlib.sha256(part.read_bytes()).hexdigest(), "rows": len(rows)}],

@@ -55,6 +55,26 @@ def test_a_round_writes_a_whole_checkpoint_with_its_lineage(
         run(datasets=dataset)
 
 
+def test_a_dataset_of_another_policy_than_the_checkpoints_is_refused_by_name(
+    run: Run, tmp_path: Path, model: Any
+) -> None:
+    for round_, policy in enumerate(("planner", None, "coder", "planner")):
+        calls = sample_rollouts(model, rollouts=2, turns=1, seed=round_)
+        write_dataset(tmp_path / "dataset", calls, round_=round_, policy=policy)
+    _, unnamed, other, same = run(rounds=4)
+    assert (unnamed.version, other.version, same.version) == (2, 2, 3)
+    assert other.skipped is not None
+    assert (
+        "round-0002 has calls of policy 'coder', and policy-000002 was trained on those of 'planner'" in other.skipped
+    )
+    assert "build it with --policies planner, or give each policy its own --checkpoints" in other.skipped
+    # Lineage goes on over a dataset that names none.
+    for version in (1, 2, 3):
+        assert CheckpointMeta.read(tmp_path / f"checkpoints/policy-{version:06d}").policy == "planner"
+    with pytest.raises(DatasetError, match="has calls of policy 'coder'"):
+        run(datasets=tmp_path / "dataset/round-0002")
+
+
 def test_the_canary_holds_what_both_weights_say(run: Run, tmp_path: Path, model: Any, model_dir: Path) -> None:
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=8))
     run()

@@ -28,6 +28,8 @@ class Policy:
     version: int
     model: Path
     """Folder of the model: `folder`, or, of an adapter, that of `base`."""
+    trained_on: str | None = None
+    """Name of the policy whose calls made it; None if nothing was trained yet, or its datasets name none."""
 
     @property
     def name(self) -> str:
@@ -49,7 +51,7 @@ def starting_policy(checkpoints: Checkpoints, model: str | None, adapter: str = 
                 f"{latest} is of kind {meta.kind}, and train.adapter = {adapter!r} trains {kind}: give another --checkpoints"
             )
         folder = check_folder(latest) if kind == "full" else _base_of(latest, meta)
-        return Policy(latest, latest.name, meta.base, meta.version, folder)
+        return Policy(latest, latest.name, meta.base, meta.version, folder, meta.policy)
     if not model:
         raise CheckpointError(
             f"no checkpoint in {checkpoints.root} and no model: give --model, or start `trainspan serve MODEL_DIR`"

@@ -14,11 +14,21 @@ from .forwarding import Forwarding
 from .loss_weights import Rule
 from .offpolicy import Correction, OffPolicySums, correct
 from .plan import Step, plan_steps
+from .policy import Policy
 from .rows import Row, make_rows
 from .trainer import TransitionGRPOTrainer
 from .transitions import Call, DatasetFolder
 
-__all__ = ["CHECK_TOKENS", "Prepared", "Staleness", "against_old", "plan_round", "staleness_of", "with_reference"]
+__all__ = [
+    "CHECK_TOKENS",
+    "Prepared",
+    "Staleness",
+    "against_old",
+    "check_policy",
+    "plan_round",
+    "staleness_of",
+    "with_reference",
+]
 
 CHECK_TOKENS = 4096
 """Padded tokens on which a divergence is measured beside the steps."""
@@ -46,6 +56,15 @@ class Prepared:
     """`logged` or `recompute`."""
     off_policy: OffPolicySums
     """Over all processes; zeros where nothing was recomputed."""
+
+
+def check_policy(dataset: DatasetFolder, policy: Policy) -> None:
+    """Raises DatasetError if the dataset has the calls of another policy than those that made the checkpoint."""
+    if dataset.policy and policy.trained_on and dataset.policy != policy.trained_on:
+        raise DatasetError(
+            f"{dataset.path} has calls of policy {dataset.policy!r}, and {policy.name} was trained on those of "
+            f"{policy.trained_on!r}: build it with --policies {policy.trained_on}, or give each policy its own --checkpoints"
+        )
 
 
 def staleness_of(calls: Sequence[Call], version: int, dropped: int) -> Staleness:

@@ -36,6 +36,7 @@ from .preparation import (
     Prepared,
     Staleness,
     against_old,
+    check_policy,
     context_of,
     largest,
     plan_round,
@@ -103,6 +104,7 @@ class Rounds:
 
     def _round(self, dataset: DatasetFolder) -> Generator[list[MicroBatch], None, Result]:
         try:
+            check_policy(dataset, self._policy)
             with self._timed("read"):
                 version, limit = self._policy.version, self._settings.max_staleness
                 oldest = None if limit is None else version - limit
@@ -225,7 +227,8 @@ class Rounds:
         moments = gather_optimizer(trainer.optimizer, trainer.policy, keep=trainer.team.leads)
 
         def write(book: Checkpoints) -> Policy:
-            meta = CheckpointMeta(kind, version, parent.name, parent.base, dataset.sha256)
+            trained_on = dataset.policy or parent.trained_on
+            meta = CheckpointMeta(kind, version, parent.name, parent.base, dataset.sha256, policy=trained_on)
 
             def fill(folder: Any) -> None:
                 self._weights.save(folder, parent, tensors)
@@ -234,7 +237,8 @@ class Rounds:
 
             folder = book.write(meta, fill, lambda path: save_file(moments, path))
             book.prune(self._settings.keep_checkpoints)
-            return Policy(folder, folder.name, parent.base, version, parent.model if kind == "lora" else folder)
+            model = parent.model if kind == "lora" else folder
+            return Policy(folder, folder.name, parent.base, version, model, trained_on)
 
         saved: Policy = self._lead(write)
         return saved

@@ -46,6 +46,8 @@ class DatasetFolder:
     round: int
     rows: int
     rollouts: int
+    policy: str | None
+    """Name of the policy that made its calls; None in datasets of version 1."""
     reward_mean: float | None
     reward_std: float | None
     groups: int | None
@@ -101,6 +103,7 @@ def open_dataset(path: Path) -> DatasetFolder:
             round=int(manifest["round"]),
             rows=int(manifest["rows"]),
             rollouts=int(manifest["rollouts"]),
+            policy=manifest.get("policy"),
             reward_mean=rewards.get("mean"),
             reward_std=rewards.get("std"),
             groups=spread.get("seen"),
