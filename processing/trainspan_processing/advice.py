@@ -33,6 +33,7 @@ ADVICE: Final[dict[DropReason, str]] = {
     "untrusted": "rewards came from a role that is not trusted: send them with the runner's token",
     "stale": "calls are older than --max-staleness versions: raise it, or collect with the current policy",
     "too_long": "calls are longer than --max-tokens: raise it, or shorten the agent's prompts",
+    "unused_choice": "the agent went on with another answer to the same request: --choices all trains on these, too",
     "internal": "only internal requests were found: run the agent",
     "multimodal": "calls with images or audio cannot be trained",
     "not_selected": "no selected agent or policy made these calls",

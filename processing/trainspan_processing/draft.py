@@ -12,6 +12,7 @@ import polars as pl
 from trainspan_schemas.settings import DatasetSettings
 
 from .advantages import Credited, assign_advantages, rollout_column, step_column
+from .choices import check_choices
 from .frames import ROLLOUT_KEY, SPAN_KEY
 from .grouping import first_calls, hash_prompts, with_groups, with_states
 from .ledger import Ledger
@@ -103,6 +104,7 @@ def draft_dataset(source: Source, survey: Survey, settings: DatasetSettings, led
 
 def states_are_needed(settings: DatasetSettings) -> bool:
     """Whether calls are compared by state. Raises UsageError for unknown names, before any work."""
+    check_choices(settings.choices)
     return make_plan(settings, has_tasks=True).needs_states
 
 
@@ -114,7 +116,13 @@ def plan_for(settings: DatasetSettings, rewards: Sequence[RewardName], compared:
 
 def limits(settings: DatasetSettings, newest: int | None) -> Limits:
     """What the settings demand of a call with tokens, `newest` being the newest policy version of all calls."""
-    return Limits(newest, settings.max_staleness, settings.max_tokens, settings.keep_zero_spread)
+    return Limits(
+        newest,
+        settings.max_staleness,
+        settings.max_tokens,
+        settings.keep_zero_spread,
+        check_choices(settings.choices),
+    )
 
 
 def newest_version(calls: pl.DataFrame) -> int | None:

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _EXPECTED: Final = {
-    *("internal", "not_selected", "validation", "late_after_consumed", "superseded_by_retry", "overlong"),
+    *("internal", "not_selected", "validation", "late_after_consumed", "superseded_by_retry", "overlong", "unused_choice"),
     *GROUP_REASONS,
 }
 """Reasons that were asked for, or that say nothing against the agent or the setup, and so do not lower the coverage."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trainspan_schemas.dataset import COLUMNS
 
+from .choices import unused
 from .frames import ROLLOUT_KEY, SPAN_KEY
 from .lineage import Tokens, trace_lineage
 from .merging import MergeFailures
@@ -31,6 +32,8 @@ class Limits:
     max_staleness: int | None
     max_tokens: int | None
     keep_zero_spread: bool
+    choices: str
+    """Of CHOICES: which answers to one request are kept."""
 
 
 @dataclass(slots=True)
@@ -79,9 +82,14 @@ def _with_tokens(calls: pl.DataFrame, payload: pl.DataFrame) -> pl.DataFrame:
 
 def rows_of(calls: pl.DataFrame, limits: Limits, counts: RowCounts) -> tuple[pl.DataFrame, pl.DataFrame]:
     """(rows, calls with `reason`) of one chunk of calls, with their PAYLOAD; pure but for `counts`."""
+    if limits.choices == "used":
+        calls = calls.with_columns(unused(calls, *(_tokens(calls[name]) for name in ("prompt_ids", "completion_ids"))))
+    else:
+        calls = calls.with_columns(pl.lit(False).alias("unused"))
     reason = pl.coalesce(
         "reason",
         token_reason(limits.newest_version, limits.max_staleness, limits.max_tokens),
+        pl.when("unused").then(pl.lit("unused_choice")),
         pl.lit(None, dtype=pl.String) if limits.keep_zero_spread else pl.col("drop"),
     )
     judged = calls.with_columns(reason.alias("reason"))

@@ -6,7 +6,7 @@
    reward is given for that, `judge_error`, `untrusted` (its only rewards are), `no_reward`
 3. `redacted`, `incomplete`, `overlong` (where such calls are masked), `not_delivered`, `attributes_dropped`, `multimodal`,
    `constrained`, `greedy`, `sampling_truncated`
-4. `no_token_ids`, `no_logprobs`, `mixed_versions`, `stale`, `too_long`
+4. `no_token_ids`, `no_logprobs`, `mixed_versions`, `stale`, `too_long`, `unused_choice` (choices.py)
 5. `singleton_group`, `zero_spread_group`: the call is sound, but its rollout has nothing to be compared with
 `late_after_consumed` is counted by the ledger: such calls belong to rollouts that an earlier dataset used. `group_unfinished`
 is that of calls with nothing against them whose group waits (waiting.py).

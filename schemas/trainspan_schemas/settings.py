@@ -174,6 +174,8 @@ class DatasetSettings:
     """Agents whose calls are trained, as `planner,coder`; default: all."""
     policies: str | None = None
     """Policies whose calls are trained; default: all."""
+    choices: str = "used"
+    """Of several answers to one request (n > 1): train those that the agent went on with (`used`), or `all`."""
     filter: str | None = None
     """`module:function(StoredRollout) -> bool`: which rollouts are trained; default: all."""
     split: str = "recorded"

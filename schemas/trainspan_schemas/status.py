@@ -31,6 +31,7 @@ DropReason = Literal[
     "untrusted",
     "stale",
     "too_long",
+    "unused_choice",
     "internal",
     "multimodal",
     "not_selected",

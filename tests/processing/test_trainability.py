@@ -1,6 +1,7 @@
 """Every call is a row or dropped for exactly one reason."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -11,7 +12,7 @@ from tests.processing.traces import TestRollout, chain
 from trainspan_processing.advice import ADVICE
 from trainspan_processing.trainability import rollout_reason
 from trainspan_schemas.dataset import manifest_path
-from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.errors import DatasetError, UsageError
 from trainspan_schemas.status import DROP_REASONS
 
 _CALLS: dict[str, list[dict[str, Any]]] = {
@@ -221,3 +222,45 @@ def test_calls_of_several_policies_are_no_dataset_until_one_is_named(bench: Benc
     assert not bench.out.exists() or not list(bench.out.iterdir())
     built = {name: bench.build(round_=0, policies=name, out=bench.out / name) for name in ("coder", "policy")}
     assert [(one.manifest["policy"], one.manifest["rows"]) for one in built.values()] == [("coder", 2), ("policy", 4)]
+
+
+def _with_choices(bench: Bench, name: str, reward: float) -> None:
+    """Three answers to the first request, of which the agent goes on with the second; two to the last one."""
+    rollout = bench.rollout(name)
+    for choice, completion in enumerate([[5, 6], [7, 8], [5, 9]]):
+        more = {"gen_ai__response__id": f"first-{rollout.rollout_id}", "trainspan__choice__index": choice}
+        rollout.call(0, [1, 2], completion, **more)
+    rollout.call(1, [1, 2, 7, 8, 3], [4])
+    for choice in range(2):
+        more = {"gen_ai__response__id": f"last-{rollout.rollout_id}", "trainspan__choice__index": choice}
+        rollout.call(2, [1, 2, 7, 8, 3, 4, 3], [11 + choice], **more)
+    bench.send(rollout.reward(reward))
+
+
+def test_an_answer_that_the_agent_discarded_is_left_out_by_name(bench: Bench, tmp_path: Path) -> None:
+    _with_choices(bench, "a", 0.0)
+    _with_choices(bench, "b", 1.0)
+    built = bench.build(round_=0)
+    assert built.manifest["dropped"] == {"unused_choice": 4}
+    assert built.manifest["coverage"] == 1.0
+    # Nothing tells which answer to the last request was used.
+    table = rows(built).head(4)
+    assert table.select("call_index", "completion_ids").rows() == [(0, [7, 8]), (1, [4]), (2, [11]), (2, [12])]
+    assert table["prefix_len"].to_list() == [0, 4, 6, 0]
+    whole = bench.build(round_=0, choices="all", out=tmp_path / "all")
+    assert (whole.manifest["dropped"], whole.manifest["rows"]) == ({}, 12)
+    with pytest.raises(UsageError, match="choices = 'best': take one of used, all"):
+        bench.build(round_=0, choices="best", out=tmp_path / "best")
+
+
+def test_answers_of_which_nothing_shows_which_was_used_are_all_kept(bench: Bench) -> None:
+    """The later prompts hold the second answer, but not after the same prompt: the history was rewritten."""
+    for name, reward in (("a", 0.0), ("b", 1.0)):
+        rollout = bench.rollout(name)
+        for choice, completion in enumerate([[5], [7, 8]]):
+            more = {"gen_ai__response__id": f"resp-{rollout.rollout_id}", "trainspan__choice__index": choice}
+            rollout.call(0, [1, 2], completion, **more)
+        rollout.call(1, [1, 9, 7, 8, 3], [4])
+        bench.send(rollout.reward(reward))
+    built = bench.build(round_=0)
+    assert (built.manifest["dropped"], built.manifest["rows"]) == ({}, 6)

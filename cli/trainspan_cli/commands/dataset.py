@@ -47,6 +47,9 @@ def dataset(
     ] = None,
     agents: Annotated[str | None, typer.Option(help="Train only these agents' calls.")] = None,
     policies: Annotated[str | None, typer.Option(help="Train only these policies' calls.")] = None,
+    choices: Annotated[
+        str | None, typer.Option(help="Of several answers to one request: train those that were used, or all.")
+    ] = None,
     filter: Annotated[
         str | None, typer.Option(help="module:function(StoredRollout) -> bool: which rollouts are trained.")
     ] = None,
@@ -115,6 +118,7 @@ def dataset(
         agent_credit=agent_credit,
         agents=agents,
         policies=policies,
+        choices=choices,
         filter=filter,
         split=split,
         wait_s=wait_s,
