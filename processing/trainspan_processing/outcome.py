@@ -7,7 +7,7 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_schemas.errors import NothingToTrainError
+from trainspan_schemas.errors import DatasetError, NothingToTrainError
 from trainspan_schemas.settings import DatasetSettings
 
 from .advice import ADVICE
@@ -27,7 +27,15 @@ __all__ = [
 ]
 
 _EXPECTED: Final = {
-    *("internal", "not_selected", "validation", "late_after_consumed", "superseded_by_retry", "overlong", "unused_choice"),
+    *(
+        "internal",
+        "not_selected",
+        "validation",
+        "late_after_consumed",
+        "superseded_by_retry",
+        "overlong",
+        "unused_choice",
+    ),
     *GROUP_REASONS,
 }
 """Reasons that were asked for, or that say nothing against the agent or the setup, and so do not lower the coverage."""
