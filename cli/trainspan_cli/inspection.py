@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from trainspan_cli.loop.intervals import Estimate
 from trainspan_cli.loop.policy_client import PolicyClient
 from trainspan_cli.loop.run_folder import RunFolder
 from trainspan_cli.reading import rows
@@ -82,7 +83,7 @@ def _newest_run() -> dict[str, Any] | None:
         "policy_version": rounds[-1]["policy_version"] if rounds else None,
         "reward_mean": rounds[-1]["rollout"].get("mean_reward") if rounds else None,
         "validations": [
-            {"round": one["round"], "n": one["n"], "successes": one["successes"]}
+            {"round": one["round"], **Estimate.of_record(one).record()}
             for one in (validations[:1] + validations[-1:] if len(validations) > 1 else validations)
         ],
         "best": run.get("best"),

@@ -17,7 +17,7 @@ from typing import Any
 from problems import Problem, problems
 from rich.console import Console
 
-from trainspan_cli.loop.intervals import Rate
+from trainspan_cli.loop.intervals import Estimate
 from trainspan_cli.loop.report import write_report
 from trainspan_cli.loop.run_folder import RunFolder
 from trainspan_schemas.config import load_settings
@@ -125,13 +125,18 @@ def operands(path: Path) -> set[tuple[int, ...]]:
     return {tuple(json.loads(line)["meta"]["operands"]) for line in path.read_text().splitlines()}
 
 
+def separate(lower: tuple[float, float] | None, upper: tuple[float, float] | None) -> bool:
+    """Whether one interval ends before the other begins."""
+    return lower is not None and upper is not None and lower[1] < upper[0]
+
+
 def verdicts(folder: Path, records: list[dict[str, Any]], control: bool, whole: bool) -> list[Verdict]:
     """Everything that must hold for exit code 0."""
     evals = sorted(
         (r for r in records if r["kind"] == "eval" and r["name"] == "validation"), key=lambda r: int(r["round"])
     )
     first, last = evals[0], evals[-1]
-    start, end = Rate(first["successes"], first["n"]), Rate(last["successes"], last["n"])
+    start, end = Estimate.of_record(first), Estimate.of_record(last)
     trained: set[tuple[int, ...]] = set().union(*(operands(path) for path in (folder / "tasks").glob("round-*.jsonl")))
     held_out: set[tuple[int, ...]] = set().union(
         *(operands(path) for path in (folder / "tasks").glob("validation-*.jsonl"))
@@ -145,13 +150,13 @@ def verdicts(folder: Path, records: list[dict[str, Any]], control: bool, whole: 
             min(first["n"], last["n"]) >= HELDOUT_TASKS and not shared,
             f"{first['n']} before, {last['n']} after, {len(shared)} operand combinations shared with training",
         ),
-        ("success at the start", START_RANGE[0] <= start.value <= START_RANGE[1], f"{start} in {START_RANGE}"),
+        ("success at the start", START_RANGE[0] <= start.mean <= START_RANGE[1], f"{start} in {START_RANGE}"),
     ]
-    gain = end.value - start.value
+    gain = end.mean - start.mean
     if control:
         result.append(("random rewards teach nothing", abs(gain) <= GREATEST_DRIFT, f"{start} to {end}, {gain:+.3f}"))
     elif whole:
-        better = gain >= LEAST_GAIN and end.interval[0] > start.interval[1]
+        better = gain >= LEAST_GAIN and separate(start.interval, end.interval)
         result.append(("the agent got better", better, f"{start} to {end}, {gain:+.3f} (at least +{LEAST_GAIN:.2f})"))
     names = dict.fromkeys(check["name"] for record in records for check in record["checks"])
     for name in names:
@@ -189,9 +194,9 @@ def main() -> int:
         console.print("  too few rounds to judge whether the agent got better", highlight=False, soft_wrap=True)
     for record in records:
         if record["kind"] == "eval" and record["name"] == "probe":
-            rate = Rate(record["successes"], record["n"])
+            estimate = Estimate.of_record(record)
             console.print(
-                f"  hard probe (operator pairs never trained on), policy version {record['policy_version']}: {rate}",
+                f"  hard probe (operator pairs never trained on), policy version {record['policy_version']}: {estimate}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,

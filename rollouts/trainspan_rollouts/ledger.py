@@ -7,7 +7,7 @@ collector, and nothing else. One that had begun goes on as the next attempt of t
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -17,7 +17,7 @@ from trainspan_schemas.home import home
 from trainspan_schemas.identity import Identity, Split
 from trainspan_schemas.status import RolloutStatus
 
-__all__ = ["Begun", "Finished", "RunLedger", "ledger_file", "recorded_rewards"]
+__all__ = ["Begun", "Finished", "RunLedger", "ledger_file", "recorded_rewards", "task_rewards"]
 
 _AGAIN: Final = frozenset({"infra_error", "cancelled"})
 """How a rollout ends that a resumed run tries again."""
@@ -50,15 +50,30 @@ def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:
     """(rollout id, attempt) → reward, of the finished rollouts of a ledger file that have one; none where there is no file."""
     begun: dict[str, tuple[str, int]] = {}
     found: dict[tuple[str, int], float] = {}
-    for line in file.read_bytes().splitlines(keepends=True)[1:] if file.exists() else []:
-        if not line.endswith(b"\n"):
-            break  # it is being written, or a kill cut it off
-        record = json.loads(line)
+    for record in _records(file):
         if "begin" in record:
             begun[record["begin"]] = record["rollout"], record["attempt"]
         elif record["reward"] is not None:
             found[begun[record["end"]]] = record["reward"]
     return found
+
+
+def task_rewards(file: Path) -> dict[str, list[float]]:
+    """Task id → the rewards of its finished rollouts that have one; none where there is no file."""
+    found: dict[str, list[float]] = {}
+    for record in _records(file):
+        if "end" in record and record["reward"] is not None:
+            _, _, task_id = record["end"].partition(":")
+            found.setdefault(task_id, []).append(record["reward"])
+    return found
+
+
+def _records(file: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a ledger file after its first."""
+    for line in file.read_bytes().splitlines(keepends=True)[1:] if file.exists() else []:
+        if not line.endswith(b"\n"):
+            return  # it is being written, or a kill cut it off
+        yield json.loads(line)
 
 
 class RunLedger:

@@ -295,7 +295,7 @@ class LoopSettings:
     success_reward: float = 1.0
     """Least reward of a rollout that counts as solved in pass@k."""
     stop_at: float | None = None
-    """End the run when a validation reaches this success; default: never."""
+    """End the run when a validation reaches this mean reward; default: never."""
     patience: int | None = None
     """End the run after so many validations without a better one; default: never."""
     max_hours: float | None = None

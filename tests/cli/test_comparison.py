@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainspan_cli.loop.comparison import group_runs
+from trainspan_cli.loop.intervals import Estimate
 from trainspan_cli.loop.report import write_report
 from trainspan_cli.loop.run_folder import RunFolder
 from trainspan_cli.loop.series import SeedSeries
@@ -20,8 +21,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def finished_run(seed: int, rate: float, start: int, end: int) -> RunFolder:
-    folder = RunFolder.create({"loop": {"seed": seed}, "train": {"seed": seed, "learning_rate": rate}})
+def finished_run(seed: int, rate: float, start: int, end: int, scale: float = 1.0) -> RunFolder:
+    """Of 100 tasks `start`, then `end` are solved, for which there is a reward of `scale`."""
+    folder = RunFolder.create({"loop": {"seed": seed, "rounds": 1}, "train": {"seed": seed, "learning_rate": rate}})
     for round_, successes in ((0, start), (1, end)):
         check = {"name": "every call is stored", "ok": round_ == 0 or end > 10, "detail": "<b>x</b>"}
         folder.append(
@@ -31,8 +33,7 @@ def finished_run(seed: int, rate: float, start: int, end: int) -> RunFolder:
                 "round": round_,
                 "policy_version": round_,
                 "tasks": 100,
-                "n": 100,
-                "successes": successes,
+                **Estimate.of([[scale]] * successes + [[0.0]] * (100 - successes)).record(),
                 "status": {"ok": 100},
                 "seconds": 30.0,
                 "checks": [check],
@@ -92,6 +93,40 @@ def test_the_report_escapes_and_its_table_has_the_trainer_figures() -> None:
     assert "<b>x" not in page
     (line,) = csv.DictReader((folder.path / "rounds.csv").open())
     assert (line["round"], line["reward_mean"], line["validation"], line["train_kl"]) == ("1", "0.5", "0.6", "0.25")
+
+
+@pytest.mark.parametrize(("scale", "measure", "mean"), [(1.0, "success", 0.6), (-3.5, "reward", -2.1)])
+def test_rewards_outside_0_and_1_are_no_success_in_any_place(
+    scale: float, measure: str, mean: float, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: (figures.append(figure), path.touch()))
+    run_ = finished_run(0, 1e-5, 20, 60, scale)
+    page = write_report(run_, "a run", []).read_text()
+    assert f"<th>{measure}</th>" in page
+    assert f"{mean:.3f}" in page
+    (line,) = csv.DictReader((run_.path / "rounds.csv").open())
+    assert float(line["validation"]) == pytest.approx(mean)
+    compared = state / "compare.html"
+    assert run(["compare", run_.run_id, "--html", str(compared)]) == 0
+    assert f"Held-out {measure} by round" in compared.read_text()
+    for figure in (figures[0], figures[-1]):
+        axis = figure.axes[0]
+        assert axis.get_ylabel() in (measure, f"held-out {measure}")
+        low, high = axis.get_ylim()
+        assert low <= mean <= high, "what is drawn can be seen"
+
+
+def test_status_shows_a_mean_reward_with_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    finished_run(0, 1e-5, 20, 60, 100.0)
+    assert run(["status"]) == 0
+    # 60 of 100 tasks at 100: s² = 100²·.24·100/99, t(99) = 1.9842
+    assert "validation after round 1: 60.000 [50.230, 69.770], n 100" in capsys.readouterr().out
+    assert run(["status", "--format", "json"]) == 0
+    start, end = json.loads(capsys.readouterr().out)["run"]["validations"]
+    assert (start["mean"], end["mean"], end["n"], end["binary"]) == (20.0, 60.0, 100, False)
 
 
 def test_a_series_goes_on_with_the_seeds_that_are_not_finished() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from trainspan_cli.loop.intervals import Estimate
 from trainspan_cli.loop.run_folder import RunFolder, newest_unfinished
 from trainspan_schemas.errors import ProcessError
 
@@ -60,12 +61,12 @@ def test_the_best_checkpoint_outlives_pruning_and_replaces_the_earlier_one() -> 
     for name in ("policy-000001", "policy-000002"):
         (folder.checkpoints / name).mkdir(parents=True)
         (folder.checkpoints / name / "model.safetensors").write_text(name)
-        folder.keep_best(name, {"round": 1, "policy_version": 1, "successes": 3.0, "n": 4})
+        folder.keep_best(name, {"round": 1, "policy_version": 1, **Estimate(4, 0.75, 0.5, True).record()})
         shutil.rmtree(folder.checkpoints / name)
     assert [path.name for path in (folder.path / "best").iterdir()] == ["policy-000002"]
     kept = folder.read("run.json")["best"]
     assert Path(kept["checkpoint"], "model.safetensors").read_text() == "policy-000002"
-    assert (kept["round"], kept["successes"], kept["n"]) == (1, 3.0, 4)
+    assert (kept["round"], Estimate.of_record(kept)) == (1, Estimate(4, 0.75, 0.5, True))
 
 
 def test_one_process_at_a_time_drives_a_run() -> None:

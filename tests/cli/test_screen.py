@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
+from trainspan_cli.loop.intervals import Estimate
 from trainspan_cli.loop.screen import Screen
 
 OK = {"name": "every call is stored", "ok": True, "detail": "3"}
@@ -13,8 +14,7 @@ EVAL: dict[str, Any] = {
     "name": "validation",
     "round": 0,
     "policy_version": 0,
-    "n": 100,
-    "successes": 20.0,
+    **Estimate.of([[1.0]] * 20 + [[0.0]] * 80).record(),
     "checks": [OK],
 }
 ROUND: dict[str, Any] = {

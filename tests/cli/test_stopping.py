@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from trainspan_cli.loop.intervals import Estimate
 from trainspan_cli.loop.stopping import best_validation, stop_reason
 from trainspan_schemas.settings import LoopSettings
 
@@ -14,8 +15,7 @@ def validation(round_: int, successes: float, n: int = 100) -> dict[str, Any]:
         "kind": "eval",
         "name": "validation",
         "round": round_,
-        "successes": successes,
-        "n": n,
+        **Estimate(n, successes / n, 0.5, True).record(),
         "seconds": 600.0,
     }
 

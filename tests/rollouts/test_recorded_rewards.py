@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainspan_rollouts.ledger import RunLedger, recorded_rewards
+from trainspan_rollouts.ledger import RunLedger, recorded_rewards, task_rewards
 from trainspan_schemas.identity import Identity
 
 
@@ -27,3 +27,17 @@ def test_rewards_are_those_of_attempts_that_were_delivered_with_one(tmp_path: Pa
     with file.open("ab") as torn:
         torn.write(b'{"end": "3:task", "status": "ok", "rew')
     assert recorded_rewards(file) == {("a", 1): 0.25, ("b", 0): 1.0}
+
+
+def test_rewards_of_a_task_are_those_of_its_finished_rollouts(tmp_path: Path) -> None:
+    file = tmp_path / "round-0001-val.jsonl"
+    assert task_rewards(file) == {}
+    ledger = RunLedger(file, tmp_path / "tasks.jsonl", ["agent.py:solve"], resume=False)
+    ends = [("a:b", -3.5), ("a:b", 100.0), ("c", None), ("d", 0.0)]
+    for number, (task, reward) in enumerate(ends):
+        identity = Identity(f"rollout-{number}", "run", task, 0, 1, "val")
+        ledger.begin(identity, number)
+        ledger.end(identity, number, "ok", reward)
+        ledger.delivered(identity.rollout_id, identity.attempt)
+    ledger.close()
+    assert task_rewards(file) == {"a:b": [-3.5, 100.0], "d": [0.0]}

@@ -29,13 +29,13 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
 
 
 def _show_run(run: dict[str, Any]) -> None:
-    from trainspan_cli.loop.intervals import Rate
+    from trainspan_cli.loop.intervals import Estimate
 
     state = run["ended"] or f"{run['status']}, last record {run['seconds_since_last_record']:.0f} s ago"
     print("newest run ", f"round {run['round']} of {run['rounds']}; {state}")
     for validation in run["validations"]:
-        rate = Rate(validation["successes"], validation["n"])
-        print("           ", f"validation after round {validation['round']}: {rate}, n {validation['n']}")
+        estimate = Estimate.of_record(validation)
+        print("           ", f"validation after round {validation['round']}: {estimate}, n {estimate.n}")
     if best := run["best"]:
         print("           ", f"best after round {best['round']}: {best['checkpoint']}")
     for alarm in run["alarms"][-3:]:

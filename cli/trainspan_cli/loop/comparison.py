@@ -9,10 +9,10 @@ from typing import Any
 
 from trainspan_schemas.errors import UsageError
 
-from .intervals import Rate, t_interval
+from .intervals import Estimate, measured, t_interval
 from .run_folder import RunFolder
 
-__all__ = ["Band", "Outcome", "Series", "group_runs"]
+__all__ = ["Band", "Outcome", "Series", "group_runs", "measured_in"]
 
 SEEDS = (("loop", "seed"), ("train", "seed"))
 """Settings in which runs of one series may differ."""
@@ -20,7 +20,7 @@ SEEDS = (("loop", "seed"), ("train", "seed"))
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Held-out success after `round`, over the seeds that have it; `interval` at 95 %, None for a single seed."""
+    """Held-out mean reward after `round`, over the seeds that have it; `interval` at 95 %, None for a single seed."""
 
     round: int
     mean: float
@@ -29,15 +29,15 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A run in one line. Rates are of held-out tasks."""
+    """A run in one line. Estimates are of held-out tasks."""
 
     run_id: str
     seed: int
     status: str
     rounds: int
-    start: Rate
-    end: Rate
-    best: Rate
+    start: Estimate
+    end: Estimate
+    best: Estimate
     best_round: int
     seconds: float
     alarms: int
@@ -56,33 +56,38 @@ class Series:
 
     def validation(self) -> list[Band]:
         """By round, over the seeds."""
-        rates: defaultdict[int, list[float]] = defaultdict(list)
+        means: defaultdict[int, list[float]] = defaultdict(list)
         for run in self.runs:
-            for round_, rate in _validations(run).items():
-                rates[round_].append(rate.value)
-        return [Band(round_, sum(values) / len(values), t_interval(values)) for round_, values in sorted(rates.items())]
+            for round_, estimate in _validations(run).items():
+                means[round_].append(estimate.mean)
+        return [Band(round_, sum(values) / len(values), t_interval(values)) for round_, values in sorted(means.items())]
 
     def gain(self) -> tuple[float, tuple[float, float] | None]:
         """Mean of (end − start) over the seeds, and its 95 % t-interval."""
-        gains = [one.end.value - one.start.value for one in self.outcomes()]
+        gains = [one.end.mean - one.start.mean for one in self.outcomes()]
         return sum(gains) / len(gains), t_interval(gains)
+
+
+def measured_in(series: Sequence[Series]) -> str:
+    """What the validations of all runs measured: "success" or "reward"."""
+    return measured(estimate for one in series for run in one.runs for estimate in _validations(run).values())
 
 
 def outcome(run: RunFolder) -> Outcome:
     """Raises UsageError where the run has no validation yet."""
-    record, records, rates = run.read("run.json"), run.records(), _validations(run)
-    if not rates:
-        raise UsageError(f"run {run.run_id} has no validation on record yet: nothing to compare")
-    best_round = max(rates, key=lambda round_: (rates[round_].value, -round_))
+    record, records, validations = run.read("run.json"), run.records(), _validations(run)
+    if not validations:
+        raise UsageError(f"run {run.run_id} has no validation with rewards on record yet: nothing to compare")
+    best_round = max(validations, key=lambda round_: (validations[round_].mean, -round_))
     rounds = [one for one in records if one["kind"] == "round"]
     return Outcome(
         run_id=run.run_id,
         seed=int(record["settings"]["loop"]["seed"]),
         status=str(record.get("status")),
         rounds=len(rounds),
-        start=rates[min(rates)],
-        end=rates[max(rates)],
-        best=rates[best_round],
+        start=validations[min(validations)],
+        end=validations[max(validations)],
+        best=validations[best_round],
         best_round=best_round,
         seconds=sum(one["seconds"]["total"] if one["kind"] == "round" else one["seconds"] for one in records),
         alarms=sum(not check["ok"] for one in records for check in one["checks"]),
@@ -100,10 +105,10 @@ def group_runs(runs: Sequence[RunFolder]) -> list[Series]:
     return [Series(label or "all", tuple(found)) for label, found in members.items()]
 
 
-def _validations(run: RunFolder) -> dict[int, Rate]:
+def _validations(run: RunFolder) -> dict[int, Estimate]:
     """The last validation of each round (a final one has more tasks than the one in between)."""
     return {
-        int(record["round"]): Rate(record["successes"], record["n"])
+        int(record["round"]): Estimate.of_record(record)
         for record in run.records()
         if record["kind"] == "eval" and record["name"] == "validation" and record["n"]
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from .comparison import Series
+from .comparison import Series, measured_in
 from .curves import draw_comparison
 from .page import picture, table, write_page
 
@@ -44,7 +44,7 @@ def write_comparison(path: Path, series: Sequence[Series]) -> Path:
     """Writes the page, and the picture beside it as PNG; returns the page's path."""
     curves = path.with_suffix(".png")
     draw_comparison(series, curves)
-    parts = [picture(curves, "Held-out success by round"), "<h2>Runs</h2>", table(HEAD, _rows(series))]
+    parts = [picture(curves, f"Held-out {measured_in(series)} by round"), "<h2>Runs</h2>", table(HEAD, _rows(series))]
     return write_page(path, "trainspan: runs compared", parts)
 
 
@@ -62,7 +62,7 @@ def _rows(series: Sequence[Series]) -> list[list[str]]:
                     f"{run.rounds}" + ("" if run.status == "finished" else f" ({run.status})"),
                     str(run.start),
                     str(run.end),
-                    f"{run.best.value:.3f} after {run.best_round}",
+                    f"{run.best.mean:.3f} after {run.best_round}",
                     whole if number == 0 else "",
                     str(run.alarms),
                     f"{run.seconds / 60:.1f}",

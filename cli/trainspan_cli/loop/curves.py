@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .comparison import Band, Series
-from .intervals import Rate
+from .comparison import Band, Series, measured_in
+from .intervals import Estimate, measured
 
 __all__ = ["draw_comparison", "draw_curves", "draw_training"]
 
@@ -15,42 +15,43 @@ GREY, BLUE, ORANGE, GREEN, RED, PURPLE = "#8c959f", "#0969da", "#bc4c00", "#1a7f
 
 
 def draw_curves(records: Sequence[Record], path: Path, title: str) -> None:
-    """Success by round with 95 % Wilson intervals, and the agreement of server and trainer below it."""
+    """Success (or reward) by round with 95 % intervals, and the agreement of server and trainer below it."""
     from matplotlib.figure import Figure
 
     rounds = [record for record in records if record["kind"] == "round"]
     figure = Figure(figsize=(8, 5.6), layout="constrained")
-    success, difference = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    reward, difference = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     shown = [record for record in rounds if record["rollout"].get("mean_reward") is not None]
     # A round's rollouts come from the policy before its update, so they stand where that policy's validation stands.
-    success.plot(
+    reward.plot(
         [record["round"] - 1 for record in shown],
         [record["rollout"]["mean_reward"] for record in shown],
         ".-",
         color=GREY,
         label="training rollouts (mean reward)",
     )
+    held_out: list[Estimate] = []
     for name, colour, label in (("validation", BLUE, "held-out tasks"), ("probe", ORANGE, "hard probe")):
         evals = sorted((r for r in records if r["kind"] == "eval" and r["name"] == name), key=lambda r: int(r["round"]))
         if not evals:
             continue
-        rates = [Rate(record["successes"], record["n"]) for record in evals]
-        values = [rate.value for rate in rates]
-        low = [rate.value - rate.interval[0] for rate in rates]
-        high = [rate.interval[1] - rate.value for rate in rates]
-        success.errorbar(
+        estimates = [Estimate.of_record(record) for record in evals]
+        reward.errorbar(
             [record["round"] for record in evals],
-            values,
-            yerr=[low, high],
+            [estimate.mean for estimate in estimates],
+            yerr=_error_bars(estimates),
             fmt="o-",
             capsize=3,
             color=colour,
-            label=f"{label} (95 % Wilson)",
+            label=f"{label} (95 %)",
         )
-    success.set_ylabel("success")
-    success.set_ylim(0, 1)
-    success.legend(loc="upper left", fontsize=8)
-    success.set_title(title, fontsize=10)
+        held_out += estimates
+    measure = measured(held_out)
+    reward.set_ylabel(measure)
+    if measure == "success" and all(0 <= record["rollout"]["mean_reward"] <= 1 for record in shown):
+        reward.set_ylim(0, 1)
+    reward.legend(loc="upper left", fontsize=8)
+    reward.set_title(title, fontsize=10)
     agreed = [record for record in rounds if record["train"].get("logp_diff_max")]
     difference.semilogy(
         [record["round"] - 1 for record in agreed],
@@ -60,7 +61,7 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> None:
     )
     difference.axhline(1e-3, color=RED, linewidth=0.8, linestyle="--")
     difference.set_ylabel("max |Δlogp|\nserver − trainer", fontsize=8)
-    _finish(figure, (success, difference), path)
+    _finish(figure, (reward, difference), path)
 
 
 def draw_training(records: Sequence[Record], metrics: Mapping[int, Record], path: Path) -> None:
@@ -95,7 +96,7 @@ def draw_training(records: Sequence[Record], metrics: Mapping[int, Record], path
 
 
 def draw_comparison(series: Sequence[Series], path: Path) -> None:
-    """Held-out success by round of each series: the mean over its seeds, and its 95 % t-interval where there are several."""
+    """Held-out success (or reward) by round of each series: the mean over its seeds, and its 95 % t-interval where there are several."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -115,10 +116,22 @@ def draw_comparison(series: Sequence[Series], path: Path) -> None:
             color=colour,
             alpha=0.2,
         )
-    axis.set_ylim(0, 1)
-    axis.set_ylabel("held-out success")
+    measure = measured_in(series)
+    axis.set_ylabel(f"held-out {measure}")
+    if measure == "success":
+        axis.set_ylim(0, 1)
     axis.legend(fontsize=8)
     _finish(figure, (axis,), path)
+
+
+def _error_bars(estimates: Sequence[Estimate]) -> list[list[float]]:
+    """Lengths below and above the means; 0 where there is no interval."""
+    intervals = [estimate.interval or (estimate.mean, estimate.mean) for estimate in estimates]
+    means = [estimate.mean for estimate in estimates]
+    return [
+        [mean - low for mean, (low, _) in zip(means, intervals, strict=True)],
+        [high - mean for mean, (_, high) in zip(means, intervals, strict=True)],
+    ]
 
 
 def _lines(axis: Any, metrics: Mapping[int, Record], names: Mapping[str, tuple[str, str]]) -> None:

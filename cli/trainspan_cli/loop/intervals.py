@@ -1,11 +1,12 @@
-"""Confidence intervals: of a success rate, and of a mean over seeds."""
+"""Confidence intervals: of a success rate, and of a mean of independent values."""
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["Rate", "t_interval"]
+__all__ = ["Estimate", "measured", "t_half_width", "t_interval"]
 
 Z_95 = 1.959964
 T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
@@ -13,38 +14,85 @@ T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
-    """`successes` of `n` trials."""
+class Estimate:
+    """Mean reward over tasks. Rollouts of one task are not independent trials, so a task counts once, by its mean."""
 
-    successes: float
     n: int
+    """Tasks that have a reward."""
+    mean: float
+    """NaN without any."""
+    deviation: float
+    """Sample standard deviation over tasks; NaN for fewer than two, or where a reward is not finite."""
+    binary: bool
+    """Every single reward is 0 or 1, so that the mean is a success rate."""
+
+    @classmethod
+    def of(cls, tasks: Iterable[Sequence[float]]) -> "Estimate":
+        """From the rewards of each task; tasks without any do not count."""
+        found = [rewards for rewards in tasks if rewards]
+        # `statistics` adds exactly: the mean of equal floats is that float, and great values do not overflow.
+        means = [statistics.mean(rewards) for rewards in found]
+        spread = len(means) > 1 and all(map(math.isfinite, means))
+        return cls(
+            n=len(means),
+            mean=statistics.mean(means) if means else math.nan,
+            deviation=statistics.stdev(means) if spread else math.nan,
+            binary=all(reward in (0, 1) for rewards in found for reward in rewards),
+        )
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> "Estimate":
+        """From a record that `record()` is part of."""
+        mean, deviation = (math.nan if record[name] is None else record[name] for name in ("mean", "deviation"))
+        return cls(record["n"], mean, deviation, record["binary"])
+
+    def record(self) -> dict[str, Any]:
+        """As JSON: what is not a number is null."""
+        mean, deviation = (value if math.isfinite(value) else None for value in (self.mean, self.deviation))
+        return {"n": self.n, "mean": mean, "deviation": deviation, "binary": self.binary}
 
     @property
-    def value(self) -> float:
-        return self.successes / self.n if self.n else math.nan
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson score interval at 95 % (Wilson 1927); (0, 1) without trials."""
+    def interval(self) -> tuple[float, float] | None:
+        """At 95 %: of a success rate Wilson's (1927), else Student's (1908). None where there are too few tasks for it."""
         if not self.n:
-            return 0.0, 1.0
-        p, n, z2 = self.value, self.n, Z_95**2
-        centre = (p + z2 / (2 * n)) / (1 + z2 / n)
-        half = Z_95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-        return max(0.0, centre - half), min(1.0, centre + half)
+            return None
+        if self.binary:
+            return _wilson(self.mean, self.n)
+        if math.isnan(self.deviation):
+            return None
+        half = t_half_width(self.deviation, self.n)
+        return self.mean - half, self.mean + half
 
     def __str__(self) -> str:
-        low, high = self.interval
-        return f"{self.value:.3f} [{low:.3f}, {high:.3f}]"
+        if not self.n:
+            return "no reward"
+        interval = self.interval
+        return f"{self.mean:.3f}" + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
+
+
+def measured(estimates: Iterable[Estimate]) -> str:
+    """What the estimates are of: "success" if all rewards are 0 or 1, else "reward"."""
+    return "success" if all(estimate.binary for estimate in estimates) else "reward"
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """95 % interval of the mean of independent values (Student 1908); None for fewer than two."""
     if len(values) < 2:
         return None
-    degrees = len(values) - 1
-    z = Z_95
+    mean, half = statistics.mean(values), t_half_width(statistics.stdev(values), len(values))
+    return mean - half, mean + half
+
+
+def t_half_width(deviation: float, n: int) -> float:
+    """Half of Student's 95 % interval of a mean of `n` values, n ≥ 2, with this sample standard deviation."""
+    degrees, z = n - 1, Z_95
     beyond = z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
     t = T_95[degrees - 1] if degrees <= len(T_95) else beyond
-    mean, half = statistics.fmean(values), t * statistics.stdev(values) / math.sqrt(len(values))
-    return mean - half, mean + half
+    return t * deviation / math.sqrt(n)
+
+
+def _wilson(p: float, n: int) -> tuple[float, float]:
+    z2 = Z_95**2
+    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z_95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    return max(0.0, centre - half), min(1.0, centre + half)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .curves import draw_curves, draw_training
-from .intervals import Rate
+from .intervals import Estimate, measured
 from .page import picture, table, write_page
 from .run_folder import RunFolder
 from .skipping import skipped_rounds
@@ -26,12 +26,13 @@ def write_report(run: RunFolder, title: str, verdicts: Sequence[tuple[str, bool,
     _write_csv(run.path / "rounds.csv", records, metrics)
     best = run.read("run.json").get("best")
     evals = [record for record in records if record["kind"] == "eval"]
+    measure = measured(Estimate.of_record(record) for record in evals)
     parts = [
-        picture(curves, "Success by round"),
+        picture(curves, f"{measure.capitalize()} by round"),
         _verdicts(verdicts),
         "<h2>Evaluations</h2>",
         table(
-            ("evaluation", "after round", "policy version", "n", "success", "95 % Wilson interval", "pass@k", "status"),
+            ("evaluation", "after round", "policy version", "n", measure, "95 % interval", "pass@k", "status"),
             [_eval_row(record) for record in evals],
         ),
         f"<p>Best validation: {_best(best)}</p>" if best else "",
@@ -50,7 +51,7 @@ def write_report(run: RunFolder, title: str, verdicts: Sequence[tuple[str, bool,
 
 
 def _best(best: Record) -> str:
-    return f"after round {best['round']}, {Rate(best['successes'], best['n'])}, kept as {escape(best['checkpoint'])}"
+    return f"after round {best['round']}, {Estimate.of_record(best)}, kept as {escape(best['checkpoint'])}"
 
 
 def _skipped(records: Sequence[Record]) -> str:
@@ -75,12 +76,13 @@ def _verdicts(verdicts: Sequence[tuple[str, bool, str]]) -> str:
 
 
 def _eval_row(record: Record) -> list[str]:
-    rate = Rate(record["successes"], record["n"])
-    low, high = rate.interval
+    estimate = Estimate.of_record(record)
+    mean = f"{estimate.mean:.3f}" if estimate.n else "–"
+    interval = f"{estimate.interval[0]:.3f} to {estimate.interval[1]:.3f}" if estimate.interval else "–"
     status = ", ".join(f"{name} {count}" for name, count in record["status"].items())
     name, round_, version = str(record["name"]), str(record["round"]), str(record["policy_version"])
     passes = ", ".join(f"@{k} {value:.3f}" for k, value in (record.get("pass_at") or {}).items()) or "–"
-    return [name, round_, version, str(record["n"]), f"{rate.value:.3f}", f"{low:.3f} to {high:.3f}", passes, status]
+    return [name, round_, version, str(estimate.n), mean, interval, passes, status]
 
 
 def _round_row(record: Record) -> list[str]:
@@ -121,7 +123,7 @@ def _integrity(records: Sequence[Record]) -> str:
 def _write_csv(path: Path, records: Sequence[Record], metrics: Mapping[int, Record]) -> None:
     """One line per round: the loop's figures, the validation after it, and every plain number of the trainer."""
     validations = {
-        record["round"]: Rate(record["successes"], record["n"])
+        record["round"]: Estimate.of_record(record)
         for record in records
         if record["kind"] == "eval" and record["name"] == "validation"
     }
@@ -143,7 +145,7 @@ def _write_csv(path: Path, records: Sequence[Record], metrics: Mapping[int, Reco
                 "skipped": record.get("skipped"),
                 "rollouts": record["rollout"].get("total"),
                 "reward_mean": record["rollout"].get("mean_reward"),
-                "validation": validation.value if validation else None,
+                "validation": validation.mean if validation and validation.n else None,
                 "validation_n": validation.n if validation else None,
                 "calls_seen": record["dataset"].get("calls_seen"),
                 "calls_kept": record["dataset"].get("calls_kept"),

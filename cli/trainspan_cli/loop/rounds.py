@@ -2,16 +2,15 @@
 
 import json
 import time
-from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from trainspan_cli.reading import rows
 from trainspan_schemas.dataset import dataset_dir, manifest_path
 from trainspan_schemas.settings import Settings
 
 from .integrity import Check, dataset_checks, reward_checks, training_checks
+from .intervals import Estimate
 from .pass_at import pass_at
 from .rewards import read_rewards
 from .run_folder import RunFolder
@@ -83,7 +82,6 @@ class Loop:
                 continue
             self._screen.stage("validation" if name == "validation" else "hard probe")
             tasks = self._folder.draw_tasks(f"{name}-{round_:04d}-{drawn}", pool, count, f"{loop.seed}-{name}-{count}")
-            began_ns = time.time_ns()
             collected = self._stages.collect(tasks, round_, "val", loop.eval_n)
             served = self._services.policy.policy()
             record = {
@@ -92,7 +90,7 @@ class Loop:
                 "round": round_,
                 "policy_version": served["version"],
                 "tasks": drawn,
-                **self._success(collected.result, round_, began_ns),
+                **self._measured(round_),
                 "status": collected.result["status"],
                 "calls": collected.result["calls"],
                 "seconds": collected.seconds,
@@ -108,25 +106,19 @@ class Loop:
             ):
                 self._folder.keep_best(served["checkpoint"], record)
 
-    def _success(self, result: dict[str, Any], round_: int, began_ns: int) -> dict[str, Any]:
-        """n and successes (mean reward × n); of tasks where each was rolled out several times, then with pass@k."""
-        if self._settings.loop.eval_n == 1:
-            n = result["rewarded"]
-            return {"n": n, "successes": (result["mean_reward"] or 0.0) * n}
-        found = rows(
-            str(self._services.store),
-            f"SELECT task_id, reward FROM rollouts WHERE run_id = '{self._folder.run_id}' AND round = {round_} "
-            f"AND split = 'val' AND reward IS NOT NULL AND start_ns >= {began_ns}",
-        )
-        rewards: defaultdict[str, list[float]] = defaultdict(list)
-        for row in found:
-            rewards[row["task_id"]].append(row["reward"])
-        solved = self._settings.loop.success_reward
-        return {
-            "n": len(rewards),
-            "successes": sum(sum(values) / len(values) for values in rewards.values()),
-            "pass_at": pass_at([[value >= solved for value in values] for values in rewards.values()]),
-        }
+    def _measured(self, round_: int) -> dict[str, Any]:
+        """Of the validation that has just ended: the estimate, and pass@k where each task was rolled out several times.
+
+        From what the runner wrote down, so that no reward outside the validation gets in.
+        """
+        from trainspan_rollouts.ledger import ledger_file, task_rewards
+
+        rewards = task_rewards(ledger_file(self._folder.run_id, round_, "val")).values()
+        record = Estimate.of(rewards).record()
+        if self._settings.loop.eval_n > 1:
+            solved = self._settings.loop.success_reward
+            record["pass_at"] = pass_at([[value >= solved for value in values] for values in rewards])
+        return record
 
     def _round(self, round_: int) -> None:
         loop, began = self._settings.loop, time.monotonic()

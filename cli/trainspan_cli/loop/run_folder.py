@@ -140,7 +140,7 @@ class RunFolder:
         for other in best.iterdir():
             if other != target:
                 shutil.rmtree(other)
-        kept = {key: record[key] for key in ("round", "policy_version", "successes", "n")}
+        kept = {key: record[key] for key in ("round", "policy_version", "n", "mean", "deviation", "binary")}
         self.write("run.json", {**self.read("run.json"), "best": {"checkpoint": str(target), **kept}})
 
     def finish(self, status: str, **more: Any) -> None:

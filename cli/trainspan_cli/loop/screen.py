@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from .intervals import Rate
+from .intervals import Estimate
 
 __all__ = ["Screen"]
 
@@ -134,7 +134,7 @@ class Screen:
     @staticmethod
     def _cells(record: dict[str, Any], held_out: dict[str, Any] | None) -> list[str]:
         seconds = record["seconds"] if record["kind"] == "round" else {}
-        rate = "" if held_out is None else str(Rate(held_out["successes"], held_out["n"]))
+        rate = "" if held_out is None else str(Estimate.of_record(held_out))
         ok = "✓" if all(check["ok"] for check in record["checks"]) else "✗"
         if record["kind"] != "round":
             return ["start", str(record["policy_version"]), str(record["n"]), "", "", rate, "", "", ok, "", "", ""]
@@ -161,10 +161,10 @@ class Screen:
 
     def _line(self, record: dict[str, Any]) -> str:
         if record["kind"] == "eval":
-            rate = Rate(record["successes"], record["n"])
+            estimate = Estimate.of_record(record)
             passes = "".join(f", pass@{k} {value:.3f}" for k, value in (record.get("pass_at") or {}).items())
             where = f"{record['name']} after round {record['round']} (version {record['policy_version']})"
-            return f"{where}: {rate}{passes}"
+            return f"{where}: {estimate}{passes}"
         round_, version, rollouts, failed, train, _, speed, difference, ok, *seconds = self._cells(record, None)
         stages = ", ".join(
             f"{stage} {s} s" for stage, s in zip(("rollouts", "dataset", "training"), seconds, strict=True)

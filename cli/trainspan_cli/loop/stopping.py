@@ -1,11 +1,12 @@
 """When a run ends: after its rounds, or earlier by what validation and the clock say."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainspan_schemas.settings import LoopSettings
 
-from .intervals import Rate
+from .intervals import Estimate
 
 __all__ = ["best_validation", "stop_reason"]
 
@@ -18,7 +19,7 @@ def stop_reason(settings: LoopSettings, records: Sequence[Record], round_: int) 
         return f"all {settings.rounds} rounds are done"
     validations = _validations(records, round_)
     if validations and settings.stop_at is not None:
-        reached = _rate(validations[-1])
+        reached = _mean(validations[-1])
         if reached >= settings.stop_at:
             return f"validation reached {reached:.3f}, [loop] stop_at is {settings.stop_at:g}"
     best = best_validation(validations)
@@ -33,9 +34,9 @@ def stop_reason(settings: LoopSettings, records: Sequence[Record], round_: int) 
 
 
 def best_validation(records: Sequence[Record]) -> Record | None:
-    """The validation with the highest success, the earliest of equals; None without any."""
-    validations = _validations(records)
-    return max(validations, key=lambda record: (_rate(record), -record["round"])) if validations else None
+    """The validation with the highest mean reward, the earliest of equals; None without any that has rewards."""
+    validations = [record for record in _validations(records) if not math.isnan(_mean(record))]
+    return max(validations, key=lambda record: (_mean(record), -record["round"])) if validations else None
 
 
 def _validations(records: Sequence[Record], last_round: int | None = None) -> list[Record]:
@@ -48,8 +49,9 @@ def _validations(records: Sequence[Record], last_round: int | None = None) -> li
     ]
 
 
-def _rate(record: Record) -> float:
-    return Rate(record["successes"], record["n"]).value if record["n"] else 0.0
+def _mean(record: Record) -> float:
+    """NaN where no rollout had a reward."""
+    return Estimate.of_record(record).mean
 
 
 def _seconds(record: Record) -> float:
