@@ -146,7 +146,7 @@ def _where(request: Request) -> str:
 
 def _settings_record(request: Request) -> dict[str, Any]:
     """What decides the rows, besides the stores and the ledger."""
-    passing = ("out", "wait_s")
+    passing = ("out", "wait_s", "reward_concurrency")
     chosen = {key: value for key, value in asdict(request.settings).items() if key not in passing}
     return {**chosen, "run_id": request.run_id, "round": request.round}
 

@@ -1,12 +1,16 @@
 """The rewards of surveyed rollouts: from stored evaluations and the trace's own signals, or from the user's function."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
+from functools import cache
+from typing import Any
 
 import polars as pl
 
+from trainspan_schemas.errors import UsageError
 from trainspan_schemas.functions import load_function
+from trainspan_schemas.invocation import Invoker
 from trainspan_schemas.settings import DatasetSettings
 
 from .advantages import rollout_column, step_column
@@ -18,7 +22,7 @@ from .overlong import OVERLONG, overlong_edges, overlong_penalty
 from .plan import RewardName, reward_names
 from .rewards import Rewards, bind_rewards
 from .source import Source
-from .stored import reward_by_function
+from .stored import reward_by_function, stored_rollouts
 from .survey import Survey
 from .trainability import early_reason, rollout_reason
 
@@ -100,7 +104,14 @@ def _by_function(
     names = [reward.name for reward in rewards if reward.name not in _SIGNALS]
     eligible = survey.rollouts.filter(early_reason().is_null() & pl.col("status").is_in(FUNCTION_STATUSES))
     assert settings.reward is not None
-    said = reward_by_function(load_function(settings.reward), names, source, survey, eligible)
+    if settings.reward_concurrency < 1 or not settings.reward_timeout_s > 0:
+        raise UsageError(
+            f"reward_concurrency = {settings.reward_concurrency}, reward_timeout_s = {settings.reward_timeout_s:g}: "
+            "take at least 1 call and a positive time"
+        )
+    invoker = _invoker(load_function(settings.reward))
+    stored = stored_rollouts(source, survey, eligible)
+    said = reward_by_function(invoker, names, stored, settings.reward_concurrency, settings.reward_timeout_s)
     rollouts = survey.rollouts.join(
         said.rewards.rename({name: rollout_column(name) for name in names}),
         on=ROLLOUT_KEY,
@@ -138,6 +149,10 @@ def _with_lesson(rollouts: pl.DataFrame, taught: pl.DataFrame) -> pl.DataFrame:
     return rollouts.join(marked, on=ROLLOUT_KEY, how="left", maintain_order="left").with_columns(
         (is_ok | pl.col("teaches")).fill_null(False).alias("teaches")
     )
+@cache
+def _invoker(function: Callable[..., Any]) -> Invoker:
+    """One for all chunks of a store: what an asynchronous function opened in one is used in the next."""
+    return Invoker(function, "trainspan-reward")
 
 
 def _of_calls(bound: Rewards, rewards: Sequence[RewardName]) -> pl.DataFrame:

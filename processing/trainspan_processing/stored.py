@@ -3,11 +3,13 @@
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
+
+from trainspan_schemas.invocation import Invoker
 
 from .dialects import Message, messages_of
 from .frames import ROLLOUT_KEY, SPAN_KEY, Schema
@@ -17,7 +19,6 @@ from .survey import Survey
 
 __all__ = [
     "FunctionRewards",
-    "RewardFunction",
     "StoredCall",
     "StoredEvaluation",
     "StoredRollout",
@@ -74,7 +75,8 @@ class StoredRollout:
     """Attributes of the rollout span."""
 
 
-RewardFunction = Callable[[StoredRollout], "float | dict[str, float] | None"]
+RolloutKey = tuple[str, int]
+"""rollout_id, attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +89,35 @@ class FunctionRewards:
 
 
 def reward_by_function(
-    function: RewardFunction, names: Sequence[str], source: Source, survey: Survey, rollouts: pl.DataFrame
+    invoker: Invoker,
+    names: Sequence[str],
+    rollouts: "Iterable[tuple[RolloutKey, StoredRollout]]",
+    concurrency: int,
+    timeout_s: float,
 ) -> FunctionRewards:
-    """Calls `function` on each of `rollouts`; a dict is read by `names`, a number is the reward where there is one name.
+    """Calls the function on each of `rollouts`: it returns, or awaits, a float, a dict of floats, or None.
 
-    A function that raises, or returns a number that is not finite, gives no reward: the rollout gets status `judge_error`.
+    A dict is read by `names`; a number is the reward where there is one name.
+
+    A call that raises, takes longer than `timeout_s`, or returns a number that is not finite gives no reward: the rollout
+    gets status `judge_error`. Rows and the first error are in the order of `rollouts`, whatever ends first.
     """
+    asked: list[RolloutKey] = []
+
+    def calls() -> Iterator[tuple[StoredRollout]]:
+        for key, stored in rollouts:
+            asked.append(key)
+            yield (stored,)
+
     results: list[tuple[Any, ...]] = []
     first_error: str | None = None
-    for key, stored in stored_rollouts(source, survey, rollouts):
+    answers = invoker.results(calls(), concurrency, timeout_s)
+    for key, answer in zip(asked, answers, strict=True):
         try:
-            results.append((*key, *_as_rewards(function(stored), names), False))
+            results.append((*key, *_as_rewards(answer.result(), names), False))
         except Exception as error:  # noqa: BLE001 - a user's function; the rollout is named and counted
             first_error = first_error or f"{type(error).__name__}: {error}"
-            log.warning("event=reward_failed rollout_id=%s error=%r", stored.rollout_id, error)
+            log.warning("event=reward_failed rollout_id=%s error=%r", key[0], error)
             results.append((*key, *(None for _ in names), True))
     values = dict.fromkeys(names, pl.Float64)
     schema: Schema = {"rollout_id": pl.String, "attempt": pl.Int32, **values, "reward_failed": pl.Boolean}

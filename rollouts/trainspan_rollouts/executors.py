@@ -16,13 +16,14 @@ __all__ = ["choose_executor"]
 
 def choose_executor(settings: RunSettings) -> Executor:
     """The executor for the target. Raises UsageError for settings that cannot be meant."""
-    for name in ("n", "concurrency", "workers"):
+    for name in ("n", "concurrency", "workers", "judge_concurrency"):
         if getattr(settings, name) < 1:
             raise UsageError(f"{name} = {getattr(settings, name)}: it must be at least 1")
-    if settings.timeout_s <= 0 or settings.retries < 0:
-        raise UsageError(
-            f"timeout_s = {settings.timeout_s:g}, retries = {settings.retries}: the timeout must be positive, retries not negative"
-        )
+    for name in ("timeout_s", "judge_timeout_s"):
+        if not getattr(settings, name) > 0:
+            raise UsageError(f"{name} = {getattr(settings, name):g}: it must be positive")
+    if settings.retries < 0:
+        raise UsageError(f"retries = {settings.retries}: it must not be negative")
     headers = otlp_headers_of(settings.token_file, "agent") if settings.token_file else None
     environ = agent_environment(os.environ, settings.policy_url, settings.collector, headers)
     if _is_function(settings.target):

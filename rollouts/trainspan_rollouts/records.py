@@ -25,6 +25,9 @@ class RunSettings:
     timeout_s: float = 120.0
     retries: int = 1
     judge: str | None = None
+    judge_concurrency: int = 16
+    """Verdicts under way at once, beside the `concurrency` agents."""
+    judge_timeout_s: float = 120.0
     policy_url: str = "http://127.0.0.1:8000/v1"
     collector: str = "http://127.0.0.1:4317"
     token_file: str | None = None

@@ -71,7 +71,10 @@ class _Run:
         self._settings = settings
         self._on_progress = on_progress
         self._total = settings.n * count_tasks(settings.tasks, settings.split)
-        self._judge = Judge(settings.judge, settings.timeout_s) if settings.judge else None
+        self._judge = (
+            Judge(settings.judge, settings.judge_concurrency, settings.judge_timeout_s) if settings.judge else None
+        )
+        self._agents = asyncio.Semaphore(settings.concurrency)
         self._executor = choose_executor(settings)
         headers = otlp_headers_of(settings.token_file, "runner") if settings.token_file else None
         file = ledger_file(settings.run_id, settings.round, settings.split)
@@ -89,7 +92,9 @@ class _Run:
         try:
             await self._executor.start()
             self._tell()
-            width = max(1, min(self._settings.concurrency, self._total))
+            # As many again may be with the judge, so that agents go on while it thinks; more would pile up before it.
+            judged = self._settings.judge_concurrency if self._judge else 0
+            width = max(1, min(self._settings.concurrency + judged, self._total))
             async with asyncio.TaskGroup() as group:
                 for _ in range(width):
                     group.create_task(self._work(plan))
@@ -97,6 +102,8 @@ class _Run:
             raise errors.exceptions[0] from None
         finally:
             await asyncio.shield(self._executor.close())
+            if self._judge:
+                self._judge.close()
             lost = await asyncio.to_thread(self._spans.close)
             self._ledger.close()
         if lost:
@@ -161,11 +168,15 @@ class _Run:
             identity = replace(identity, attempt=identity.attempt + 1)
 
     async def _attempt(self, task: Task, number: int, identity: Identity) -> tuple[_Verdict, bool]:
+        await self._agents.acquire()
         self._ledger.begin(identity, number)
         span = self._spans.begin(identity, self._settings.n)
         judge = self._judge.name if self._judge else None
         try:
-            ended = await self._executor.execute(Execution(task, identity, span.parent))
+            try:
+                ended = await self._executor.execute(Execution(task, identity, span.parent))
+            finally:
+                self._agents.release()
             verdict = await self._judged(task, identity, ended)
         except asyncio.CancelledError:
             span.end("cancelled", judge=judge, error="the run was stopped")

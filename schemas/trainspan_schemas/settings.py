@@ -123,6 +123,10 @@ class RolloutsSettings:
     """Further attempts after an infrastructure failure."""
     judge: str | None = None
     """`module:function` that gives the reward; the agent's own evaluations then do not count."""
+    judge_concurrency: int = 16
+    """Verdicts under way at once, in threads (an `async def` judge: in one event loop); agents go on meanwhile."""
+    judge_timeout_s: float = 120.0
+    """Seconds after which a verdict is given up: the rollout gets status `judge_error`."""
     policy_url: str = "http://127.0.0.1:8000/v1"
     """Base URL of the policy, handed to agents as OPENAI_BASE_URL."""
     collector: str = "http://127.0.0.1:4317"
@@ -147,6 +151,10 @@ class DatasetSettings:
     """`module:function(StoredRollout)` that replaces stored rewards."""
     status_rewards: str | None = None
     """Rewards of rollouts that failed, as `timeout=0,agent_error=-1`; default: they are dropped by their status."""
+    reward_concurrency: int = 1
+    """Calls of `reward` under way at once, in threads: above 1 the function must be thread-safe, and gains where it waits."""
+    reward_timeout_s: float = 120.0
+    """Seconds after which a call of `reward` is given up: the rollout is left out as `judge_error`."""
     reward_name: str = "reward"
     """Name of the evaluation that is the reward; several as `correct=1,style=0.2,tools?=0.1`: weights, and `?` for one that
     a rollout may lack."""

@@ -1,5 +1,8 @@
 """What a user would pass as --reward, --credit and --baseline."""
 
+import asyncio
+import time
+
 import polars as pl
 
 from trainspan_processing.stored import StoredRollout
@@ -28,6 +31,18 @@ def fails_on_b(rollout: StoredRollout) -> float:
     if rollout.rollout_id.endswith("b"):
         raise KeyError("no answer")
     return float("nan") if rollout.rollout_id.endswith("c") else 1.0
+
+
+async def length_last_first(rollout: StoredRollout) -> float:
+    """As `length`, and the later a rollout's name the sooner."""
+    await asyncio.sleep(0.05 * (ord("f") - ord(rollout.rollout_id[-1])))
+    return length(rollout)
+
+
+def hangs_on_b(rollout: StoredRollout) -> float:
+    if rollout.rollout_id.endswith("b"):
+        time.sleep(60)
+    return length(rollout)
 
 
 def last_call_only(calls: pl.DataFrame, gamma: float) -> pl.DataFrame:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,25 @@ def test_a_reward_function_that_raises_gives_no_reward_and_never_zero(bench: Ben
         bench.build(round_=0, out=bench.out / "strict", reward=f"{_MODULE}:fails_on_b", min_coverage=0.9)
 
 
+def test_reward_functions_may_run_together_and_the_bytes_are_the_same(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), calls) for calls, name in enumerate("abcdef", 1)))
+    one = bench.build(round_=0, reward=f"{_MODULE}:length", baseline="dr_grpo")
+    for out, settings in {"together": {"reward_concurrency": 6}, "waiting": {"reward_concurrency": 4}}.items():
+        reward = f"{_MODULE}:length{'_last_first' if out == 'waiting' else ''}"
+        other = bench.build(round_=0, reward=reward, baseline="dr_grpo", out=bench.out / out, **settings)
+        assert other.manifest["files"] == one.manifest["files"]
+        assert (other.sha256 == one.sha256) == (out == "together"), (
+            "the manifest names the function, not how it is called"
+        )
+
+
+def test_a_reward_function_that_hangs_gives_no_reward_to_that_rollout_alone(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1) for name in "abc"))
+    built = bench.build(round_=0, reward=f"{_MODULE}:hangs_on_b", baseline="none", reward_timeout_s=0.5)
+    assert built.manifest["dropped"] == {"judge_error": 1}
+    assert len(rows(built)) == 2
+
+
 def test_credit_and_baseline_of_ones_own(bench: Bench) -> None:
     bench.send(chain(bench.rollout("a"), 2).reward(1.5))
     built = bench.build(round_=0, credit=f"{_MODULE}:last_call_only", baseline=f"{_MODULE}:doubled")
@@ -80,9 +100,10 @@ def test_credit_and_baseline_of_ones_own(bench: Bench) -> None:
         ({"reward": "no_such_module:f"}, "cannot load 'no_such_module:f'"),
         ({"reward": "no/such/file.py:f"}, "no file no/such/file.py"),
         ({"baseline": f"{_MODULE}:forgets"}, "returned 1 items for 2"),
+        ({"reward": f"{_MODULE}:length", "reward_concurrency": 0}, "reward_concurrency = 0, .* take at least 1 call"),
     ],
 )
-def test_what_cannot_be_used_is_named(bench: Bench, settings: dict[str, str], message: str) -> None:
+def test_what_cannot_be_used_is_named(bench: Bench, settings: dict[str, Any], message: str) -> None:
     bench.send(*(chain(bench.rollout(name), 1).reward(float(name == "a")) for name in "ab"))
     with pytest.raises(UsageError, match=message):
         bench.build(round_=0, **settings)

@@ -24,6 +24,8 @@ def dataset(
     reward: Annotated[
         str | None, typer.Option(help="module:function or file.py:function that re-rewards each stored rollout.")
     ] = None,
+    reward_concurrency: Annotated[int | None, typer.Option(help="Calls of --reward under way at once.")] = None,
+    reward_timeout_s: Annotated[float | None, typer.Option(help="Seconds for one call of --reward.")] = None,
     reward_name: Annotated[
         str | None, typer.Option(help="Evaluation that is the reward; several as correct=1,style=0.2,tools?=0.1.")
     ] = None,
@@ -106,6 +108,8 @@ def dataset(
         credit=credit,
         baseline=baseline,
         reward=reward,
+        reward_concurrency=reward_concurrency,
+        reward_timeout_s=reward_timeout_s,
         reward_name=reward_name,
         status_rewards=status_rewards,
         combine=combine,
