@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from trainspan_cli.extras import PARTS, import_errors
 from trainspan_cli.loop.intervals import Estimate
 from trainspan_cli.loop.policy_client import PolicyClient
 from trainspan_cli.loop.run_folder import RunFolder
@@ -25,7 +26,7 @@ from trainspan_schemas.home import checkpoints_dir, datasets_dir, runs_dir, serv
 from trainspan_schemas.settings import Settings
 from trainspan_schemas.store import running_collector
 
-__all__ = ["Finding", "examine", "overview", "template_findings"]
+__all__ = ["Finding", "capture_findings", "examine", "overview", "template_findings"]
 
 Level = Literal["ok", "note", "problem"]
 
@@ -103,9 +104,12 @@ def examine(settings: Settings) -> list[Finding]:
     store = store_path(settings.collector.store)
     if store.exists() or running_collector(store):
         try:
-            findings += _capture(str(store))
+            findings += capture_findings(str(store))
         except TrainspanError as error:
             findings.append(Finding("problem", "store", str(error)))
+        except ModuleNotFoundError as error:
+            advice = "pip install 'trainspan[collector]' here, or ask where the collector runs"
+            findings.append(Finding("note", "store", f"{store} cannot be read without {error.name}", advice))
     else:
         advice = "start `trainspan collector`, then run an agent under `opentelemetry-instrument`"
         findings.append(Finding("note", "store", f"nothing stored yet at {store}", advice))
@@ -114,14 +118,18 @@ def examine(settings: Settings) -> list[Finding]:
 
 def _installation() -> list[Finding]:
     findings = [Finding("ok", "python", f"{sys.version.split()[0]} at {sys.executable}")]
-    extras = {"collector": "duckdb", "processing": "polars", "training": "trl", "serve or serve-cpu": "vllm"}
-    for extra, module in extras.items():
-        if importlib.util.find_spec(module):
-            findings.append(Finding("ok", extra, f"{module} is installed"))
+    installed = [part for part in PARTS if importlib.util.find_spec(part.mark)]
+    errors = dict(zip(installed, import_errors(installed), strict=True))
+    for part in PARTS:
+        extra = " or ".join(part.extras)
+        advice = f"pip install 'trainspan[{part.extras[0]}]'"
+        if part not in errors:
+            advice += " where that part is to run"
+            findings.append(Finding("note", extra, f"{part.mark} is not installed here", advice))
+        elif error := errors[part]:
+            findings.append(Finding("problem", extra, f"it cannot be imported: {error}", advice))
         else:
-            name = extra.split()[0]
-            advice = f"pip install 'trainspan[{name}]' where that part is to run"
-            findings.append(Finding("note", extra, f"{module} is not installed here", advice))
+            findings.append(Finding("ok", extra, "all of it can be imported"))
     hooks = [entry.value for entry in entry_points(group="opentelemetry_pre_instrument")]
     if "trainspan._hook:install" in hooks:
         findings.append(Finding("ok", "agent hook", "`opentelemetry-instrument` will load trainspan"))
@@ -189,7 +197,7 @@ def _processes(settings: Settings) -> list[Finding]:
     return findings
 
 
-def _capture(store: str) -> list[Finding]:
+def capture_findings(store: str) -> list[Finding]:
     """What is captured, and what is missing, over the whole store."""
 
     def count(sql: str) -> int:

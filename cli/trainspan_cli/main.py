@@ -77,23 +77,15 @@ def _invoke(name: str, arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except ModuleNotFoundError as error:
-        if extra := _extra_of(error.name or ""):
+        from trainspan_cli.extras import extra_with
+
+        if error.name and (extra := extra_with(error.name, name)):
             return _fail(f"{name} needs {error.name}: pip install 'trainspan[{extra}]'", 1)
         raise
     except TyperException as error:
         message = getattr(error, "format_message", error.__str__)()
         return _fail(f"{message} (see `trainspan {name} --help`)", 2)
     return result if isinstance(result, int) else 0
-
-
-def _extra_of(module: str) -> str | None:
-    extras = {
-        "collector": ("duckdb", "pyarrow", "grpc"),
-        "processing": ("polars",),
-        "training": ("torch", "trl", "transformers", "datasets", "peft", "accelerate", "matplotlib"),
-        "serve": ("vllm",),
-    }
-    return next((extra for extra, modules in extras.items() if module.partition(".")[0] in modules), None)
 
 
 def _fail(message: str, code: int) -> int:

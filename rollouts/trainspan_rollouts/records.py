@@ -19,6 +19,8 @@ class RunSettings:
     n: int = 8
     split: Split | None = None
     """Label of the rollouts; tasks marked for the other split are left out. None: each task's own, else train."""
+    limit: int | None = None
+    """Only the first so many of these tasks; None: all."""
     round: int = 0
     concurrency: int = 16
     workers: int = 1

@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
 from trainspan_rollouts.execution import Ended, Execution
@@ -18,6 +19,7 @@ from trainspan_rollouts.ledger import RunLedger, ledger_file
 from trainspan_rollouts.records import Progress, RunResult, RunSettings
 from trainspan_rollouts.spans import RolloutSpans
 from trainspan_rollouts.tasks import Task, count_tasks, read_tasks
+from trainspan_schemas.errors import UsageError
 from trainspan_schemas.identity import Identity
 from trainspan_schemas.keys import REWARD
 from trainspan_schemas.roles import otlp_headers_of
@@ -70,7 +72,10 @@ class _Run:
     def __init__(self, settings: RunSettings, on_progress: Callable[[Progress], None] | None) -> None:
         self._settings = settings
         self._on_progress = on_progress
-        self._total = settings.n * count_tasks(settings.tasks, settings.split)
+        if settings.limit is not None and settings.limit < 1:
+            raise UsageError(f"limit = {settings.limit}: it must be at least 1 task")
+        tasks = count_tasks(settings.tasks, settings.split)
+        self._total = settings.n * (tasks if settings.limit is None else min(tasks, settings.limit))
         self._judge = (
             Judge(settings.judge, settings.judge_concurrency, settings.judge_timeout_s) if settings.judge else None
         )
@@ -130,7 +135,7 @@ class _Run:
     def _plan(self) -> Iterator[tuple[Task, int, Identity]]:
         """What is to be done: task, number of the rollout among those of its task, identity."""
         settings = self._settings
-        for task in read_tasks(settings.tasks, settings.split):
+        for task in islice(read_tasks(settings.tasks, settings.split), settings.limit):
             split = settings.split or task.split or "train"
             for number in range(settings.n):
                 if finished := self._ledger.finished(task.id, number):

@@ -1,9 +1,6 @@
 """`TRAINSPAN_CAPTURE=client`: token-exact calls from a policy server that is not ours, and nothing that the client notices."""
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +12,7 @@ import pytest
 from tests.agents.bare_server import BareServer, bare_server
 from tests.agents.conftest import Stack
 from tests.support.collector import read
+from trainspan_cli.inspection import capture_findings
 
 ASK = """
 import asyncio, json, sys
@@ -104,21 +102,6 @@ def run(
     return json.loads(ran.stdout), [span for span in spans if "trainspan.call.recorded_by" in span["attributes"]]
 
 
-def doctor(stack: Stack) -> list[dict[str, str]]:
-    """What `trainspan doctor` finds in the store."""
-    store = stack.collector.store
-    done = subprocess.run(
-        [sys.executable, "-m", "trainspan_cli", "doctor", "--format", "json"],
-        env={**os.environ, "TRAINSPAN_HOME": str(store.parent), "TRAINSPAN_COLLECTOR__STORE": str(store)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    findings: list[dict[str, str]] = json.loads(done.stdout)
-    return findings
-
-
 def test_calls_to_a_foreign_server_are_captured_exactly_and_the_client_gets_what_it_would_have_got(
     stack: Stack, server: BareServer, tmp_path: Path
 ) -> None:
@@ -159,11 +142,11 @@ def test_a_server_that_refuses_the_question_is_asked_without_it_and_the_calls_sa
     assert [one["trainspan.call.lacks"] for one in attributes] == [["token_ids", "logprobs"]] * 2
     (rollout_id,) = stack.rollouts_of("client-refused")
     assert stack.calls(str(rollout_id), 0) == []
-    (finding,) = [one for one in doctor(stack) if one["subject"] == "token ids"]
-    count, _, what = finding["detail"].partition(" ")
+    (finding,) = [one for one in capture_findings(str(stack.collector.store)) if one.subject == "token ids"]
+    count, _, what = finding.detail.partition(" ")
     assert int(count) >= 2
     assert what.startswith("calls came from a server that gives no token ids")
-    assert "trainspan serve" in finding["advice"]
+    assert "trainspan serve" in finding.advice
 
 
 def test_a_stream_that_the_client_leaves_early_is_an_undelivered_call(

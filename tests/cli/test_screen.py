@@ -21,7 +21,13 @@ ROUND: dict[str, Any] = {
     "kind": "round",
     "round": 1,
     "policy_version": 1,
-    "rollout": {"total": 64, "mean_reward": 0.25, "status": {"ok": 62, "timeout": 2}},
+    "rollout": {
+        "total": 64,
+        "mean_reward": 0.25,
+        "status": {"ok": 62, "timeout": 2},
+        "sampled_tokens": 1200,
+        "sampling_seconds": 4.0,
+    },
     "train": {"tokens": {"trained": 700}, "logp_diff_max": 3e-6},
     "seconds": {"rollouts": 4.0, "dataset": 1.0, "train": 2.0, "total": 7.0},
     "checks": [{"name": "the swap is fresh", "ok": False, "detail": "[bold]canary stale[/bold]"}],
@@ -47,7 +53,7 @@ def test_a_pipe_gets_one_line_per_record() -> None:
         "validation",
         "validation after round 0 (version 0): 0.200 [0.133, 0.289]",
         "ALARM the swap is fresh: [bold]canary stale[/bold]",
-        "round 1: version 1, 64 rollouts (2 failed), reward 0.250, 100 tok/s, max |Δlogp| 3e-06, checks ✗ "
+        "round 1: version 1, 64 rollouts (2 failed), reward 0.250, 300 sampled tok/s, max |Δlogp| 3e-06, checks ✗ "
         "(rollouts 4.0 s, dataset 1.0 s, training 2.0 s)",
     ]
 
@@ -61,5 +67,7 @@ def test_a_terminal_shows_round_version_progress_and_success_with_its_interval()
         "0.200 [0.133, 0.289]",
         "[bold]canary stale[/bold]",
         "3e-06",
+        "sampled tok/s",
+        " 300 ",
     ):
         assert part in shown

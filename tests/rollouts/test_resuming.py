@@ -106,6 +106,20 @@ def test_infrastructure_failures_and_what_never_arrived_are_tried_again(run: Run
     assert (repeated.resumed, repeated.lost_spans) == (0, 0)
 
 
+def test_the_first_tasks_alone_are_done_and_a_resumed_run_may_go_on_with_more(run: Run, recorder: OtlpRecorder) -> None:
+    source = "def solve(task): return 1"
+    marked = [{**task, "split": "val" if task["id"] == "0" else "train"} for task in tasks(*range(5))]
+    first = run(source, marked, "agent:solve", n=2, limit=2, split="train")
+    assert (first.total, first.status) == (4, {"ok": 4})
+    more = run(source, marked, "agent:solve", n=2, limit=3, split="train", resume=True)
+    assert (more.total, more.resumed) == (6, 4)
+    done = Counter(span.attributes[keys.TASK_ID] for span in recorder.named("trainspan.rollout"))
+    assert done == {"1": 2, "2": 2, "3": 2}
+    assert run(source, marked, "agent:solve", limit=9).total == 5
+    with pytest.raises(UsageError, match="limit = 0: it must be at least 1 task"):
+        run(source, marked, "agent:solve", limit=0)
+
+
 def test_nothing_to_resume_and_another_target_are_told(run: Run) -> None:
     source = "def solve(task): pass\ndef other(task): pass"
     with pytest.raises(UsageError, match="nothing to resume: there is no "):

@@ -28,6 +28,7 @@ def rollout(
     ],
     tasks: Annotated[str | None, typer.Option(help="Task file: JSON lines, CSV or Parquet.")] = None,
     n: Annotated[int | None, typer.Option("--n", help="Rollouts per task.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many tasks [default: all].")] = None,
     split: Annotated[
         str | None, typer.Option(help="train or val: label, and choice of the tasks that name one.")
     ] = None,
@@ -86,6 +87,7 @@ def rollout(
         run_id=run or uuid.uuid4().hex,
         round=round,
         split=cast("Split | None", split),
+        limit=limit,
         resume=resume,
         **wanted,
     )

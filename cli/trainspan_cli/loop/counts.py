@@ -20,6 +20,7 @@ class StageMeter:
         self._policy, self._store, self._run_id = policy, store, run_id
         self._began_ns = time.time_ns()
         self._requests = policy.successful_requests()
+        self._sampled = policy.sampled_tokens()
         before = policy.policy()
         self._dropped = before["calls_dropped"]
         # What was captured before the stage (a swap's canary) may be exported during it.
@@ -34,6 +35,10 @@ class StageMeter:
             if (settled and counts.stored_rollouts >= rollouts) or time.monotonic() > deadline:
                 return counts
             time.sleep(0.2)
+
+    def sampled_tokens(self) -> int:
+        """What the server has sampled since the stage began, answers that were left or failed included."""
+        return self._policy.sampled_tokens() - self._sampled
 
     def _read(self, rollouts: int, client_calls: int) -> StageCounts:
         now = self._policy.policy()

@@ -13,7 +13,7 @@ __all__ = ["PolicyClient"]
 
 _ORDER_TIMEOUT_S = 180.0
 """Covers requests that are still under way, and moving the weights."""
-_SUCCESS = re.compile(r"^vllm:request_success_total\{[^}]*\} (\S+)$", re.MULTILINE)
+_COUNTER = r"^{}\{{[^}}]*\}} (\S+)$"
 
 
 class PolicyClient:
@@ -45,7 +45,16 @@ class PolicyClient:
 
     def successful_requests(self) -> int:
         """vLLM's own count of requests that reached a finish reason, since the server started."""
-        return round(sum(float(value) for value in _SUCCESS.findall(self._get("/metrics"))))
+        return self._counted("vllm:request_success_total")
+
+    def sampled_tokens(self) -> int:
+        """vLLM's own count of tokens that it has sampled since the server started."""
+        return self._counted("vllm:generation_tokens_total")
+
+    def _counted(self, counter: str) -> int:
+        """The counter over all engines."""
+        values = re.findall(_COUNTER.format(counter), self._get("/metrics"), re.MULTILINE)
+        return round(sum(float(value) for value in values))
 
     def _get(self, path: str) -> str:
         return self._ask(path, urllib.request.Request(self.url + path), self._timeout_s)

@@ -145,6 +145,7 @@ def _write_csv(path: Path, records: Sequence[Record], metrics: Mapping[int, Reco
                 "skipped": record.get("skipped"),
                 "rollouts": record["rollout"].get("total"),
                 "reward_mean": record["rollout"].get("mean_reward"),
+                "sampled_tokens": record["rollout"].get("sampled_tokens"),
                 "validation": validation.mean if validation and validation.n else None,
                 "validation_n": validation.n if validation else None,
                 "calls_seen": record["dataset"].get("calls_seen"),

@@ -117,7 +117,7 @@ class Screen:
             "failed",
             "train",
             "held-out [95 %]",
-            "tok/s",
+            "sampled tok/s",
             "max |Δlogp|",
             "ok",
         ):
@@ -143,6 +143,7 @@ class Screen:
         status = rollout.get("status") or {}
         tokens = (train.get("tokens") or {}).get("trained") or 0
         version = "skipped" if record.get("skipped") else record["policy_version"]
+        sampled, sampling_s = rollout.get("sampled_tokens"), rollout.get("sampling_seconds")
         difference = train.get("logp_diff_max")
         return [
             str(record["round"]),
@@ -151,7 +152,7 @@ class Screen:
             str(sum(count for name, count in status.items() if name != "ok")),
             "–" if reward is None else f"{reward:.3f}",
             rate,
-            f"{tokens / seconds['total']:.0f}",
+            f"{sampled / sampling_s:.0f}" if sampled is not None and sampling_s else "–",
             "–" if difference is None else f"{difference:.0e}",
             ok,
             f"{seconds.get('rollouts', 0):.1f}",
@@ -174,7 +175,7 @@ class Screen:
                 f"round {round_}: skipped, {rollouts} rollouts ({failed} failed), reward {train}: {record['skipped']}"
             )
         return (
-            f"round {round_}: version {version}, {rollouts} rollouts ({failed} failed), reward {train}, {speed} tok/s, "
+            f"round {round_}: version {version}, {rollouts} rollouts ({failed} failed), reward {train}, {speed} sampled tok/s, "
             f"max |Δlogp| {difference}, checks {ok} ({stages})"
         )
 

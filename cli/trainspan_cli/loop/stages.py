@@ -32,6 +32,7 @@ class Collected:
     """The result of one `trainspan rollout`."""
 
     result: dict[str, Any]
+    """What the command told, and `sampled_tokens` (by the server) in `sampling_seconds` (while it ran)."""
     checks: list[dict[str, Any]]
     seconds: float
 
@@ -79,7 +80,10 @@ class Stages:
         code, message = self._command("rollout", arguments, agent, on_event, admitted=(0, 1))
         if code != 0 and not result:
             raise ProcessError(f"rollout failed: {message} (log: {self._folder.logs / 'rollout.log'})")
+        self._command("rollout", arguments, agent, on_event)
+        sampling_s = time.monotonic() - began
         counts = meter.stop(result["total"], result["calls"])
+        result |= {"sampled_tokens": meter.sampled_tokens(), "sampling_seconds": sampling_s}
         return Collected(result, [check.record() for check in stage_checks(counts)], time.monotonic() - began)
 
     def dataset(self, round_: int) -> Built:

