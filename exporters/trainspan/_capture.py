@@ -20,6 +20,7 @@ from trainspan._guard import guarded
 from trainspan._http import PolicyRequest
 from trainspan._scope import Scope
 from trainspan_schemas import keys
+from trainspan_schemas.constraints import is_constrained
 from trainspan_schemas.tokens import encode_ids, encode_logprobs
 
 __all__ = ["Exchange", "begin"]
@@ -145,7 +146,7 @@ class Exchange:
             keys.CALL_RECORDED_BY: "client",
             keys.CALL_DELIVERED: answer.complete and choice.finish_reason is not None,
             keys.CHOICE_INDEX: number,
-            keys.SAMPLING_CONSTRAINED: _is_constrained(request),
+            keys.SAMPLING_CONSTRAINED: is_constrained(request),
         }
         if answer.response_id:
             attributes[keys.GEN_AI_RESPONSE_ID] = answer.response_id
@@ -180,16 +181,6 @@ def begin(module: ModuleType, request: Any, sent: PolicyRequest | None) -> Excha
     question = question_of(path, content) if content else None
     origin = f"{request.url.scheme}://{request.url.netloc.decode()}"
     return Exchange(module, request, question, sent.agent, sent.scope, origin, path)
-
-
-def _is_constrained(request: Any) -> bool:
-    choice = request.get("tool_choice")
-    return bool(
-        request.get("logit_bias")
-        or request.get("structured_outputs")
-        or (request.get("response_format") or {}).get("type", "text") != "text"
-        or (choice and choice not in ("auto", "none"))
-    )
 
 
 def _is_events(response: Any) -> bool:

@@ -26,6 +26,8 @@ ADVICE: Final[dict[DropReason, str]] = {
     "greedy": "calls were sampled at temperature 0: set temperature=1 in the agent, or serve with --train-sampling",
     "sampling_truncated": "top_p, top_k, min_p or a penalty changed what was sampled from: leave them out, or serve with "
     "--train-sampling",
+    "unstated_sampling": "a client recorded these calls, and the request does not state temperature, top_p and constraints: send "
+    "temperature=1 and top_p=1, or pass --admit unstated_sampling if the server's defaults are these",
     "constrained": "structured output or a logit bias masked the sampling: ask for plain text, or tools with tool_choice auto",
     "mixed_versions": "calls span weight swaps without exact borders: let the server drain before it swaps",
     "attributes_dropped": "span attributes were cut: raise OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT and unset length limits",

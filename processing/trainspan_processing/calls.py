@@ -58,13 +58,21 @@ def narrow_calls(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
 
 def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
     batch = with_facts(batch, numbers=_NUMBERS, booleans=_BOOLEANS, texts=_TEXTS)
-    return batch.with_columns(redacts_what_is_needed().alias("redacted"), pl.lit("engine").alias("tokens_source"))
+    return batch.with_columns(
+        redacts_what_is_needed().alias("redacted"),
+        pl.lit("engine").alias("tokens_source"),
+        pl.lit(None, dtype=pl.Boolean).alias("sampling_unstated"),  # `with_defaults` tells
+    )
 
 
 def with_defaults(calls: pl.DataFrame) -> pl.DataFrame:
-    """CALLS with what goes without saying."""
+    """CALLS with what goes without saying, and whether it does: `sampling_unstated`."""
+    # A client knows what it asked for, not what the server takes where it asked for nothing. Of the engine's own record,
+    # which has a mode, what is absent is the protocol's default.
+    asked = [pl.col(name) for name in ("temperature", "top_p", "constrained")]
+    unstated = pl.col("logprobs_mode").is_null() & pl.any_horizontal(value.is_null() for value in asked)
     return calls.with_columns(
-        # The defaults of OpenAI's and vLLM's protocol, where a foreign server does not state what it sampled with.
+        unstated.alias("sampling_unstated"),
         pl.col("temperature").fill_null(1.0),
         pl.col("attempt").fill_null(0),
         pl.col("choice_index").fill_null(0),

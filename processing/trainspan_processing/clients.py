@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import polars as pl
 
+from trainspan_schemas.constraints import is_constrained
+
 from .frames import CALLS, PAYLOAD, SPAN_KEY, Schema
 from .source import Selection, Source
 from .twins import response_stem
@@ -114,17 +116,17 @@ def _choices(span: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, A
     attributes = json.loads(span["attributes"])
     try:
         answer = json.loads(attributes["output.value"])
-        request = json.loads(attributes.get("llm.invocation_parameters") or "{}")
         choices = [choice for choice in answer["choices"] if isinstance(choice, dict)]
     except (KeyError, TypeError, ValueError):
         return
+    request = _request(attributes)
     for number, choice in enumerate(choices):
         index = choice.get("index", number)
         span_id = f"{span['span_id']}:{index}"
         entries = (choice.get("logprobs") or {}).get("content") or []
         call = {
             **span,
-            **{name: _number(request.get(name)) for name in _SAMPLING},
+            **{name: _number((request or {}).get(name)) for name in _SAMPLING},
             "span_id": span_id,
             "parent_span_id": span["span_id"],
             "choice_index": index,
@@ -132,7 +134,7 @@ def _choices(span: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, A
             "request_model": span["model"],
             "response_id": answer.get("id"),
             "finish_reason": choice.get("finish_reason"),
-            "constrained": bool(request.get("response_format") or request.get("logit_bias")),
+            "constrained": None if request is None else is_constrained(request),
             "tokens_source": "response",
         }
         tokens = {
@@ -144,6 +146,18 @@ def _choices(span: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, A
         }
         n_tokens = sum(len(tokens[name] or ()) for name in ("prompt_ids", "completion_ids"))
         yield {**call, "n_tokens": n_tokens}, tokens
+
+
+def _request(attributes: dict[str, Any]) -> dict[str, Any] | None:
+    """The parameters of the request, those of an SDK's `extra_body` among them; None where the span does not state them."""
+    try:
+        request = json.loads(attributes["llm.invocation_parameters"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    if not isinstance(request, dict):
+        return None
+    more = request.get("extra_body")
+    return {**request, **more} if isinstance(more, dict) else request
 
 
 def _number(value: Any) -> float | None:

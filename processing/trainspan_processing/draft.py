@@ -24,7 +24,7 @@ from .rows import Limits
 from .selecting import select
 from .source import Source
 from .survey import Survey
-from .trainability import call_reason
+from .trainability import admitted_reasons, call_reason
 
 __all__ = [
     "Draft",
@@ -147,6 +147,7 @@ def reward_part(source: Source, survey: Survey, settings: DatasetSettings, *, wi
         compared,
         calls.with_columns(
             call_reason(mask_overlong=overlong_mode(settings) == "mask").alias("reason"), _own_reward(rewarded.rewards)
+            call_reason(admitted_reasons(settings.admit)).alias("reason"), _own_reward(rewarded.rewards)
         ).drop(names, states),
         calls.filter(pl.col("rollout").is_not_null()).select(*_CREDITED, *states, *names),
         survey.others.join(reasons, on=ROLLOUT_KEY, how="left"),

@@ -63,6 +63,7 @@ CALLS: Final[Schema] = {
     "repetition_penalty": pl.Float64,
     "logprobs_mode": pl.String,
     "constrained": pl.Boolean,
+    "sampling_unstated": pl.Boolean,
     "internal": pl.Boolean,
     "multimodal": pl.Boolean,
     "no_boundary": pl.Boolean,

@@ -5,7 +5,7 @@
 2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status where it is not ok and no
    reward is given for that, `judge_error`, `untrusted` (its only rewards are), `no_reward`
 3. `redacted`, `incomplete`, `overlong` (where such calls are masked), `not_delivered`, `attributes_dropped`, `multimodal`,
-   `constrained`, `greedy`, `sampling_truncated`
+   `constrained`, `greedy`, `sampling_truncated`, `unstated_sampling`
 4. `no_token_ids`, `no_logprobs`, `mixed_versions`, `stale`, `too_long`, `unused_choice` (choices.py)
 5. `singleton_group`, `zero_spread_group`: the call is sound, but its rollout has nothing to be compared with
 `late_after_consumed` is counted by the ledger: such calls belong to rollouts that an earlier dataset used. `group_unfinished`
@@ -20,9 +20,13 @@ import polars as pl
 from .overlong import is_overlong
 
 __all__ = ["GROUP_REASONS", "call_reason", "early_reason", "rollout_reason", "token_reason"]
+from trainspan_schemas.errors import UsageError
+
+__all__ = ["GROUP_REASONS", "admitted_reasons", "call_reason", "early_reason", "rollout_reason", "token_reason"]
 
 GROUP_REASONS: Final = ("singleton_group", "zero_spread_group")
 
+_ADMISSIBLE: Final = ("unstated_sampling",)
 _CUT_OFF: Final = ["abort", "cancelled", "error", "incomplete"]
 _GREEDY_BELOW: Final = 1e-5  # vLLM samples greedily below it
 
@@ -56,6 +60,15 @@ def rollout_reason() -> pl.Expr:
 
 
 def call_reason(*, mask_overlong: bool = False) -> pl.Expr:
+def admitted_reasons(text: str | None) -> frozenset[str]:
+    """The reasons that the user admits, from `[dataset] admit`. Raises UsageError for one that cannot be admitted."""
+    names = frozenset(name.strip() for name in (text or "").split(",") if name.strip())
+    if unknown := sorted(names - set(_ADMISSIBLE)):
+        raise UsageError(f"admit = {unknown[0]!r}: what can be admitted is {', '.join(_ADMISSIBLE)}")
+    return names
+
+
+def call_reason(admitted: frozenset[str] = frozenset()) -> pl.Expr:
     """Reason of a call (CALLS with `rollout_reason` and `selected`), as far as it shows without the tokens."""
     temperature = pl.col("temperature")
     truncated = (
@@ -83,7 +96,9 @@ def call_reason(*, mask_overlong: bool = False) -> pl.Expr:
         ("greedy", temperature < _GREEDY_BELOW),
         # Penalties too: they change the distribution in a way that the trainer cannot repeat.
         ("sampling_truncated", truncated),
+        ("unstated_sampling", pl.col("sampling_unstated")),
     ]
+    how = [(name, condition) for name, condition in how if name not in admitted]
     return pl.coalesce(_first(whose), pl.col("rollout_reason"), _first(how))
 
 

@@ -188,6 +188,9 @@ class DatasetSettings:
     """`module:function(StoredRollout) -> bool`: which rollouts are trained; default: all."""
     split: str = "recorded"
     """Which tasks are for training: as `recorded`, `all`, or a share of them such as 0.9 by a hash of the task id."""
+    admit: str | None = None
+    """Reasons for which calls are not left out: `unstated_sampling`, calls that a client recorded without stating temperature,
+    top_p and constraints, if the server's defaults are 1, 1 and none."""
     max_staleness: int | None = None
     """Greatest (newest version − call's version) that is still trained; default: no limit."""
     max_tokens: int | None = None

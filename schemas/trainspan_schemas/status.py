@@ -24,6 +24,7 @@ DropReason = Literal[
     "no_logprobs",
     "greedy",
     "sampling_truncated",
+    "unstated_sampling",
     "constrained",
     "mixed_versions",
     "attributes_dropped",

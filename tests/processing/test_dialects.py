@@ -103,7 +103,8 @@ def test_the_failed_call_of_a_client_is_no_call(bench: Bench) -> None:
 @pytest.mark.parametrize("dialect", ["openinference", "mixed"])
 def test_a_response_that_a_client_kept_whole_is_trained_like_a_call_of_our_own(bench: Bench, dialect: str) -> None:
     bench.send(_recording(bench, "a").replay(dialect).reward(1.0))
-    built = bench.build(round_=0, baseline="none")
+    admitted = {"baseline": "none", "admit": "unstated_sampling"}  # the recorded requests state a temperature alone
+    built = bench.build(round_=0, **admitted)
     table = rows(built)
     assert built.manifest["dropped"] == {}
     assert table["completion_ids"].to_list() == _TOKENS
@@ -113,7 +114,7 @@ def test_a_response_that_a_client_kept_whole_is_trained_like_a_call_of_our_own(b
     assert table["policy_name"].unique().to_list() == ["policy"]
     whole = _recording(bench, "b").replay(dialect).serve().reward(1.0)
     bench.send(whole)
-    both = rows(bench.build(round_=0, baseline="none", out=bench.out / "both"))
+    both = rows(bench.build(round_=0, **admitted, out=bench.out / "both"))
     ours, theirs = (
         both.filter(pl.col("rollout_id").str.ends_with(name)).select("prompt_ids", "completion_ids", "logprobs").rows()
         for name in "ba"

@@ -30,6 +30,11 @@ _CALLS: dict[str, list[dict[str, Any]]] = {
         {"gen_ai.request.presence_penalty": -0.1},
         {"gen_ai.request.repetition_penalty": 1.1},
     ],
+    "unstated_sampling": [
+        {"trainspan.logprobs.mode": None, "gen_ai.request.temperature": None},
+        {"trainspan.logprobs.mode": None, "gen_ai.request.top_p": None},
+        {"trainspan.logprobs.mode": None},  # whether it was constrained
+    ],
     "no_token_ids": [{"trainspan.completion.token_ids": b"", "trainspan.completion.logprobs": b""}],
     "no_logprobs": [
         {"logprobs": [-1.0]},
@@ -37,7 +42,11 @@ _CALLS: dict[str, list[dict[str, Any]]] = {
         {"logprobs": [-1.0, float("-inf")]},
         {"trainspan.completion.logprobs": None},
         {"trainspan.logprobs.mode": "raw", "gen_ai.request.temperature": 0.7},
-        {"trainspan.logprobs.mode": None, "gen_ai.request.temperature": 0.7},
+        {
+            "trainspan.logprobs.mode": None,
+            "trainspan.sampling.constrained": False,
+            "gen_ai.request.temperature": 0.7,
+        },
     ],
     "mixed_versions": [
         {"trainspan.policy.version_spans": "[[0, 0, 1], [1, 1, 3]]"},
@@ -56,6 +65,8 @@ _SOUND: list[dict[str, Any]] = [
     {"trainspan.call.delivered": None},
     {"trainspan.policy.version_spans": "[[4, 0, 1], [5, 1, 2]]"},
     {"gen_ai.request.top_k": -1},
+    {"gen_ai.request.temperature": None, "gen_ai.request.top_p": None},
+    {"trainspan.logprobs.mode": None, "trainspan.sampling.constrained": False},
 ]
 
 
@@ -75,6 +86,73 @@ def test_an_unsound_call_is_dropped_by_name_and_leaves_its_rollout(bench: Bench,
     built = bench.build(round_=0, max_staleness=4, max_tokens=50, min_coverage=0.0)
     assert built.manifest["dropped"] == {reason: 2 * len(_CALLS[reason])}
     assert rows(built)["call_index"].to_list() == [0, 0]
+
+
+def test_calls_that_do_not_state_their_sampling_are_trained_once_the_user_admits_them(bench: Bench) -> None:
+    for name, reward in (("a", 1.0), ("b", 0.0)):
+        rollout = bench.rollout(name).reward(reward)
+        for index, change in enumerate([{}, *_CALLS["unstated_sampling"], {"gen_ai.request.top_p": 0.9}]):
+            _call(rollout, index, change)
+        bench.send(rollout)
+    built = bench.build(round_=0, admit="unstated_sampling")
+    assert built.manifest["dropped"] == {"sampling_truncated": 2}
+    assert set(rows(built)["temperature"]) == {1.0}
+    with pytest.raises(UsageError, match="admit = 'greedy': what can be admitted is unstated_sampling"):
+        bench.build(round_=0, out=bench.out / "other", admit="greedy")
+
+
+_STATED = {"temperature": 1.0, "top_p": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (_STATED, None),
+        ({**_STATED, "tool_choice": "auto", "response_format": {"type": "text"}}, None),
+        ({**_STATED, "tool_choice": "required"}, "constrained"),
+        ({**_STATED, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "constrained"),
+        ({**_STATED, "response_format": {"type": "json_object"}}, "constrained"),
+        ({**_STATED, "extra_body": {"guided_regex": "[0-9]"}}, "constrained"),
+        ({**_STATED, "top_p": 0.5}, "sampling_truncated"),
+        ({**_STATED, "temperature": 0}, "greedy"),
+        ({"temperature": 1.0}, "unstated_sampling"),
+        ({"top_p": 1.0}, "unstated_sampling"),
+        (None, "unstated_sampling"),
+        ("no JSON", "unstated_sampling"),
+    ],
+)
+def test_tokens_of_a_clients_span_are_trained_where_its_request_states_how_they_were_sampled(
+    bench: Bench, request_: Any, reason: str | None
+) -> None:
+    answer = {
+        "id": "chatcmpl-1",
+        "prompt_token_ids": [1, 2],
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": "stop",
+                "token_ids": [3, 4],
+                "logprobs": {"content": [{"token": "x", "logprob": -0.5}, {"token": "y", "logprob": -1.0}]},
+            }
+        ],
+    }
+    stated = (
+        {}
+        if request_ is None
+        else {"llm.invocation_parameters": request_ if isinstance(request_, str) else json.dumps(request_)}
+    )
+    for name, reward in (("a", 1.0), ("b", 0.0)):
+        rollout = bench.rollout(name).reward(reward)
+        span = {"openinference.span.kind": "LLM", "llm.model_name": "policy"}
+        rollout.span("client", 1.0, 2.0, **span, **{"output.value": json.dumps({**answer, "id": name})}, **stated)
+        bench.send(rollout)
+    built = bench.build(round_=0, min_coverage=0.0) if reason is None else None
+    if built is not None:
+        assert built.manifest["dropped"] == {}
+        assert rows(built)["tokens_source"].to_list() == ["response"] * 2
+    else:
+        with pytest.raises(DatasetError, match=rf"none of 2 calls .* most excluded by {reason} \(2\)"):
+            bench.build(round_=0, min_coverage=0.0)
 
 
 def test_sound_calls_are_all_kept(bench: Bench) -> None:
