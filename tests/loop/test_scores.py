@@ -47,6 +47,7 @@ def test_a_run_with_rewards_of_100_and_minus_3_5_ends_with_its_validations(demo:
     assert "Reward by round" in page
     (line,) = csv.DictReader((folder / "rounds.csv").open())
     assert float(line["validation"]) == end["mean"]
+    wide = {**place.environ, "COLUMNS": "200"}
     for command in (["trainspan", "status"], ["trainspan", "compare", folder.name]):
-        shown = subprocess.run(command, cwd=ROOT, env=place.environ, capture_output=True, text=True, check=True).stdout
+        shown = subprocess.run(command, cwd=ROOT, env=wide, capture_output=True, text=True, check=True).stdout
         assert f"{end['mean']:.3f} [" in shown
