@@ -146,8 +146,10 @@ def reward_part(source: Source, survey: Survey, settings: DatasetSettings, *, wi
         rewarded,
         compared,
         calls.with_columns(
-            call_reason(mask_overlong=overlong_mode(settings) == "mask").alias("reason"), _own_reward(rewarded.rewards)
-            call_reason(admitted_reasons(settings.admit)).alias("reason"), _own_reward(rewarded.rewards)
+            call_reason(admitted_reasons(settings.admit), mask_overlong=overlong_mode(settings) == "mask").alias(
+                "reason"
+            ),
+            _own_reward(rewarded.rewards),
         ).drop(names, states),
         calls.filter(pl.col("rollout").is_not_null()).select(*_CREDITED, *states, *names),
         survey.others.join(reasons, on=ROLLOUT_KEY, how="left"),

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 
@@ -149,6 +148,8 @@ def _with_lesson(rollouts: pl.DataFrame, taught: pl.DataFrame) -> pl.DataFrame:
     return rollouts.join(marked, on=ROLLOUT_KEY, how="left", maintain_order="left").with_columns(
         (is_ok | pl.col("teaches")).fill_null(False).alias("teaches")
     )
+
+
 @cache
 def _invoker(function: Callable[..., Any]) -> Invoker:
     """One for all chunks of a store: what an asynchronous function opened in one is used in the next."""

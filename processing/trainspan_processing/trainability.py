@@ -17,10 +17,9 @@ from typing import Final
 
 import polars as pl
 
-from .overlong import is_overlong
-
-__all__ = ["GROUP_REASONS", "call_reason", "early_reason", "rollout_reason", "token_reason"]
 from trainspan_schemas.errors import UsageError
+
+from .overlong import is_overlong
 
 __all__ = ["GROUP_REASONS", "admitted_reasons", "call_reason", "early_reason", "rollout_reason", "token_reason"]
 
@@ -59,7 +58,6 @@ def rollout_reason() -> pl.Expr:
     return pl.coalesce(early_reason(), status, _first(late))
 
 
-def call_reason(*, mask_overlong: bool = False) -> pl.Expr:
 def admitted_reasons(text: str | None) -> frozenset[str]:
     """The reasons that the user admits, from `[dataset] admit`. Raises UsageError for one that cannot be admitted."""
     names = frozenset(name.strip() for name in (text or "").split(",") if name.strip())
@@ -68,7 +66,7 @@ def admitted_reasons(text: str | None) -> frozenset[str]:
     return names
 
 
-def call_reason(admitted: frozenset[str] = frozenset()) -> pl.Expr:
+def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool = False) -> pl.Expr:
     """Reason of a call (CALLS with `rollout_reason` and `selected`), as far as it shows without the tokens."""
     temperature = pl.col("temperature")
     truncated = (

@@ -61,7 +61,7 @@ def test_rows_are_transitions(bench: Bench) -> None:
     rollout.call(3, [1, 2, 5, 4, 5], [6], agent="A")  # goes on from the second choice
     rollout.call(4, [1, 2, 5], [7], agent="A")  # a retry from the state before
     bench.send(rollout)
-    table = rows(bench.build(round_=0, baseline="none"))
+    table = rows(bench.build(round_=0, baseline="none", choices="all"))
     columns = (
         "call_index",
         "agent",

@@ -9,6 +9,7 @@ from tests.processing.traces import SECOND, START_NS, TestRollout, chain
 from trainspan_processing import inventory
 from trainspan_processing.replay import rebuild
 from trainspan_schemas import keys
+from trainspan_schemas.dataset import about_dir
 from trainspan_schemas.errors import NothingToTrainError
 
 
@@ -159,7 +160,7 @@ def test_rewards_that_come_after_their_rollout_was_used_are_counted_once(bench: 
 def test_datasets_of_earlier_versions_do_not_say_how_many_rewards_they_saw(bench: Bench) -> None:
     used = _pair(bench, "ab")
     bench.send(*used)
-    ledger = bench.build().path / "rollouts.jsonl"
+    ledger = about_dir(bench.build().path) / "rollouts.jsonl"
     lines = [json.loads(line) for line in ledger.read_text().splitlines()]
     ledger.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "rewards"}) + "\n" for line in lines))
     bench.send(_late_reward(used[0], 500.0), *_pair(bench, "cd"))

@@ -141,7 +141,6 @@ class Screen:
         train, rollout = record["train"], record["rollout"]
         reward = rollout.get("mean_reward")
         status = rollout.get("status") or {}
-        tokens = (train.get("tokens") or {}).get("trained") or 0
         version = "skipped" if record.get("skipped") else record["policy_version"]
         sampled, sampling_s = rollout.get("sampled_tokens"), rollout.get("sampling_seconds")
         difference = train.get("logp_diff_max")

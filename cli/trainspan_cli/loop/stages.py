@@ -80,7 +80,6 @@ class Stages:
         code, message = self._command("rollout", arguments, agent, on_event, admitted=(0, 1))
         if code != 0 and not result:
             raise ProcessError(f"rollout failed: {message} (log: {self._folder.logs / 'rollout.log'})")
-        self._command("rollout", arguments, agent, on_event)
         sampling_s = time.monotonic() - began
         counts = meter.stop(result["total"], result["calls"])
         result |= {"sampled_tokens": meter.sampled_tokens(), "sampling_seconds": sampling_s}
