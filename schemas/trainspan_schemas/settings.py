@@ -218,8 +218,21 @@ class TrainSettings:
     """Folder of checkpoints; default `$TRAINSPAN_HOME/checkpoints`."""
     policy_url: str = "http://127.0.0.1:8000"
     """Policy server to swap after each round, or "none"."""
-    learning_rate: float = 3e-4
-    """Of AdamW, constant. Adapters bear about ten times that of full weights."""
+    learning_rate: float | None = None
+    """Of AdamW; default: what fits the model: 2e-5 up to 135 million weights, falling to 1e-6 at a billion; ten times as much
+    for an adapter."""
+    warmup_rounds: int = 0
+    """Rounds of a run over which the learning rate rises from 0."""
+    decay: str = "constant"
+    """What the learning rate does then: `constant`, or `linear` or `cosine` down to a tenth of it at `decay_rounds`."""
+    decay_rounds: int | None = None
+    """Round of a run at which decay ends; needed by `linear` and `cosine`."""
+    weight_decay: float = 0.0
+    """Of AdamW; norms and biases are left out."""
+    adam_beta1: float = 0.9
+    """How much of its mean of gradients Adam keeps at a step."""
+    adam_beta2: float = 0.999
+    """The same of the mean of their squares; 0.95 to 0.99 follows gradients of changing size faster."""
     steps_per_round: int = 4
     """Optimizer steps per round; rollouts are split among them whole."""
     loss: str = "clip"
@@ -315,6 +328,16 @@ class LoopSettings:
     """Keep the checkpoint of the best validation in the run's folder `best/`, whatever is pruned."""
     probe_tasks: str | None = None
     """Task file of a hard probe, rolled out before and after, reported under its own name, never trained on."""
+    server_devices: str | None = None
+    """GPUs of the policy server, as `0` or `0,1`, counted among the visible ones; default: the first. Over several it splits
+    the model (tensor parallel)."""
+    trainer_devices: str | None = None
+    """GPUs of the trainer, one process on each; default: all but the server's, or the only one too."""
+    trainer_processes: int | None = None
+    """Processes of the trainer where there is no GPU; default: 1."""
+    trainer_launch: str | None = None
+    """Command that launches the trainer's processes, as `accelerate launch --config_file fsdp.yaml`; default: `torchrun` for
+    several."""
     restarts: int = 3
     """How often each process is restarted after it ended by itself."""
     ready_timeout_s: float = 600.0

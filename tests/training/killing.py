@@ -1,7 +1,8 @@
-"""Trains three datasets again and again, killed at a chosen moment and taken up again; prints what is left, as JSON.
+"""Trains four datasets again and again, killed at a chosen moment of the first three rounds and taken up again; prints what is left, as JSON.
 
 Usage: python -m tests.training.killing MODEL_DIR DATASETS_DIR OUT_DIR MOMENTS. Each run is a fork of this process, which has
-imported everything and computed nothing. A moment is the n-th file operation under the checkpoints, or optimizer step.
+imported everything and computed nothing. A moment is the n-th file operation under the checkpoints, or optimizer step; one of
+them is always the renaming of Adam's state of the second round, whose policy is published by then.
 """
 
 import hashlib
@@ -9,7 +10,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from trainspan_schemas.settings import TrainSettings
 from trainspan_training.ledger import Ledger
 from trainspan_training.session import Job, train
 
-DATASETS = 3
+DATASETS = 4
+STEPS = 2
 _OPERATIONS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.copyfile"}
 
 
@@ -28,7 +29,7 @@ def main(model: Path, datasets: Path, out: Path, moments: int) -> None:
 
     def job(checkpoints: Path) -> Job:
         done = len(Ledger(checkpoints).entries) and len({e.dataset for e in Ledger(checkpoints).entries})
-        settings = TrainSettings(model=str(model), policy_url="none", learning_rate=1e-4, steps_per_round=2)
+        settings = TrainSettings(model=str(model), policy_url="none", learning_rate=1e-4, steps_per_round=STEPS)
         return Job(settings, datasets, checkpoints, follow=True, rounds=DATASETS - done)
 
     def go(checkpoints: Path, moment: int | None) -> int:
@@ -40,15 +41,16 @@ def main(model: Path, datasets: Path, out: Path, moments: int) -> None:
         todo = job(checkpoints)
         if todo.rounds:
             train(todo, lambda: None, lambda _: None)
-        (checkpoints / "events").write_text(str(counter()))
+        (checkpoints / "events").write_text(json.dumps(counter))
         os._exit(0)
 
     status = go(out / "whole", None)
     assert status == 0, status
-    events = int((out / "whole/events").read_text())
+    seen = json.loads((out / "whole/events").read_text())
+    events = seen["step"][STEPS * (DATASETS - 1)]
+    chosen = sorted([(2 * index + 1) * events // (2 * moments) for index in range(moments)] + [seen["state"][1]])
     report: dict[str, Any] = {"events": events, "whole": _state(out / "whole"), "killed": []}
-    for index in range(moments):
-        moment = (2 * index + 1) * events // (2 * moments)
+    for moment in chosen:
         folder = out / f"killed-{moment}"
         killed = go(folder, moment)
         left = sorted(path.name for path in folder.glob("policy-*")) if folder.exists() else []
@@ -59,37 +61,40 @@ def main(model: Path, datasets: Path, out: Path, moments: int) -> None:
     sys.stdout.write(json.dumps(report) + "\n")
 
 
-def _count_events(checkpoints: Path, moment: int | None) -> Callable[[], int]:
-    """Kills this process at the moment; the count so far."""
+def _count_events(checkpoints: Path, moment: int | None) -> dict[str, list[int]]:
+    """Kills this process at the moment; the moments of optimizer steps, and of Adam's states that are whole, so far."""
     from trainspan_training.trainer import TransitionGRPOTrainer
 
     seen = 0
+    moments: dict[str, list[int]] = {"step": [], "state": []}
 
-    def note() -> None:
+    def note(kind: str | None = None) -> None:
         nonlocal seen
-        seen += 1
-        if seen - 1 == moment:
+        if seen == moment:
             os.kill(os.getpid(), signal.SIGKILL)
+        if kind:
+            moments[kind].append(seen)
+        seen += 1
 
     def audit(event: str, arguments: Any) -> None:
         if event in _OPERATIONS and arguments and str(arguments[0]).startswith(str(checkpoints)):
-            note()
+            note("state" if event == "os.rename" and ".tmp-part-" in str(arguments[0]) else None)
 
     step = TransitionGRPOTrainer.training_step
 
     def counted(self: Any, *arguments: Any, **named: Any) -> Any:
-        note()
+        note("step")
         return step(self, *arguments, **named)
 
     TransitionGRPOTrainer.training_step = counted  # type: ignore[method-assign]
     sys.addaudithook(audit)
-    return lambda: seen
+    return moments
 
 
 def _state(checkpoints: Path) -> dict[str, Any]:
     """What must not depend on a kill: weights, their datasets and parents, Adam's state, and what is left over."""
     metas = [CheckpointMeta.read(folder) for folder in sorted(checkpoints.glob("policy-??????"))]
-    optimizer = checkpoints / f"optimizer/policy-{DATASETS:06d}.safetensors"
+    optimizer = checkpoints / f"optimizer/policy-{DATASETS:06d}/part-00001-of-00001.safetensors"
     return {
         "latest": (checkpoints / "latest").read_text().strip(),
         "policies": [[meta.version, meta.parent, meta.dataset_sha256, meta.weights_sha256] for meta in metas],

@@ -1,5 +1,6 @@
 """The checkpoints folder: kills at every file operation, refusals, pruning, the lock."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,10 +32,10 @@ def die_at_the_last_operation(event, _):
 sys.addaudithook(die_at_the_last_operation)
 if action == "write":
     meta = CheckpointMeta("full", 2, "policy-000001", "base", "b")
-    def fill(folder):
-        (folder / "model.safetensors").write_text("2")
-        meta.write(folder)
-    checkpoints.write(meta, fill, lambda path: path.write_text("2"))
+    folder = checkpoints.begin(meta)
+    (folder / "model.safetensors").write_text("2")
+    meta.write(folder)
+    checkpoints.commit(meta)
     checkpoints.prune(1)
 else:
     checkpoints.refuse(checkpoints.latest(), "stale canary")
@@ -46,11 +47,19 @@ def write(checkpoints: Checkpoints, version: int, dataset: str) -> Path:
     parent = f"policy-{version - 1:06d}" if version > 1 else "/models/base"
     meta = CheckpointMeta("full", version, parent, "/models/base", dataset)
 
-    def fill(folder: Path) -> None:
-        (folder / "model.safetensors").write_text(str(version))
-        meta.write(folder)
+    temporary = checkpoints.begin(meta)
+    (temporary / "model.safetensors").write_text(str(version))
+    meta.write(temporary)
+    folder = checkpoints.commit(meta)
+    write_state(checkpoints, folder.name, 2)
+    return folder
 
-    return checkpoints.write(meta, fill, lambda path: (path.write_text(str(version)), None)[1])
+
+def write_state(checkpoints: Checkpoints, name: str, parts: int, of: int = 2) -> None:
+    state = checkpoints.state_folder(name)
+    state.mkdir(parents=True, exist_ok=True)
+    for part in range(1, parts + 1):
+        (state / f"part-{part:05d}-of-{of:05d}.safetensors").write_text("state")
 
 
 def prepare(root: Path, versions: int) -> None:
@@ -90,7 +99,6 @@ def test_a_kill_at_any_file_operation_leaves_the_old_checkpoint_or_the_new_one(t
         assert latest.name == "policy-000002"
         assert (latest / "model.safetensors").read_text() == "2"
         assert CheckpointMeta.read(latest).version == 2
-        assert checkpoints.optimizer_file("policy-000002").read_text() == "2"
         assert names(root) == {"policy-000001", "policy-000002"}
         checkpoints.close()
         if code == 0:
@@ -111,7 +119,7 @@ def test_a_kill_at_any_file_operation_of_a_refusal_is_made_up_for(tmp_path: Path
         if latest.name == "policy-000001":
             assert names(root) == {"policy-000001", "policy-000002.refused"}
             assert checkpoints.ledger.of_dataset("b") == Entry("refused", "b", "policy-000002", "stale canary")
-            assert not checkpoints.optimizer_file("policy-000002").exists()
+            assert not checkpoints.state_folder("policy-000002").exists()
             assert write(checkpoints, 2, "c").name == "policy-000002"
         else:
             assert names(root) == {"policy-000001", "policy-000002"}
@@ -144,9 +152,23 @@ def test_pruning_keeps_the_newest_and_the_last_two_optimizer_states(tmp_path: Pa
     assert names(tmp_path) == {"policy-000003", "policy-000004", "policy-000005"}
     checkpoints.prune(1)
     assert names(tmp_path) == {"policy-000004", "policy-000005"}, "latest and its parent stay"
-    states = {path.stem for path in (tmp_path / "optimizer").iterdir()}
+    states = {path.name for path in (tmp_path / "optimizer").iterdir()}
     assert states == {"policy-000004", "policy-000005"}
     assert all(checkpoints.ledger.of_dataset(f"dataset {version}") for version in range(1, 6))
+
+
+def test_a_state_counts_once_all_of_its_parts_are_there_and_is_cleared_away_otherwise(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for version, parts in ((1, 3), (2, 2)):
+        folder = write(checkpoints, version, f"dataset {version}")
+        shutil.rmtree(checkpoints.state_folder(folder.name))
+        write_state(checkpoints, folder.name, parts, of=3)
+    write_state(checkpoints, "policy-000003", 3, of=3)
+    checkpoints.close()
+    checkpoints = Checkpoints(tmp_path)
+    assert len(checkpoints.state_files("policy-000001")) == 3
+    assert checkpoints.state_files("policy-000002") == []
+    assert [path.name for path in (tmp_path / "optimizer").iterdir()] == ["policy-000001"], "no state without a policy"
 
 
 def test_a_second_trainer_on_the_same_folder_is_refused(tmp_path: Path) -> None:

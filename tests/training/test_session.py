@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +125,15 @@ def test_adams_state_lives_on_in_one_process_and_over_a_restart_alike(run: Run, 
     run(rounds=2, checkpoints=tmp_path / "two")
     run(rounds=1, checkpoints=tmp_path / "two")
     assert same_weights(tmp_path / "one/policy-000003", tmp_path / "two/policy-000003")
-    (tmp_path / "three").mkdir()
-    run(rounds=2, checkpoints=tmp_path / "three")
-    (tmp_path / "three/optimizer/policy-000002.safetensors").unlink()
-    run(rounds=1, checkpoints=tmp_path / "three")
-    assert not same_weights(tmp_path / "one/policy-000003", tmp_path / "three/policy-000003")
+    for name, versions in (("three", (2,)), ("four", (1, 2))):
+        run(rounds=2, checkpoints=tmp_path / name)
+        for version in versions:
+            shutil.rmtree(tmp_path / f"{name}/optimizer/policy-{version:06d}")
+        run(rounds=1, checkpoints=tmp_path / name)
+    assert same_weights(tmp_path / "one/policy-000003", tmp_path / "three/policy-000003"), (
+        "made again from the parent's"
+    )
+    assert not same_weights(tmp_path / "one/policy-000003", tmp_path / "four/policy-000003"), "Adam's state matters"
 
 
 def test_merged_and_per_call_rows_give_the_same_weights(run: Run, tmp_path: Path, model: Any) -> None:

@@ -10,28 +10,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
+from tests.support.places import ROOT
 from tests.training.pair import FSDP
+from tests.training.split_bf16 import measured
 from trainspan_schemas.checkpoint import CheckpointMeta
 from trainspan_schemas.errors import TrainingError
 from trainspan_training.model import load_model
 from trainspan_training.team import Team
+from trainspan_training.tensor_files import TensorParts
 
 
 def train(folder: Path, model_dir: Path, processes: int, *options: str) -> list[dict[str, Any]]:
     """Runs `trainspan train` in so many processes (gloo); the events that they print."""
+    program = ["-m", "trainspan_cli", "train", "--model", str(model_dir), "--policy-url", "none"]
+    return start(folder, [*program, "--learning-rate", "1e-5", "--format", "json", *options], processes)
+
+
+def start(folder: Path, program: list[str], processes: int) -> list[dict[str, Any]]:
+    """Runs a program in so many processes (gloo); the JSON lines that they print."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "trainspan_cli", "train", "--model", str(model_dir), "--policy-url", "none"]
-    command += ["--learning-rate", "1e-5", "--format", "json", *options]
     team = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if processes > 1 else {}
-    shared = os.environ | {"TRAINSPAN_HOME": str(folder), "OMP_NUM_THREADS": "1"} | team
+    shared = os.environ | {"TRAINSPAN_HOME": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | team
     running = [
         subprocess.Popen(
-            command,
+            [sys.executable, *program],
             cwd=folder,
             env=shared | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}),
             stdout=subprocess.PIPE,
@@ -48,6 +55,12 @@ def train(folder: Path, model_dir: Path, processes: int, *options: str) -> list[
     if any(process.returncode for process in running):
         raise ChildProcessError("\n".join(error for _, error in answers))
     return [json.loads(line) for out, _ in answers for line in out.splitlines()]
+
+
+def tensors(folder: Path) -> dict[str, Any]:
+    """Those of a folder's files, put together."""
+    with TensorParts(folder.glob("*.safetensors")) as parts:
+        return {name: parts.whole(name) for name in parts}
 
 
 @pytest.mark.parametrize(
@@ -91,11 +104,29 @@ def test_two_processes_make_the_weights_of_one(
         for name in ("loss", "grad_norm", "logp_diff_mean", "entropy", "clip_fraction"):
             assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-7), name
         assert two["tokens"]["trained"] == one["tokens"]["trained"]
-    file = "adapter_model.safetensors" if adapter == "lora" else "model.safetensors"
-    weights = [load_file(tmp_path / str(processes) / "checkpoints/policy-000002" / file) for processes in (1, 2)]
+    weights = [tensors(tmp_path / str(processes) / "checkpoints/policy-000002") for processes in (1, 2)]
     assert weights[0].keys() == weights[1].keys()
     assert max(float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0]) < 1e-5
     assert CheckpointMeta.read(tmp_path / "2/checkpoints/policy-000002").parent == "policy-000001"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_processes_that_split_the_weights_compute_in_bfloat16_and_keep_float32(
+    tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged = sample_rollouts(model, rollouts=6)
+    (tmp_path / "logged.json").write_text(json.dumps([dataclasses.asdict(call) for call in logged]))
+    program = ["-m", "tests.training.split_bf16", str(model_dir), str(tmp_path / "logged.json"), str(tmp_path)]
+    alone = measured(model_dir, logged, tmp_path, Team())
+    for name, value in FSDP.items():
+        monkeypatch.setenv(name, value)
+    (split,) = start(tmp_path, program, 2)
+    assert split["computed"] == ["torch.bfloat16"]
+    assert {*split["weights"], *split["gradients"], *split["adam"]} == {"torch.float32"}
+    assert alone["computed"] == ["torch.float32"], "autocast casts at each product"
+    assert split["loss"] == pytest.approx(alone["loss"], rel=0.05, abs=0.02)
+    assert split["grad_norm"] == pytest.approx(alone["grad_norm"], rel=0.05)
 
 
 @pytest.mark.slow
@@ -135,11 +166,17 @@ def test_processes_that_split_the_weights_make_the_checkpoints_of_one(
         assert (one["error"] is None) == (two["error"] is None)
         for name in ("loss", "grad_norm", "logp_diff_mean", "entropy"):
             assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-7), name
-    file = "adapter_model.safetensors" if adapter == "lora" else "model.safetensors"
-    for name in (f"policy-000002/{file}", "optimizer/policy-000002.safetensors", f"policy-000003/{file}"):
-        one, two = (load_file(tmp_path / str(processes) / "checkpoints" / name) for processes in (1, 2))
+    for name in ("policy-000002", "optimizer/policy-000002", "policy-000003", "optimizer/policy-000003"):
+        one, two = (tensors(tmp_path / str(processes) / "checkpoints" / name) for processes in (1, 2))
         assert one.keys() == two.keys()
         assert max(float((one[key] - two[key]).abs().max()) for key in one) < 1e-5
-    folders = [tmp_path / str(processes) / "checkpoints/policy-000002" for processes in (1, 2)]  # written by both
-    assert len({frozenset(path.name for path in folder.iterdir()) for folder in folders}) == 1
+    folders = [tmp_path / str(processes) / "checkpoints/policy-000002" for processes in (1, 2)]
+    others = [{path.name for path in folder.iterdir() if "safetensors" not in path.name} for folder in folders]
+    assert others[0] == others[1]
+    assert len(list((tmp_path / "2/checkpoints/optimizer/policy-000002").iterdir())) == 2, "each wrote its part"
+    if adapter == "none":
+        files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+        assert sorted(path.name for path in folders[1].glob("*.safetensors")) == files
+        loaded = AutoModelForCausalLM.from_pretrained(folders[1], dtype="float32").state_dict()
+        assert all(bool((loaded[name] == tensor).all()) for name, tensor in tensors(folders[1]).items())
     assert (folders[0] / "tokenizer.json").read_bytes() == (folders[1] / "tokenizer.json").read_bytes()

@@ -5,14 +5,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from trainspan_schemas.errors import CheckpointError, ConfigError
 from trainspan_schemas.settings import DEFAULT_LORA_RANK, TrainSettings
 
 from .policy import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Policy
-from .sharding import gathered, like, settled
-from .weights import copy_companions
+from .sharding import part_of, settled, stored, whole
+from .team import Team
+from .tensor_files import TensorParts
+from .weights import Written, copy_companions, restore, write_tensors
 
 __all__ = ["AdapterWeights", "add_adapter"]
 
@@ -26,15 +28,16 @@ class AdapterWeights:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._first = {name: tensor.clone() for name, tensor in self.gather(keep=True).items()}
+        self._first = {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
 
-    def gather(self, *, keep: bool) -> dict[str, torch.Tensor]:
-        """The adapter's tensors whole, in every process that is to `keep` them; see `sharding`."""
-        return gathered(self._parameters(), keep=keep)
+    def write(self, folder: Path, team: Team) -> Written:
+        """The adapter's file, by the leader; every process takes part."""
+        complete = {name: whole(tensor.detach()) for name, tensor in self.tensors().items()}
+        stem = ADAPTER_WEIGHTS.removesuffix(".safetensors")
+        return write_tensors(folder, stem, complete, Team()) if team.leads else {}
 
-    def save(self, folder: Path, parent: Policy, tensors: dict[str, torch.Tensor]) -> None:
-        """The gathered adapter as peft and vLLM read it, and the tokenizer."""
-        save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    def complete(self, folder: Path, parent: Policy, _: Written) -> None:
+        """What stands beside the adapter, as peft and vLLM read it, and the tokenizer."""
         config = self._model.peft_config["default"].to_dict() | {
             "inference_mode": True,
             "base_model_name_or_path": parent.base,
@@ -43,16 +46,18 @@ class AdapterWeights:
         (folder / ADAPTER_CONFIG).write_text(json.dumps(plain, indent=2, default=str) + "\n")
         copy_companions(parent.folder, folder, _OF_THE_BASE)
 
-    @torch.no_grad()
-    def restore(self, policy: Policy) -> None:
-        """Puts the policy's adapter back into the live model, in place; at version 0 the one that training began with."""
-        saved = load_file(policy.folder / ADAPTER_WEIGHTS) if policy.checkpoint else self._first
-        live = self._parameters()
-        for name, tensor in saved.items():
-            live[name].copy_(like(tensor, live[name]))
+    def restore(self, policy: Policy) -> bool:
+        """Puts the policy's adapter back into the live model, in place; at version 0 the one that training began with.
 
-    def _parameters(self) -> dict[str, Any]:
-        """The adapter's tensors under the names that files have: without that of the adapter."""
+        Whether it is the one that the model had.
+        """
+        if not policy.checkpoint:
+            return restore(self.tensors(), lambda name, tensor: part_of(self._first[name], tensor))
+        with TensorParts([policy.folder / ADAPTER_WEIGHTS]) as parts:
+            return restore(self.tensors(), lambda name, tensor: stored(tensor, parts, name))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The adapter's live tensors under the names that files have: without that of the adapter."""
         return {
             name.replace(".default.", "."): parameter
             for name, parameter in settled(self._model).named_parameters()

@@ -3,18 +3,18 @@
 ```
 checkpoints/policy-000003/             what a policy server loads
 checkpoints/policy-000004.refused/     a policy server found it wanting; kept to be looked at
-checkpoints/optimizer/policy-000003.safetensors
+checkpoints/optimizer/policy-000003/part-00001-of-00002.safetensors
 checkpoints/latest  ledger.jsonl  metrics.jsonl  curves.png
 ```
-A checkpoint is written under a temporary name and renamed; its optimizer state before it, `latest` after it. A kill at
-any moment leaves a state that `Checkpoints.recover` brings to the nearest whole one, forward.
+A checkpoint is written under a temporary name and renamed, `latest` after it. A kill at any moment leaves a state that
+`Checkpoints.recover` brings to the nearest whole one, forward. Adam's state follows the checkpoint: a kill in between
+leaves one without it, and the trainer makes the state again from the parent's and the dataset.
 """
 
 import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from trainspan_schemas.checkpoint import CheckpointMeta, checkpoint_name, read_latest, write_latest
@@ -58,36 +58,35 @@ class Checkpoints:
         entry = latest and self.ledger.of_checkpoint(latest.name)
         return latest if entry and entry.event == "trained" else None
 
-    def optimizer_file(self, name: str) -> Path:
-        """Where the optimizer state of a checkpoint lies."""
-        return self.root / "optimizer" / f"{name}.safetensors"
+    def state_folder(self, name: str) -> Path:
+        """Where the parts of a checkpoint's optimizer state lie."""
+        return self.root / "optimizer" / name
 
-    def write(self, meta: CheckpointMeta, fill: Callable[[Path], None], optimizer: Callable[[Path], None]) -> Path:
-        """Publishes a checkpoint on disk: `fill` writes its folder, `optimizer` its optimizer state; the folder.
+    def state_files(self, name: str) -> list[Path]:
+        """The parts of a checkpoint's optimizer state; none unless all of them are there."""
+        files = sorted(self.state_folder(name).glob("part-*.safetensors"))
+        expected = int(files[0].stem.rpartition("-")[2]) if files else 0
+        return files if len(files) == expected else []
 
-        Afterwards the dataset is consumed and `latest` names the checkpoint. Where writing fails (a full disk), what was
-        written is deleted again before the error is raised.
-        """
+    def begin(self, meta: CheckpointMeta) -> Path:
+        """An empty folder for what a new checkpoint is to hold; `commit` or `discard` it."""
         name = checkpoint_name(meta.version)
-        folder = self.root / name
-        if folder.exists():
+        if (self.root / name).exists():
             raise CheckpointError(
-                f"{folder} exists, but {self.root / 'latest'} does not follow it: move one of them away"
+                f"{self.root / name} exists, but {self.root / 'latest'} does not follow it: move one of them away"
             )
-        state = self.optimizer_file(name)
+        self.discard(meta)
         temporary = self.root / (_TEMPORARY + name)
-        try:
-            self._write_state(state, optimizer)
-            temporary.mkdir()
-            fill(temporary)
-            for path in temporary.rglob("*"):
-                _sync(path)
-            _sync(temporary)
-        except Exception:
-            for leftover in (temporary, state, state.with_name(_TEMPORARY + state.name)):
-                if leftover.exists():
-                    _delete(leftover)
-            raise
+        temporary.mkdir()
+        return temporary
+
+    def commit(self, meta: CheckpointMeta) -> Path:
+        """Publishes on disk what `begin` began: afterwards the dataset is consumed and `latest` names the folder returned."""
+        name = checkpoint_name(meta.version)
+        temporary, folder = self.root / (_TEMPORARY + name), self.root / name
+        for path in temporary.rglob("*"):
+            _sync(path)
+        _sync(temporary)
         temporary.rename(folder)
         _sync(self.root)
         self._consume(folder, meta)
@@ -95,13 +94,12 @@ class Checkpoints:
         _sync(self.root)
         return folder
 
-    @staticmethod
-    def _write_state(state: Path, optimizer: Callable[[Path], None]) -> None:
-        state.parent.mkdir(exist_ok=True)
-        temporary = state.with_name(_TEMPORARY + state.name)
-        optimizer(temporary)
-        _sync(temporary)
-        temporary.replace(state)
+    def discard(self, meta: CheckpointMeta) -> None:
+        """Deletes what was written of a checkpoint since `begin`, and of its optimizer state."""
+        name = checkpoint_name(meta.version)
+        for leftover in (self.root / (_TEMPORARY + name), self.state_folder(name)):
+            if leftover.exists():
+                _delete(leftover)
 
     def refuse(self, folder: Path, reason: str) -> Path | None:
         """Marks `latest` as refused by the policy server and goes back to its parent; the parent checkpoint, if any."""
@@ -120,10 +118,13 @@ class Checkpoints:
                 _delete(folder)
         for folder in sorted(self.root.glob(f"policy-*{_REFUSED}"))[:-1]:
             _delete(folder)
-        states = sorted((self.root / "optimizer").glob("policy-*.safetensors"))
-        for state in states[:-KEEP_OPTIMIZERS]:
-            if state.stem not in kept:
-                state.unlink()
+        for state in self._states()[:-KEEP_OPTIMIZERS]:
+            if state.name not in kept:
+                _delete(state)
+
+    def _states(self) -> list[Path]:
+        """Folders of optimizer states, oldest first."""
+        return sorted(path for path in (self.root / "optimizer").glob("policy-*") if path.is_dir())
 
     def _folders(self) -> list[Path]:
         """Whole checkpoints, oldest first."""
@@ -133,6 +134,9 @@ class Checkpoints:
     def _recover(self) -> None:
         for leftover in [*self.root.glob(f"{_TEMPORARY}*"), *(self.root / "optimizer").glob(f"{_TEMPORARY}*")]:
             _delete(leftover)
+        for state in self._states():
+            if not self.state_files(state.name) or not (self.root / state.name).exists():
+                _delete(state)
         for folder in self._folders():
             meta = CheckpointMeta.read(folder)
             entry = self.ledger.of_checkpoint(folder.name)
@@ -163,7 +167,8 @@ class Checkpoints:
         aside = folder.with_name(folder.name + _REFUSED)
         if aside.exists():
             _delete(aside)
-        self.optimizer_file(folder.name).unlink(missing_ok=True)
+        if self.state_folder(folder.name).exists():
+            _delete(self.state_folder(folder.name))
         folder.rename(aside)
         _sync(self.root)
 

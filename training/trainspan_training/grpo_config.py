@@ -34,9 +34,10 @@ def grpo_config(settings: TrainSettings, output_dir: str, bf16: bool) -> GRPOCon
         epsilon=1 - low if settings.loss == "clip" else 0.2,
         epsilon_high=high - 1 if settings.loss == "clip" else high,
         beta=0.0,  # see `trainer`: TRL's term knows no weights
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
+        lr_scheduler_type="constant",  # the rate of each step is set in `training_step`
+        weight_decay=settings.weight_decay,
+        adam_beta1=settings.adam_beta1,
+        adam_beta2=settings.adam_beta2,
         max_grad_norm=0.0,  # clipped in `training_step`, before the optimizer may see a gradient that is not finite
         seed=settings.seed,
         max_steps=_ENDLESS,

@@ -12,14 +12,15 @@ from .adapter import AdapterWeights, add_adapter
 from .checkpoints import Checkpoints
 from .forwarding import forwarding_of
 from .loss_weights import Rule
-from .model import find_model, load_config, load_model, load_tokenizer
+from .model import find_model, hollow_model, load_config, load_model, load_tokenizer
+from .owed import Owed
 from .policy import Policy
 from .result import Result
 from .rounds import Rounds
 from .team import Team
 from .trainer import TransitionGRPOTrainer
 from .transitions import DatasetFolder
-from .weights import FullWeights
+from .weights import FullWeights, has_slices
 
 __all__ = ["Learner"]
 
@@ -37,14 +38,19 @@ class Learner:
         on_result: Callable[[Result], None],
         team: Team,
         keep_going: bool,
+        owed: Owed | None = None,
     ) -> None:
+        if owed:
+            policy = owed.parent
         config = load_config(policy.model)
         cuda = torch.cuda.is_available()
         parts = team.size if team.splits else 1
         memory.check(config, settings, memory.available(settings, cuda=cuda), cuda=cuda, parts=parts)
         forwarding = forwarding_of(settings, config, cuda=cuda, processes=team.size)
         adapted = settings.adapter == "lora"
-        model = load_model(policy.model, frozen=adapted and not team.splits)  # what is split is all of one type
+        hollow = team.splits and has_slices(model := hollow_model(config), policy.model)
+        if not hollow:
+            model = load_model(policy.model, frozen=adapted and not team.splits)  # what is split is all of one type
         tokenizer = load_tokenizer(policy.model)
         attention.prepare(model, forwarding.mode, dense=forwarding.dense)
         weights: FullWeights | AdapterWeights
@@ -63,6 +69,8 @@ class Learner:
             rule=rule,
             weights=weights,
             keep_going=keep_going,
+            owed=owed,
+            hollow=hollow,
         )
         output_dir = str(checkpoints.root) if checkpoints else "."
         trainer = TransitionGRPOTrainer(model, tokenizer, settings, self._rounds, output_dir, team=team)
@@ -79,6 +87,8 @@ class Learner:
             # Reporters end their runs.
             trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
             raise
+        finally:
+            self._rounds.close()
 
 
 def _reference(policy: Policy) -> Any:

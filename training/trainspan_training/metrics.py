@@ -106,7 +106,9 @@ class RoundRecord:
         return self.clip_low + self.clip_high
 
 
-def summarize(steps: "Sequence[Step]", stats: "Sequence[StepStats]", settings: TrainSettings) -> dict[str, Any]:
+def summarize(
+    steps: "Sequence[Step]", stats: "Sequence[StepStats]", settings: TrainSettings, rate: float
+) -> dict[str, Any]:
     """The fields that follow from plan (of all processes) and measurements."""
     from .stats import TokenSums
 
@@ -121,7 +123,7 @@ def summarize(steps: "Sequence[Step]", stats: "Sequence[StepStats]", settings: T
         "loss": sum(step.loss for step in stats) / count,
         "grad_norm": sum(step.grad_norm for step in stats) / count,
         "grad_norm_max": max((step.grad_norm for step in stats), default=math.nan),
-        "learning_rate": settings.learning_rate,
+        "learning_rate": rate,
         "k1": total.mean("k1"),
         "k3": total.mean("k3"),
         "k3_old": total.mean("k3_old"),

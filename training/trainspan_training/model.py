@@ -10,7 +10,15 @@ from typing import Any
 
 from trainspan_schemas.errors import CheckpointError
 
-__all__ = ["check_folder", "find_model", "import_training", "load_config", "load_model", "load_tokenizer"]
+__all__ = [
+    "check_folder",
+    "find_model",
+    "hollow_model",
+    "import_training",
+    "load_config",
+    "load_model",
+    "load_tokenizer",
+]
 
 CONFIG_FILE = "config.json"
 
@@ -103,6 +111,25 @@ def load_model(folder: Path, *, frozen: bool = False) -> Any:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"cannot load the model in {folder}: {error}") from error
+
+
+def hollow_model(config: Any) -> Any:
+    """The causal language model in float32 with weights that were never written, which take no memory before they are.
+
+    What it computes by itself (rotary frequencies, say) is there. For processes that each hold, and read, a part of the weights.
+    """
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with init_empty_weights(include_buffers=False):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+            module.register_parameter(name, torch.nn.Parameter(empty, requires_grad=parameter.requires_grad))
+    model.tie_weights()
+    return model.eval()
 
 
 def load_tokenizer(folder: Path) -> Any:

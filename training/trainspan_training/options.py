@@ -38,6 +38,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "correction": ("truncate", "mask", "none"),
     "adapter": ("none", "lora"),
     "forward": ("auto", "padded", "tree"),
+    "decay": ("constant", "linear", "cosine"),
 }
 
 _POSITIVE = (
@@ -126,9 +127,25 @@ def _check_numbers(settings: TrainSettings) -> None:
     for name in _ABOVE_ONE:
         if (value := getattr(settings, name)) is not None and not value > 1:
             raise ConfigError(f"train.{name} = {value} must be greater than 1")
-    for name in ("kl_coef", "max_staleness"):
+    for name in ("kl_coef", "max_staleness", "warmup_rounds", "weight_decay"):
         if (value := getattr(settings, name)) is not None and not value >= 0:
             raise ConfigError(f"train.{name} = {value} must not be less than 0")
+    for name in ("adam_beta1", "adam_beta2"):
+        if not 0 <= (value := getattr(settings, name)) < 1:
+            raise ConfigError(f"train.{name} = {value} must be at least 0 and less than 1")
+    _check_decay(settings)
+
+
+def _check_decay(settings: TrainSettings) -> None:
+    end = settings.decay_rounds
+    if settings.decay == "constant":
+        return
+    if end is None:
+        raise ConfigError(f'train.decay = "{settings.decay}" needs train.decay_rounds, the round at which it ends')
+    if end <= settings.warmup_rounds:
+        raise ConfigError(
+            f"train.decay_rounds = {end} must be greater than train.warmup_rounds = {settings.warmup_rounds}"
+        )
 
 
 def _check_idle(settings: TrainSettings) -> None:
@@ -141,6 +158,7 @@ def _check_idle(settings: TrainSettings) -> None:
             for name in ("correction", "correction_cap", "reject_ratio")
         ),
         ("correction_cap", settings.correction == "none", 'correction = "none" has no cap'),
+        ("decay_rounds", settings.decay == "constant", 'decay = "constant" has no end'),
         *(
             (name, settings.adapter == "none", 'adapter = "none" trains no adapter')
             for name in ("lora_rank", "lora_alpha", "lora_targets")

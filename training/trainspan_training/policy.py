@@ -10,7 +10,7 @@ from trainspan_schemas.errors import CheckpointError
 from .checkpoints import Checkpoints
 from .model import check_folder, find_model
 
-__all__ = ["ADAPTER_CONFIG", "ADAPTER_WEIGHTS", "Policy", "starting_policy"]
+__all__ = ["ADAPTER_CONFIG", "ADAPTER_WEIGHTS", "Policy", "named_policy", "starting_policy"]
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -60,6 +60,18 @@ def starting_policy(checkpoints: Checkpoints, model: str | None, adapter: str = 
     version = CheckpointMeta.read(folder).version if (folder / META_FILE).exists() else 0
     folder = folder.resolve()
     return Policy(folder, None, str(folder) if Path(model).is_dir() else model, version, folder)
+
+
+def named_policy(checkpoints: Checkpoints, meta: CheckpointMeta) -> Policy:
+    """The parent that a checkpoint names. Raises CheckpointError where it is gone."""
+    parent = meta.parent or ""
+    folder = checkpoints.root / parent
+    if parent == folder.name and folder.is_dir():
+        own = CheckpointMeta.read(folder)
+        model = folder if meta.kind == "full" else _base_of(folder, meta)
+        return Policy(folder, parent, meta.base, own.version, model, own.policy)
+    folder = find_model(parent)
+    return Policy(folder, None, meta.base, meta.version - 1, folder)
 
 
 def _base_of(adapter: Path, meta: CheckpointMeta) -> Path:

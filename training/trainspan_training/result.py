@@ -10,7 +10,18 @@ __all__ = ["NO_ROWS", "Result"]
 
 NO_ROWS = "the dataset has no rows"
 
-_SHARED = ("rows", "rollouts", "loss", "grad_norm", "kl", "logp_diff_max", "logp_diff_mean", "entropy", "reward_mean")
+_SHARED = (
+    "rows",
+    "rollouts",
+    "loss",
+    "grad_norm",
+    "kl",
+    "logp_diff_max",
+    "logp_diff_mean",
+    "entropy",
+    "reward_mean",
+    "learning_rate",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
-from trainspan_schemas.checkpoint import Canary, CheckpointMeta, checkpoint_name
+from trainspan_schemas.checkpoint import Canary, checkpoint_name
 from trainspan_schemas.errors import CheckpointError, DatasetError, TrainingError
 from trainspan_schemas.settings import TrainSettings
 
@@ -29,6 +28,7 @@ from .checkpoints import Checkpoints
 from .forwarding import Forwarding
 from .ledger import Entry
 from .loss_weights import Rule
+from .owed import Owed
 from .plan import Step
 from .policy import Policy
 from .preparation import (
@@ -47,10 +47,11 @@ from .publish import EVENTS, Swap, publish
 from .reporting import figures
 from .result import NO_ROWS, Result
 from .rows import Row
+from .saving import PolicyFiles
 from .stats import StepStats
 from .trainer import TransitionGRPOTrainer
 from .transitions import Call, DatasetFolder, read_calls
-from .weights import FullWeights, gather_optimizer, hash_weights, load_optimizer
+from .weights import FullWeights, load_slices
 
 __all__ = ["Rounds"]
 
@@ -61,7 +62,8 @@ class Rounds:
     """An iterable of optimizer steps; set `trainer` (and `reference`) before it is iterated. `on_result` hears of each dataset.
 
     `checkpoints` is None in processes that do not lead. With `keep_going` a dataset that cannot be used is skipped; else
-    iterating raises DatasetError.
+    iterating raises DatasetError. With `owed`, `policy` is the parent of the newest one, whose state is made first.
+    A `hollow` model gets its weights when it is split.
     """
 
     def __init__(
@@ -76,6 +78,8 @@ class Rounds:
         rule: Rule,
         weights: FullWeights | AdapterWeights,
         keep_going: bool,
+        owed: Owed | None = None,
+        hollow: bool = False,
     ) -> None:
         self._datasets = datasets
         self._book = checkpoints
@@ -88,13 +92,21 @@ class Rounds:
         self.reference: Any = None
         """The model that the run started from, where `kl_coef` asks for it and it is not the policy without an adapter."""
         self._keep_going = keep_going
+        self._owed = owed
+        self._hollow = hollow
         self._prompts: list[Prompt] = []
         self._scores: list[list[float]] = []
         self._seconds: dict[str, float] = {}
         self.trainer: TransitionGRPOTrainer
+        self._files: PolicyFiles
 
     def __iter__(self) -> Iterator[list[MicroBatch]]:
-        self._load_optimizer()
+        self._files = PolicyFiles(self._book, self._weights, self.trainer, self._settings.keep_checkpoints)
+        if self._hollow:
+            load_slices(self.trainer.policy, self._policy.model)
+        self._files.load_state(self._policy)
+        if self._owed:
+            yield from self._make_up(self._owed)
         waiting_since = time.perf_counter()
         for dataset in self._datasets:
             self._seconds = {"wait": time.perf_counter() - waiting_since}
@@ -102,16 +114,35 @@ class Rounds:
             waiting_since = time.perf_counter()
         self.trainer.control.should_training_stop = True
 
+    def close(self) -> None:
+        """Returns when nothing is being written any more."""
+        if hasattr(self, "_files"):
+            self._files.settle()
+
+    def _make_up(self, owed: Owed) -> Iterator[list[MicroBatch]]:
+        """The steps of the newest policy's round, made again for Adam's state, which the trainer was killed before it wrote."""
+        name = owed.policy.name
+        log.warning("no optimizer state of %s: its steps are made again from %s", name, owed.parent.name)
+        calls, staleness = self._read(owed.dataset)
+        _, plan = self._plan(calls, owed.dataset)
+        yield from self._steps(self._prepare(plan, staleness))
+        self.trainer.take_stats()
+        if not self._files.restore(owed.policy):
+            log.warning(
+                "the steps of %s did not give its weights to the bit (other settings, or a GPU): Adam's state is theirs",
+                name,
+            )
+        self.trainer.failure = None
+        self._policy = owed.policy
+        self._files.make_state(owed.policy)
+
     def _round(self, dataset: DatasetFolder) -> Generator[list[MicroBatch], None, Result]:
         try:
             check_policy(dataset, self._policy)
             with self._timed("read"):
-                version, limit = self._policy.version, self._settings.max_staleness
-                oldest = None if limit is None else version - limit
-                calls, dropped = read_calls(dataset, oldest=oldest, whole=not self._settings.merge)
-                staleness = staleness_of(calls, version, dropped)
+                calls, staleness = self._read(dataset)
             with self._timed("plan"):
-                rows, plan = plan_round(calls, dataset, self._settings, self._config(), self._forwarding, self._rule)
+                rows, plan = self._plan(calls, dataset)
         except (DatasetError, TrainingError) as error:
             if not self._keep_going:
                 raise
@@ -123,11 +154,10 @@ class Rounds:
             self._ready_canary(rows)
         with self._timed("old"):
             prepared = self._prepare(plan, staleness)
+        with self._timed("state"):
+            self._files.settle()
         with self._timed("optimizer"):
-            for step in prepared.steps:
-                yield list(step.micro_batches)
-                if self.trainer.failure:
-                    break
+            yield from self._steps(prepared)
         stats = self.trainer.take_stats()
         self._seconds["train"] = sum(step.seconds for step in stats)
         self._seconds["optimizer"] -= self._seconds["train"]
@@ -142,10 +172,28 @@ class Rounds:
             with self._timed("save"):
                 scores = score_prompts(self.trainer, self._prompts)
                 bf16 = bool(self.trainer.args.bf16)
-                saved = self._save(dataset, make_canary(self._prompts, scores, self._scores, bf16=bf16))
+                canary = make_canary(self._prompts, scores, self._scores, bf16=bf16)
+                saved = self._files.save(self._policy, dataset, canary)
         except (OSError, SafetensorError) as error:
             return self._abort(dataset, record, f"cannot save {record.checkpoint}: {error}", consume=False)
         return self._publish(dataset, saved, scores, record)
+
+    def _steps(self, prepared: Prepared) -> Iterator[list[MicroBatch]]:
+        """The optimizer steps, until one is not made."""
+        for index, step in enumerate(prepared.steps, start=1):
+            self.trainer.rate = self.trainer.schedule.at(self._policy.version + index / len(prepared.steps))
+            yield list(step.micro_batches)
+            if self.trainer.failure:
+                break
+
+    def _read(self, dataset: DatasetFolder) -> tuple[list[Call], Staleness]:
+        version, limit = self._policy.version, self._settings.max_staleness
+        oldest = None if limit is None else version - limit
+        calls, dropped = read_calls(dataset, oldest=oldest, whole=not self._settings.merge)
+        return calls, staleness_of(calls, version, dropped)
+
+    def _plan(self, calls: Sequence[Call], dataset: DatasetFolder) -> tuple[list[Row], list[Step]]:
+        return plan_round(calls, dataset, self._settings, self._config(), self._forwarding, self._rule)
 
     def _prepare(self, plan: Sequence[Step], staleness: Staleness) -> Prepared:
         """This process's part of the plan, with the log-probabilities that it needs."""
@@ -185,7 +233,7 @@ class Rounds:
         stats: Sequence[StepStats],
     ) -> metrics.RoundRecord:
         policy, settings, off = self._policy, self._settings, prepared.off_policy
-        summary = metrics.summarize(plan, stats, settings)
+        summary = metrics.summarize(plan, stats, settings, self.trainer.rate)
         known = [call.policy_version for call in calls if call.policy_version is not None]
         record = metrics.RoundRecord(
             round=dataset.round,
@@ -220,38 +268,16 @@ class Rounds:
             log.warning("round=%d %s: %s", dataset.round, name, line)
         return replace(record, alarms=[name for name, _ in alarms])
 
-    def _save(self, dataset: DatasetFolder, canary: Canary) -> Policy:
-        parent, trainer = self._policy, self.trainer
-        version, kind = parent.version + 1, self._weights.kind
-        tensors = self._weights.gather(keep=trainer.team.leads)
-        moments = gather_optimizer(trainer.optimizer, trainer.policy, keep=trainer.team.leads)
-
-        def write(book: Checkpoints) -> Policy:
-            trained_on = dataset.policy or parent.trained_on
-            meta = CheckpointMeta(kind, version, parent.name, parent.base, dataset.sha256, policy=trained_on)
-
-            def fill(folder: Any) -> None:
-                self._weights.save(folder, parent, tensors)
-                canary.write(folder)
-                replace(meta, weights_sha256=hash_weights(folder)).write(folder)
-
-            folder = book.write(meta, fill, lambda path: save_file(moments, path))
-            book.prune(self._settings.keep_checkpoints)
-            model = parent.model if kind == "lora" else folder
-            return Policy(folder, folder.name, parent.base, version, model, trained_on)
-
-        saved: Policy = self._lead(write)
-        return saved
-
     def _publish(
         self, dataset: DatasetFolder, saved: Policy, scores: list[list[float]], record: metrics.RoundRecord
     ) -> Result:
         name = saved.folder.name
         with self._timed("swap"):
-            swap = self._lead(lambda _: publish(self._settings.policy_url, name, saved.version))
+            swap = self._files.lead(lambda _: publish(self._settings.policy_url, name, saved.version))
         if swap.outcome == "refused":
             log.error("checkpoint=%s refused by the policy server: %s", name, swap.error)
-            self._lead(lambda book: book.refuse(saved.folder, str(swap.error)))
+            self._files.drop_state()
+            self._files.lead(lambda book: book.refuse(saved.folder, str(swap.error)))
             self._go_back()
             error = f"the policy server refused {name}: {swap.error}"
             record = replace(record, version=self._policy.version, checkpoint=self._policy.name, error=error)
@@ -260,9 +286,10 @@ class Rounds:
             if reason:
                 log.warning("checkpoint=%s is on disk but not swapped in: %s", name, reason)
             entry = Entry(EVENTS[swap.outcome], dataset.sha256, name, reason)
-            self._lead(lambda book: book.ledger.append(entry))
+            self._files.lead(lambda book: book.ledger.append(entry))
             self._policy, self._scores = saved, scores
-        self._lead(lambda book: self._note(book, record))
+            self._files.keep_state()
+        self._files.lead(lambda book: self._note(book, record))
         return self._result(dataset, record, swap, error=record.error)
 
     def _abort(
@@ -281,7 +308,7 @@ class Rounds:
             except OSError as error:
                 log.error("round=%d cannot be recorded: %s", dataset.round, error)
 
-        self._lead(note)
+        self._files.lead(note)
         return self._result(dataset, record, Swap("off", None), error=failure)
 
     def _note(self, book: Checkpoints, record: metrics.RoundRecord) -> None:
@@ -290,7 +317,7 @@ class Rounds:
 
     def _skip(self, dataset: DatasetFolder, reason: str) -> Result:
         log.warning("round=%d skipped: %s", dataset.round, reason)
-        self._lead(lambda book: book.ledger.append(Entry("skipped", dataset.sha256, reason=reason)))
+        self._files.lead(lambda book: book.ledger.append(Entry("skipped", dataset.sha256, reason=reason)))
         return self._result(dataset, None, Swap("off", None), skipped=reason)
 
     def _result(
@@ -304,27 +331,11 @@ class Rounds:
     ) -> Result:
         return Result(dataset.round, self._policy.version, self._policy.checkpoint, record, swap, skipped, error)
 
-    def _lead(self, act: Callable[[Checkpoints], Any]) -> Any:
-        """What the leader does with the checkpoints folder, and its outcome in every process."""
-
-        def make() -> Any:
-            assert self._book is not None, "the leader holds the checkpoints folder"
-            return act(self._book)
-
-        return self.trainer.team.share(make)
-
     def _go_back(self) -> None:
         """Puts weights and optimizer back to the newest good policy."""
-        self._weights.restore(self._policy)
-        self._load_optimizer()
+        self._files.restore(self._policy)
+        self._files.load_state(self._policy)
         self.trainer.failure = None
-
-    def _load_optimizer(self) -> None:
-        name = self._policy.checkpoint
-        file = self._lead(lambda book: book.optimizer_file(name)) if name else None
-        if file and not file.exists():
-            log.warning("no optimizer state of %s: Adam starts afresh", name)
-        load_optimizer(self.trainer.optimizer, self.trainer.policy, file)
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:

@@ -21,6 +21,7 @@ from .ledger import Entry
 from .loss_weights import Rule, find_rule
 from .model import import_training
 from .options import check, reporters
+from .owed import find_owed
 from .policy import Policy, starting_policy
 from .publish import EVENTS, Swap, publish
 from .reporting import places
@@ -117,6 +118,7 @@ class _Session:
     def run(self) -> None:
         settings = self._job.settings
         policy = self._lead(lambda book: _start(book, settings))
+        owed = self._lead(lambda book: find_owed(book, policy, self._job.datasets))
         datasets = self._datasets(policy)
         if datasets is None:
             return
@@ -126,7 +128,7 @@ class _Session:
         _share_cores(self._team.size)
         with places(reporters(settings), self._job.checkpoints):
             learner = Learner(
-                datasets, self._book, policy, settings, self._rule, self._hear, self._team, self._job.follow
+                datasets, self._book, policy, settings, self._rule, self._hear, self._team, self._job.follow, owed
             )
             if self._team.leads:
                 self._on_ready()

@@ -1,19 +1,20 @@
-"""Tensors that are split over the processes of a team (FSDP2, PyTorch's `fully_shard`), made whole and put back.
+"""Tensors that are split by rows over the processes of a team (FSDP2, PyTorch's `fully_shard`): made whole, written and read in parts.
 
 Gathering is done by all processes together, tensor by tensor, in the same order.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor, Shard
 
-__all__ = ["admit_cpu", "gathered", "like", "settled", "whole"]
+from .tensor_files import TensorParts
+
+__all__ = ["admit_cpu", "compute_in_bf16", "local", "part_of", "rows_of", "settled", "stored", "whole"]
 
 
 def settled(model: Any) -> Any:
@@ -29,22 +30,40 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gathered(named: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """The tensors whole, in the memory of the CPU; nothing where they are not to be kept. One under two names stays one."""
-    kept: dict[int, Tensor] = {}
-    for tensor in named.values():
-        if id(tensor) not in kept:
-            complete = whole(tensor.detach())
-            kept[id(tensor)] = complete.cpu().contiguous() if keep else torch.empty(0)
-    return {name: kept[id(tensor)] for name, tensor in named.items()} if keep else {}
+def local(tensor: Tensor) -> Tensor:
+    """The tensor itself, or the part of it that this process holds."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def like(tensor: Tensor, live: Tensor) -> Tensor:
-    """A whole tensor on the device of `live`, and split as that one is."""
-    moved = tensor.to(live.device, live.dtype)
-    if not isinstance(live, DTensor):
-        return moved
-    return distribute_tensor(moved, live.device_mesh, live.placements, src_data_rank=None)
+def rows_of(tensor: Tensor) -> tuple[int, int] | None:
+    """The rows of a split tensor that this process holds, from the first to before the last; None where it holds all."""
+    if not isinstance(tensor, DTensor):
+        return None
+    (placement,), mesh = tensor.placements, tensor.device_mesh
+    assert placement == Shard(0), f"split by {placement}, not by rows"
+    each = -(-tensor.shape[0] // mesh.size())  # as torch.chunk cuts
+    first = min(mesh.get_local_rank() * each, tensor.shape[0])
+    return first, first + tensor.to_local().shape[0]
+
+
+def stored(live: Tensor, parts: TensorParts, name: str) -> Tensor:
+    """What files hold of a live tensor, or of this process's part of it, on its device and in its type."""
+    own, target = rows_of(live), local(live)
+    saved = parts.whole(name) if own is None else parts.rows(name, *own)
+    return saved.to(target.device, target.dtype)
+
+
+def part_of(complete: Tensor, live: Tensor) -> Tensor:
+    """The part of a whole tensor that this process holds of the live one, on its device and in its type."""
+    own, target = rows_of(live), local(live)
+    return (complete if own is None else complete[own[0] : own[1]]).to(target.device, target.dtype)
+
+
+def compute_in_bf16(accelerator: Any) -> None:
+    """Layers are put together and computed in bfloat16; weights, gradients and their sums over processes stay float32."""
+    accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+    )
 
 
 def admit_cpu() -> None:

@@ -91,6 +91,20 @@ class Team:
         while (item := self.share(lambda: next(iterator, None))) is not None:
             yield item
 
+    def every(self, make: Callable[[], _T]) -> list[_T]:
+        """What each process makes, in all of them; where one fails, its exception is raised in every process."""
+        outcome: Any = None
+        error: Exception | None = None
+        try:
+            outcome = make()
+        except Exception as failure:  # noqa: BLE001  # it is raised again below, here and elsewhere
+            error = failure
+        outcomes = self.gather((outcome, error))
+        for _, failed in outcomes:
+            if failed is not None:
+                raise failed
+        return [made for made, _ in outcomes]
+
     def gather(self, values: Any) -> list[Any]:
         """The value of every process, in each of them."""
         if self.size == 1:

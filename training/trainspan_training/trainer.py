@@ -40,8 +40,9 @@ from .attention import attention_of
 from .batches import MicroBatch
 from .grpo_config import grpo_config
 from .options import clip_range
+from .schedule import Schedule
 from .scoring import Scores, score
-from .sharding import admit_cpu, whole
+from .sharding import admit_cpu, compute_in_bf16, whole
 from .stats import StepStats, TokenSums, call_means
 from .team import Team
 
@@ -93,6 +94,8 @@ class TransitionGRPOTrainer(GRPOTrainer):
             train_dataset=Dataset.from_dict({"prompt": [""] * 2 * self.team.size}),
             processing_class=tokenizer,
         )
+        if self.team.splits and arguments.bf16:
+            compute_in_bf16(self.accelerator)
         self.remove_callback(PrinterCallback)
         self.args.report_to = []  # the callbacks stand; TRL would add how long its own methods took
         self.aux_loss_enabled = False  # a mixture's load balancing is a mean over a micro-batch
@@ -102,6 +105,9 @@ class TransitionGRPOTrainer(GRPOTrainer):
         self._clip_range = clip_range(settings)
         double = any(parameter.dtype == torch.float64 for parameter in model.parameters())
         self._dtype = torch.float64 if double else torch.float32
+        self.schedule = Schedule.of(settings, sum(parameter.numel() for parameter in model.parameters()))
+        self.rate = self.schedule.rate
+        """Learning rate of the next step."""
         self.fresh = False
         """Whether the calls of this round were sampled by the weights that it starts from."""
 
@@ -119,6 +125,8 @@ class TransitionGRPOTrainer(GRPOTrainer):
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of a whole step; clips the gradient; its loss."""
         began = time.perf_counter()
+        for group in self.optimizer.param_groups if self.optimizer else ():
+            group["lr"] = self.rate
         loss = self.accumulate(model, inputs)
         norm: Any = self.accelerator.clip_grad_norm_(model.parameters(), self._limits.max_grad_norm)
         sums = self._over_team(TokenSums.collect(self._measured))

@@ -25,8 +25,8 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _trainspan(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "trainspan_cli", *arguments]
+def _trainspan(arguments: Sequence[str], launcher: Sequence[str] = (sys.executable,)) -> list[str]:
+    return [*launcher, "-m", "trainspan_cli", *arguments]
 
 
 def _tail(log: Path, lines: int = 1) -> str:
@@ -35,10 +35,19 @@ def _tail(log: Path, lines: int = 1) -> str:
 
 
 class Service:
-    """A long-lived `trainspan` command: stderr goes to `log`, JSON lines of stdout to `events`."""
+    """A long-lived `trainspan` command: stderr goes to `log`, JSON lines of stdout to `events`.
+
+    `launcher` runs its module, in one process or in several.
+    """
 
     def __init__(
-        self, name: str, arguments: Sequence[str], environ: Mapping[str, str], log: Path, restarts: int
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        log: Path,
+        restarts: int,
+        launcher: Sequence[str] = (sys.executable,),
     ) -> None:
         self.name = name
         self.log = log
@@ -46,6 +55,7 @@ class Service:
         self._arguments = list(arguments)
         self._environ = dict(environ)
         self._restarts_left = restarts
+        self._launcher = launcher
         self._process: subprocess.Popen[str] | None = None
 
     @property
@@ -56,7 +66,7 @@ class Service:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                _trainspan(self._arguments),
+                _trainspan(self._arguments, self._launcher),
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

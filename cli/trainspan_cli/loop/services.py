@@ -1,6 +1,8 @@
 """The long-lived processes of a run: collector, policy server and trainer, started, watched and stopped together."""
 
 import os
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainspan_schemas.checkpoint import LATEST
@@ -9,6 +11,7 @@ from trainspan_schemas.home import store_path
 from trainspan_schemas.settings import Settings
 from trainspan_schemas.store import running_collector
 
+from .devices import Devices
 from .policy_client import PolicyClient
 from .processes import Service
 from .run_folder import RunFolder
@@ -27,6 +30,7 @@ class Services:
         self._running: list[Service] = []
         self._trainer: Service | None = None
         self.config = ["--config", str(config)] if config else []
+        self.devices = Devices.of(settings.loop, os.environ)
         self.environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self.policy = PolicyClient(f"http://{settings.serving.host}:{settings.serving.port}")
         self.store = store_path(settings.collector.store)
@@ -47,9 +51,24 @@ class Services:
         self._screen.stage("starting the policy server and the trainer")
         checkpoints = ["--checkpoints", str(folder.checkpoints)]
         start = [] if (folder.checkpoints / LATEST).exists() else [model]
-        server = self._launch("policy server", ["serve", *start, *checkpoints, *self.collector_option()])
+        devices = self.devices
+        server = self._launch(
+            "policy server",
+            ["serve", *start, *checkpoints, *self.collector_option()],
+            environ=devices.environ(self.environ, devices.server),
+            flags=devices.server_flags,
+        )
+        if devices.shared:  # the trainer fits itself to the memory that the server leaves
+            server.wait_until(self.policy.is_healthy, timeout_s)
+            if settings.serving.sleep:
+                self.policy.sleep()
         follow = ["train", "--follow", "--dataset", str(folder.datasets), "--model", model, *checkpoints]
-        self._trainer = self._launch("trainer", [*follow, "--policy-url", self.policy.url, "--format", "json"])
+        self._trainer = self._launch(
+            "trainer",
+            [*follow, "--policy-url", self.policy.url, "--format", "json"],
+            environ=devices.environ(self.environ, devices.trainer),
+            launcher=devices.launcher,
+        )
         server.wait_until(self.policy.is_healthy, timeout_s)
         self._trainer.wait_until(lambda: not self.trainer.events.empty(), timeout_s)
         self._screen.policy(self.policy.policy()["version"])
@@ -80,9 +99,18 @@ class Services:
         for service in reversed(self._running):
             service.stop()
 
-    def _launch(self, name: str, arguments: list[str]) -> Service:
+    def _launch(
+        self,
+        name: str,
+        arguments: list[str],
+        *,
+        environ: Mapping[str, str] | None = None,
+        launcher: Sequence[str] = (sys.executable,),
+        flags: Sequence[str] = (),
+    ) -> Service:
         log = self._folder.logs / f"{name.replace(' ', '-')}.log"
-        service = Service(name, [*arguments, *self.config], self.environ, log, self._settings.loop.restarts)
+        whole = [*arguments, *self.config, *flags]
+        service = Service(name, whole, environ or self.environ, log, self._settings.loop.restarts, launcher)
         self._running.append(service)
         service.start()
         return service

@@ -1,0 +1,111 @@
+"""Which devices the policy server and the trainer of a run have, and how the trainer is launched on several."""
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.settings import LoopSettings
+
+__all__ = ["Devices"]
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"  # PyTorch and vLLM heed it on AMD's GPUs too
+_AMD = "HIP_VISIBLE_DEVICES"  # where it is set it must say the same
+_NVIDIA = re.compile(r"nvidia\d+")
+_MODULES = {"accelerate launch": "accelerate.commands.launch", "torchrun": "torch.distributed.run"}
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Names of GPUs, as CUDA_VISIBLE_DEVICES has them; none on a machine without."""
+
+    server: tuple[str, ...]
+    trainer: tuple[str, ...]
+    launcher: tuple[str, ...]
+    """The command that runs the trainer's module, `-m` and what follows left out."""
+
+    @classmethod
+    def of(cls, settings: LoopSettings, environ: Mapping[str, str], dev: Path = Path("/dev")) -> "Devices":
+        """What the settings say. By default the server has the first GPU, the trainer the others, or the only one too.
+
+        Raises ConfigError for a device that is not there, and for a launch that contradicts itself.
+        """
+        visible = _visible(environ, dev)
+        server = _chosen("server_devices", settings.server_devices, visible)
+        trainer = _chosen("trainer_devices", settings.trainer_devices, visible)
+        if server is None:
+            server = tuple(name for name in visible if name not in (trainer or ()))[:1] or visible[:1]
+        if trainer is None:
+            trainer = tuple(name for name in visible if name not in server) or visible[:1]
+        return cls(server, trainer, _launcher(settings, len(trainer)))
+
+    @property
+    def shared(self) -> bool:
+        """Whether a GPU is the server's and the trainer's."""
+        return bool(set(self.server) & set(self.trainer))
+
+    @property
+    def server_flags(self) -> list[str]:
+        """What vLLM is told: a server on several devices splits the model over them."""
+        return ["--", "--tensor-parallel-size", str(len(self.server))] if len(self.server) > 1 else []
+
+    @staticmethod
+    def environ(environ: Mapping[str, str], devices: tuple[str, ...]) -> dict[str, str]:
+        """The environment of a process that is to see these devices only; as it is where there are none."""
+        if not devices:
+            return dict(environ)
+        names = ",".join(devices)
+        return {**environ, _VISIBLE: names, **({_AMD: names} if _AMD in environ else {})}
+
+
+def _visible(environ: Mapping[str, str], dev: Path) -> tuple[str, ...]:
+    """The GPUs that the loop may use: those of the environment, else all NVIDIA GPUs of the machine."""
+    given = environ.get(_VISIBLE, environ.get(_AMD))
+    if given is not None:
+        names = tuple(name.strip() for name in given.split(",") if name.strip())
+        return names[: names.index("-1")] if "-1" in names else names
+    found = [path.name for path in dev.iterdir() if _NVIDIA.fullmatch(path.name)]
+    return tuple(str(index) for index in range(len(found)))
+
+
+def _chosen(setting: str, text: str | None, visible: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The visible devices at these places."""
+    if text is None:
+        return None
+    places = text.replace(" ", "").split(",")
+    if not all(place.isdigit() for place in places) or len(set(places)) < len(places):
+        raise ConfigError(f"loop.{setting} = {text!r} must be numbers of GPUs with commas, such as 0,1")
+    missing = [place for place in places if int(place) >= len(visible)]
+    if missing:
+        known = f"the visible GPUs are 0 to {len(visible) - 1} ({_VISIBLE} = {','.join(visible)})"
+        raise ConfigError(
+            f"loop.{setting} = {text!r} names GPU {missing[0]}, and {known if visible else 'no GPU is visible'}"
+        )
+    return tuple(visible[int(place)] for place in places)
+
+
+def _launcher(settings: LoopSettings, devices: int) -> tuple[str, ...]:
+    processes = settings.trainer_processes
+    if settings.trainer_launch is not None:
+        if processes is not None:
+            raise ConfigError(
+                f"loop.trainer_processes = {processes} would do nothing beside loop.trainer_launch: say the number there"
+            )
+        for command, module in _MODULES.items():
+            if settings.trainer_launch.startswith(command):
+                rest = shlex.split(settings.trainer_launch.removeprefix(command))
+                return (sys.executable, "-m", module, *rest)
+        return tuple(shlex.split(settings.trainer_launch))
+    if processes is not None and (processes < 1 or (devices and processes != devices)):
+        raise ConfigError(
+            f"loop.trainer_processes = {processes} does not fit: the trainer has {devices} GPUs, and each is one process"
+            if processes >= 1
+            else f"loop.trainer_processes = {processes} must be at least 1"
+        )
+    count = processes or devices or 1
+    if count == 1:
+        return (sys.executable,)
+    return (sys.executable, "-m", _MODULES["torchrun"], "--standalone", "--nproc_per_node", str(count))

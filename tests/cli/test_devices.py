@@ -1,0 +1,159 @@
+"""Which GPUs the loop's processes see, how the trainer is launched, and who starts first on a shared GPU."""
+
+import io
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.support.places import free_ports
+from trainspan_cli.loop import processes, services
+from trainspan_cli.loop.devices import Devices
+from trainspan_cli.loop.run_folder import RunFolder
+from trainspan_cli.loop.screen import Screen
+from trainspan_cli.loop.services import Services
+from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.settings import LoopSettings, ServingSettings, Settings, TrainSettings
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node")
+
+
+@pytest.mark.parametrize(
+    ("environ", "gpus", "server", "trainer", "launcher"),
+    [
+        ({}, 0, (), (), (sys.executable,)),
+        ({}, 1, ("0",), ("0",), (sys.executable,)),
+        ({}, 2, ("0",), ("1",), (sys.executable,)),
+        ({}, 4, ("0",), ("1", "2", "3"), (*TORCHRUN, "3")),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 4, (), (), (sys.executable,)),
+        ({"CUDA_VISIBLE_DEVICES": "6,7"}, 8, ("6",), ("7",), (sys.executable,)),
+        ({"HIP_VISIBLE_DEVICES": "2,3,4"}, 0, ("2",), ("3", "4"), (*TORCHRUN, "2")),
+    ],
+)
+def test_by_default_the_server_has_the_first_gpu_and_the_trainer_the_others(
+    environ: dict[str, str], gpus: int, server: Any, trainer: Any, launcher: Any, tmp_path: Path
+) -> None:
+    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{index}" for index in range(gpus))):
+        (tmp_path / name).touch()
+    devices = Devices.of(LoopSettings(), environ, tmp_path)
+    assert (devices.server, devices.trainer, devices.launcher) == (server, trainer, launcher)
+    assert devices.shared == (gpus == 1)
+
+
+def test_settings_count_among_the_visible_gpus_and_every_process_sees_its_own(tmp_path: Path) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "4,5,6,7", "HOME": "/"}
+    devices = Devices.of(LoopSettings(server_devices="2,3", trainer_devices="0, 1"), environ, tmp_path)
+    assert devices.environ(environ, devices.server) == environ | {
+        "CUDA_VISIBLE_DEVICES": "6,7",
+        "HIP_VISIBLE_DEVICES": "6,7",
+    }
+    assert devices.environ({}, devices.trainer) == {"CUDA_VISIBLE_DEVICES": "4,5"}
+    assert devices.server_flags == ["--", "--tensor-parallel-size", "2"]
+    assert Devices.of(LoopSettings(trainer_devices="0"), environ, tmp_path).server == ("5",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"server_devices": "4"}, "names GPU 4, and the visible GPUs are 0 to 1"),
+        ({"trainer_devices": "0,0"}, "must be numbers of GPUs"),
+        ({"trainer_devices": "cuda:0"}, "must be numbers of GPUs"),
+        ({"trainer_processes": 3}, "the trainer has 1 GPUs, and each is one process"),
+        ({"trainer_processes": 0}, "must be at least 1"),
+        ({"trainer_processes": 2, "trainer_launch": "torchrun"}, "would do nothing beside loop.trainer_launch"),
+    ],
+)
+def test_devices_that_cannot_be_meant_are_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        Devices.of(LoopSettings(**settings), {"CUDA_VISIBLE_DEVICES": "0,1"})
+    with pytest.raises(ConfigError, match="no GPU is visible"):
+        Devices.of(LoopSettings(server_devices="0"), {"CUDA_VISIBLE_DEVICES": ""})
+
+
+def test_the_launch_command_is_run_by_this_python() -> None:
+    def launcher(**settings: Any) -> tuple[str, ...]:
+        return Devices.of(LoopSettings(**settings), {"CUDA_VISIBLE_DEVICES": ""}).launcher
+
+    accelerate = (sys.executable, "-m", "accelerate.commands.launch", "--config_file", "my fsdp.yaml")
+    assert launcher(trainer_launch='accelerate launch --config_file "my fsdp.yaml"') == accelerate
+    assert launcher(trainer_launch="srun -n 4 python") == ("srun", "-n", "4", "python")
+    assert launcher(trainer_processes=2) == (*TORCHRUN, "2")
+
+
+CHILD = """
+import http.server, json, os, sys, time
+name, log, port, alone = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "alone"
+def note(what):
+    with open(log, "a") as file:
+        file.write(json.dumps([time.time(), name, what, os.environ.get("CUDA_VISIBLE_DEVICES")]) + "\\n")
+note("starts")
+if name == "train":
+    print(json.dumps({"event": "ready"}), flush=True)
+    time.sleep(60)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def answer(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"version": 0}')
+    do_GET = answer
+    def do_POST(self):
+        note(self.path)
+        self.answer()
+    def log_message(self, *_): ...
+deadline = time.time() + (1 if alone else 20)
+while time.time() < deadline and not (not alone and '"train"' in open(log).read()):
+    time.sleep(0.05)
+server = http.server.HTTPServer(("127.0.0.1", port), Handler)
+note("ready")
+server.serve_forever()
+"""
+"""In the place of the commands: says when it starts, with which devices, and answers as a policy server: after a second, or not before the trainer."""
+
+
+@pytest.mark.parametrize(
+    ("visible", "sleep", "orders"),
+    [
+        ("5", False, [["serve starts", "serve ready", "train starts"]]),
+        ("5", True, [["serve starts", "serve ready", "serve /trainspan/sleep", "train starts"]]),
+        (
+            "5,6",
+            False,
+            [["serve starts", "train starts", "serve ready"], ["train starts", "serve starts", "serve ready"]],
+        ),
+    ],
+)
+def test_on_a_shared_gpu_the_trainer_starts_when_the_server_has_its_memory_or_sleeps(
+    visible: str, sleep: bool, orders: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    log = tmp_path / "log"
+    child, kind = [sys.executable, "-c", CHILD], "alone" if visible == "5" else "together"
+    monkeypatch.setattr(processes, "_trainspan", lambda arguments, _: [*child, arguments[0], str(log), str(port), kind])
+    monkeypatch.setattr(services, "running_collector", lambda _: SimpleNamespace(grpc="127.0.0.1:1"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    settings = Settings(
+        serving=ServingSettings(port=port, sleep=sleep),
+        train=TrainSettings(model="model"),
+        loop=LoopSettings(ready_timeout_s=30),
+    )
+    folder = RunFolder.create({})
+    running = Services(settings, None, folder, Screen(Console(file=io.StringIO()), "run"))
+    try:
+        running.start()
+        deadline = time.monotonic() + 10
+        while len(log.read_text().splitlines()) < len(orders[0]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        running.stop()
+    told = sorted(json.loads(line) for line in log.read_text().splitlines())
+    assert [f"{name} {what}" for _, name, what, _ in told] in orders
+    seen = {name: devices for _, name, _, devices in told}
+    assert seen == {"serve": visible[0], "train": visible[-1]}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == visible

@@ -1,0 +1,141 @@
+"""safetensors files, written tensor by tensor and hashed on the way, and read in parts.
+
+A tensor that is split by rows (its first dimension) stands in several files, under one name; the metadata of each file
+say which rows are its own. Format: https://huggingface.co/docs/safetensors/index#format
+"""
+
+import errno
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+__all__ = ["Layout", "TensorFile", "TensorParts"]
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_NO_ALLOCATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+_ROWS = "rows"
+
+Layout = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+"""Type and shape of each tensor of a file, in their order."""
+
+
+class TensorFile:
+    """A new file for tensors of this layout. Its space on disk is taken at once: raises OSError where there is too little.
+
+    `rows`: of a tensor that is split, the first row that stands here, and the number of rows in all files.
+    """
+
+    def __init__(self, path: Path, layout: Layout, rows: Mapping[str, tuple[int, int]] | None = None) -> None:
+        self.path = path
+        self._left = list(layout.items())
+        metadata = {"format": "pt", **({_ROWS: json.dumps(rows)} if rows else {})}
+        header: dict[str, Any] = {"__metadata__": metadata}
+        end = 0
+        for name, (dtype, shape) in layout.items():
+            begin, end = end, end + dtype.itemsize * torch.Size(shape).numel()
+            header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        self._digest = hashlib.sha256()
+        self._file = path.open("wb")
+        try:
+            _allocate(self._file.fileno(), 8 + len(text) + end)
+            self._put(struct.pack("<Q", len(text)) + text)
+        except OSError:
+            self.discard()
+            raise
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """The next tensor of the layout. Raises OSError."""
+        expected, (dtype, shape) = self._left.pop(0)
+        assert (name, tensor.dtype, tuple(tensor.shape)) == (expected, dtype, shape), name
+        self._put(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+
+    def close(self) -> str:
+        """Makes sure that all is on disk; the sha256 of the file. Raises OSError."""
+        assert not self._left, "every tensor is written"
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return self._digest.hexdigest()
+
+    def discard(self) -> None:
+        """Deletes what was written."""
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+    def _put(self, content: bytes | memoryview) -> None:
+        self._file.write(content)
+        self._digest.update(content)
+
+
+class TensorParts:
+    """The tensors of several files, as one."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._open = ExitStack()
+        self._parts: dict[str, list[tuple[int, Any]]] = {}
+        for path in sorted(files):
+            file: Any = self._open.enter_context(safe_open(path, framework="pt"))
+            rows = json.loads((file.metadata() or {}).get(_ROWS, "{}"))
+            for name in file.keys():  # noqa: SIM118  # it is no mapping
+                first, _ = rows.get(name, (0, 0))
+                self._parts.setdefault(name, []).append((first, file))
+        for parts in self._parts.values():
+            parts.sort(key=lambda part: part[0])
+
+    def __enter__(self) -> "TensorParts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def __iter__(self) -> Any:
+        return iter(self._parts)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parts
+
+    def whole(self, name: str) -> Tensor:
+        """The tensor, put together."""
+        parts: list[Tensor] = [file.get_tensor(name) for _, file in self._parts[name]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def rows(self, name: str, first: int, last: int) -> Tensor:
+        """The rows from `first` to before `last`; no others are read."""
+        found: list[Tensor] = []
+        for start, file in self._parts[name]:
+            part = file.get_slice(name)
+            begin, end = max(first - start, 0), min(last - start, part.get_shape()[0])
+            if begin < end or first == last:
+                found.append(part[begin : max(begin, end)])
+        return found[0] if len(found) == 1 or first == last else torch.cat(found)
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Takes the space on disk, where the file system can."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in _NO_ALLOCATION:
+            raise
