@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def run(folder: Path, model: Path, checkpoints: Path, processes: int) -> dict[st
     assert not errors, errors
     figures = {
         "start_s": round(heard[0] - began, 2),
-        "round_s": round(statistics.median(b - a for a, b in zip(heard[1:], heard[2:], strict=False)), 2),
+        "round_s": round(statistics.median(b - a for a, b in pairwise(heard[1:])), 2),
         "stages_s": {name: round(statistics.median(one[name] for one in rounds), 3) for name in rounds[0]},
         "end_s": round(time.monotonic() - heard[-1], 2),
         "peak_gib": [round(usage.ru_maxrss / 2**20, 2) for _, _, usage in statuses],

@@ -331,6 +331,8 @@ class LoopSettings:
     server_devices: str | None = None
     """GPUs of the policy server, as `0` or `0,1`, counted among the visible ones; default: the first. Over several it splits
     the model (tensor parallel)."""
+    server_flags: str | None = None
+    """Further flags of vLLM, as `--gpu-memory-utilization 0.3`; on a shared GPU its share is 0.4 unless they say another."""
     trainer_devices: str | None = None
     """GPUs of the trainer, one process on each; default: all but the server's, or the only one too."""
     trainer_processes: int | None = None

@@ -54,7 +54,9 @@ def test_settings_count_among_the_visible_gpus_and_every_process_sees_its_own(tm
         "HIP_VISIBLE_DEVICES": "6,7",
     }
     assert devices.environ({}, devices.trainer) == {"CUDA_VISIBLE_DEVICES": "4,5"}
-    assert devices.server_flags == ["--", "--tensor-parallel-size", "2"]
+    assert devices.server_flags(None) == ["--", "--tensor-parallel-size", "2"]
+    shared = Devices.of(LoopSettings(server_devices="1", trainer_devices="0,1"), environ, tmp_path)
+    assert shared.server_flags("--max-num-seqs 8") == ["--", "--gpu-memory-utilization", "0.4", "--max-num-seqs", "8"]
     assert Devices.of(LoopSettings(trainer_devices="0"), environ, tmp_path).server == ("5",)
 
 
@@ -113,7 +115,8 @@ server = http.server.HTTPServer(("127.0.0.1", port), Handler)
 note("ready")
 server.serve_forever()
 """
-"""In the place of the commands: says when it starts, with which devices, and answers as a policy server: after a second, or not before the trainer."""
+"""In the place of the commands: says when it starts and with which devices; answers as a policy server after a second, or not
+before the trainer starts."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Trains four datasets again and again, killed at a chosen moment of the first three rounds and taken up again; prints what is left, as JSON.
+"""Trains four datasets again and again, killed at a chosen moment of the first three rounds and taken up again.
+
+Prints what is left, as JSON.
 
 Usage: python -m tests.training.killing MODEL_DIR DATASETS_DIR OUT_DIR MOMENTS. Each run is a fork of this process, which has
 imported everything and computed nothing. A moment is the n-th file operation under the checkpoints, or optimizer step; one of

@@ -11,7 +11,7 @@ from trainspan_schemas.settings import TrainSettings
 __all__ = ["Schedule", "fitting_rate"]
 
 _LEAST = 1e-6
-"""Of all weights of large models: TRL's default, and that of DeepSeekMath (7 billion, arXiv 2402.03300) and DAPO (32 billion, arXiv 2503.14476)."""
+"""For all weights of large models: that of DeepSeekMath (7 billion, arXiv 2402.03300) and DAPO (32 billion, arXiv 2503.14476)."""
 _SMALL, _SMALL_RATE = 135e6, 2e-5
 """What trained a model of this size well (docs/decisions.md)."""
 _ADAPTER = 10

@@ -15,6 +15,8 @@ __all__ = ["Devices"]
 _VISIBLE = "CUDA_VISIBLE_DEVICES"  # PyTorch and vLLM heed it on AMD's GPUs too
 _AMD = "HIP_VISIBLE_DEVICES"  # where it is set it must say the same
 _NVIDIA = re.compile(r"nvidia\d+")
+_SHARE = 0.4
+"""Of a shared GPU's memory, the server's: the trainer holds three times its weights beside them."""
 _MODULES = {"accelerate launch": "accelerate.commands.launch", "torchrun": "torch.distributed.run"}
 
 
@@ -47,10 +49,15 @@ class Devices:
         """Whether a GPU is the server's and the trainer's."""
         return bool(set(self.server) & set(self.trainer))
 
-    @property
-    def server_flags(self) -> list[str]:
-        """What vLLM is told: a server on several devices splits the model over them."""
-        return ["--", "--tensor-parallel-size", str(len(self.server))] if len(self.server) > 1 else []
+    def server_flags(self, given: str | None) -> list[str]:
+        """What vLLM is told: a server on several devices splits the model over them, one on a shared GPU takes a share of it.
+
+        Flags that are given come last, and win.
+        """
+        flags = ["--tensor-parallel-size", str(len(self.server))] if len(self.server) > 1 else []
+        flags += ["--gpu-memory-utilization", str(_SHARE)] if self.shared else []
+        flags += shlex.split(given or "")
+        return ["--", *flags] if flags else []
 
     @staticmethod
     def environ(environ: Mapping[str, str], devices: tuple[str, ...]) -> dict[str, str]:

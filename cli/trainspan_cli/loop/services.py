@@ -56,7 +56,7 @@ class Services:
             "policy server",
             ["serve", *start, *checkpoints, *self.collector_option()],
             environ=devices.environ(self.environ, devices.server),
-            flags=devices.server_flags,
+            flags=devices.server_flags(settings.loop.server_flags),
         )
         if devices.shared:  # the trainer fits itself to the memory that the server leaves
             server.wait_until(self.policy.is_healthy, timeout_s)
