@@ -31,7 +31,7 @@ def test_two_processes_train_what_the_server_then_serves(demo: DemoRun, tmp_path
     )
     assert done.returncode == 0, done.stderr[-3000:]
     folder = Path(json.loads(done.stdout.strip().splitlines()[-1])["folder"])
-    rounds = [record for record in map(json.loads, (folder / "rounds.jsonl").read_text().splitlines())]
+    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     rounds = [record for record in rounds if record["kind"] == "round"]
     assert not [check for record in rounds for check in record["checks"] if not check["ok"]]
     assert [record["train"]["swap"]["canary"]["status"] for record in rounds] == ["fresh", "fresh"]

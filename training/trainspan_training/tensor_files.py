@@ -69,7 +69,7 @@ class TensorFile:
         """The next tensor of the layout. Raises OSError."""
         expected, (dtype, shape) = self._left.pop(0)
         assert (name, tensor.dtype, tuple(tensor.shape)) == (expected, dtype, shape), name
-        self._put(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+        self._put(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
     def close(self) -> str:
         """Makes sure that all is on disk; the sha256 of the file. Raises OSError."""
