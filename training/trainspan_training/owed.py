@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainspan_schemas.checkpoint import CheckpointMeta
+from trainspan_schemas.dataset import dataset_dirs
 from trainspan_schemas.errors import CheckpointError, DatasetError
 
 from .checkpoints import Checkpoints
 from .policy import Policy, named_policy
-from .transitions import DatasetFolder, find_datasets, open_dataset
+from .transitions import DatasetFolder, open_dataset
 
 __all__ = ["Owed", "find_owed"]
 
@@ -50,7 +51,7 @@ def find_owed(book: Checkpoints, policy: Policy, datasets: Path) -> Owed | None:
 
 def _find(datasets: Path, sha256: str | None) -> DatasetFolder | None:
     """The dataset of this hash, at the path, in it, or beside it."""
-    for folder in [datasets, *reversed(find_datasets(datasets)), *reversed(find_datasets(datasets.parent))]:
+    for folder in [datasets, *reversed(dataset_dirs(datasets)), *reversed(dataset_dirs(datasets.parent))]:
         try:
             dataset = open_dataset(folder)
         except DatasetError:
