@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 MODULES = ("collector", "serving", "agents", "rollouts", "processing", "training", "accelerator", "offpolicy")
+BY_NAME = ("canary",)
+"""Those that take long or need a pretrained model, and run only if they are named."""
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -55,7 +57,7 @@ def measured(name: str) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("modules", nargs="*", default=MODULES, help=f"some of {', '.join(MODULES)}")
+    parser.add_argument("modules", nargs="*", default=MODULES, help=f"some of {', '.join(MODULES + BY_NAME)}")
     modules = parser.parse_args().modules
     results: dict[str, Any] = {
         "commit": commit(),

@@ -7,7 +7,7 @@ from the weights of round r − age. Everything but the sampling is the trainer'
 import copy
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def _learn(settings: TrainSettings, age: int, seed: int, folder: Path) -> _Outco
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     model = _model()
-    trainer = TransitionGRPOTrainer(model, _tokenizer(), settings, [], str(folder), bf16=False)
+    trainer = TransitionGRPOTrainer(model, _tokenizer(), replace(settings, dtype="float32"), [], str(folder))
     trainer.create_optimizer()
     optimizer: Any = trainer.optimizer
     sampler = _model().eval()  # a model of its own: TRL binds the forward pass of a copy to the original

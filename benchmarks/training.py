@@ -157,7 +157,7 @@ def _steps(model_dir: Path, folder: Path) -> dict[str, Any]:
             rng=np.random.default_rng(0),
         )
         model, tokenizer = load_model(model_dir), load_tokenizer(model_dir)
-        trainer = TransitionGRPOTrainer(model, tokenizer, settings, [], str(folder / "step"), bf16=False)
+        trainer = TransitionGRPOTrainer(model, tokenizer, replace(settings, dtype="float32"), [], str(folder / "step"))
         trainer.create_optimizer()
         batches = list(step.micro_batches)
         figures[name] = _timed(trainer, lambda t=trainer, b=batches: float(t.accumulate(t.model, b))) | {
@@ -202,7 +202,7 @@ def _stock(model_dir: Path, folder: Path, logged: list[LoggedCall]) -> tuple[Any
     trainer = Stock(
         model=load_model(model_dir),
         reward_funcs=lambda **_: None,
-        args=grpo_config(TrainSettings(), str(folder / "stock"), bf16=False),
+        args=grpo_config(TrainSettings(dtype="float32"), str(folder / "stock")),
         train_dataset=Dataset.from_dict({"prompt": [""] * 2}),
         processing_class=load_tokenizer(model_dir),
     )

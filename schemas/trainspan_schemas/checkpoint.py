@@ -7,8 +7,10 @@ Of kind `lora` it is an adapter folder as peft writes it (`adapter_config.json`,
 tokenizer and chat template and without `config.json` and model weights: those are the ones of `base`. A new version is a new folder.
 """
 
+import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -23,6 +25,8 @@ __all__ = [
     "CanaryPrompt",
     "CheckpointMeta",
     "checkpoint_name",
+    "hash_weights",
+    "join_hashes",
     "read_latest",
     "write_latest",
 ]
@@ -35,6 +39,20 @@ LATEST: Final = "latest"
 def checkpoint_name(version: int) -> str:
     """Folder name of a policy version, e.g. `policy-000007`."""
     return f"policy-{version:06d}"
+
+
+def hash_weights(folder: Path) -> str:
+    """`weights_sha256` of a folder, computed from its safetensors files."""
+    hashes = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return join_hashes(hashes)
+
+
+def join_hashes(hashes: Sequence[str]) -> str:
+    """One sha256 for weights in several files: that of their hashes as text, in order of the files' names; of one file its own."""
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +103,7 @@ class Canary:
     """`canary.json`: what a server that really holds these weights must answer."""
 
     dtype: str
-    """The trainer's compute dtype, e.g. "float32"."""
-    tolerance: float
-    """Greatest |Δ log-probability| that counts as agreement, beside a rounding of 2e-5 of the value."""
+    """What the scores were computed in, e.g. "float32"."""
     prompts: list[CanaryPrompt]
 
     def write(self, folder: Path) -> None:
@@ -98,7 +114,7 @@ class Canary:
         """Raises CheckpointError where the file is missing or malformed."""
         try:
             raw = json.loads((folder / CANARY_FILE).read_text())
-            return cls(raw["dtype"], float(raw["tolerance"]), [CanaryPrompt(**prompt) for prompt in raw["prompts"]])
+            return cls(raw["dtype"], [CanaryPrompt(**prompt) for prompt in raw["prompts"]])
         except FileNotFoundError as error:
             raise CheckpointError(f"{folder} has no {CANARY_FILE}") from error
         except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:

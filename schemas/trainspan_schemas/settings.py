@@ -102,7 +102,8 @@ class ServingSettings:
     drain_timeout_s: float = 120.0
     """How long a swap waits for requests under way before it gives up and the earlier policy goes on."""
     canary_tolerance: float | None = None
-    """Greatest |Δ log-probability| at a swap; default: the checkpoint's own."""
+    """Greatest mean |Δ log-probability| server − trainer at a swap; default: 1e-4 at every token if both compute in float32,
+    else a mean of 0.2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +253,7 @@ class TrainSettings:
     """Coefficient of the KL divergence to the model that the run started from, in the loss; 0: that model is not loaded."""
     old_policy: str | None = None
     """What the ratio is taken against: `logged` (the sampler) or `recompute` (the policy at the round's start);
-    default: `logged` where all calls are of the current version and the server agrees with the trainer."""
+    default: `logged` if all calls are of the current version and server and trainer compute alike, in float32."""
     correction: str | None = None
     """With `recompute`: weight of a token by w = π_old/π_sampler: `truncate` (min(w, cap), the default), `mask`
     (w within 1/cap … cap, else 0) or `none`."""
@@ -272,6 +273,8 @@ class TrainSettings:
     """Names of the adapted modules, with commas; default: all linear layers but the output head."""
     max_grad_norm: float = 1.0
     """Gradient norm to which a greater one is clipped."""
+    dtype: str | None = None
+    """What is computed in, from float32 weights: `float32` or `bfloat16` (autocast); default: bfloat16 on a GPU, else float32."""
     gradient_checkpointing: bool | None = None
     """Compute activations again in the backward pass instead of keeping them; default: on a GPU only."""
     memory_gib: float | None = None
@@ -288,8 +291,9 @@ class TrainSettings:
     """The same for the greatest importance ratio of a token."""
     max_loss: float = 100.0
     """The same for the absolute value of a step's loss."""
-    engine_mismatch: float = 1e-3
-    """Alarm when |Δ log-probability| server − trainer at the first step of a round exceeds this (float32, fresh data)."""
+    engine_mismatch: float | None = None
+    """Alarm if the mean |Δ log-probability| server − trainer at the first step of a round on fresh data exceeds this, or k3
+    ten times its square; default: 3e-5 if both compute in float32, else 0.05."""
     keep_checkpoints: int = 5
     """Newest checkpoints kept on disk; `latest` and its parent always are."""
     report_to: str = "none"

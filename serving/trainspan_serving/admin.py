@@ -40,6 +40,7 @@ def state_of(server: PolicyServer, counts: Counts) -> dict[str, Any]:
         "kind": policy.kind,
         "base": policy.weights.name,
         "model": server.plan.served_name,
+        "dtype": server.dtype,
         "in_flight": server.gate.in_flight,
         "open": server.gate.is_open,
         "asleep": server.asleep,

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainspan_schemas.checkpoint import CANARY_FILE, Canary, CheckpointMeta
+from trainspan_schemas.checkpoint import CANARY_FILE, META_FILE, Canary, CheckpointMeta, hash_weights
 from trainspan_schemas.errors import CheckpointError
 
 from .adapters import check_adapter_fits, is_adapter, read_adapter
@@ -60,6 +60,10 @@ def find_candidate(checkpoints: Path, name: str, version: int, served: Weights, 
     else:
         weights = read_weights(folder)
         check_fits(weights, served)
+    if meta.weights_sha256 and hash_weights(folder) != meta.weights_sha256:
+        raise CheckpointError(
+            f"{name}: its safetensors files are not those that the trainer wrote (weights_sha256 in {META_FILE}): copy it anew"
+        )
     canary = Canary.read(folder) if (folder / CANARY_FILE).is_file() else None
     if canary:
         check_prompts(canary, vocab_size=limits.vocab_size, max_tokens=limits.max_tokens)

@@ -67,6 +67,17 @@ class Engine:
         await self.label(policy.version)
         await self._client.resume_generation()
 
+    async def compare(self, folder: Path, seed: int) -> dict[str, list[str]] | None:
+        """Which tensors of a folder the engine computes with; see `proof.compare`. None if that cannot be told.
+
+        It cannot where the model is split over several workers, and without our worker extension.
+        """
+        parallel = self._client.vllm_config.parallel_config
+        if not self.can_reload or parallel.world_size > 1:
+            return None
+        (verdicts,) = await self._client.collective_rpc("trainspan_compare", args=(str(folder), seed))
+        return dict(verdicts)
+
     async def add_adapter(self, folder: Path, version: int, name: str) -> Adapter:
         """Loads an adapter beside those that are there. Raises what vLLM raises.
 

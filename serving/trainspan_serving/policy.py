@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainspan_schemas.errors import CheckpointError
 
-from .canary import ABSENT, CanaryReport, judge, prime, read_through_cache, score
+from .canary import ABSENT, CanaryReport, Loaded, judge, prime, read_through_cache, score
 from .candidates import Candidate, find_candidate
 from .capture import EngineTap
 from .engine import BackgroundRequestsError, Engine
@@ -62,6 +62,8 @@ class PolicyServer:
         self.asleep = False
         self._engine, self._tap = engine, tap
         self._served = served
+        self._unreadable: frozenset[str] | None = None
+        """Tensors that do not read as the file has them though vLLM itself has just loaded them; None: nothing can be read."""
         self._changing = asyncio.Lock()
         self._broken = False
 
@@ -74,7 +76,16 @@ class PolicyServer:
         adapter = None
         if plan.adapter:
             adapter = await engine.add_adapter(Path(plan.adapter), plan.version, plan.served_name)
-        return cls(plan, engine, tap, Policy(plan.version, folder, adapter), served)
+        server = cls(plan, engine, tap, Policy(plan.version, folder, adapter), served)
+        if verdicts := await engine.compare(folder, plan.version):
+            server._unreadable = frozenset([*verdicts["differing"], *verdicts["unknown"]])
+            _log.info("weights tensors=%d unreadable=%d", len(served.tensors), len(server._unreadable))
+        return server
+
+    @property
+    def dtype(self) -> str:
+        """What is computed in, e.g. "float32"."""
+        return self._engine.dtype
 
     async def swap(self, checkpoint: str, version: int) -> SwapResult:
         """Serves `checkpoint` (a name under `--checkpoints`) as `version`.
@@ -225,18 +236,26 @@ class PolicyServer:
             return ABSENT
         cached = await read_through_cache(self._tap, candidate.canary, policy)
         scores = await score(self._tap, candidate.canary, policy)
+        loaded = await self._loaded(candidate)
         tolerance = self.plan.canary_tolerance
-        return judge(candidate.canary, scores, cached, tolerance=tolerance, dtype=self._engine.dtype)
+        return judge(candidate.canary, scores, cached, loaded, tolerance=tolerance, dtype=self._engine.dtype)
+
+    async def _loaded(self, candidate: Candidate) -> Loaded | None:
+        """What of the candidate's full weights the engine computes with; None for an adapter, and if nothing can be read."""
+        if candidate.weights is None or self._unreadable is None:
+            return None
+        verdicts = await self._engine.compare(candidate.folder, candidate.version)
+        if verdicts is None:
+            return None
+        read = {
+            verdict: [name for name in names if name not in self._unreadable] for verdict, names in verdicts.items()
+        }
+        unknown = len(candidate.weights.tensors) - len(read["equal"]) - len(read["differing"])
+        return Loaded(len(read["equal"]), tuple(sorted(read["differing"])), unknown)
 
     def _refuse_stale(self, canary: CanaryReport, name: str) -> None:
         self.canary = canary
-        if canary.cached_tokens:
-            what = f"under {name} {canary.cached_tokens} tokens of a prompt were still cached from earlier weights"
-        else:
-            what = (
-                f"the server's log-probabilities under {name} are {canary.max_abs_diff:.3g} off the trainer's "
-                f"(tolerance {canary.tolerance:g})"
-            )
+        what = f"{name} is not what is served: {canary.evidence}"
         raise SwapUndoneError(f"{what}; version {self.policy.version} stays in service", canary)
 
     async def _undo(self, earlier: Policy) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainspan_schemas.errors import CheckpointError
 
-__all__ = ["Weights", "check_fits", "has_tokenizer", "read_json", "read_shapes", "read_weights"]
+__all__ = ["Weights", "check_fits", "has_tokenizer", "read_json", "read_shapes", "read_weights", "weight_files"]
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _CONFIG_IGNORED = {
@@ -74,7 +74,8 @@ def check_fits(candidate: Weights, served: Weights) -> None:
         raise CheckpointError(f"{name} has another vocabulary than the served model; start a server with it instead")
 
 
-def _read_tensors(folder: Path) -> dict[str, tuple[int, ...]]:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder of full weights. Raises CheckpointError where there is none."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         files = sorted({folder / str(name) for name in read_json(index).get("weight_map", {}).values()})
@@ -82,8 +83,12 @@ def _read_tensors(folder: Path) -> dict[str, tuple[int, ...]]:
         files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise CheckpointError(f"{folder.name} has no *.safetensors file")
+    return files
+
+
+def _read_tensors(folder: Path) -> dict[str, tuple[int, ...]]:
     tensors: dict[str, tuple[int, ...]] = {}
-    for file in files:
+    for file in weight_files(folder):
         tensors.update(read_shapes(file))
     return tensors
 

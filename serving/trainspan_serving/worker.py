@@ -1,7 +1,10 @@
 """What runs inside vLLM's workers: reloading weights so that really all of them are the new ones."""
 
 import logging
+from pathlib import Path
 from typing import Any
+
+from .proof import compare
 
 __all__ = ["PolicyWorker"]
 
@@ -29,3 +32,7 @@ class PolicyWorker:
             method = getattr(module, "quant_method", None)
             if isinstance(method, UnquantizedEmbeddingMethod):
                 method.process_weights_after_loading(module)
+
+    def trainspan_compare(self: Any, folder: str, seed: int) -> dict[str, list[str]]:
+        """Which tensors of a folder this worker computes with; see `proof.compare`."""
+        return compare(self.model_runner.get_model(), Path(folder), seed)

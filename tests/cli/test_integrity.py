@@ -1,4 +1,5 @@
 import dataclasses
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from trainspan_cli.loop.integrity import (
     training_checks,
 )
 from trainspan_cli.loop.rewards import RewardRecords
+from trainspan_schemas.agreement import Agreement
 
 WHOLE = StageCounts(
     server_requests=30,
@@ -24,10 +26,10 @@ WHOLE = StageCounts(
     rollouts=10,
     stored_rollouts=10,
 )
-TRAINED = {
+TRAINED: dict[str, Any] = {
     "version": 3,
-    "logp_diff_max": 2e-6,
-    "swap": {"version": 3, "canary": {"status": "fresh", "max_abs_diff": 1e-6, "max_abs_change": 0.2}},
+    "agreement": asdict(Agreement(2e-6, 1e-11, 3e-5, True, "float32", "float32")),
+    "swap": {"version": 3, "canary": {"status": "fresh", "evidence": "the server computes with all 272 tensors"}},
 }
 
 
@@ -92,24 +94,26 @@ def test_swapped_and_lost_rewards_are_an_alarm(change: dict[str, Any]) -> None:
 
 
 def test_a_fresh_swap_and_agreeing_logprobs_hold() -> None:
-    assert failed(training_checks(TRAINED, 1e-3)) == []
+    assert failed(training_checks(TRAINED)) == []
 
 
 @pytest.mark.parametrize(
     ("change", "alarm"),
     [
-        ({"logp_diff_max": 2e-3}, "server and trainer agree"),
-        ({"logp_diff_max": None}, "server and trainer agree"),
+        ({"agreement": {**TRAINED["agreement"], "mean": 4e-5}}, "server and trainer agree"),
+        ({"agreement": {**TRAINED["agreement"], "k3": 2e-8}}, "server and trainer agree"),
+        ({"agreement": {**TRAINED["agreement"], "mean": None, "k3": None}}, "server and trainer agree"),
+        ({"agreement": None}, "server and trainer agree"),
         ({"swap": {"error": "connection refused"}}, "the swap is fresh"),
-        ({"swap": {**TRAINED["swap"], "version": 2}}, "the swap is fresh"),  # type: ignore[dict-item]
+        ({"swap": {**TRAINED["swap"], "version": 2}}, "the swap is fresh"),
         ({"swap": {"version": 3, "canary": {"status": "inconclusive"}}}, "the swap is fresh"),
         ({"swap": {"version": 3, "canary": {"status": "stale"}}}, "the swap is fresh"),
     ],
 )
 def test_mismatch_and_stale_weights_are_alarms(change: dict[str, object], alarm: str) -> None:
-    assert failed(training_checks({**TRAINED, **change}, 1e-3)) == [alarm]
+    assert failed(training_checks({**TRAINED, **change})) == [alarm]
 
 
 def test_a_skipped_round_has_nothing_to_check_and_no_checks_never_hold() -> None:
-    assert training_checks({"skipped": "no rows"}, 1e-3) == []
+    assert training_checks({"skipped": "no rows"}) == []
     assert not all_hold([])

@@ -28,7 +28,7 @@ ROUND: dict[str, Any] = {
         "sampled_tokens": 1200,
         "sampling_seconds": 4.0,
     },
-    "train": {"tokens": {"trained": 700}, "logp_diff_max": 3e-6},
+    "train": {"tokens": {"trained": 700}, "logp_diff_mean": 3e-6},
     "seconds": {"rollouts": 4.0, "dataset": 1.0, "train": 2.0, "total": 7.0},
     "checks": [{"name": "the swap is fresh", "ok": False, "detail": "[bold]canary stale[/bold]"}],
 }
@@ -53,7 +53,7 @@ def test_a_pipe_gets_one_line_per_record() -> None:
         "validation",
         "validation after round 0 (version 0): 0.200 [0.133, 0.289]",
         "ALARM the swap is fresh: [bold]canary stale[/bold]",
-        "round 1: version 1, 64 rollouts (2 failed), reward 0.250, 300 sampled tok/s, max |Δlogp| 3e-06, checks ✗ "
+        "round 1: version 1, 64 rollouts (2 failed), reward 0.250, 300 sampled tok/s, mean |Δlogp| 3e-06, checks ✗ "
         "(rollouts 4.0 s, dataset 1.0 s, training 2.0 s)",
     ]
 

@@ -15,7 +15,7 @@ from trainspan_schemas.errors import CheckpointError
 
 def test_meta_and_canary_are_read_as_written(tmp_path: Path) -> None:
     meta = CheckpointMeta("full", 7, "policy-000006", "model", "ab" * 32)
-    canary = Canary("float32", 1e-4, [CanaryPrompt([1, 2], [3], [-0.5], [-0.75])])
+    canary = Canary("float32", [CanaryPrompt([1, 2], [3], [-0.5], [-0.75])])
     meta.write(tmp_path)
     canary.write(tmp_path)
     assert CheckpointMeta.read(tmp_path) == meta

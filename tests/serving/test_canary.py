@@ -1,15 +1,39 @@
-"""The verdict on a swap, from log-probabilities alone."""
+"""The verdict on a swap, from log-probabilities, the prefix cache and what the kernels hold."""
 
 import math
 
+import numpy as np
 import pytest
 
 from trainspan_schemas.checkpoint import Canary, CanaryPrompt
-from trainspan_serving.canary import judge
+from trainspan_serving.canary import CanaryReport, Loaded, judge
+
+RNG = np.random.default_rng(0)
+PARENT = (-RNG.exponential(3.0, 192)).tolist()
+MOVED = [value + change for value, change in zip(PARENT, RNG.normal(0, 0.08, 192), strict=True)]
+HARDLY_MOVED = [value + change for value, change in zip(PARENT, RNG.normal(0, 0.002, 192), strict=True)]
+NOISE = RNG.normal(0, 0.05, 192)
+"""As in bfloat16: at its greatest .15."""
 
 
-def canary(new: list[float], parent: list[float]) -> Canary:
-    return Canary("float32", 1e-4, [CanaryPrompt([1], [2] * len(new), new, parent)])
+def canary(new: list[float], parent: list[float], dtype: str = "float32") -> Canary:
+    return Canary(dtype, [CanaryPrompt([1], [2] * len(new), new, parent)])
+
+
+def verdict(
+    canary: Canary,
+    scored: list[float],
+    cached: int = 0,
+    loaded: Loaded | None = None,
+    *,
+    tolerance: float | None = None,
+    dtype: str = "float32",
+) -> CanaryReport:
+    return judge(canary, [scored], cached, loaded, tolerance=tolerance, dtype=dtype)
+
+
+def noisy(scores: list[float]) -> list[float]:
+    return [value + noise for value, noise in zip(scores, NOISE, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -24,23 +48,69 @@ def canary(new: list[float], parent: list[float]) -> Canary:
         ([-1.0, math.nan], "stale"),
     ],
 )
-def test_agreement_is_sharp_up_to_rounding(scored: list[float], status: str) -> None:
-    report = judge(canary([-1.0, -20.0], [-1.5, -20.0]), [scored], 0, tolerance=None, dtype="float32")
-    assert report.status == status
+def test_in_float32_every_token_must_agree_up_to_rounding(scored: list[float], status: str) -> None:
+    assert verdict(canary([-1.0, -20.0], [-1.5, -20.0]), scored).status == status
 
 
-def test_weights_that_hardly_moved_prove_nothing() -> None:
-    report = judge(canary([-1.0], [-1.00005]), [[-1.0]], 0, tolerance=None, dtype="float32")
+def test_weights_that_hardly_moved_are_told_by_nothing_but_what_the_kernels_hold() -> None:
+    report = verdict(canary([-1.0], [-1.00005]), [-1.0])
     assert report.status == "inconclusive"
     assert report.max_abs_change == pytest.approx(5e-5)
+    assert verdict(canary([-1.0], [-1.00005]), [-1.0], loaded=Loaded(272, (), 0)).status == "fresh"
 
 
-def test_a_server_in_low_precision_is_given_more_room_and_a_setting_wins() -> None:
-    moved = canary([-1.0], [-3.0])
-    assert judge(moved, [[-1.04]], 0, tolerance=None, dtype="bfloat16").status == "fresh"
-    assert judge(moved, [[-1.04]], 0, tolerance=0.01, dtype="bfloat16").status == "stale"
+@pytest.mark.parametrize(
+    ("dtype", "trainer"), [("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")]
+)
+def test_in_bfloat16_noise_far_above_1e_4_is_let_pass_and_the_parents_weights_are_not(dtype: str, trainer: str) -> None:
+    moved = canary(MOVED, PARENT, trainer)
+    fresh, stale = (verdict(moved, noisy(scores), dtype=dtype) for scores in (MOVED, PARENT))
+    assert fresh.status == "fresh"
+    assert fresh.max_abs_diff is not None
+    assert fresh.max_abs_diff > 0.1
+    assert fresh.shift == pytest.approx(1, abs=0.1)
+    assert stale.status == "stale"
+    assert stale.shift == pytest.approx(0, abs=0.1)
+    assert "nearer to the parent's" in str(stale.evidence)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "status"),
+    [
+        (None, "inconclusive"),
+        (Loaded(270, (), 2), "inconclusive"),
+        (Loaded(272, (), 0), "fresh"),
+        (Loaded(271, ("model.embed_tokens.weight",), 0), "stale"),
+    ],
+)
+def test_a_small_update_in_bfloat16_is_decided_by_what_the_kernels_hold(loaded: Loaded | None, status: str) -> None:
+    for scores in (HARDLY_MOVED, PARENT):
+        report = verdict(canary(HARDLY_MOVED, PARENT), noisy(scores), loaded=loaded, dtype="bfloat16")
+        assert report.status == status
+    assert report.shift_error is not None
+    assert report.shift_error > 0.5
+
+
+def test_a_tensor_that_is_not_the_checkpoints_is_stale_however_well_the_scores_agree() -> None:
+    report = verdict(canary(MOVED, PARENT), MOVED, loaded=Loaded(271, ("lm_head.weight",), 0))
+    assert (report.status, report.tensors_differing) == ("stale", 1)
+    assert "first 'lm_head.weight'" in str(report.evidence)
+
+
+def test_scores_that_are_far_off_are_stale_whatever_the_kernels_hold() -> None:
+    whole = Loaded(272, (), 0)
+    off = [value - 0.3 for value in MOVED]
+    assert verdict(canary(MOVED, PARENT), off, loaded=whole, dtype="bfloat16").status == "stale"
+    assert verdict(canary(MOVED, PARENT), [math.nan, *MOVED[1:]], loaded=whole, dtype="bfloat16").status == "stale"
+
+
+def test_the_users_limit_is_of_the_mean_in_every_dtype() -> None:
+    moved = canary(MOVED, PARENT)
+    for dtype in ("float32", "bfloat16"):
+        assert verdict(moved, noisy(MOVED), dtype=dtype, tolerance=0.1).status == "fresh"
+        assert verdict(moved, noisy(MOVED), dtype=dtype, tolerance=0.01).status == "stale"
 
 
 def test_a_prompt_from_the_earlier_weights_cache_is_stale_however_well_the_scores_agree() -> None:
-    report = judge(canary([-1.0], [-3.0]), [[-1.0]], 128, tolerance=None, dtype="float32")
+    report = verdict(canary([-1.0], [-3.0]), [-1.0], 128, Loaded(272, (), 0))
     assert (report.status, report.max_abs_diff, report.cached_tokens) == ("stale", 0.0, 128)

@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import shutil
 import signal
 import threading
 import time
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import openai
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.serving.servers import Faulty, Models, Stack
 from tests.support.canary import greedy_ids, write_checkpoint_files
@@ -36,16 +39,53 @@ def test_the_canary_is_red_for_tied_heads_left_unpacked_for_frozen_weights_and_f
     assert canary["status"] == "stale"
     if fault == "forgotten reset":
         assert canary["max_abs_diff"] <= canary["tolerance"]  # the weights are right
+        assert canary["tensors_differing"] == 0
         assert canary["cached_tokens"] == 256  # two whole blocks of a prompt of 300 tokens
         assert "256 tokens of a prompt were still cached from earlier weights" in answer["error"]
     else:
         assert canary["max_abs_diff"] > 0.1
         assert canary["cached_tokens"] == 0
+        assert canary["tensors_differing"] == (1 if fault == "unpacked" else len(_tensors(models.base)))
     assert server.policy()["version"] == 0
     body = {"model": "policy", "prompt": LONG_PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     status, told, headers = server.post("/v1/completions", {**body, "return_token_ids": True}, KEY)
     assert (status, headers[keys.HEADER_POLICY_VERSION]) == (200, "0")
     assert told["choices"][0]["token_ids"] == greedy_ids(models.base, LONG_PROMPT, 8)
+
+
+@pytest.mark.parametrize("fault", [None, "unpacked", "frozen"])
+def test_an_update_too_small_for_the_scores_is_told_by_what_the_kernels_hold(
+    faulty: Faulty, models: Models, fault: str | None
+) -> None:
+    server, _, checkpoints = faulty
+    folder = checkpoints / "policy-000004"
+    shutil.copytree(models.base, folder)
+    file, tensors = folder / "model.safetensors", _tensors(models.base)
+    generator = torch.Generator().manual_seed(0)
+    save_file({n: t + 1e-8 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}, file)
+    write_checkpoint_files(folder, 4, models.base)
+    if fault:
+        (checkpoints.parent / "fault").write_text(fault)
+    status, answer = server.swap(folder.name, 4)
+    (checkpoints.parent / "fault").unlink(missing_ok=True)
+    canary = answer["canary"]
+    assert canary["max_abs_change"] < canary["tolerance"]
+    assert canary["max_abs_diff"] < canary["tolerance"]
+    assert canary["tensors_unknown"] == 0
+    differing = {None: 0, "unpacked": 1, "frozen": len(tensors)}[fault]
+    assert (canary["tensors_equal"], canary["tensors_differing"]) == (len(tensors) - differing, differing)
+    assert (status, canary["status"]) == ((409, "stale") if fault else (200, "fresh"))
+    if not fault:
+        shutil.copytree(models.base, checkpoints / "policy-000000")
+        write_checkpoint_files(checkpoints / "policy-000000", 0, folder)
+        assert server.swap("policy-000000", 0)[1]["canary"]["status"] == "fresh"
+        shutil.rmtree(checkpoints / "policy-000000")
+    shutil.rmtree(folder)
+
+
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
+    return tensors
 
 
 def test_a_request_held_too_long_gets_503_and_a_swap_that_cannot_drain_gives_up(faulty: Faulty) -> None:

@@ -35,7 +35,7 @@ def make_adapter(
         )
         for prompt, completion in canary_tokens()
     ]
-    Canary("float32", 1e-4, prompts).write(folder)
+    Canary("float32", prompts).write(folder)
     return model
 
 

@@ -58,4 +58,4 @@ def write_checkpoint_files(folder: Path, version: int, parent: Path) -> None:
                 prompt, completion, logprobs_of(folder, prompt, completion), logprobs_of(parent, prompt, completion)
             )
         )
-    Canary("float32", 1e-4, prompts).write(folder)
+    Canary("float32", prompts).write(folder)

@@ -74,11 +74,11 @@ def run(home: None, tmp_path: Path, model_dir: Path) -> Run:
 def make_trainer(model_dir: Path, double_model: Any, tmp_path: Path) -> Callable[..., Any]:
     """A trainer with its own copy of the model, or of the double one."""
 
-    def make(settings: TrainSettings | None = None, *, double: bool = False, bf16: bool = False) -> Any:
+    def make(settings: TrainSettings | None = None, *, double: bool = False, dtype: str = "float32") -> Any:
         from trainspan_training.trainer import TransitionGRPOTrainer
 
         model = copy.deepcopy(double_model) if double else load_model(model_dir)
-        chosen = settings or TrainSettings()
-        return TransitionGRPOTrainer(model, load_tokenizer(model_dir), chosen, [], str(tmp_path / "trainer"), bf16=bf16)
+        chosen = dataclasses.replace(settings or TrainSettings(), dtype=dtype)
+        return TransitionGRPOTrainer(model, load_tokenizer(model_dir), chosen, [], str(tmp_path / "trainer"))
 
     return make

@@ -1,5 +1,6 @@
 """What only a GPU shows: compiled flex attention with its gradient, bfloat16, and whether the estimate of memory is enough."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ def test_compiled_flex_attention_gives_loss_and_gradient_of_the_reference(
     )
     flexible = load_model(model_dir)
     attention.prepare(flexible, "tree", dense=False)
-    trainer = TransitionGRPOTrainer(flexible, load_tokenizer(model_dir), settings, [], str(tmp_path), bf16=False)
+    trainer = TransitionGRPOTrainer(
+        flexible, load_tokenizer(model_dir), replace(settings, dtype="float32"), [], str(tmp_path)
+    )
     assert trainer.accelerator.device.type == "cuda"
     loss, gradient = measured(trainer, step)
     found = loss, {name: value.cpu() for name, value in gradient.items()}

@@ -135,7 +135,7 @@ def test_loss_and_gradient_equal_the_reference_in_float32(
 def test_bfloat16_changes_loss_and_gradient_by_its_rounding_only(make_trainer: Callable[..., Any], model: Any) -> None:
     step = one_step(mixed_rollouts(model))
     loss, gradient = measured(make_trainer(), step)
-    rough_loss, rough_gradient = measured(make_trainer(bf16=True), step)
+    rough_loss, rough_gradient = measured(make_trainer(dtype="bfloat16"), step)
     assert all(value.dtype == torch.float32 for value in rough_gradient.values())
     assert rough_loss != loss
     assert rough_loss == pytest.approx(loss, abs=0.02)

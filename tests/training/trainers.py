@@ -76,7 +76,7 @@ def make_trainer(
     from trainspan_training.trainer import TransitionGRPOTrainer
 
     tokenizer = load_tokenizer(tokenizer_dir)
-    return TransitionGRPOTrainer(model, tokenizer, settings, steps, str(folder), bf16=False, team=team)
+    return TransitionGRPOTrainer(model, tokenizer, replace(settings, dtype="float32"), steps, str(folder), team=team)
 
 
 def prepared(trainer: Any, case: Case, step: Step, model: Any) -> Step:

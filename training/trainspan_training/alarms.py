@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainspan_schemas.settings import TrainSettings
-
 if TYPE_CHECKING:
     from .metrics import RoundRecord
 
@@ -86,10 +84,10 @@ ALARMS = (
         "lengths differ much within a step: more rollouts per step pad less",
     ),
 )
-"""Every alarm but `engine_mismatch`, whose threshold is a setting."""
+"""Every alarm but `engine_mismatch`, which `trainspan_schemas.agreement` decides."""
 
 
-def raised(record: "RoundRecord", settings: TrainSettings) -> list[tuple[str, str]]:
+def raised(record: "RoundRecord") -> list[tuple[str, str]]:
     """Name and one line of each alarm that the record raises."""
     lines = [
         (
@@ -104,8 +102,8 @@ def raised(record: "RoundRecord", settings: TrainSettings) -> list[tuple[str, st
             0,
             (
                 "engine_mismatch",
-                f"|Δlogp| {record.logp_diff_max:.3g} exceeds train.engine_mismatch {settings.engine_mismatch:g}; the server's "
-                f"log-probabilities are not those of these weights: look for stale weights, constrained sampling, or rows of another run",
+                f"{record.agreement}; the server's log-probabilities are not those of these weights: "
+                "look for stale weights, constrained sampling, or rows of another run",
             ),
         )
     return lines

@@ -20,7 +20,6 @@ __all__ = ["draw_prompts", "make_canary", "score_prompts"]
 PROMPTS = 3
 COMPLETION = 64
 _BLOCK = 128  # the longest prefix-cache block in use: vLLM's on a CPU
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 
 Prompt = tuple[list[int], list[int]]
 """Prompt ids (P,) and completion ids (C,)."""
@@ -48,16 +47,20 @@ def draw_prompts(rows: Sequence[Row], context: int, seed: int) -> list[Prompt]:
 
 
 @torch.no_grad()
-def score_prompts(trainer: Any, prompts: Sequence[Prompt]) -> list[list[float]]:
-    """Log-probabilities (C,) of each completion, at temperature 1, under the trainer's weights as they are now."""
-    model, device = trainer.policy, trainer.accelerator.device
+def score_prompts(model: Any, prompts: Sequence[Prompt], dtype: str) -> list[list[float]]:
+    """Log-probabilities (C,) of each completion, at temperature 1, under the weights as they are now, computed in `dtype`.
+
+    In the server's dtype matrices are rounded as it rounds them, so that an update too small for it is none here either.
+    """
     model.eval()
+    device = next(model.parameters()).device
+    lower = torch.autocast(device.type, dtype=getattr(torch, dtype), enabled=dtype != "float32")
     scored = []
     for prompt, completion in prompts:
         tokens = torch.tensor([prompt + completion], device=device)
         predicting = torch.arange(len(prompt) - 1, tokens.shape[1] - 1, device=device)
         temperatures = torch.ones(len(completion), device=device)
-        with trainer.accelerator.autocast():
+        with lower:
             scores = score(
                 model,
                 model.get_output_embeddings(),
@@ -70,12 +73,10 @@ def score_prompts(trainer: Any, prompts: Sequence[Prompt]) -> list[list[float]]:
     return scored
 
 
-def make_canary(prompts: Sequence[Prompt], new: list[list[float]], parent: list[list[float]], *, bf16: bool) -> Canary:
-    """`canary.json` of a checkpoint."""
-    dtype = torch.bfloat16 if bf16 else torch.float32
+def make_canary(prompts: Sequence[Prompt], new: list[list[float]], parent: list[list[float]], dtype: str) -> Canary:
+    """`canary.json` of a checkpoint, of scores that were computed in `dtype`."""
     return Canary(
-        dtype=str(dtype).removeprefix("torch."),
-        tolerance=_TOLERANCE[dtype],
+        dtype=dtype,
         prompts=[
             CanaryPrompt(prompt, completion, logprobs_new, logprobs_parent)
             for (prompt, completion), logprobs_new, logprobs_parent in zip(prompts, new, parent, strict=True)

@@ -13,6 +13,7 @@ from .checkpoints import Checkpoints
 from .forwarding import forwarding_of
 from .loss_weights import Rule
 from .model import find_model, hollow_model, load_config, load_model, load_tokenizer
+from .options import compute_dtype
 from .owed import Owed
 from .policy import Policy
 from .result import Result
@@ -50,7 +51,9 @@ class Learner:
         adapted = settings.adapter == "lora"
         hollow = team.splits and has_slices(model := hollow_model(config), policy.model)
         if not hollow:
-            model = load_model(policy.model, frozen=adapted and not team.splits)  # what is split is all of one type
+            # What is split is all of one type.
+            halved = compute_dtype(settings, cuda=cuda) == "bfloat16" and not team.splits
+            model = load_model(policy.model, frozen=adapted and halved)
         tokenizer = load_tokenizer(policy.model)
         attention.prepare(model, forwarding.mode, dense=forwarding.dense)
         weights: FullWeights | AdapterWeights

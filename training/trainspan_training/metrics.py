@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainspan_schemas.agreement import Agreement
 from trainspan_schemas.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class RoundRecord:
     logp_diff_mean: float
     """|Δ log-probability| against the sampler at the first step, before any weight moved."""
     logp_diff_max: float
+    logp_diff_k3: float
+    """The same tokens' k3."""
     clip_low: float
     """Share of trained tokens."""
     clip_high: float
@@ -96,10 +99,15 @@ class RoundRecord:
     """Share of trained tokens whose w was cut to the cap, or masked."""
     rejected_calls: float
     """Share of calls that `reject_ratio` rejected."""
-    engine_mismatch: bool
-    """The first step's |Δ| exceeds the setting though server and trainer hold the same weights."""
+    agreement: Agreement
+    """Of server and trainer at the first step."""
     alarms: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def engine_mismatch(self) -> bool:
+        """Whether server and trainer disagree though they should hold the same weights."""
+        return self.agreement.mismatch
 
     @property
     def clip_fraction(self) -> float:
@@ -131,6 +139,7 @@ def summarize(
         "ratio_max": total.max_ratio if stats else math.nan,
         "logp_diff_mean": first.mean("abs_diff"),
         "logp_diff_max": first.max_abs_diff if stats else math.nan,
+        "logp_diff_k3": first.mean("k3"),
         "clip_low": total.mean("clipped_low"),
         "clip_high": total.mean("clipped_high"),
         "entropy": total.mean("entropy"),

@@ -10,7 +10,7 @@ from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.functions import is_function_name
 from trainspan_schemas.settings import TrainSettings
 
-__all__ = ["LOSSES", "WEIGHTS", "check", "clip_range", "reporters"]
+__all__ = ["LOSSES", "WEIGHTS", "check", "clip_range", "compute_dtype", "reporters"]
 
 LOSSES = ("clip", "cispo")
 """`clip` is PPO's surrogate (arXiv 1707.06347): the ratio is clipped at 1 + ε; `cispo` (arXiv 2506.13585) caps it at ε itself."""
@@ -37,6 +37,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "old_policy": ("logged", "recompute"),
     "correction": ("truncate", "mask", "none"),
     "adapter": ("none", "lora"),
+    "dtype": ("float32", "bfloat16"),
     "forward": ("auto", "padded", "tree"),
     "decay": ("constant", "linear", "cosine"),
 }
@@ -53,6 +54,7 @@ _POSITIVE = (
     "lora_rank",
     "lora_alpha",
     "memory_gib",
+    "engine_mismatch",
 )
 _ABOVE_ONE = ("correction_cap", "reject_ratio", "max_ratio")
 
@@ -89,6 +91,11 @@ def clip_range(settings: TrainSettings) -> tuple[float, float]:
         1 - (low if settings.epsilon is None else settings.epsilon),
         1 + (high if settings.epsilon_high is None else settings.epsilon_high),
     )
+
+
+def compute_dtype(settings: TrainSettings, *, cuda: bool) -> str:
+    """What the trainer computes in: `float32` or `bfloat16`."""
+    return settings.dtype or ("bfloat16" if cuda else "float32")
 
 
 def reporters(settings: TrainSettings) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from trainspan_schemas.agreement import Agreement, is_exact, limit_of
 from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.settings import TrainSettings
 
@@ -16,6 +17,7 @@ from .offpolicy import Correction, OffPolicySums, correct
 from .plan import Step, plan_steps
 from .policy import Policy
 from .rows import Row, make_rows
+from .stats import TokenSums
 from .trainer import TransitionGRPOTrainer
 from .transitions import Call, DatasetFolder
 
@@ -24,6 +26,7 @@ __all__ = [
     "Prepared",
     "Staleness",
     "against_old",
+    "agreement_of",
     "check_policy",
     "plan_round",
     "staleness_of",
@@ -113,17 +116,22 @@ def context_of(config: Any) -> int:
 
 
 def against_old(
-    trainer: TransitionGRPOTrainer, steps: Sequence[Step], settings: TrainSettings, staleness: Staleness
+    trainer: TransitionGRPOTrainer,
+    steps: Sequence[Step],
+    settings: TrainSettings,
+    staleness: Staleness,
+    server_dtype: str | None,
 ) -> Prepared:
     """The steps with their importance ratio against the policy that the settings ask for.
 
-    By default the logged one where all calls are of the current version and the server agrees with the trainer on a
-    sample of them; else the current weights', recomputed.
+    By default the logged one if all calls are of the current version, both sides compute in float32 (`server_dtype` is
+    None if the server could not be asked), and a sample of the calls shows that they agree; else the current weights',
+    recomputed. In bfloat16 the logged ratio would begin at the noise between the two, and clip by it.
     """
     logged = settings.old_policy == "logged"
-    if settings.old_policy is None and staleness.fresh:
-        sample = largest(steps[0]).first(CHECK_TOKENS)
-        logged = trainer.measure(sample).max_abs_diff <= settings.engine_mismatch
+    if settings.old_policy is None and staleness.fresh and is_exact(server_dtype, trainer.dtype):
+        sums = trainer.measure(largest(steps[0]).first(CHECK_TOKENS))
+        logged = not agreement_of(sums, trainer.dtype, server_dtype, settings, staleness).mismatch
     if logged:
         return Prepared(tuple(steps), "logged", OffPolicySums())
     correction = Correction.of(settings)
@@ -136,6 +144,14 @@ def against_old(
             total += sums
         corrected.append(replace(step, micro_batches=tuple(batches)))
     return Prepared(tuple(corrected), "recompute", sum(trainer.team.gather(total), OffPolicySums()))
+
+
+def agreement_of(
+    sums: TokenSums, dtype: str, server_dtype: str | None, settings: TrainSettings, staleness: Staleness
+) -> Agreement:
+    """How server and trainer agree on tokens whose sums were measured under the weights that the round starts from."""
+    limit = limit_of(server_dtype, dtype, settings.engine_mismatch)
+    return Agreement(sums.mean("abs_diff"), sums.mean("k3"), limit, staleness.fresh, server_dtype, dtype)
 
 
 def with_reference(trainer: TransitionGRPOTrainer, steps: Sequence[Step], reference: Any) -> list[Step]:

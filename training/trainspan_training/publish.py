@@ -11,7 +11,7 @@ from trainspan_schemas.home import token
 
 from .ledger import Event
 
-__all__ = ["EVENTS", "Outcome", "Swap", "publish"]
+__all__ = ["EVENTS", "Outcome", "Swap", "publish", "served_dtype"]
 
 Outcome = Literal["swapped", "refused", "unreachable", "failed", "off"]
 """`refused`: the server keeps the old policy (409); `failed`: it answered with another error."""
@@ -24,6 +24,7 @@ EVENTS: dict[Outcome, Event] = {
     "off": "unpublished",
 }
 
+_ASK_TIMEOUT_S = 10.0
 _TIMEOUT_S = 180.0
 """Covers draining running requests, loading the weights and scoring the canary."""
 
@@ -61,6 +62,20 @@ def publish(url: str, checkpoint: str, version: int) -> Swap:
         return Swap("refused" if error.code == 409 else "failed", answer)
     except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
         return Swap("unreachable", {"error": f"no answer from {base}: {getattr(error, 'reason', error)}"})
+
+
+def served_dtype(url: str) -> str | None:
+    """What the policy server at `url` computes in, e.g. "bfloat16"; None if it cannot be asked."""
+    if url == "none":
+        return None
+    base = url.rstrip("/").removesuffix("/v1")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{base}/trainspan/policy", timeout=_ASK_TIMEOUT_S) as response:
+            dtype = _parsed(response.read()).get("dtype")
+    except (OSError, http.client.HTTPException):
+        return None
+    return dtype if isinstance(dtype, str) else None
 
 
 def _parsed(body: bytes) -> dict[str, Any]:

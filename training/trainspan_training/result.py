@@ -18,6 +18,7 @@ _SHARED = (
     "kl",
     "logp_diff_max",
     "logp_diff_mean",
+    "logp_diff_k3",
     "entropy",
     "reward_mean",
     "learning_rate",
@@ -55,7 +56,7 @@ class Result:
         return (
             f"round {self.round}: {self.checkpoint}, {record.rows} calls of {record.rollouts} rollouts, "
             f"reward {record.reward_mean:.3f}, loss {record.loss:.4f}, grad norm {record.grad_norm:.3f}, kl {record.kl:.4f}, "
-            f"clipped {record.clip_fraction:.3f}, |Δlogp| {record.logp_diff_max:.2g}, "
+            f"clipped {record.clip_fraction:.3f}, mean |Δlogp| {record.logp_diff_mean:.2g}, "
             f"{sum(record.seconds.values()) - record.seconds['wait']:.2f} s, {swap.get(self.swap.outcome, self.swap.error)}"
         )
 
@@ -69,7 +70,7 @@ class Result:
             "checkpoint": self.checkpoint,
             **{name: finite(record.get(name)) for name in _SHARED},
             "clip_fraction": finite(self.record.clip_fraction) if self.record else None,
-            "engine_mismatch": record.get("engine_mismatch", False),
+            "agreement": finite(record.get("agreement")),
             "seconds": {name: round(value, 4) for name, value in record.get("seconds", {}).items()},
             "tokens": {"trained": record.get("trained_tokens", 0), "forwarded": record.get("forwarded_tokens", 0)},
             "swap": self.swap.answer,

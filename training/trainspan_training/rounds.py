@@ -36,6 +36,7 @@ from .preparation import (
     Prepared,
     Staleness,
     against_old,
+    agreement_of,
     check_policy,
     context_of,
     largest,
@@ -43,12 +44,12 @@ from .preparation import (
     staleness_of,
     with_reference,
 )
-from .publish import EVENTS, Swap, publish
+from .publish import EVENTS, Swap, publish, served_dtype
 from .reporting import figures
 from .result import NO_ROWS, Result
 from .rows import Row
 from .saving import PolicyFiles
-from .stats import StepStats
+from .stats import StepStats, TokenSums
 from .trainer import TransitionGRPOTrainer
 from .transitions import Call, DatasetFolder, read_calls
 from .weights import FullWeights, load_slices
@@ -96,6 +97,8 @@ class Rounds:
         self._hollow = hollow
         self._prompts: list[Prompt] = []
         self._scores: list[list[float]] = []
+        self._server_dtype: str | None = None
+        self._canary_dtype = ""
         self._seconds: dict[str, float] = {}
         self.trainer: TransitionGRPOTrainer
         self._files: PolicyFiles
@@ -125,6 +128,8 @@ class Rounds:
         log.warning("no optimizer state of %s: its steps are made again from %s", name, owed.parent.name)
         calls, staleness = self._read(owed.dataset)
         _, plan = self._plan(calls, owed.dataset)
+        # Scored in the coarser dtype of server and trainer, by which the old policy was chosen then.
+        self._server_dtype = Canary.read(owed.policy.folder).dtype
         yield from self._steps(self._prepare(plan, staleness))
         self.trainer.take_stats()
         if not self._files.restore(owed.policy):
@@ -151,6 +156,7 @@ class Rounds:
             stale = f"all {staleness.dropped} calls are beyond train.max_staleness {self._settings.max_staleness}"
             return self._skip(dataset, stale if staleness.dropped else NO_ROWS)
         with self._timed("canary"):
+            self._server_dtype = self._lead(lambda _: served_dtype(self._settings.policy_url))
             self._ready_canary(rows)
         with self._timed("old"):
             prepared = self._prepare(plan, staleness)
@@ -170,9 +176,8 @@ class Rounds:
             return self._abort(dataset, record, failure)
         try:
             with self._timed("save"):
-                scores = score_prompts(self.trainer, self._prompts)
-                bf16 = bool(self.trainer.args.bf16)
-                canary = make_canary(self._prompts, scores, self._scores, bf16=bf16)
+                scores = score_prompts(self.trainer.policy, self._prompts, self._canary_dtype)
+                canary = make_canary(self._prompts, scores, self._scores, self._canary_dtype)
                 saved = self._files.save(self._policy, dataset, canary)
         except (OSError, SafetensorError) as error:
             return self._abort(dataset, record, f"cannot save {record.checkpoint}: {error}", consume=False)
@@ -202,7 +207,7 @@ class Rounds:
         steps = [step.share(trainer.team.rank, trainer.team.size) for step in plan]
         if self._settings.kl_coef:
             steps = with_reference(trainer, steps, self.reference)
-        return against_old(trainer, steps, self._settings, staleness)
+        return against_old(trainer, steps, self._settings, staleness, self._server_dtype)
 
     def _config(self) -> Any:
         return self.trainer.policy.config.get_text_config()
@@ -210,16 +215,22 @@ class Rounds:
     def _ready_canary(self, rows: list[Row]) -> None:
         """Sequences and their scores under the weights as they are; the same sequences through a run.
 
-        They are taken over from the parent checkpoint, or drawn from the first dataset.
+        They are taken over from the parent checkpoint, or drawn from the first dataset. They are scored in the
+        trainer's dtype, or in the server's if that is the coarser one.
         """
-        if self._prompts:
+        dtype = self.trainer.dtype
+        if dtype == "float32" and self._server_dtype:
+            dtype = self._server_dtype
+        if self._canary_dtype == dtype:
             return
-        try:
-            canary = Canary.read(self._policy.folder)
-            self._prompts = [(prompt.prompt_ids, prompt.completion_ids) for prompt in canary.prompts]
-        except CheckpointError:
-            self._prompts = draw_prompts(rows, context_of(self._config()), self._settings.seed)
-        self._scores = score_prompts(self.trainer, self._prompts)
+        if not self._prompts:
+            try:
+                canary = Canary.read(self._policy.folder)
+                self._prompts = [(prompt.prompt_ids, prompt.completion_ids) for prompt in canary.prompts]
+            except CheckpointError:
+                self._prompts = draw_prompts(rows, context_of(self._config()), self._settings.seed)
+        self._canary_dtype = dtype
+        self._scores = score_prompts(self.trainer.policy, self._prompts, dtype)
 
     def _record(
         self,
@@ -257,13 +268,13 @@ class Rounds:
             weight_max=off.max_weight if off.tokens else math.nan,
             bounded=off.bounded / off.tokens if off.tokens else 0.0,
             rejected_calls=off.rejected_calls / off.calls if off.calls else 0.0,
-            engine_mismatch=bool(
-                staleness.fresh and not self.trainer.args.bf16 and summary["logp_diff_max"] > settings.engine_mismatch
+            agreement=agreement_of(
+                stats[0].sums if stats else TokenSums(), self.trainer.dtype, self._server_dtype, settings, staleness
             ),
             seconds=self._seconds,
             **summary,
         )
-        alarms = raised(record, settings)
+        alarms = raised(record)
         for name, line in alarms if self._book else ():
             log.warning("round=%d %s: %s", dataset.round, name, line)
         return replace(record, alarms=[name for name, _ in alarms])

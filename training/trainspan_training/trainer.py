@@ -55,9 +55,8 @@ class TransitionGRPOTrainer(GRPOTrainer):
     """GRPO over optimizer steps, each a list of micro-batches. `steps` is iterated once by `train()`; it may
     block, save and swap between two steps.
 
-    A step that goes beyond a limit of the settings moves no weight: `failure` then says why. `bf16`: compute in
-    bfloat16 from float32 weights; by default on a GPU only. In a `team` every process gets its own micro-batches of
-    the same steps. Raises TrainingError where several GPUs are visible to one process.
+    A step that goes beyond a limit of the settings moves no weight: `failure` then says why. In a `team` every process
+    gets its own micro-batches of the same steps. Raises TrainingError where several GPUs are visible to one process.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class TransitionGRPOTrainer(GRPOTrainer):
         steps: Iterable[list[MicroBatch]],
         output_dir: str,
         *,
-        bf16: bool | None = None,
         team: Team | None = None,
     ) -> None:
         self.team = team or Team()
@@ -84,7 +82,7 @@ class TransitionGRPOTrainer(GRPOTrainer):
         self._stats: list[StepStats] = []
         self.failure: str | None = None
         """Why the last step was not made."""
-        arguments = grpo_config(settings, output_dir, torch.cuda.is_available() if bf16 is None else bf16)
+        arguments = grpo_config(settings, output_dir)
         if self.team.splits:
             admit_cpu()
         super().__init__(
@@ -115,6 +113,11 @@ class TransitionGRPOTrainer(GRPOTrainer):
     def policy(self) -> Any:
         """The live model itself, without what accelerate wraps around it."""
         return self.accelerator.unwrap_model(self.model)
+
+    @property
+    def dtype(self) -> str:
+        """What it computes in: `float32` or `bfloat16`."""
+        return "bfloat16" if self.args.bf16 else "float32"
 
     def get_train_dataloader(self) -> Any:
         return self._steps

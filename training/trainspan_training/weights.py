@@ -1,6 +1,5 @@
 """Weights to and from safetensors files; never pickle. Several processes write a file each, at the same time."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Collection, Mapping
@@ -10,6 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
+
+from trainspan_schemas.checkpoint import join_hashes
 
 from .model import load_model
 from .policy import Policy
@@ -157,9 +158,8 @@ def restore(live: Mapping[str, Tensor], saved: Callable[[str, Tensor], Tensor]) 
 
 
 def hash_of(written: Written) -> str:
-    """sha256 of the file, or of the hashes of several, as text, in order of their names."""
-    hashes = [sha256 for _, (sha256, _) in sorted(written.items())]
-    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+    """`weights_sha256` of files whose hashes were taken as they were written."""
+    return join_hashes([sha256 for _, (sha256, _) in sorted(written.items())])
 
 
 def copy_companions(source: Path, folder: Path, without: Collection[str] = ()) -> None:

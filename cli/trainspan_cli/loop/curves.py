@@ -1,5 +1,6 @@
 """Pictures of one run and of several runs, from their records alone."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,16 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> None:
         reward.set_ylim(0, 1)
     reward.legend(loc="upper left", fontsize=8)
     reward.set_title(title, fontsize=10)
-    agreed = [record for record in rounds if record["train"].get("logp_diff_max")]
+    agreed = [record for record in rounds if record["train"].get("agreement")]
     difference.semilogy(
         [record["round"] - 1 for record in agreed],
-        [record["train"]["logp_diff_max"] for record in agreed],
+        [record["train"]["agreement"]["mean"] or math.nan for record in agreed],
         ".-",
         color=GREEN,
     )
-    difference.axhline(1e-3, color=RED, linewidth=0.8, linestyle="--")
-    difference.set_ylabel("max |Δlogp|\nserver − trainer", fontsize=8)
+    for limit in {record["train"]["agreement"]["limit"] for record in agreed}:
+        difference.axhline(limit, color=RED, linewidth=0.8, linestyle="--")
+    difference.set_ylabel("mean |Δlogp|\nserver − trainer", fontsize=8)
     _finish(figure, (reward, difference), path)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trainspan_schemas.agreement import Agreement
 from trainspan_schemas.status import DROP_REASONS
 
 from .rewards import RewardRecords
@@ -116,21 +117,19 @@ def _same(recorded: float, used: float | None) -> bool:
     return used is not None and math.isclose(recorded, used, rel_tol=1e-9, abs_tol=1e-12)
 
 
-def training_checks(event: Mapping[str, Any], engine_mismatch: float) -> list[Check]:
+def training_checks(event: Mapping[str, Any]) -> list[Check]:
     """The trainer started from what the server sampled, and the server now has the trainer's weights."""
     if event.get("skipped"):
         return []
-    checks = []
-    difference = event.get("logp_diff_max")
-    checks.append(
+    told = event.get("agreement")
+    agreement = Agreement(**told) if told else None
+    checks = [
         Check(
             "server and trainer agree",
-            difference is not None and difference < engine_mismatch,
-            f"max |Δlogp| {difference:.2e} at the first step (limit {engine_mismatch:.0e})"
-            if difference is not None
-            else "not measured",
+            agreement is not None and not agreement.mismatch,
+            str(agreement or "not measured"),
         )
-    )
+    ]
     swap = event.get("swap") or {}
     canary = swap.get("canary") or {}
     if event.get("recovered") and not canary:
@@ -144,12 +143,7 @@ def training_checks(event: Mapping[str, Any], engine_mismatch: float) -> list[Ch
     detail = (
         swap.get("error")
         or event.get("error")
-        or (
-            f"canary {canary.get('status')}, Δ {canary.get('max_abs_diff', float('nan')):.1e}, "
-            f"moved {canary.get('max_abs_change', float('nan')):.1e}"
-            if canary
-            else "no canary"
-        )
+        or (f"canary {canary.get('status')}: {canary.get('evidence')}" if canary else "no canary")
     )
     checks.append(Check("the swap is fresh", fresh, f"version {event.get('version')}: {detail}"))
     return checks

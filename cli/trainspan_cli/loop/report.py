@@ -40,7 +40,7 @@ def write_report(run: RunFolder, title: str, verdicts: Sequence[tuple[str, bool,
         picture(training, "KL, entropy, clipping, staleness, gradient norm and stage times by round"),
         "<h2>Rounds</h2>",
         table(
-            ("round", "version", "rollouts", "reward", "calls", "trained", "dropped", "max |Δlogp|", "canary", "s"),
+            ("round", "version", "rollouts", "reward", "calls", "trained", "dropped", "mean |Δlogp|", "canary", "s"),
             [_round_row(record) for record in records if record["kind"] == "round"],
         ),
         _skipped(records),
@@ -90,7 +90,7 @@ def _round_row(record: Record) -> list[str]:
     reward = record["rollout"].get("mean_reward")
     canary = ((train.get("swap") or {}).get("canary") or {}).get("status", "skipped" if record.get("skipped") else "–")
     dropped = ", ".join(f"{name} {count}" for name, count in sorted((data.get("dropped") or {}).items()))
-    difference = train.get("logp_diff_max")
+    difference = train.get("logp_diff_mean")
     return [
         str(record["round"]),
         str(record["policy_version"]),

