@@ -62,7 +62,7 @@ def test_every_setting_of_the_loop_is_documented_with_its_default() -> None:
 
 def test_every_figure_of_a_round_is_documented() -> None:
     names = {name for cells in table(TRAINING, "name | meaning") for name in re.findall(r"`(\w+)`", cells[0])}
-    identity = {"round", "version", "checkpoint", "dataset", "error", "learning_rate", "engine_mismatch", "alarms"}
+    identity = {"round", "version", "checkpoint", "dataset", "error", "learning_rate", "alarms"}
     counts = {"rows", "rollouts", "steps", "policy_versions"}
     assert names == {field.name for field in fields(RoundRecord)} - identity - counts
 
