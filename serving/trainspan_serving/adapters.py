@@ -13,7 +13,16 @@ from trainspan_schemas.errors import CheckpointError
 
 from .weights import Weights, read_json, read_shapes
 
-__all__ = ["SERVED_MODULES", "AdapterOutline", "check_adapter_fits", "is_adapter", "read_adapter"]
+__all__ = [
+    "CONFIG_FILE",
+    "SERVED_MODULES",
+    "TENSORS_FILE",
+    "AdapterOutline",
+    "check_adapter_fits",
+    "is_adapter",
+    "read_adapter",
+    "split_name",
+]
 
 SERVED_MODULES: Final = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # Llama, Qwen, Mistral, Gemma, …
@@ -25,8 +34,8 @@ SERVED_MODULES: Final = (
 """The linear layers of the common families, and not the output head: with an adapter there, vLLM's engine dies of a
 request for prompt log-probabilities, which the canary is."""
 
-_CONFIG: Final = "adapter_config.json"
-_TENSORS: Final = "adapter_model.safetensors"
+CONFIG_FILE: Final = "adapter_config.json"
+TENSORS_FILE: Final = "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
 _PLAIN: Final[Mapping[str, tuple[Any, ...]]] = {
     "bias": (None, "none"),
@@ -57,23 +66,23 @@ class AdapterOutline:
 def is_adapter(folder: Path) -> bool:
     """Whether the folder says of itself that it holds an adapter."""
     says_lora = (folder / META_FILE).is_file() and CheckpointMeta.read(folder).kind == "lora"
-    return says_lora or (folder / _CONFIG).is_file()
+    return says_lora or (folder / CONFIG_FILE).is_file()
 
 
 def read_adapter(folder: Path) -> AdapterOutline:
     """Reads configuration and safetensors header. Raises CheckpointError for what is missing, damaged or not served by vLLM."""
-    config = read_json(folder / _CONFIG)
+    config = read_json(folder / CONFIG_FILE)
     if config.get("peft_type") != "LORA":
         raise CheckpointError(f"{folder.name} is an adapter of type {config.get('peft_type')!r}; LORA is served")
     for setting, plain in _PLAIN.items():
         if config.get(setting) not in plain:
             raise CheckpointError(f"{folder.name}: vLLM does not serve adapters with {setting} = {config[setting]!r}")
-    if not (folder / _TENSORS).is_file():
-        raise CheckpointError(f"{folder.name} has no {_TENSORS}")
-    tensors = read_shapes(folder / _TENSORS)
+    if not (folder / TENSORS_FILE).is_file():
+        raise CheckpointError(f"{folder.name} has no {TENSORS_FILE}")
+    tensors = read_shapes(folder / TENSORS_FILE)
     ranks = [shape[0] for name, shape in tensors.items() if name.endswith(".lora_A.weight") and shape]
     if not ranks:
-        raise CheckpointError(f"{folder.name}/{_TENSORS} holds no LoRA tensors")
+        raise CheckpointError(f"{folder.name}/{TENSORS_FILE} holds no LoRA tensors")
     meta = CheckpointMeta.read(folder) if (folder / META_FILE).is_file() else None
     base = meta.base if meta else config.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
@@ -101,7 +110,7 @@ def check_adapter_fits(
     if Path(adapter.base).is_dir() and not Path(adapter.base).samefile(served.folder):
         raise CheckpointError(f"{name} belongs to {adapter.base}; the full weights in service are {served.folder}")
     for tensor, shape in sorted(adapter.tensors.items()):
-        module, side = _split(tensor)
+        module, side = split_name(tensor)
         target = served.tensors.get(f"{module}.weight")
         if target is None or side not in ("A", "B") or len(target) != 2 or len(shape) != 2:
             raise CheckpointError(f"{name}: tensor {tensor!r} belongs to no matrix of the served model")
@@ -112,13 +121,13 @@ def check_adapter_fits(
         width = target[1] if side == "A" else target[0]
         if shape[1 if side == "A" else 0] != width:
             raise CheckpointError(f"{name}: tensor {tensor!r} has shape {list(shape)}, its matrix {list(target)}")
-    for module in sorted({_split(tensor)[0] for tensor in adapter.tensors}):
+    for module in sorted({split_name(tensor)[0] for tensor in adapter.tensors}):
         a, b = (adapter.tensors.get(f"{_PREFIX}{module}.lora_{side}.weight") for side in "AB")
         if a is None or b is None or a[0] != b[1]:
             raise CheckpointError(f"{name}: the two tensors of {module!r} do not belong together: {a} and {b}")
 
 
-def _split(tensor: str) -> tuple[str, str]:
+def split_name(tensor: str) -> tuple[str, str]:
     """`base_model.model.MODULE.lora_A.weight` → (MODULE, "A")."""
     module, _, rest = tensor.removeprefix(_PREFIX).partition(".lora_")
     return module, rest.removesuffix(".weight")

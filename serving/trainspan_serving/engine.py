@@ -72,10 +72,17 @@ class Engine:
 
         It cannot where the model is split over several workers, and without our worker extension.
         """
+        return await self._ask_worker("trainspan_compare", str(folder), seed)
+
+    async def compare_adapter(self, adapter: Adapter) -> dict[str, list[str]] | None:
+        """The same of an adapter that has answered a request; see `proof.compare_adapter`."""
+        return await self._ask_worker("trainspan_compare_adapter", str(adapter.folder), adapter.request.lora_int_id)
+
+    async def _ask_worker(self, what: str, *arguments: Any) -> dict[str, list[str]] | None:
         parallel = self._client.vllm_config.parallel_config
         if not self.can_reload or parallel.world_size > 1:
             return None
-        (verdicts,) = await self._client.collective_rpc("trainspan_compare", args=(str(folder), seed))
+        (verdicts,) = await self._client.collective_rpc(what, args=arguments)
         return dict(verdicts)
 
     async def add_adapter(self, folder: Path, version: int, name: str) -> Adapter:

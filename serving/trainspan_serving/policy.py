@@ -236,22 +236,23 @@ class PolicyServer:
             return ABSENT
         cached = await read_through_cache(self._tap, candidate.canary, policy)
         scores = await score(self._tap, candidate.canary, policy)
-        loaded = await self._loaded(candidate)
+        loaded = await self._loaded(candidate, policy)
         tolerance = self.plan.canary_tolerance
         return judge(candidate.canary, scores, cached, loaded, tolerance=tolerance, dtype=self._engine.dtype)
 
-    async def _loaded(self, candidate: Candidate) -> Loaded | None:
-        """What of the candidate's full weights the engine computes with; None for an adapter, and if nothing can be read."""
-        if candidate.weights is None or self._unreadable is None:
+    async def _loaded(self, candidate: Candidate, policy: Policy) -> Loaded | None:
+        """What of the candidate the engine computes with; None if nothing can be read."""
+        if policy.adapter:
+            verdicts, unreadable = await self._engine.compare_adapter(policy.adapter), frozenset[str]()
+        elif self._unreadable is None:
             return None
-        verdicts = await self._engine.compare(candidate.folder, candidate.version)
+        else:
+            verdicts, unreadable = await self._engine.compare(candidate.folder, candidate.version), self._unreadable
         if verdicts is None:
             return None
-        read = {
-            verdict: [name for name in names if name not in self._unreadable] for verdict, names in verdicts.items()
-        }
-        unknown = len(candidate.weights.tensors) - len(read["equal"]) - len(read["differing"])
-        return Loaded(len(read["equal"]), tuple(sorted(read["differing"])), unknown)
+        equal, differing = (set(verdicts[name]) - unreadable for name in ("equal", "differing"))
+        unknown = sum(map(len, verdicts.values())) - len(equal) - len(differing)
+        return Loaded(len(equal), tuple(sorted(differing)), unknown)
 
     def _refuse_stale(self, canary: CanaryReport, name: str) -> None:
         self.canary = canary

@@ -6,15 +6,17 @@ the weights themselves). So a load that was skipped is seen, and an output head 
 update is far below what log-probabilities in bfloat16 can show.
 """
 
+import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .weights import weight_files
+from .adapters import CONFIG_FILE, TENSORS_FILE, split_name
+from .weights import read_json, weight_files
 
-__all__ = ["compare"]
+__all__ = ["compare", "compare_adapter"]
 
 _COLUMNS = 32
 """Of each matrix, side by side; with every row."""
@@ -40,6 +42,38 @@ def compare(model: Any, folder: Path, seed: int) -> dict[str, list[str]]:
                     found = [_equals(part, file.get_slice(name), place) for part in _find(model, name)]
                     verdict = "differing" if False in found else "equal" if found and None not in found else "unknown"
                     verdicts[verdict].append(name)
+    return verdicts
+
+
+def compare_adapter(manager: Any, number: int, folder: Path) -> dict[str, list[str]]:
+    """The same for an adapter: the slot from which vLLM's kernels take it, once it has answered, against its file.
+
+    `manager` is vLLM's `LoRAModelManager`, `number` the adapter's in it. All is `unknown` if it is in no slot.
+    """
+    import torch
+    from safetensors import safe_open
+
+    config = read_json(folder / CONFIG_FILE)
+    rank = config["r"]
+    scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    places = {name: (module, 0) for name, module in manager.modules.items()}
+    for whole, pieces in manager.packed_modules.items():
+        places |= {piece: (manager.modules[whole], index) for index, piece in enumerate(pieces)}
+    slots = list(manager.lora_index_to_id)
+    verdicts: dict[str, list[str]] = {"equal": [], "differing": [], "unknown": []}
+    with torch.inference_mode(), safe_open(folder / TENSORS_FILE, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118  # it is no mapping
+            path, side = split_name(name)
+            module, piece = places.get(path, (None, 0))
+            stacked = getattr(module, f"lora_{side.lower()}_stacked", ())
+            own_scale = path.rpartition(".")[2] in {**config.get("alpha_pattern", {}), **config.get("rank_pattern", {})}
+            if number not in slots or piece >= len(stacked) or own_scale:
+                verdicts["unknown"].append(name)
+                continue
+            saved = file.get_tensor(name).to(stacked[piece].device, stacked[piece].dtype)
+            expected = saved * scale if side == "B" and scale != 1 else saved
+            held = stacked[piece][slots.index(number), 0, : saved.shape[0], : saved.shape[1]]
+            verdicts["equal" if torch.equal(held, expected) else "differing"].append(name)
     return verdicts
 
 

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from .proof import compare
+from .proof import compare, compare_adapter
 
 __all__ = ["PolicyWorker"]
 
@@ -36,3 +36,7 @@ class PolicyWorker:
     def trainspan_compare(self: Any, folder: str, seed: int) -> dict[str, list[str]]:
         """Which tensors of a folder this worker computes with; see `proof.compare`."""
         return compare(self.model_runner.get_model(), Path(folder), seed)
+
+    def trainspan_compare_adapter(self: Any, folder: str, number: int) -> dict[str, list[str]]:
+        """The same of an adapter's folder; see `proof.compare_adapter`."""
+        return compare_adapter(self.model_runner.lora_manager._adapter_manager, number, Path(folder))

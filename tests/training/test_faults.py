@@ -1,11 +1,15 @@
 """Faults between server and trainer turn the integrity panel red: what the server sampled is not what the trainer holds."""
 
+import copy
 import dataclasses
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support.dataset_files import LoggedCall, sample_rollouts, write_dataset
 from trainspan_cli.loop.integrity import training_checks
@@ -17,11 +21,28 @@ from trainspan_training.session import Job, train
 FRESH = {"version": 2, "canary": {"status": "fresh", "evidence": "told"}}
 
 
+class Server:
+    """The model as a server computes it: all in bfloat16, logits in float32 at the end; or as it is."""
+
+    def __init__(self, model: Any, dtype: str) -> None:
+        self.config = model.config
+        self._model = copy.deepcopy(model).to(getattr(torch, dtype)).eval()
+
+    def __call__(self, input_ids: torch.Tensor) -> Any:
+        return SimpleNamespace(logits=self._model(input_ids).logits.float())
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    """What server and trainer compute in."""
+    return str(request.param)
+
+
 @pytest.fixture
-def second_round(tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def second_round(tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> Any:
     """Trains a first round, then one on calls labelled version 1; the verdicts of the panel on the second."""
     monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
-    settings = TrainSettings(model=str(model_dir), policy_url="none", learning_rate=1e-3)
+    settings = TrainSettings(model=str(model_dir), policy_url="none", learning_rate=1e-3, dtype=dtype)
 
     def run() -> Result:
         results: list[Result] = []
@@ -29,39 +50,50 @@ def second_round(tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytes
         train(job, lambda: None, results.append)
         return results[0]
 
-    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=6), round_=0)
+    write_dataset(tmp_path / "dataset", sample_rollouts(Server(model, dtype), rollouts=6), round_=0)
     assert run().version == 1
 
     def second(calls: list[LoggedCall]) -> dict[str, bool]:
         labelled = [dataclasses.replace(call, policy_version=1) for call in calls]
         write_dataset(tmp_path / "dataset", labelled, round_=1)
         event = run().event() | {"swap": FRESH}
-        return {check.name: check.ok for check in training_checks(event)}
+        expected = "logged" if dtype == "float32" else "recompute"
+        assert event["agreement"]["trainer_dtype"] == dtype
+        panel = {check.name: check.ok for check in training_checks(event)}
+        assert panel["server and trainer agree"] == ("engine_mismatch" not in metrics()["alarms"])
+        if all(panel.values()):
+            assert metrics()["old_policy"] == expected
+        return panel
+
+    def metrics() -> dict[str, Any]:
+        return dict(json.loads((tmp_path / "checkpoints/metrics.jsonl").read_text().splitlines()[-1]))
 
     return second
 
 
-def test_the_weights_that_the_trainer_published_make_the_panel_green(second_round: Any, tmp_path: Path) -> None:
+def test_the_weights_that_the_trainer_published_make_the_panel_green(
+    second_round: Any, tmp_path: Path, dtype: str
+) -> None:
     published = load_model(tmp_path / "checkpoints/policy-000001").eval()
-    assert all(second_round(sample_rollouts(published, rollouts=6, seed=1)).values())
+    assert all(second_round(sample_rollouts(Server(published, dtype), rollouts=6, seed=1)).values())
 
 
-def test_frozen_weights_of_the_server_make_it_red(second_round: Any, model: Any) -> None:
+def test_frozen_weights_of_the_server_make_it_red(second_round: Any, model: Any, dtype: str) -> None:
     """The server went on sampling from version 0 and called it 1."""
-    assert not second_round(sample_rollouts(model, rollouts=6, seed=1))["server and trainer agree"]
+    assert not second_round(sample_rollouts(Server(model, dtype), rollouts=6, seed=1))["server and trainer agree"]
 
 
-def test_ids_that_were_made_again_from_text_make_it_red(second_round: Any, tmp_path: Path) -> None:
+def test_ids_that_were_made_again_from_text_make_it_red(second_round: Any, tmp_path: Path, dtype: str) -> None:
     """One prompt token in each rollout is another than the server saw, as after decoding and encoding."""
     published = load_model(tmp_path / "checkpoints/policy-000001").eval()
-    calls = sample_rollouts(published, rollouts=6, turns=1, seed=1)
+    calls = sample_rollouts(Server(published, dtype), rollouts=6, turns=1, seed=1)
     changed = [dataclasses.replace(c, prompt_ids=[*c.prompt_ids[:-1], 3 + (c.prompt_ids[-1] + 1) % 200]) for c in calls]
     assert not second_round(changed)["server and trainer agree"]
 
 
-def test_logprobs_of_another_distribution_make_it_red(second_round: Any, tmp_path: Path) -> None:
+def test_logprobs_of_another_distribution_make_it_red(second_round: Any, tmp_path: Path, dtype: str) -> None:
     """As with a temperature that the server did not apply: 2 % of the values is enough."""
     published = load_model(tmp_path / "checkpoints/policy-000001").eval()
-    calls = sample_rollouts(published, rollouts=6, seed=1)
+    calls = sample_rollouts(Server(published, dtype), rollouts=6, seed=1)
     raw = [dataclasses.replace(call, logprobs=(1.02 * np.array(call.logprobs)).tolist()) for call in calls]
     assert not second_round(raw)["server and trainer agree"]
