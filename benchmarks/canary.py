@@ -23,7 +23,7 @@ from trainspan_schemas.checkpoint import CheckpointMeta, checkpoint_name
 _REPOSITORY = Path(__file__).parents[1]
 _UPDATES = ((1e-6, 1), (1e-6, 4), (1e-5, 1), (1e-5, 4), (1e-4, 2))
 """Learning rate of Adam and number of steps."""
-_TURNS = 4
+_TURNS = 3
 """Swaps there and back for each update."""
 _SETUPS = (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"))
 """Dtype of the server, and of the trainer's scores."""

@@ -50,11 +50,11 @@ def failed(record: dict[str, Any]) -> list[str]:
 
 def test_it_learns_and_its_panel_is_green(demo: DemoRun, tmp_path: Path) -> None:
     place = make_place(tmp_path / "home")
-    loop = start(place, demo.place.home / "calculator", tmp_path, rounds=12, eval_tasks=200, eval_every=0)
+    loop = start(place, demo.place.home / "calculator", tmp_path, rounds=10, eval_tasks=200, eval_every=0)
     _, err = loop.communicate(timeout=1000)
     assert loop.returncode == 0, err[-3000:]
     assert [failed(record) for record in records(place)] == [[]] * len(records(place))
-    assert [record["policy_version"] for record in rounds(place)] == list(range(1, 13))
+    assert [record["policy_version"] for record in rounds(place)] == list(range(1, 11))
     (details,) = {
         check["detail"].rpartition(", server ")[2]
         for record in rounds(place)
