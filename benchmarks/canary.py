@@ -2,10 +2,12 @@
 
 SmolLM2-135M-Instruct under a real vLLM in float32 and bfloat16; canaries scored in float32 and in bfloat16. Updates are
 whole Adam steps from 1e-6 (a hundredth of what bfloat16 resolves) to 1e-4; each is swapped in and out again several times. Then
-loads are skipped, the output head is left unpacked and the prefix cache is not emptied. `TRAINSPAN_BENCH_MODEL` names a
+loads are skipped, the output head is left unpacked and the prefix cache is not emptied. Beside it, how far the tokens that
+the server samples are off the trainer's log-probabilities, by what both compute in. `TRAINSPAN_BENCH_MODEL` names a
 folder with the model; without it `tools/pretrained_model.py` makes one. About 25 minutes on two cores.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -27,6 +29,11 @@ _TURNS = 3
 """Swaps there and back for each update."""
 _SETUPS = (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"))
 """Dtype of the server, and of the trainer's scores."""
+_QUESTIONS = tuple(
+    f"{what} {of}"
+    for what in ("Tell me a short story about", "What should one know about", "List three facts about")
+    for of in ("the sea.", "bread.", "the moon.", "old trains.", "winter.", "chess.", "rivers.", "bees.")
+)
 _FAULTS = ("frozen", "unpacked", "forgotten reset")
 _FIGURES = ("mean_abs_diff", "max_abs_diff", "max_abs_change", "shift", "shift_error")
 
@@ -57,6 +64,8 @@ def _measure_setup(base: Path, root: Path, dtype: str, scores: str) -> dict[str,
     flags += ["--middleware", "tests.support.faulty.FaultyEngine"]
     environment = {FAULT_VARIABLE: str(home / "fault")}
     with policy_server(base, home, *arguments, flags=flags, environment=environment) as server:
+        sampled = home / "sampled.json"
+        sampled.write_text(json.dumps([_sample(server, question) for question in _QUESTIONS]))
         for index, (rate, steps) in enumerate(_UPDATES):
             there, back = 2 * index + 1, 2 * index + 2
             name = f"{steps} × {rate:g}"
@@ -70,7 +79,42 @@ def _measure_setup(base: Path, root: Path, dtype: str, scores: str) -> dict[str,
                 found["planted"] += 1
                 found["missed"] += status == 200
                 found["faults"][f"{fault}, {name}"] = _summary([answer])
-    return found
+    command = [sys.executable, "-m", "benchmarks.canary", str(base), str(sampled)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return found | {"agreement on sampled tokens, by the trainer's dtype": json.loads(done.stdout)}
+
+
+def _sample(server: RunningServer, question: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": question}]
+    body = {"model": "policy", "messages": messages, "max_tokens": 48, "temperature": 1.0, "seed": 0}
+    status, told, _ = server.post("/v1/chat/completions", {**body, "logprobs": True, "return_token_ids": True})
+    if status != 200:
+        raise RuntimeError(f"sampling failed: {told}")
+    (choice,) = told["choices"]
+    logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
+    return {"prompt": told["prompt_token_ids"], "completion": choice["token_ids"], "logprobs": logprobs}
+
+
+def compare(base: Path, sampled: Path) -> dict[str, Any]:
+    """Mean and greatest |Δ| and k3 of the sampled tokens, by what the trainer computes in."""
+    import numpy as np
+    import torch
+
+    from trainspan_training.canary import score_prompts
+    from trainspan_training.model import import_training, load_model
+
+    import_training()
+    torch.set_num_threads(1)
+    model, calls = load_model(base), json.loads(sampled.read_text())
+    server = np.concatenate([call["logprobs"] for call in calls])
+    figures = {}
+    for dtype in ("float32", "bfloat16"):
+        scores = score_prompts(model, [(call["prompt"], call["completion"]) for call in calls], dtype)
+        off = np.concatenate(scores) - server
+        k3 = np.exp(off) - 1 - off
+        values = {"mean": np.abs(off).mean(), "max": np.abs(off).max(), "k3": k3.mean()}
+        figures[dtype] = {"tokens": len(off), **{name: float(f"{value:.3g}") for name, value in values.items()}}
+    return figures
 
 
 def _swap(server: RunningServer, version: int) -> tuple[int, dict[str, Any]]:
@@ -165,4 +209,8 @@ class _Text:
 
 
 if __name__ == "__main__":
-    make_checkpoints(Path(sys.argv[1]), Path(sys.argv[2]))
+    model, place = Path(sys.argv[1]), Path(sys.argv[2])
+    if place.suffix == ".json":
+        print(json.dumps(compare(model, place)))
+    else:
+        make_checkpoints(model, place)

@@ -2,13 +2,17 @@
 
 import asyncio
 import itertools
+import logging
 from pathlib import Path
 from typing import Any
 
 from .candidates import Limits
+from .response import one_line
 from .served import Adapter, Policy
 
 __all__ = ["BackgroundRequestsError", "Engine"]
+
+_log = logging.getLogger(__name__)
 
 
 class BackgroundRequestsError(Exception):
@@ -82,7 +86,11 @@ class Engine:
         parallel = self._client.vllm_config.parallel_config
         if not self.can_reload or parallel.world_size > 1:
             return None
-        (verdicts,) = await self._client.collective_rpc(what, args=arguments)
+        try:
+            (verdicts,) = await self._client.collective_rpc(what, args=arguments)
+        except Exception as error:  # noqa: BLE001  # vLLM's inner layout may be another one: log-probabilities then decide
+            _log.warning("weights cannot be read out: %s", one_line(error))
+            return None
         return dict(verdicts)
 
     async def add_adapter(self, folder: Path, version: int, name: str) -> Adapter:
