@@ -56,6 +56,7 @@ def compare_adapter(manager: Any, number: int, folder: Path) -> dict[str, list[s
     config = read_json(folder / CONFIG_FILE)
     rank = config["r"]
     scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    varied = config.get("alpha_pattern") or config.get("rank_pattern")
     places = {name: (module, 0) for name, module in manager.modules.items()}
     for whole, pieces in manager.packed_modules.items():
         places |= {piece: (manager.modules[whole], index) for index, piece in enumerate(pieces)}
@@ -66,8 +67,7 @@ def compare_adapter(manager: Any, number: int, folder: Path) -> dict[str, list[s
             path, side = split_name(name)
             module, piece = places.get(path, (None, 0))
             stacked = getattr(module, f"lora_{side.lower()}_stacked", ())
-            own_scale = path.rpartition(".")[2] in {**config.get("alpha_pattern", {}), **config.get("rank_pattern", {})}
-            if number not in slots or piece >= len(stacked) or own_scale:
+            if number not in slots or piece >= len(stacked) or varied:
                 verdicts["unknown"].append(name)
                 continue
             saved = file.get_tensor(name).to(stacked[piece].device, stacked[piece].dtype)

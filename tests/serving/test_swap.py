@@ -143,6 +143,11 @@ def _spoil_meta(folder: Path) -> None:
     (folder / META_FILE).unlink()
 
 
+def _spoil_hash(folder: Path) -> None:
+    meta = json.loads((folder / META_FILE).read_text())
+    (folder / META_FILE).write_text(json.dumps({**meta, "weights_sha256": "0" * 64}))
+
+
 def _spoil_canary(folder: Path) -> None:
     (folder / CANARY_FILE).write_text('{"dtype": "float32"}')
 
@@ -165,6 +170,7 @@ def _spoil_link(folder: Path) -> None:
         (_spoil_config, "config rms_norm_eps is 0.5, served is 1e-06"),
         (_spoil_kind, "has no adapter_config.json"),
         (_spoil_meta, "has no trainspan.json"),
+        (_spoil_hash, "its safetensors files are not those that the trainer wrote"),
         (_spoil_canary, "canary.json is malformed"),
         (_spoil_link, "has a symbolic link, 'model.safetensors'"),
     ],
