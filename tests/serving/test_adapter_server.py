@@ -46,6 +46,8 @@ def test_adapters_and_full_weights_take_turns_and_a_crash_brings_the_last_one_ba
             for version in (2, 3, 4):
                 status, answer = server.swap(f"policy-{version:06d}", version)
                 assert (status, answer["canary"]["status"]) == (200, "fresh"), answer
+                assert answer["canary"]["tensors_equal"] > 0
+                assert (answer["canary"]["tensors_differing"], answer["canary"]["tensors_unknown"]) == (0, 0)
                 answers[version] = greedy(server)
                 assert answers[version][1] == str(version)
             assert len({tuple(ids) for ids, _ in (first, *answers.values())}) == 4

@@ -76,10 +76,11 @@ def test_an_update_too_small_for_the_scores_is_told_by_what_the_kernels_hold(
     assert (canary["tensors_equal"], canary["tensors_differing"]) == (len(tensors) - differing, differing)
     assert (status, canary["status"]) == ((409, "stale") if fault else (200, "fresh"))
     if not fault:
-        shutil.copytree(models.base, checkpoints / "policy-000000")
+        shutil.copytree(
+            models.base, checkpoints / "policy-000000"
+        )  # it stays: what is served is loaded again after faults
         write_checkpoint_files(checkpoints / "policy-000000", 0, folder)
         assert server.swap("policy-000000", 0)[1]["canary"]["status"] == "fresh"
-        shutil.rmtree(checkpoints / "policy-000000")
     shutil.rmtree(folder)
 
 
