@@ -293,7 +293,7 @@ class TrainSettings:
     """The same for the absolute value of a step's loss."""
     engine_mismatch: float | None = None
     """Alarm if the mean |Δ log-probability| server − trainer at the first step of a round on fresh data exceeds this, or k3
-    ten times its square; default: 3e-5 if both compute in float32, else 0.05."""
+    its square; default: 3e-5 if both compute in float32, else 0.1."""
     keep_checkpoints: int = 5
     """Newest checkpoints kept on disk; `latest` and its parent always are."""
     report_to: str = "none"

@@ -101,7 +101,7 @@ def test_a_fresh_swap_and_agreeing_logprobs_hold() -> None:
     ("change", "alarm"),
     [
         ({"agreement": {**TRAINED["agreement"], "mean": 4e-5}}, "server and trainer agree"),
-        ({"agreement": {**TRAINED["agreement"], "k3": 2e-8}}, "server and trainer agree"),
+        ({"agreement": {**TRAINED["agreement"], "k3": 2e-9}}, "server and trainer agree"),
         ({"agreement": {**TRAINED["agreement"], "mean": None, "k3": None}}, "server and trainer agree"),
         ({"agreement": None}, "server and trainer agree"),
         ({"swap": {"error": "connection refused"}}, "the swap is fresh"),
