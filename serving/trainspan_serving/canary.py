@@ -170,10 +170,11 @@ def judge(
     exact = tolerance is None and dtype == canary.dtype == "float32"
     limit = tolerance if tolerance is not None else _EXACT if exact else _ROUGH
     shift, error = _shift(server, new, parent)
+    mean = _finite(np.abs(server - new).mean())
     figures = CanaryReport(
         "stale",
         dtype=dtype,
-        mean_abs_diff=_finite(np.abs(server - new).mean()),
+        mean_abs_diff=mean,
         max_abs_diff=_finite(np.abs(server - new).max()),
         max_abs_change=_finite(np.abs(new - parent).max()),
         tolerance=limit,
@@ -188,8 +189,8 @@ def judge(
         agrees, sharp, moved = _agree(server, new), not _agree(parent, new), True
         off = f"{figures.max_abs_diff:.3g} off the trainer's at a token (limit {limit:g})"
     else:
-        agrees, sharp, moved = figures.mean_abs_diff <= limit, error <= _SHARP, shift >= 0.5
-        off = f"{figures.mean_abs_diff:.3g} off the trainer's in the mean (limit {limit:g})"
+        agrees, sharp, moved = mean <= limit, error <= _SHARP, shift >= 0.5
+        off = f"{mean:.3g} off the trainer's in the mean (limit {limit:g})"
     status: Literal["fresh", "stale", "inconclusive"] = "stale"
     if cached_tokens:
         evidence = f"{cached_tokens} tokens of a prompt were still cached from earlier weights"

@@ -130,8 +130,8 @@ def against_old(
     """
     logged = settings.old_policy == "logged"
     if settings.old_policy is None and staleness.fresh and is_exact(server_dtype, trainer.dtype):
-        sums = trainer.measure(largest(steps[0]).first(CHECK_TOKENS))
-        logged = not agreement_of(sums, trainer.dtype, server_dtype, settings, staleness).mismatch
+        sample = trainer.measure(largest(steps[0]).first(CHECK_TOKENS))
+        logged = not agreement_of(sample, trainer.dtype, server_dtype, settings, staleness).mismatch
     if logged:
         return Prepared(tuple(steps), "logged", OffPolicySums())
     correction = Correction.of(settings)

@@ -156,7 +156,7 @@ class Rounds:
             stale = f"all {staleness.dropped} calls are beyond train.max_staleness {self._settings.max_staleness}"
             return self._skip(dataset, stale if staleness.dropped else NO_ROWS)
         with self._timed("canary"):
-            self._server_dtype = self._lead(lambda _: served_dtype(self._settings.policy_url))
+            self._server_dtype = self._files.lead(lambda _: served_dtype(self._settings.policy_url))
             self._ready_canary(rows)
         with self._timed("old"):
             prepared = self._prepare(plan, staleness)
