@@ -1,7 +1,7 @@
 """Training at the size of real models, random weights: one GPU in bfloat16 with compiled flex attention, else a small one on the CPU.
 
 An optimizer step of 64 rollouts (8 of each of 8 tasks, 6 turns, prompt/completion/observation 1024/128/128) goes through
-the trainer's own loop as padded rows and as prefix trees: forwarded and trained tokens per second, the share of the
+the trainer's own loop as padded rows, as packed ones and as prefix trees: forwarded and trained tokens per second, the share of the
 device's peak, and the greatest memory held. `python -m benchmarks accelerator` stores it with the hardware's name.
 """
 
@@ -19,7 +19,7 @@ from tests.support.tiny_model import make_tiny_model
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.model import import_training, load_tokenizer
 
-__all__ = ["SMALL", "SMALL_WORK", "WORK", "Size", "measure", "run"]
+__all__ = ["SMALL", "SMALL_WORK", "WORK", "Size", "make_model", "measure", "run"]
 
 WARM, MEASURED = 2, 3
 """Optimizer steps before (compilation among them), and those that count."""
@@ -61,10 +61,11 @@ def measure() -> dict[str, Any]:
         "torch": torch.__version__,
     }
     for name, size in (SIZES if cuda else SMALL).items():
-        for forward in ("padded", "tree"):
+        for forward in ("padded", "packed", "tree"):
             figures[f"{name}_{forward}"] = run(size, WORK if cuda else SMALL_WORK, forward, cuda=cuda)
         loss = figures[f"{name}_padded"]["loss"]
-        figures[f"{name}_tree"]["loss_off_padded"] = abs(figures[f"{name}_tree"]["loss"] / loss - 1)
+        for forward in ("packed", "tree"):
+            figures[f"{name}_{forward}"]["loss_off_padded"] = abs(figures[f"{name}_{forward}"]["loss"] / loss - 1)
     return figures
 
 
@@ -86,9 +87,9 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
         forward=forward, old_policy="logged", learning_rate=1e-9, max_kl=1e9, max_ratio=1e30, max_loss=1e9
     )
     torch.manual_seed(0)
-    model = _model(size)
+    model = make_model(size)
     forwarding = forwarding_of(settings, model.config, cuda=cuda)
-    attention.prepare(model, forwarding.mode, dense=forwarding.dense)
+    attention.prepare(model, forward)
     calls = as_calls(
         work.calls(size.vocabulary), group=lambda call: str(int(call.rollout_id.rsplit("-", 1)[1]) // work.group)
     )
@@ -164,7 +165,8 @@ def _pairs(batch: Any) -> int:
     return int(rows * width * (width + 1) // 2)
 
 
-def _model(size: Size) -> Any:
+def make_model(size: Size) -> Any:
+    """Random weights, on the GPU where there is one."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

@@ -62,7 +62,6 @@ def _learn(settings: TrainSettings, age: int, seed: int, folder: Path) -> _Outco
     import numpy as np
     import torch
 
-    from trainspan_training.batches import Limits
     from trainspan_training.forwarding import Forwarding
     from trainspan_training.loss_weights import find_rule
     from trainspan_training.offpolicy import OffPolicySums
@@ -87,7 +86,7 @@ def _learn(settings: TrainSettings, age: int, seed: int, folder: Path) -> _Outco
             calls,
             steps=4,
             rule=find_rule(settings),
-            forwarding=Forwarding("padded", Limits(16384), pair=0.0, dense=True),
+            forwarding=Forwarding("padded", 16384, pair=0.0, dense=True),
             rng=rng,
         )
         prepared = against_old(trainer, steps, settings, Staleness(age, age, 0, fresh=age == 0))

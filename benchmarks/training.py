@@ -128,6 +128,7 @@ def _steps(model_dir: Path, folder: Path) -> dict[str, Any]:
     import numpy as np
 
     from tests.training.references import as_calls
+    from trainspan_training import attention
     from trainspan_training.forwarding import forwarding_of
     from trainspan_training.loss_weights import find_rule
     from trainspan_training.plan import plan_steps
@@ -157,6 +158,7 @@ def _steps(model_dir: Path, folder: Path) -> dict[str, Any]:
             rng=np.random.default_rng(0),
         )
         model, tokenizer = load_model(model_dir), load_tokenizer(model_dir)
+        attention.prepare(model, settings.forward)
         trainer = TransitionGRPOTrainer(model, tokenizer, replace(settings, dtype="float32"), [], str(folder / "step"))
         trainer.create_optimizer()
         batches = list(step.micro_batches)

@@ -279,12 +279,13 @@ class TrainSettings:
     """Compute activations again in the backward pass instead of keeping them; default: on a GPU only."""
     memory_gib: float | None = None
     """Memory that the trainer may use on its device; default: what is free there when it starts."""
-    micro_batch_tokens: int = 16384
-    """Greatest number of tokens, padding included, in one forward pass."""
+    micro_batch_tokens: int | None = None
+    """Greatest number of tokens, padding included, in one forward pass; default: 16384, or as many as memory has room for."""
     merge: bool = True
     """Merge the calls of a segment into one row: each token is forwarded once per rollout."""
     forward: str = "auto"
-    """`padded` rows, `tree` (tokens that rollouts share are forwarded once), or the cheaper of both."""
+    """`padded` rows, `packed` ones (one after another, no padding), `tree` (tokens that rollouts share are forwarded once), or
+    the cheapest."""
     max_kl: float = 0.5
     """End the round, and keep the previous policy, when k3 against the ratio's other policy exceeds this."""
     max_ratio: float = 1000.0

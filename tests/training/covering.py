@@ -18,12 +18,14 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "old": ("logged", "truncate", "mask", "none", "reject"),
     "ratio": ("token", "call"),
     "loss": ("clip", "cispo"),
-    "layout": ("merged", "call", "tree"),
+    "layout": ("merged", "call", "packed", "tree"),
+    "attention": ("trainspan", "sdpa"),
     "tokens": (16384, 60),
     "processes": (1, 2),
     "adapter": ("none", "lora"),
     "kl": (0.0, 0.1),
     "checkpointing": (False, True),
+    "chunk": (2**26, 1000),
 }
 """Option → its values, the default first."""
 
@@ -37,11 +39,15 @@ class Case:
     ratio: str = "token"
     loss: str = "clip"
     layout: str = "merged"
+    attention: str = "trainspan"
+    """The function in the model: ours, or transformers' own, which gets dense masks."""
     tokens: int = 16384
     processes: int = 1
     adapter: str = "none"
     kl: float = 0.0
     checkpointing: bool = False
+    chunk: int = 2**26
+    """Logits at a time."""
 
     @property
     def settings(self) -> TrainSettings:
@@ -56,13 +62,17 @@ class Case:
             ratio=self.ratio,
             loss=self.loss,
             merge=self.layout != "call",
-            forward="tree" if self.layout == "tree" else "padded",
+            forward=self.forward,
             micro_batch_tokens=self.tokens,
             adapter=self.adapter,
             lora_rank=4 if self.adapter == "lora" else None,
             kl_coef=self.kl,
             gradient_checkpointing=self.checkpointing,
         )
+
+    @property
+    def forward(self) -> str:
+        return self.layout if self.layout in ("packed", "tree") else "padded"
 
     def __str__(self) -> str:
         changed = [

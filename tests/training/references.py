@@ -10,7 +10,6 @@ import torch
 
 from tests.support.dataset_files import LoggedCall, sample_rollouts
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.batches import Limits
 from trainspan_training.forwarding import Forwarding
 from trainspan_training.loss_weights import find_rule
 from trainspan_training.plan import Step, plan_steps
@@ -79,7 +78,7 @@ def one_step(
         calls,
         steps=1,
         rule=find_rule(chosen),
-        forwarding=Forwarding(mode, Limits(tokens), pair=0.0, dense=True, processes=processes),
+        forwarding=Forwarding(mode, tokens, pair=0.0, dense=True, processes=processes),
         rng=np.random.default_rng(0),
     )[0]
 

@@ -10,19 +10,20 @@ from tests.support.dataset_files import sample_rollouts
 from tests.training.references import as_calls, mixed_rollouts, one_step
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.settings import TrainSettings
+from trainspan_training import attention
 from trainspan_training.attention import block_mask, dense_mask
-from trainspan_training.batches import Limits, MicroBatch, WeightedRow
+from trainspan_training.batches import MicroBatch, WeightedRow
 from trainspan_training.forwarding import forwarding_of, refusal
 from trainspan_training.rows import make_rows
 from trainspan_training.scoring import score
-from trainspan_training.tree import TreeCost, shared
+from trainspan_training.tree import TreeCost, packed, shared
 
 
 def block_tree(model: Any) -> MicroBatch:
     """As a GPU gets it: one sequence, padded to whole blocks of 128."""
     rows = make_rows(as_calls(mixed_rollouts(model)), merge=True)
     weighted = [WeightedRow(row, np.ones(row.n_trained)) for row in rows]
-    (batch,) = shared(weighted, Limits(16384), 1, TreeCost(pair=0.0, a_pass=0.0, blocks=True))
+    (batch,) = shared(weighted, 16384, 1, TreeCost(pair=0.0), blocks=True)
     return batch
 
 
@@ -37,8 +38,22 @@ def test_the_block_mask_of_flex_attention_sees_what_the_dense_mask_sees(model: A
     assert batch.branches is not None
     assert batch.tokens.shape[1] % 128 == 0
     assert batch.n_tokens < batch.tokens.size
-    ends = torch.from_numpy(batch.branches.ends)
-    blocks, dense = block_mask(ends), dense_mask(ends)
+    assert_blocks_fit(torch.from_numpy(batch.branches.ends), compiled=False)
+
+
+@pytest.mark.slow
+def test_the_block_mask_made_by_a_compiled_function_is_the_same(model: Any) -> None:
+    """As on a GPU, of a tree and of packed rows."""
+    weighted = [
+        WeightedRow(row, np.ones(row.n_trained)) for row in make_rows(as_calls(mixed_rollouts(model)), merge=True)
+    ]
+    for batch in (block_tree(model), *packed(weighted, 16384, 1, blocks=True)):
+        assert batch.branches is not None
+        assert_blocks_fit(torch.from_numpy(batch.branches.ends), compiled=True)
+
+
+def assert_blocks_fit(ends: torch.Tensor, *, compiled: bool) -> None:
+    blocks, dense = block_mask(ends, compiled=compiled), dense_mask(ends)
     places = torch.arange(len(ends))
     sees = blocks.mask_mod(torch.tensor(0), torch.tensor(0), places[:, None], places[None, :])
     assert torch.equal(sees, dense[0, 0])
@@ -50,26 +65,35 @@ def test_the_block_mask_of_flex_attention_sees_what_the_dense_mask_sees(model: A
 @pytest.mark.slow
 def test_flex_attention_gives_the_scores_of_padded_rows(model_dir: Any, model: Any) -> None:
     """Compiled, and forward only: PyTorch has no backward pass of flex attention on a CPU."""
-    from trainspan_training import attention
     from trainspan_training.model import load_model
 
     flexible = load_model(model_dir).eval()
-    attention.prepare(flexible, "tree", dense=False)
-    assert flexible.config._attn_implementation == "flex_attention"
-    batch, scored = block_tree(model), {}
+    assert attention.prepare(flexible, "auto")
+    scored = {}
+    rows = make_rows(as_calls(mixed_rollouts(model)), merge=True)
+    (row_by_row,) = packed([WeightedRow(row, np.ones(row.n_trained)) for row in rows], 16384, 1, blocks=True)
     (flat,) = one_step(mixed_rollouts(model)).micro_batches
-    for name, scorer, of in (("tree", flexible, batch), ("padded", model, flat)):
+    for name, scorer, of in (
+        ("tree", flexible, block_tree(model)),
+        ("packed", flexible, row_by_row),
+        ("padded", model, flat),
+    ):
+        masked = {}
+        if of.branches is not None:
+            ends, depths = torch.from_numpy(of.branches.ends), torch.from_numpy(of.branches.depths)
+            masked = {"attention_mask": block_mask(ends), "position_ids": depths[None]}
         with torch.no_grad():
             values = score(
                 scorer,
-                scorer.get_output_embeddings(),
+                scorer,
                 *(torch.from_numpy(array) for array in (of.tokens, of.predicting, of.targets)),
                 torch.from_numpy(of.temperatures).float(),
-                attention.attention_of(of.branches, scorer.config._attn_implementation, torch.device("cpu")),
+                masked,
             ).logprobs
         order = np.lexsort((of.predicting, of.calls))
         scored[name] = values.numpy()[order]
-    assert np.abs(scored["tree"] - scored["padded"]).max() < 2e-5
+    for name in ("tree", "packed"):
+        assert np.abs(scored[name] - scored["padded"]).max() < 2e-5
 
 
 def test_models_whose_layers_would_not_look_at_the_mask_are_forwarded_padded() -> None:
@@ -87,7 +111,44 @@ def test_models_whose_layers_would_not_look_at_the_mask_are_forwarded_padded() -
 
 
 def test_rollouts_without_anything_in_common_make_no_tree_cheaper(model: Any) -> None:
-    forwarding = forwarding_of(TrainSettings(), model.config, cuda=False)
     rows = make_rows(as_calls(sample_rollouts(model, rollouts=6)), merge=True)
-    batches = forwarding.cut([WeightedRow(row, np.ones(row.n_trained)) for row in rows], 1)
-    assert all(batch.branches is None for batch in batches)
+    weighted = [WeightedRow(row, np.ones(row.n_trained)) for row in rows]
+    for cuda in (False, True):
+        forwarding = forwarding_of(TrainSettings(), model.config, cuda=cuda)
+        (batch,) = forwarding.cut(weighted, 1)
+        assert (batch.branches is None) is not cuda, "small layers on a CPU are padded, a GPU gets packed rows"
+        assert batch.branches is None or all(chain for _, _, chain in batch.branches.pieces())
+
+
+def test_a_model_whose_attention_cannot_be_exchanged_is_forwarded_padded(model_dir: Any) -> None:
+    from trainspan_training.model import load_model
+
+    eager = load_model(model_dir)
+    eager.set_attn_implementation("eager")
+    assert attention.prepare(eager, "padded")
+    assert not attention.prepare(eager, "auto")
+    assert eager.config._attn_implementation == "eager"
+    assert forwarding_of(TrainSettings(), eager.config, cuda=True, masks=False).mode == "padded"
+    with pytest.raises(
+        ConfigError, match=r'train.forward = "packed" cannot be used: its attention cannot be exchanged'
+    ):
+        forwarding_of(TrainSettings(forward="packed"), eager.config, cuda=True, masks=False)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_packed_rows_have_the_scores_of_padded_ones(model_dir: Any, model: Any, bf16: bool) -> None:
+    """Of a Llama, whose rotations follow positions; attention row by row, and through a dense mask."""
+    from trainspan_training.model import load_model
+
+    exchanged = load_model(model_dir).eval()
+    assert attention.prepare(exchanged, "auto")
+    scored = []
+    for scorer, mode in ((model, "padded"), (exchanged, "packed"), (model, "packed"), (exchanged, "tree")):
+        (of,) = one_step(mixed_rollouts(model), mode=mode).micro_batches
+        masked = attention.attention_of(of.branches, scorer.config._attn_implementation, torch.device("cpu"), bf16=bf16)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            arrays = [torch.from_numpy(array) for array in (of.tokens, of.predicting, of.targets)]
+            values = score(scorer, scorer, *arrays, torch.from_numpy(of.temperatures).float(), masked).logprobs
+        scored.append(values.numpy()[np.lexsort((of.predicting, of.calls))])
+    for other in scored[1:]:
+        assert np.abs(other - scored[0]).max() < (0.05 if bf16 else 2e-5)

@@ -10,46 +10,80 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks import accelerator
-from tests.support.dataset_files import sample_rollouts, write_dataset
+from tests.support.dataset_files import LoggedCall, sample_rollouts, write_dataset
 from tests.training.references import as_calls, assert_same, measured, mixed_rollouts, reference
 from tests.training.sessions import GENTLE, Run
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training import attention
-from trainspan_training.batches import Limits
 from trainspan_training.forwarding import Forwarding
 from trainspan_training.loss_weights import find_rule
 from trainspan_training.model import load_model, load_tokenizer
-from trainspan_training.plan import plan_steps
+from trainspan_training.plan import Step, plan_steps
 from trainspan_training.rows import make_rows
 from trainspan_training.trainer import TransitionGRPOTrainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 
+@pytest.mark.parametrize("mode", ["packed", "tree"])
+@pytest.mark.parametrize("chunk", [2**26, 1000])
 def test_compiled_flex_attention_gives_loss_and_gradient_of_the_reference(
-    model_dir: Path, model: Any, tmp_path: Path
+    model_dir: Path, model: Any, tmp_path: Path, mode: str, chunk: int
 ) -> None:
-    """In float32: one tree, padded to whole blocks, against a plain forward pass for each call on the CPU."""
-    settings = TrainSettings(forward="tree", gradient_checkpointing=False)
+    """In float32: one sequence, padded to whole blocks, against a plain forward pass for each call on the CPU."""
+    settings = TrainSettings(forward=mode, gradient_checkpointing=False)
     logged = mixed_rollouts(model)
+    trainer = flexible_trainer(model_dir, settings, tmp_path, bf16=False)
+    trainer.chunk = chunk
+    loss, gradient = measured(trainer, one_sequence(logged, settings))
+    found = loss, {name: value.cpu() for name, value in gradient.items()}
+    assert_same(found, reference(load_model(model_dir), logged, settings), 1e-4)
+
+
+def test_flash_attention_of_packed_rows_is_flex_attention_to_the_rounding_of_bfloat16(
+    model_dir: Path, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("flash_attn")
+    settings = TrainSettings(forward="packed", gradient_checkpointing=False)
+    step, found = one_sequence(mixed_rollouts(model), settings), []
+    for flash in (True, False):
+        monkeypatch.setattr(attention, "varlen", lambda flash=flash: flash)
+        loss, gradient = measured(flexible_trainer(model_dir, settings, tmp_path, bf16=True), step)
+        found.append((loss, torch.cat([value.flatten() for value in gradient.values()])))
+    assert found[0][0] == pytest.approx(found[1][0], abs=0.02)
+    assert float(torch.cosine_similarity(found[0][1], found[1][1], dim=0)) > 0.97
+
+
+def test_a_block_mask_is_made_without_all_pairs_in_memory() -> None:
+    """Of 32,768 tokens: 2^30 pairs, a byte each, would be 1 GiB."""
+    ends = torch.arange(1024, 32_769, 1024, device="cuda").repeat_interleave(1024)
+    attention.block_mask(ends[:2048])
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    attention.block_mask(ends)
+    assert torch.cuda.max_memory_allocated() - before < 64 * 2**20
+
+
+def flexible_trainer(model_dir: Path, settings: TrainSettings, folder: Path, *, bf16: bool) -> Any:
+    settings = replace(settings, dtype="bfloat16" if bf16 else "float32")
+    flexible = load_model(model_dir)
+    assert attention.prepare(flexible, settings.forward)
+    trainer = TransitionGRPOTrainer(flexible, load_tokenizer(model_dir), settings, [], str(folder))
+    assert trainer.accelerator.device.type == "cuda"
+    return trainer
+
+
+def one_sequence(logged: list[LoggedCall], settings: TrainSettings) -> Step:
     calls = as_calls(logged)
     (step,) = plan_steps(
         make_rows(calls, merge=True),
         calls,
         steps=1,
         rule=find_rule(settings),
-        forwarding=Forwarding("tree", Limits(16384), pair=0.0, dense=False),
+        forwarding=Forwarding(settings.forward, 16384, pair=0.0, dense=False),
         rng=np.random.default_rng(0),
     )
-    flexible = load_model(model_dir)
-    attention.prepare(flexible, "tree", dense=False)
-    trainer = TransitionGRPOTrainer(
-        flexible, load_tokenizer(model_dir), replace(settings, dtype="float32"), [], str(tmp_path)
-    )
-    assert trainer.accelerator.device.type == "cuda"
-    loss, gradient = measured(trainer, step)
-    found = loss, {name: value.cpu() for name, value in gradient.items()}
-    assert_same(found, reference(load_model(model_dir), logged, settings), 1e-4)
+    return step
 
 
 def test_a_round_in_bfloat16_keeps_float32_weights_and_stays_near_the_sampler(
@@ -66,6 +100,6 @@ def test_a_round_in_bfloat16_keeps_float32_weights_and_stays_near_the_sampler(
 
 def test_the_estimate_of_memory_is_not_less_than_what_training_takes() -> None:
     size = accelerator.Size(hidden=1024, layers=8, heads=16, key_heads=4, inner=4096, vocabulary=32_000)
-    for forward in ("padded", "tree"):
+    for forward in ("padded", "packed", "tree"):
         figures = accelerator.run(size, accelerator.WORK, forward, cuda=True)
         assert 0.3 * figures["estimated_gib"] < figures["peak_gib"] < figures["estimated_gib"]

@@ -39,7 +39,7 @@ def test_loss_and_gradient_equal_the_reference_in_float64(
     trainer = trainers.make_trainer(trainers.policy_of(case, double_model), model_dir, case.settings, tmp_path)
     step = trainers.prepared(trainer, case, trainers.step_of(case, logged), double_model)
     assert len(step.micro_batches) > 3 or case.tokens > 60
-    assert (step.micro_batches[0].branches is not None) is (case.layout == "tree")
+    assert (step.micro_batches[0].branches is not None) is (case.forward != "padded")
     assert_same(trainers.trained(trainer, step), trainers.expected(case, logged, double_model), 1e-9)
 
 
@@ -121,7 +121,7 @@ def test_the_cases_cover_every_pair_of_values() -> None:
 
 
 @pytest.mark.parametrize("tokens", [16384, 60])
-@pytest.mark.parametrize("mode", ["padded", "tree"])
+@pytest.mark.parametrize("mode", ["padded", "packed", "tree"])
 def test_loss_and_gradient_equal_the_reference_in_float32(
     make_trainer: Callable[..., Any], model: Any, tokens: int, mode: str
 ) -> None:

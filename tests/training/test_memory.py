@@ -7,7 +7,8 @@ import pytest
 
 from trainspan_schemas.errors import TrainingError
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.memory import GIB, Memory, available, check, estimate
+from trainspan_training.memory import GIB, Budget, Memory, available, check, estimate, fit
+from trainspan_training.team import Team
 
 
 @pytest.fixture(scope="module")
@@ -55,17 +56,14 @@ def test_processes_that_split_the_weights_hold_their_part_of_what_belongs_to_par
 def test_all_weights_of_a_1_7b_model_do_not_fit_into_24_gib_and_an_adapter_does(config: Any) -> None:
     memory = Memory(24 * GIB, 24 * GIB)
     with pytest.raises(TrainingError) as refused:
-        check(config, TrainSettings(), memory, cuda=True)
+        fit(config, TrainSettings(), memory, cuda=True, team=Team())
     line = str(refused.value)
-    assert line.startswith("training all weights of 1.72 billion parameters takes about ")
+    assert line.startswith("training all weights of 1.72 billion parameters, 512 tokens at a time, takes about ")
     assert "24.0 GiB are free" in line
-    proposed = re.search(r'train.adapter = "lora" and train.micro_batch_tokens = (\d+)', line)
-    assert proposed, line
-    share = re.search(r"--gpu-memory-utilization 0\.(\d+)", line)
-    assert share, line
-    lora = TrainSettings(adapter="lora", micro_batch_tokens=int(proposed[1]))
-    assert check(config, lora, memory, cuda=True).total < 24 * GIB
-    assert "micro_batch_tokens = 2048;" not in line, "smaller batches alone do not help"
+    assert 'set train.adapter = "lora" and leave train.micro_batch_tokens out' in line
+    assert "; or " not in line, "smaller batches alone do not help"
+    assert re.search(r"--gpu-memory-utilization 0\.(\d+)", line)
+    assert fit(config, TrainSettings(adapter="lora"), memory, cuda=True, team=Team()).tokens == 16384
 
 
 def test_a_server_on_the_same_device_is_asked_to_share_or_sleep(config: Any) -> None:
@@ -73,10 +71,38 @@ def test_a_server_on_the_same_device_is_asked_to_share_or_sleep(config: Any) -> 
         check(config, TrainSettings(), Memory(80 * GIB, 20 * GIB), cuda=True)
 
 
-def test_smaller_micro_batches_are_proposed_where_they_are_enough(config: Any) -> None:
+def test_micro_batches_are_fitted_to_what_is_free_and_it_is_said(config: Any, caplog: Any) -> None:
+    """The largest power of two that leaves a fifth of the free memory to others."""
+    caplog.set_level("INFO")
+    for free in (42, 46, 80):
+        memory = Memory(80 * GIB, free * GIB)
+        budget = fit(config, TrainSettings(), memory, cuda=True, team=Team())
+        sizes = [
+            estimate(config, TrainSettings(micro_batch_tokens=n), cuda=True).total
+            for n in (budget.tokens, 2 * budget.tokens, budget.longest, budget.longest + 256)
+        ]
+        assert sizes[0] <= 0.8 * memory.free
+        assert budget.tokens == 16384 or sizes[1] > 0.8 * memory.free
+        assert sizes[2] <= memory.free < sizes[3]
+        assert f"micro_batch_tokens={budget.tokens} (fitted to the free memory): about" in caplog.messages[-1]
+    assert len({message.split()[0] for message in caplog.messages}) > 1
+
+
+def test_processes_choose_the_micro_batches_of_the_one_with_least_memory(config: Any) -> None:
+    class Two(Team):
+        def gather(self, values: Any) -> list[Any]:
+            return [values, Budget(1024, 2048)]
+
+    budget = fit(config, TrainSettings(), Memory(80 * GIB, 80 * GIB), cuda=True, team=Two(0, 2))
+    assert budget == Budget(1024, 2048)
+
+
+def test_micro_batches_that_were_asked_for_and_do_not_fit_are_refused(config: Any) -> None:
     needed = estimate(config, TrainSettings(micro_batch_tokens=4096), cuda=True).total
-    with pytest.raises(TrainingError, match=r"set train.micro_batch_tokens = 4096"):
-        check(config, TrainSettings(), Memory(needed, needed), cuda=True)
+    memory = Memory(needed, needed)
+    assert fit(config, TrainSettings(micro_batch_tokens=4096), memory, cuda=True, team=Team()).tokens == 4096
+    with pytest.raises(TrainingError, match=r"8192 tokens at a time, .* leave train.micro_batch_tokens out"):
+        fit(config, TrainSettings(micro_batch_tokens=8192), memory, cuda=True, team=Team())
 
 
 def test_what_may_be_used_is_a_setting_or_what_is_free() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainspan_schemas.errors import DatasetError, TrainingError
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.batches import Limits, WeightedRow
+from trainspan_training.batches import WeightedRow
 from trainspan_training.forwarding import Forwarding
 from trainspan_training.loss_weights import find_rule
 from trainspan_training.plan import Step, plan_steps
@@ -50,7 +50,7 @@ def plan(
         calls,
         steps=steps,
         rule=find_rule(TrainSettings(**settings)),
-        forwarding=Forwarding(mode, Limits(tokens), pair=0.0, dense=True),
+        forwarding=Forwarding(mode, tokens, pair=0.0, dense=True),
         rng=np.random.default_rng(rng),
     )
 
@@ -178,7 +178,7 @@ def test_rollouts_of_a_group_stand_in_one_step_where_the_number_of_steps_allows(
 
 def test_a_row_longer_than_the_budget_is_a_micro_batch_of_its_own() -> None:
     calls = [call([1], [2] * 50, rollout="a"), call([1], [2, 3], rollout="b")]
-    for mode in ("padded", "tree"):
+    for mode in ("padded", "packed", "tree"):
         shapes = [batch.tokens.shape for batch in plan(calls, tokens=10, mode=mode)[0].micro_batches]
         assert sorted(shapes, reverse=True) == [(1, 51), (1, 3)]
 
@@ -223,8 +223,10 @@ def test_a_dense_tree_is_cut_where_its_mask_would_cost_more_than_it_saves() -> N
     calls = [call([1], [10 + index] * 19, rollout=str(index)) for index in range(2)]
     rows = make_rows(calls, merge=True)
     weighted = [WeightedRow(row, np.ones(19)) for row in rows]
-    assert len(shared(weighted, Limits(1000), 38, TreeCost(pair=0.0, a_pass=0.0))) == 1
-    assert len(shared(weighted, Limits(1000), 38, TreeCost(pair=0.1, a_pass=0.0))) == 2
+    for pair, trees in ((0.0, [(0, 39, False)]), (0.1, [(0, 20, True), (20, 40, True)])):
+        (batch,) = shared(weighted, 1000, 38, TreeCost(pair))
+        assert batch.branches is not None
+        assert batch.branches.pieces() == trees
 
 
 def test_the_cheaper_of_padded_rows_and_tree_is_chosen() -> None:
@@ -250,7 +252,7 @@ def test_every_process_gets_as_many_micro_batches() -> None:
     lengths=st.lists(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20)), min_size=1, max_size=4), max_size=12),
     steps=st.integers(1, 6),
     budget=st.integers(1, 400),
-    mode=st.sampled_from(["padded", "tree"]),
+    mode=st.sampled_from(["padded", "packed", "tree"]),
 )
 def test_each_sampled_token_is_trained_once_and_rollouts_stay_whole(
     lengths: list[list[tuple[int, int]]], steps: int, budget: int, mode: str

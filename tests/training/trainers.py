@@ -12,6 +12,7 @@ from tests.support.dataset_files import LoggedCall
 from tests.training.covering import Case
 from tests.training.references import Measured, gradients, one_step, reference
 from trainspan_schemas.settings import TrainSettings
+from trainspan_training import attention
 from trainspan_training.adapter import add_adapter
 from trainspan_training.model import load_tokenizer
 from trainspan_training.offpolicy import Correction, correct
@@ -67,7 +68,10 @@ def adapted(model: Any, settings: TrainSettings) -> Any:
 
 def policy_of(case: Case, model: Any) -> Any:
     """The model that the case trains."""
-    return adapted(model, case.settings) if case.adapter == "lora" else copy.deepcopy(model)
+    policy = copy.deepcopy(model)
+    if case.attention == attention.NAME:
+        assert attention.prepare(policy, "auto")
+    return adapted(policy, case.settings) if case.adapter == "lora" else policy
 
 
 def make_trainer(
@@ -81,6 +85,7 @@ def make_trainer(
 
 def prepared(trainer: Any, case: Case, step: Step, model: Any) -> Step:
     """The step of the case, with the log-probabilities of an old policy and of a reference model."""
+    trainer.chunk = case.chunk
     if case.kl:
         (step,) = with_reference(trainer, [step], None if case.adapter == "lora" else shaken(model, 2))
     if case.old == "logged":
@@ -98,9 +103,8 @@ def expected(case: Case, logged: list[LoggedCall], model: Any) -> Measured:
 
 
 def step_of(case: Case, logged: list[LoggedCall]) -> Step:
-    mode = "tree" if case.layout == "tree" else "padded"
     merge = case.layout != "call"
-    return one_step(logged, case.settings, merge=merge, mode=mode, tokens=case.tokens, processes=case.processes)
+    return one_step(logged, case.settings, merge=merge, mode=case.forward, tokens=case.tokens, processes=case.processes)
 
 
 def trained(trainer: Any, step: Step) -> Measured:

@@ -11,20 +11,47 @@ from numpy.typing import NDArray
 
 from .rows import Row
 
-__all__ = ["PASSES_PER_BUDGET", "Branches", "Limits", "MicroBatch", "WeightedRow", "dummy", "gathered", "padded"]
+__all__ = ["BLOCK", "PASS", "Branches", "MicroBatch", "WeightedRow", "dummy", "gathered", "padded"]
 
-PASSES_PER_BUDGET = 64
-"""The fixed cost of a forward and backward pass is about that of 1/64 of the budget's tokens (measured: 1/60 to 1/80)."""
+PASS = 256
+"""The fixed cost of a forward and backward pass is about that of so many tokens (measured: 205 to 273)."""
+BLOCK = 128
+"""Edge of the blocks that compiled flex attention computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """How a sequence of T tokens in depth-first order branches: q sees kv iff kv ≤ q < ends[kv]."""
+    """How a sequence of T tokens, trees in depth-first order one after another, branches: q sees kv iff kv ≤ q < ends[kv].
+
+    A row by itself is a tree that does not branch.
+    """
 
     depths: NDArray[np.int64]
     """(T,) place of the token in its own row."""
     ends: NDArray[np.int64]
     """(T,) where the subtree of the token ends."""
+
+    def pieces(self) -> list[tuple[int, int, bool]]:
+        """Of each tree: where it starts and ends, and whether it is a single row."""
+        return self.split(self.ends)
+
+    @staticmethod
+    def split(ends: NDArray[np.int64]) -> list[tuple[int, int, bool]]:
+        """The same from the ends alone."""
+        found, start = [], 0
+        while start < len(ends):
+            stop = int(ends[start])
+            found.append((start, stop, bool((ends[start:stop] == stop).all())))
+            start = stop
+        return found
+
+    def first(self, tokens: int) -> "Branches":
+        """Its first trees, as many as so many tokens hold, and at least one; in whole blocks where it is now."""
+        stops = [stop for _, stop, _ in self.pieces()]
+        kept = max([stop for stop in stops if stop <= tokens], default=stops[0])
+        size = -(-kept // BLOCK) * BLOCK if len(self.ends) % BLOCK == 0 else kept
+        ends = np.concatenate([self.ends[:kept], np.arange(kept, size) + 1])
+        return Branches(np.concatenate([self.depths[:kept], np.zeros(size - kept, dtype=np.int64)]), ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +89,20 @@ class MicroBatch:
     """Trained tokens of the whole step."""
 
     def first(self, tokens: int) -> "MicroBatch":
-        """Its first rows, as many as `tokens` padded tokens hold, and at least one; a tree stays whole."""
-        rows, width = max(1, tokens // self.tokens.shape[1]), self.tokens.shape[1]
-        if self.branches is not None or rows >= len(self.tokens):
+        """Its first rows or trees, as many as `tokens` padded tokens hold, and at least one."""
+        if self.tokens.size <= tokens:
             return self
-        kept = self.predicting < rows * width
+        if self.branches is None:
+            branches, width = None, self.tokens.shape[1]
+            some = self.tokens[: max(1, tokens // width)]
+        else:
+            branches = self.branches.first(tokens)
+            some = self.tokens[:, : len(branches.ends)]
+        kept = self.predicting < some.size
         names = ("predicting", "targets", "calls", "sampled", "old", "advantages", "weights", "temperatures")
         columns = {name: getattr(self, name)[kept] for name in names}
         reference = None if self.reference is None else self.reference[kept]
-        return replace(self, **columns, tokens=self.tokens[:rows], reference=reference)
+        return replace(self, **columns, tokens=some, branches=branches, reference=reference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,39 +113,28 @@ class WeightedRow:
     weights: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What fits into one forward pass."""
+def padded(rows: Sequence[WeightedRow], tokens: int, n_step: int, a_pass: float = PASS) -> list[MicroBatch]:
+    """Rows of about equal length together, padded on the right, in micro-batches of at most so many tokens, padding included.
 
-    tokens: int
-    """Padding included."""
-    trained: int = 2**62
-    """Trained tokens, each of which takes the memory of a whole vocabulary."""
-
-
-def padded(rows: Sequence[WeightedRow], limits: Limits, n_step: int) -> list[MicroBatch]:
-    """Rows of about equal length together, padded on the right.
-
-    Longest first; a new micro-batch where a limit is reached, or padding would cost more than a further forward pass.
-    A row that alone exceeds a limit is a micro-batch of its own.
+    Cut so that tokens and passes, each of which costs as much as `a_pass` tokens, cost least together. A row that alone
+    exceeds the limit is a micro-batch of its own.
     """
-    batches: list[list[WeightedRow]] = []
-    longest = padding = trained = 0
-    for item in sorted(rows, key=lambda item: len(item.row.tokens), reverse=True):
-        length = len(item.row.tokens)
-        padding += longest - length
-        trained += item.row.n_trained
-        if (
-            batches
-            and (len(batches[-1]) + 1) * longest <= limits.tokens
-            and trained <= limits.trained
-            and padding <= limits.tokens // PASSES_PER_BUDGET
-        ):
-            batches[-1].append(item)
-        else:
-            batches.append([item])
-            longest, padding, trained = length, 0, item.row.n_trained
-    return [_pad(batch, n_step) for batch in batches]
+    ordered = sorted(rows, key=lambda item: len(item.row.tokens), reverse=True)
+    cost = np.full(len(ordered) + 1, np.inf)
+    cost[0] = 0.0
+    origin = np.zeros(len(ordered) + 1, dtype=np.int64)
+    for start, item in enumerate(ordered):
+        width = len(item.row.tokens)
+        stops = np.arange(start + 1, min(len(ordered), start + max(1, tokens // width)) + 1)
+        here = cost[start] + a_pass + width * (stops - start)
+        better = here < cost[stops]
+        cost[stops[better]], origin[stops[better]] = here[better], start
+    batches, stop = [], len(ordered)
+    while stop:
+        start = int(origin[stop])
+        batches.append(_pad(ordered[start:stop], n_step))
+        stop = start
+    return batches[::-1]
 
 
 def _pad(batch: Sequence[WeightedRow], n_step: int) -> MicroBatch:

@@ -63,7 +63,7 @@ def score_prompts(model: Any, prompts: Sequence[Prompt], dtype: str) -> list[lis
         with lower:
             scores = score(
                 model,
-                model.get_output_embeddings(),
+                model,
                 tokens,
                 predicting,
                 tokens[0, len(prompt) :],

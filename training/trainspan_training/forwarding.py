@@ -1,29 +1,31 @@
-"""How rows go through the model: padded side by side, or as prefix trees; chosen by device and shape, or forced.
+"""How rows go through the model: padded side by side, packed one after another, or as prefix trees; the cheapest, or forced.
 
-On a GPU compiled flex attention computes only what a token sees, so that a tree saves what rows share. On a CPU a tree's
-attention is a dense mask whose cost grows with the square of the tree: it pays where the layers are wide.
+On a GPU rows are packed, or form trees where they share much: flash or compiled flex attention computes what is seen and
+nothing else. On a CPU attention goes tree by tree: each row costs a call of its own, which pays where layers are wide, and a
+tree a dense mask, which pays where rows share much.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.settings import TrainSettings
 
-from .batches import PASSES_PER_BUDGET, Limits, MicroBatch, WeightedRow, padded
-from .tree import TreeCost, shared, unique_tokens
+from .batches import PASS, MicroBatch, WeightedRow, padded
+from .memory import DENSE_TOKENS, MOST_TOKENS, Budget
+from .tree import TreeCost, packed, shared, unique_tokens
 
-__all__ = ["LOGITS", "Forwarding", "forwarding_of", "refusal"]
+__all__ = ["Forwarding", "forwarding_of", "refusal"]
 
-_DENSE_TOKENS = 4096
-"""Greatest tree behind a dense mask: its scores are a square of this edge for each head."""
 _DENSE_PAIR = 4.0
 """A masked pair costs about so many times the floating-point operations that it takes, against the layers' products."""
+_CALL = 2.5e6
+"""On a CPU the attention of a row by itself costs about as much as so many weights that a token goes through."""
 _WORTH = 0.9
-"""A tree is chosen where it costs less than this share of the padded rows."""
-LOGITS = 2**28
-"""Greatest number of logits (trained tokens times vocabulary) in one pass: 1 GiB in float32, several times."""
+"""Trees are chosen where they cost less than this share of rows: their cost is known less well."""
+_GPU_PASS = 2048
+"""On a GPU a forward and backward pass costs about as much as so many tokens: its kernels must be launched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,67 +33,92 @@ class Forwarding:
     """Cuts rows into micro-batches."""
 
     mode: str
-    """`padded`, `tree` or `auto`."""
-    limits: Limits
+    """`padded`, `packed`, `tree` or `auto`."""
+    tokens: int
+    """Greatest number of tokens in a forward pass, padding included."""
     pair: float
     """Cost of a pair of tokens in attention, in units of a token's cost in the layers."""
     dense: bool
-    """Whether a tree's attention is a dense mask."""
+    """Whether attention goes tree by tree, with a dense mask where one branches."""
+    longest: int = 2**62
+    """Longest row that memory has room for."""
+    call: float = 0.0
+    """Cost of the attention of a row by itself, in units of a token's cost in the layers."""
     processes: int = 1
 
     def cut(self, rows: Sequence[WeightedRow], n_step: int) -> list[MicroBatch]:
         """Micro-batches of the rows of one step, at least one for each process where there are rows enough."""
-        cheaper = self.mode == "auto" and self._tree_cost(rows) < _WORTH * self._padded_cost(rows)
-        if self.mode != "tree" and not cheaper:
-            return padded(rows, self._split(rows, sum(len(item.row.tokens) for item in rows)), n_step)
-        limits = self._split(rows, unique_tokens([item.row for item in rows]))
-        cost = TreeCost(
-            pair=self.pair * _DENSE_PAIR if self.dense else 0.0,
-            a_pass=self.limits.tokens / PASSES_PER_BUDGET if self.dense else 0.0,
-            blocks=not self.dense,
-        )
-        if self.dense:
-            limits = replace(limits, tokens=min(limits.tokens, _DENSE_TOKENS))
-        return shared(rows, limits, n_step, cost)
+        if self.mode != "auto":
+            return self._cut(self.mode, rows, n_step)
+        ways = ("padded", "packed", "tree") if self.dense else ("packed", "tree")
+        chosen, least = [], float("inf")
+        for way in ways:
+            batches = self._cut(way, rows, n_step)
+            cost = sum(self._cost(batch) for batch in batches)
+            if cost < least * (_WORTH if way == "tree" else 1):
+                chosen, least = batches, cost
+        return chosen
 
-    def _split(self, rows: Sequence[WeightedRow], tokens: int) -> Limits:
-        """The limits, lowered so that every process gets a part of these tokens."""
-        if self.processes == 1:
-            return self.limits
-        return replace(self.limits, tokens=min(self.limits.tokens, -(-tokens // self.processes)))
+    def _cut(self, way: str, rows: Sequence[WeightedRow], n_step: int) -> list[MicroBatch]:
+        if way == "padded":
+            limit = self._share(sum(len(item.row.tokens) for item in rows))
+            return padded(rows, limit, n_step, PASS if self.dense else _GPU_PASS)
+        together = {"processes": self.processes, "blocks": not self.dense}
+        if way == "packed":
+            return packed(rows, self.tokens, n_step, **together)
+        pair, edge = (self.pair * _DENSE_PAIR, DENSE_TOKENS) if self.dense else (0.0, self.tokens)
+        edge = min(edge, self._share(unique_tokens([item.row for item in rows])))
+        return shared(rows, self.tokens, n_step, TreeCost(pair), edge=edge, **together)
 
-    def _padded_cost(self, rows: Sequence[WeightedRow]) -> float:
-        return sum(length + self.pair * length**2 / 2 for length in (len(item.row.tokens) for item in rows))
+    def _share(self, tokens: int) -> int:
+        """The limit, lowered so that every process gets a part of these tokens."""
+        return self.tokens if self.processes == 1 else min(self.tokens, -(-tokens // self.processes))
 
-    def _tree_cost(self, rows: Sequence[WeightedRow]) -> float:
-        unique = unique_tokens([item.row for item in rows])
+    def _cost(self, batch: MicroBatch) -> float:
+        """Of a forward and backward pass, in units of a token's cost in the layers."""
+        if batch.branches is None:
+            rows, width = batch.tokens.shape
+            return PASS + rows * width * (1 + self.pair * width / 2)
         if not self.dense:
-            return unique + self.pair * unique * max(len(item.row.tokens) for item in rows) / 2
-        trees = {item.row.group for item in rows}
-        edge = unique / len(trees)
-        return unique + self.pair * _DENSE_PAIR * edge**2 * len(trees)
+            return float(_GPU_PASS + batch.tokens.size + self.pair * batch.branches.depths.sum())
+        pieces = [(stop - start, chain) for start, stop, chain in batch.branches.pieces()]
+        pairs = sum(size**2 * (0.5 if chain else _DENSE_PAIR) for size, chain in pieces)
+        return PASS + batch.tokens.size + self.pair * pairs + self.call * len(pieces)
 
 
-def forwarding_of(settings: TrainSettings, config: Any, *, cuda: bool, processes: int = 1) -> Forwarding:
-    """For a model of this configuration. Raises ConfigError where `forward = "tree"` cannot be had with it."""
+def forwarding_of(
+    settings: TrainSettings,
+    config: Any,
+    *,
+    cuda: bool,
+    budget: Budget | None = None,
+    masks: bool = True,
+    processes: int = 1,
+) -> Forwarding:
+    """For a model of this configuration within a budget of tokens; `masks`: whether it takes our attention.
+
+    Raises ConfigError where the setting `forward` cannot be had with it.
+    """
     text = config.get_text_config()
-    reason = refusal(text)
-    if settings.forward == "tree" and reason:
-        raise ConfigError(f'train.forward = "tree" cannot be used: {reason}; leave it out')
+    reason = refusal(text) or (None if masks else "its attention cannot be exchanged")
+    if settings.forward in ("packed", "tree") and reason:
+        raise ConfigError(f'train.forward = "{settings.forward}" cannot be used: {reason}; leave it out')
     hidden = int(text.hidden_size)
     inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
     layer = 4 * hidden**2 + 3 * hidden * inner
     return Forwarding(
         mode="padded" if reason else settings.forward,
-        limits=Limits(settings.micro_batch_tokens, max(1, LOGITS // int(text.vocab_size))),
+        tokens=budget.tokens if budget else settings.micro_batch_tokens or MOST_TOKENS,
+        longest=budget.longest if budget else 2**62,
         pair=2 * hidden / layer,
         dense=not cuda,
+        call=0.0 if cuda else _CALL / layer,
         processes=processes,
     )
 
 
 def refusal(text: Any) -> str | None:
-    """Why a model cannot forward a prefix tree, if so: some layers would not look at the mask."""
+    """Why a model can only forward padded rows, if so: some layers would not look at the mask."""
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
     if kinds:
         return f"the model has layers of type {', '.join(sorted(kinds))}"

@@ -1,5 +1,6 @@
 """The parts of a training process put together: model or adapter, TRL's trainer, and the rounds that it goes through."""
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -45,9 +46,9 @@ class Learner:
             policy = owed.parent
         config = load_config(policy.model)
         cuda = torch.cuda.is_available()
-        parts = team.size if team.splits else 1
-        memory.check(config, settings, memory.available(settings, cuda=cuda), cuda=cuda, parts=parts)
-        forwarding = forwarding_of(settings, config, cuda=cuda, processes=team.size)
+        beside = int(os.environ.get("LOCAL_WORLD_SIZE", team.size))
+        free = memory.available(settings, cuda=cuda, processes=beside)
+        budget = memory.fit(config, settings, free, cuda=cuda, team=team)
         adapted = settings.adapter == "lora"
         hollow = team.splits and has_slices(model := hollow_model(config), policy.model)
         if not hollow:
@@ -55,7 +56,8 @@ class Learner:
             halved = compute_dtype(settings, cuda=cuda) == "bfloat16" and not team.splits
             model = load_model(policy.model, frozen=adapted and halved)
         tokenizer = load_tokenizer(policy.model)
-        attention.prepare(model, forwarding.mode, dense=forwarding.dense)
+        masks = attention.prepare(model, settings.forward)
+        forwarding = forwarding_of(settings, config, cuda=cuda, budget=budget, masks=masks, processes=team.size)
         weights: FullWeights | AdapterWeights
         if adapted:
             model = add_adapter(model, settings, policy)

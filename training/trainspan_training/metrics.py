@@ -79,6 +79,10 @@ class RoundRecord:
     """The three figures above for each step."""
     padding: float
     """Share of padded tokens among those that went through the model."""
+    micro_batches: int
+    """Forward and backward passes of the steps."""
+    micro_batch_tokens: int
+    """Greatest number of tokens in one, as set or as fitted to the memory that was free."""
     rows_per_rollout: float
     tokens_per_second: float
     """Forwarded tokens per second of the steps."""
@@ -149,6 +153,7 @@ def summarize(
         "tokens_by_step": {
             name: [getattr(step, name) for step in steps] for name in ("trained", "forwarded", "unique")
         },
+        "micro_batches": sum(len(step.micro_batches) for step in steps),
         "padding": 1 - forwarded / padded if padded else math.nan,
         "rows_per_rollout": sum(s.rows for s in steps) / sum(s.rollouts for s in steps) if steps else math.nan,
     }

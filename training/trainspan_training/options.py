@@ -38,7 +38,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "correction": ("truncate", "mask", "none"),
     "adapter": ("none", "lora"),
     "dtype": ("float32", "bfloat16"),
-    "forward": ("auto", "padded", "tree"),
+    "forward": ("auto", "padded", "packed", "tree"),
     "decay": ("constant", "linear", "cosine"),
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from trainspan_schemas.agreement import Agreement, is_exact, limit_of
-from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.errors import DatasetError, TrainingError
 from trainspan_schemas.settings import TrainSettings
 
 from .batches import MicroBatch
@@ -91,7 +91,10 @@ def plan_round(
     forwarding: Forwarding,
     rule: Rule,
 ) -> tuple[list[Row], list[Step]]:
-    """Rows and steps; `config` is the model's. Raises DatasetError for tokens that the model cannot take."""
+    """Rows and steps; `config` is the model's.
+
+    Raises DatasetError for tokens that the model cannot take, TrainingError for rows that memory has no room for.
+    """
     rows = make_rows(calls, merge=settings.merge)
     vocabulary, context = int(config.vocab_size), context_of(config)
     for row in rows:
@@ -99,6 +102,12 @@ def plan_round(
             raise DatasetError(
                 f"rollout {row.rollout} has a sequence of {len(row.tokens)} tokens, above the model's {context}: "
                 "set [dataset] max_tokens"
+            )
+        if len(row.tokens) > forwarding.longest:
+            raise TrainingError(
+                f"rollout {row.rollout} has a sequence of {len(row.tokens)} tokens, memory has room for "
+                f"{forwarding.longest}: set [dataset] max_tokens, train.gradient_checkpointing = true or "
+                'train.adapter = "lora"'
             )
         if int(row.tokens.max()) >= vocabulary or int(row.tokens.min()) < 0:
             raise DatasetError(

@@ -57,6 +57,7 @@ class Result:
             f"round {self.round}: {self.checkpoint}, {record.rows} calls of {record.rollouts} rollouts, "
             f"reward {record.reward_mean:.3f}, loss {record.loss:.4f}, grad norm {record.grad_norm:.3f}, kl {record.kl:.4f}, "
             f"clipped {record.clip_fraction:.3f}, mean |Δlogp| {record.logp_diff_mean:.2g}, "
+            f"{record.micro_batches} micro-batches of up to {record.micro_batch_tokens} tokens, "
             f"{sum(record.seconds.values()) - record.seconds['wait']:.2f} s, {swap.get(self.swap.outcome, self.swap.error)}"
         )
 
@@ -73,6 +74,10 @@ class Result:
             "agreement": finite(record.get("agreement")),
             "seconds": {name: round(value, 4) for name, value in record.get("seconds", {}).items()},
             "tokens": {"trained": record.get("trained_tokens", 0), "forwarded": record.get("forwarded_tokens", 0)},
+            "micro_batches": {
+                "count": record.get("micro_batches", 0),
+                "tokens": record.get("micro_batch_tokens", 0),
+            },
             "swap": self.swap.answer,
             "skipped": self.skipped,
             "error": self.error,

@@ -264,6 +264,7 @@ class Rounds:
             staleness_max=staleness.greatest,
             stale_calls=staleness.dropped,
             old_policy=prepared.old_policy,
+            micro_batch_tokens=self._forwarding.tokens,
             effective_sample_share=off.effective_share,
             weight_max=off.max_weight if off.tokens else math.nan,
             bounded=off.bounded / off.tokens if off.tokens else 0.0,

@@ -39,6 +39,7 @@ from trainspan_schemas.settings import TrainSettings
 from .attention import attention_of
 from .batches import MicroBatch
 from .grpo_config import grpo_config
+from .head import CHUNK
 from .options import clip_range
 from .schedule import Schedule
 from .scoring import Scores, score
@@ -106,6 +107,8 @@ class TransitionGRPOTrainer(GRPOTrainer):
         self.schedule = Schedule.of(settings, sum(parameter.numel() for parameter in model.parameters()))
         self.rate = self.schedule.rate
         """Learning rate of the next step."""
+        self.chunk = CHUNK
+        """Greatest number of logits at a time."""
         self.fresh = False
         """Whether the calls of this round were sampled by the weights that it starts from."""
 
@@ -242,12 +245,13 @@ class TransitionGRPOTrainer(GRPOTrainer):
         with self.accelerator.autocast():
             return score(
                 model,
-                owner.get_output_embeddings(),
+                owner,
                 self._tensor(batch.tokens),
                 self._tensor(batch.predicting),
                 self._tensor(batch.targets),
                 self._tensor(batch.temperatures, self._dtype),
-                attention_of(batch.branches, implementation, self.accelerator.device),
+                attention_of(batch.branches, implementation, self.accelerator.device, bf16=bool(self.args.bf16)),
+                chunk=self.chunk,
             )
 
     def _token_sums(self, batch: MicroBatch, scores: Scores) -> Tensor:

@@ -1,0 +1,90 @@
+"""Micro-batches of rows of very different lengths: how full they are, and how evenly processes share them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainspan_training.batches import WeightedRow
+from trainspan_training.bins import fill
+from trainspan_training.forwarding import Forwarding
+from trainspan_training.rows import Row
+
+PAIR, CALL = 3e-4, 0.6
+"""Of SmolLM2-135M: hidden 576, inner 1536."""
+
+
+def lognormal_rows(seed: int, spread: float, median: int = 500, count: int = 256) -> list[WeightedRow]:
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(np.log(median), spread, count), 16, 4096).astype(int)
+    return [row_of(index, length, rng) for index, length in enumerate(lengths)]
+
+
+def row_of(index: int, length: int, rng: Any, vocabulary: int = 49_152, trained: int | None = None) -> WeightedRow:
+    """A rollout of one row; by default half of it is trained."""
+    trained = length // 2 if trained is None else trained
+    row = Row(
+        rollout=str(index),
+        group="g",
+        tokens=rng.integers(3, vocabulary, length).astype(np.int32),
+        positions=np.arange(length - trained, length),
+        calls=np.full(trained, index),
+        logprobs=np.zeros(trained),
+        temperatures=np.ones(trained),
+        advantages=np.ones(trained),
+    )
+    return WeightedRow(row, np.ones(trained))
+
+
+@pytest.mark.parametrize("dense", [True, False], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("tokens", [4096, 8192, 16_384])
+@pytest.mark.parametrize("spread", [0.4, 0.8, 1.2])
+def test_256_lognormal_rows_need_at_most_a_fifth_more_than_the_fewest_micro_batches(
+    spread: float, tokens: int, dense: bool
+) -> None:
+    """Fewest: all tokens over the tokens of one, rounded up; nobody can do with less."""
+    rows = lognormal_rows(0, spread)
+    total = sum(len(item.row.tokens) for item in rows)
+    batches = Forwarding("auto", tokens, pair=PAIR, dense=dense, call=CALL if dense else 0.0).cut(rows, 1)
+    assert len(batches) <= 1.2 * -(-total // tokens)
+    assert sum(batch.n_tokens for batch in batches) <= total
+    assert all(batch.tokens.size < tokens + 128 for batch in batches)
+
+
+def test_models_that_take_padded_rows_only_pad_where_a_pass_would_cost_more() -> None:
+    """The cut is the cheapest of all contiguous ones by length, found here by trying each."""
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        lengths = sorted(rng.integers(1, 900, 9).tolist(), reverse=True)
+        rows = [row_of(index, length, rng) for index, length in enumerate(lengths)]
+        batches = Forwarding("padded", 2000, pair=0.0, dense=True).cut(rows, 1)
+        assert sum(256 + batch.tokens.size for batch in batches) == min(_every_cost(lengths, 2000, 256))
+
+
+def _every_cost(lengths: list[int], limit: int, a_pass: int) -> list[int]:
+    if not lengths:
+        return [0]
+    found = []
+    for size in range(1, len(lengths) + 1):
+        if size == 1 or size * lengths[0] <= limit:
+            found += [a_pass + size * lengths[0] + rest for rest in _every_cost(lengths[size:], limit, a_pass)]
+    return found
+
+
+@pytest.mark.parametrize("processes", [2, 3, 8])
+@pytest.mark.parametrize("mode", ["packed", "tree"])
+def test_processes_get_micro_batches_of_about_the_same_size(processes: int, mode: str) -> None:
+    rows = lognormal_rows(2, 0.8)
+    batches = Forwarding(mode, 8192, pair=0.0, dense=False, processes=processes).cut(rows, 1)
+    assert len(batches) % processes == 0
+    sizes = [batch.n_tokens for batch in batches]
+    assert max(sizes) <= 8192
+    assert max(sizes) < 1.1 * min(sizes)
+
+
+def test_bins_hold_everything_once_and_no_more_than_the_limit() -> None:
+    """7 4 3 3 2 1 in bins of 10: 7+3, 4+3+2+1. A size above the limit is alone."""
+    assert sorted(sorted(chosen) for chosen in fill([7, 4, 3, 3, 2, 1], 10)) == [[0, 3], [1, 2, 4, 5]]
+    assert fill([], 10) == []
+    assert sorted(fill([50, 1, 1], 10)) == [[0], [1, 2]]
+    assert len(fill([5, 5], 10, multiple=2)) == 2

@@ -1,0 +1,41 @@
+"""Sizes into bins: as few as may be, and alike where several processes take them in turn."""
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+__all__ = ["fill"]
+
+
+def fill(sizes: Sequence[int], limit: int, multiple: int = 1) -> list[list[int]]:
+    """Indexes of the sizes by bin, none of which exceeds the limit unless a size alone does.
+
+    First fit of the largest first, which needs at most 11/9 of the fewest bins and one more (Johnson, 1973). Then the number
+    of bins is rounded up to a multiple, and sizes are spread evenly over them where the limit allows.
+    """
+    order = sorted(range(len(sizes)), key=lambda index: sizes[index], reverse=True)
+    free = np.full(len(sizes), limit, dtype=np.int64)
+    bins: list[list[int]] = []
+    for index in order:
+        fitting = np.flatnonzero(free[: len(bins)] >= sizes[index])
+        place = int(fitting[0]) if len(fitting) else len(bins)
+        if place == len(bins):
+            bins.append([])
+        bins[place].append(index)
+        free[place] -= sizes[index]
+    wanted = min(-(-len(bins) // multiple) * multiple, len(sizes))
+    even = _spread(sizes, order, wanted)
+    fits = all(len(chosen) == 1 or sum(sizes[index] for index in chosen) <= limit for chosen in even)
+    return even if fits else bins
+
+
+def _spread(sizes: Sequence[int], order: Sequence[int], count: int) -> list[list[int]]:
+    """The largest first, each into the bin that holds least."""
+    bins: list[list[int]] = [[] for _ in range(count)]
+    least = [(0, place) for place in range(count)]
+    for index in order:
+        held, place = heapq.heappop(least)
+        bins[place].append(index)
+        heapq.heappush(least, (held + sizes[index], place))
+    return bins

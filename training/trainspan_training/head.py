@@ -1,0 +1,137 @@
+"""The output head in chunks of positions: logits exist for one chunk at a time, and are computed again in the backward pass.
+
+Memory does not follow the number of trained tokens: a chunk has at most `CHUNK` logits, each of which takes at most
+`BYTES` while it is worked on.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["BYTES", "CHUNK", "Traced", "head_scores"]
+
+CHUNK = 2**26
+"""Greatest number of logits (positions times vocabulary) at a time: 256 MiB in float32. A position is never split."""
+BYTES = 12
+"""Greatest number of bytes that a logit takes, in float32 or bfloat16, forward or backward (measured)."""
+
+
+class Traced(Tensor):
+    """Logits of no position, which remember what a model does with logits after its head (a scale, a soft cap)."""
+
+    steps: tuple[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ...] = ()
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        made = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        if isinstance(made, cls):
+            source = next(value for value in args if isinstance(value, cls))
+            made.steps = (*source.steps, (func, args, kwargs or {}))
+        return made
+
+    def replay(self, logits: Tensor) -> Tensor:
+        """The same done with other logits."""
+        for func, args, kwargs in self.steps:
+            logits = func(*(logits if isinstance(value, Traced) else value for value in args), **kwargs)
+        return logits
+
+
+def head_scores(
+    head: nn.Module, after: Traced, hidden: Tensor, targets: Tensor, temperatures: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies (N,) of `targets` (N,) at `temperatures` (N,), from hidden states (N, H).
+
+    `after` knows what is done with the head's output; `chunk` positions are worked on at a time. Gradients reach the hidden
+    states and the head's parameters, those of the log-probabilities only.
+    """
+    parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
+    found: tuple[Tensor, Tensor] = _Head.apply(  # type: ignore[no-untyped-call]
+        head, after, targets, temperatures, chunk, hidden, *parameters
+    )
+    return found
+
+
+class _Head(torch.autograd.Function):
+    """Its backward pass takes the gradient of the softmax in closed form, and that of the head from autograd."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        head: nn.Module,
+        after: Traced,
+        targets: Tensor,
+        temperatures: Tensor,
+        chunk: int,
+        hidden: Tensor,
+        *_: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = temperatures.dtype
+        logprobs, entropies, logsumexps = (
+            torch.empty(len(targets), dtype=dtype, device=hidden.device) for _ in range(3)
+        )
+        for part in _parts(len(targets), chunk):
+            scaled = after.replay(head(hidden[part])).to(dtype).div_(temperatures[part, None])
+            logsumexps[part] = scaled.logsumexp(dim=1)
+            logprobs[part] = scaled.gather(1, targets[part, None])[:, 0] - logsumexps[part]
+            shares = scaled.sub_(logsumexps[part, None]).exp_()
+            entropies[part] = torch.special.entr(shares, out=shares).sum(dim=1)
+            del scaled, shares
+        ctx.head, ctx.after, ctx.chunk = head, after, chunk
+        kind = hidden.device.type
+        ctx.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        ctx.save_for_backward(targets, temperatures, hidden, logsumexps)
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        targets, temperatures, hidden, logsumexps = ctx.saved_tensors
+        parameters = [parameter for parameter in ctx.head.parameters() if parameter.requires_grad]
+        of_hidden = torch.zeros_like(hidden)
+        sums: list[Tensor | None] = [None] * len(parameters)
+        kind, low, enabled = ctx.autocast
+        with torch.enable_grad(), torch.autocast(kind, low, enabled):
+            for part in _parts(len(targets), ctx.chunk):
+                states = hidden[part].detach().requires_grad_()
+                logits = ctx.after.replay(ctx.head(states))
+                with torch.no_grad():
+                    of_logits = _of_logits(logits, targets[part], temperatures[part], logsumexps[part], gradient[part])
+                of_states, *of_parameters = torch.autograd.grad(logits, [states, *parameters], of_logits)
+                del logits, of_logits
+                of_hidden[part] = of_states
+                for place, value in enumerate(of_parameters):
+                    sums[place] = _added(sums[place], value)
+                del of_parameters
+        of_head = (
+            torch.zeros_like(parameter) if total is None else total.to(parameter.dtype)
+            for total, parameter in zip(sums, parameters, strict=True)
+        )
+        return None, None, None, None, None, of_hidden, *of_head
+
+
+def _parts(size: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, size)) for start in range(0, size, chunk)]
+
+
+def _added(total: Tensor | None, value: Tensor) -> Tensor:
+    """Of chunks, in float32 also where the head is in bfloat16."""
+    if total is None:
+        return value.to(torch.promote_types(value.dtype, torch.float32))
+    return total.add_(value)
+
+
+def _of_logits(logits: Tensor, targets: Tensor, temperatures: Tensor, logsumexps: Tensor, gradient: Tensor) -> Tensor:
+    """Gradient of the log-probabilities by the logits: (onehot − softmax) / temperature, times `gradient` (N,)."""
+    scale = (gradient / temperatures).unsqueeze(1)
+    shares = logits.to(temperatures.dtype) / temperatures.unsqueeze(1)
+    shares.sub_(logsumexps.unsqueeze(1)).exp_().mul_(-scale)
+    shares.scatter_add_(1, targets.unsqueeze(1), scale)
+    return shares.to(logits.dtype)
