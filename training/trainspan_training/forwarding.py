@@ -51,7 +51,8 @@ class Forwarding:
         if self.mode != "auto":
             return self._cut(self.mode, rows, n_step)
         ways = ("padded", "packed", "tree") if self.dense else ("packed", "tree")
-        chosen, least = [], float("inf")
+        chosen: list[MicroBatch] = []
+        least = float("inf")
         for way in ways:
             batches = self._cut(way, rows, n_step)
             cost = sum(self._cost(batch) for batch in batches)
@@ -63,12 +64,13 @@ class Forwarding:
         if way == "padded":
             limit = self._share(sum(len(item.row.tokens) for item in rows))
             return padded(rows, limit, n_step, PASS if self.dense else _GPU_PASS)
-        together = {"processes": self.processes, "blocks": not self.dense}
+        blocks = not self.dense
         if way == "packed":
-            return packed(rows, self.tokens, n_step, **together)
+            return packed(rows, self.tokens, n_step, processes=self.processes, blocks=blocks)
         pair, edge = (self.pair * _DENSE_PAIR, DENSE_TOKENS) if self.dense else (0.0, self.tokens)
         edge = min(edge, self._share(unique_tokens([item.row for item in rows])))
-        return shared(rows, self.tokens, n_step, TreeCost(pair), edge=edge, **together)
+        cost = TreeCost(pair)
+        return shared(rows, self.tokens, n_step, cost, edge=edge, processes=self.processes, blocks=blocks)
 
     def _share(self, tokens: int) -> int:
         """The limit, lowered so that every process gets a part of these tokens."""
