@@ -10,6 +10,7 @@ computed again in the backward pass find what the forward pass found:
 """
 
 import functools
+import importlib
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils.import_utils import is_flash_attn_2_available
 
 from .batches import BLOCK, Branches
 
@@ -140,9 +141,7 @@ def _by_flash(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, option
 
 @functools.cache
 def _flash_kernel() -> Any:
-    from flash_attn import flash_attn_varlen_func
-
-    return flash_attn_varlen_func
+    return importlib.import_module("flash_attn").flash_attn_varlen_func
 
 
 AttentionInterface.register(NAME, attend)

@@ -80,7 +80,7 @@ class Forwarding:
         """Of a forward and backward pass, in units of a token's cost in the layers."""
         if batch.branches is None:
             rows, width = batch.tokens.shape
-            return PASS + rows * width * (1 + self.pair * width / 2)
+            return float(PASS + rows * width * (1 + self.pair * width / 2))
         if not self.dense:
             return float(_GPU_PASS + batch.tokens.size + self.pair * batch.branches.depths.sum())
         pieces = [(stop - start, chain) for start, stop, chain in batch.branches.pieces()]

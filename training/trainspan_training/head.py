@@ -63,7 +63,7 @@ class _Head(torch.autograd.Function):
     """Its backward pass takes the gradient of the softmax in closed form, and that of the head from autograd."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         head: nn.Module,
         after: Traced,
@@ -92,7 +92,7 @@ class _Head(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         targets, temperatures, hidden, logsumexps = ctx.saved_tensors
         parameters = [parameter for parameter in ctx.head.parameters() if parameter.requires_grad]
         of_hidden = torch.zeros_like(hidden)
