@@ -7,7 +7,6 @@ Bytes follow from the numbers of parameters and tokens. Activations are those of
 import functools
 import json
 import logging
-from collections.abc import Hashable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -237,7 +236,7 @@ def _lora_proposal(config: Any, lora: TrainSettings, memory: Memory, size: int, 
 def _parameters(config: Any, settings: TrainSettings) -> tuple[int, int]:
     """Parameters of the model, and of the adapter that the settings describe."""
     rank = (settings.lora_rank or DEFAULT_LORA_RANK) if settings.adapter == "lora" else 0
-    kind: Hashable = type(config)
+    kind: Any = type(config)
     total, edges = _counted(kind, config.to_json_string(), settings.lora_targets)
     return total, rank * edges
 
