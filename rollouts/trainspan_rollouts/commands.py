@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import re
@@ -17,7 +18,14 @@ from typing import Final
 from trainspan_rollouts.execution import Ended, Execution
 from trainspan_rollouts.tasks import Task
 from trainspan_schemas.errors import ProcessError
-from trainspan_schemas.identity import ENV_BAGGAGE, ENV_REPORT, ENV_TASK, ENV_TRACEPARENT, ENV_TRACESTATE
+from trainspan_schemas.identity import (
+    ENV_BAGGAGE,
+    ENV_REPORT,
+    ENV_TASK,
+    ENV_TASK_FILE,
+    ENV_TRACEPARENT,
+    ENV_TRACESTATE,
+)
 from trainspan_schemas.keys import ROLLOUT_PATH_PREFIX
 from trainspan_schemas.status import RolloutStatus
 from trainspan_schemas.worker import AgentReport
@@ -29,6 +37,8 @@ GRACE_S: Final = 3.0
 """Between SIGTERM and SIGKILL; an instrumented agent sends its spans in this time."""
 TEMPORARY_FAILURE: Final = 75
 """Exit code `EX_TEMPFAIL` of sysexits.h: the agent itself asks for another attempt."""
+MAX_STRING_BYTES: Final = 32 * 4096
+"""Linux's limit on one argument or environment variable, with its name and closing NUL (execve(2), MAX_ARG_STRLEN)."""
 
 _INSTRUMENT: Final = "opentelemetry-instrument"
 _OTLP_HEADERS: Final = re.compile(r"OTEL_EXPORTER_OTLP_(\w+_)?HEADERS")
@@ -62,7 +72,15 @@ def agent_environment(
     Where no environment with `opentelemetry-instrument` is on PATH, this program's own comes first there: `python` is
     then the one that trainspan is installed for, as if its environment were activated.
     """
-    inherited = {ENV_TRACEPARENT, ENV_TRACESTATE, ENV_BAGGAGE, ENV_TASK, ENV_REPORT, "TRAINSPAN_BOUNDARY"}
+    inherited = {
+        ENV_TRACEPARENT,
+        ENV_TRACESTATE,
+        ENV_BAGGAGE,
+        ENV_TASK,
+        ENV_TASK_FILE,
+        ENV_REPORT,
+        "TRAINSPAN_BOUNDARY",
+    }
     chosen = {name: value for name, value in environ.items() if name not in inherited and not _is_runners_setting(name)}
     if shutil.which(_INSTRUMENT, path=chosen.get("PATH")) is None:
         chosen["PATH"] = os.pathsep.join(filter(None, (str(Path(sys.executable).parent), chosen.get("PATH"))))
@@ -80,14 +98,17 @@ def _is_runners_setting(name: str) -> bool:
 
 
 class CommandExecutor:
-    """Starts `command` for each rollout, with `{id}`, `{input}` and fields of an object input put into its arguments."""
+    """Starts `command` for each rollout. Its arguments may hold `{id}`, `{input}`, `{task_file}` and fields of an object input.
+
+    The task is JSON on stdin, in a file of its own, and in an environment variable if it fits into one.
+    """
 
     def __init__(self, command: Sequence[str], policy_url: str, timeout_s: float, environ: Mapping[str, str]) -> None:
         self._arguments = list(command)
         self._policy_url = policy_url
         self._timeout_s = timeout_s
         self._environ = environ
-        self._reports = tempfile.TemporaryDirectory(prefix="trainspan-")
+        self._folder = tempfile.TemporaryDirectory(prefix="trainspan-")
         self._command: list[str] = []
 
     async def start(self) -> None:
@@ -96,20 +117,15 @@ class CommandExecutor:
 
     async def execute(self, execution: Execution) -> Ended:
         """One process; whatever it leaves running in its process group is ended with it."""
-        reports = Path(tempfile.mkdtemp(dir=self._reports.name))
+        folder = Path(tempfile.mkdtemp(dir=self._folder.name))
         start_s = time.monotonic()
+        task = json.dumps(execution.task.for_agent()).encode()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(fill_in(word, execution.task) for word in self._command),
-                env=self._environment(execution, reports),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
+            process = await self._start(execution, task, folder)
         except OSError as error:
-            return Ended("infra_error", time.monotonic() - start_s, error=f"cannot start {self._command[1]}: {error}")
-        streams = _Streams(process, json.dumps(execution.task.for_agent()).encode() + b"\n")
+            shutil.rmtree(folder, ignore_errors=True)
+            return Ended("infra_error", time.monotonic() - start_s, error=self._why_not_started(error))
+        streams = _Streams(process, task + b"\n")
         timed_out = False
         try:
             await asyncio.wait_for(process.wait(), self._timeout_s)
@@ -123,27 +139,55 @@ class CommandExecutor:
             _signal_group(process, signal.SIGKILL)
             await streams.close()
         duration_s = time.monotonic() - start_s
-        return _ended(process.returncode, timed_out, duration_s, streams, _read_reports(reports))
+        return _ended(process.returncode, timed_out, duration_s, streams, _read_reports(folder))
 
     async def close(self) -> None:
-        """Removes the reports; every process has ended with its `execute`."""
-        self._reports.cleanup()
+        """Removes the folders; every process has ended with its `execute`."""
+        self._folder.cleanup()
 
-    def _environment(self, execution: Execution, reports: Path) -> dict[str, str]:
+    async def _start(self, execution: Execution, task: bytes, folder: Path) -> asyncio.subprocess.Process:
+        """Writes the task file into `folder` and starts the process. Raises OSError."""
+        task_file = folder / "task" / "task.json"
+        await asyncio.to_thread(_write_task, task_file, task)
+        return await asyncio.create_subprocess_exec(
+            *(fill_in(word, execution.task, task_file) for word in self._command),
+            env=self._environment(execution, task, task_file, folder),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def _why_not_started(self, error: OSError) -> str:
+        text = f"cannot start {self._command[1]}: {error}"
+        if error.errno == errno.E2BIG:
+            text += "; the task is too long for an argument: pass {task_file}, or read the task from stdin"
+        return text
+
+    def _environment(self, execution: Execution, task: bytes, task_file: Path, reports: Path) -> dict[str, str]:
         base = self._policy_url.rstrip("/").removesuffix("/v1")
-        return {
+        environment = {
             **self._environ,
             ENV_TRACEPARENT: str(execution.parent),
             ENV_BAGGAGE: execution.identity.to_baggage(),
-            ENV_TASK: json.dumps(execution.task.for_agent()),
+            ENV_TASK_FILE: str(task_file),
             ENV_REPORT: str(reports),
             "OPENAI_BASE_URL": f"{base}{ROLLOUT_PATH_PREFIX}{execution.parent}/v1",
         }
+        if len(f"{ENV_TASK}=") + len(task) + 1 <= MAX_STRING_BYTES:
+            environment[ENV_TASK] = task.decode()
+        return environment
 
 
-def fill_in(word: str, task: Task) -> str:
-    """The argument with `{id}`, `{input}` and, where the input is an object, its fields; other braces stay."""
-    fields = {**(task.input if isinstance(task.input, dict) else {}), "id": task.id, "input": task.input}
+def _write_task(file: Path, task: bytes) -> None:
+    file.parent.mkdir()
+    file.write_bytes(task)
+
+
+def fill_in(word: str, task: Task, task_file: Path) -> str:
+    """The argument with `{id}`, `{input}`, `{task_file}` and, if the input is an object, its fields; other braces stay."""
+    own = task.input if isinstance(task.input, dict) else {}
+    fields = {"task_file": str(task_file), **own, "id": task.id, "input": task.input}
 
     def replace(match: re.Match[str]) -> str:
         if match[1] not in fields:

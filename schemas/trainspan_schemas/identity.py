@@ -15,6 +15,7 @@ __all__ = [
     "ENV_BAGGAGE",
     "ENV_REPORT",
     "ENV_TASK",
+    "ENV_TASK_FILE",
     "ENV_TRACEPARENT",
     "ENV_TRACESTATE",
     "Identity",
@@ -29,7 +30,8 @@ Split = Literal["train", "val"]
 ENV_TRACEPARENT = "TRACEPARENT"
 ENV_TRACESTATE = "TRACESTATE"
 ENV_BAGGAGE = "BAGGAGE"
-ENV_TASK = "TRAINSPAN_TASK"  # JSON {"id", "input"}; never the answer
+ENV_TASK = "TRAINSPAN_TASK"  # JSON {"id", "input"}, never the answer; unset if it exceeds what one variable can hold
+ENV_TASK_FILE = "TRAINSPAN_TASK_FILE"  # path of a file with the same JSON
 ENV_REPORT = "TRAINSPAN_REPORT"  # folder where each agent process leaves an AgentReport for its runner
 
 _TRACEPARENT = re.compile(r"^([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$")

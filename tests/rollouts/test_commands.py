@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.rollouts.conftest import Run, write_tasks
 from tests.rollouts.test_functions import rewards, rollouts, statuses, tasks
 from tests.support.openai_server import OpenAIServer
@@ -221,3 +223,29 @@ def test_an_interrupt_ends_the_agents_and_sends_their_rollouts_as_cancelled(
     assert statuses(recorder) == {("a", 0): "cancelled", ("b", 0): "cancelled"}
     (pid,) = {int(started.read_text()) for started in tmp_path.glob("started-*")}
     assert not is_running(pid)
+
+
+def test_a_task_too_long_for_an_environment_variable_or_an_argument_arrives_by_stdin_and_file(
+    run: Run, recorder: OtlpRecorder
+) -> None:
+    source = """
+    import json, os, sys
+
+    task = json.load(sys.stdin)
+    assert task == json.load(open(sys.argv[1])) == json.load(open(os.environ["TRAINSPAN_TASK_FILE"]))
+    assert ("TRAINSPAN_TASK" in os.environ) == (len(task["input"]) < 131_020)
+    print(len(task["input"]))
+    """
+    judge = "def judge(task, result):\n    return float(int(result.stdout_tail) == len(task['input']))\n"
+    Path("length_judge.py").write_text(judge)
+    given = [{"id": str(size), "input": "x" * size} for size in (10, 131_000, 131_100, 4_000_000)]
+    result = run(source, given, "python", "agent.py", "{task_file}", judge="length_judge:judge")
+    assert (result.status, result.mean_reward) == ({"ok": 4}, 1.0)
+
+
+def test_a_task_too_long_for_an_argument_is_refused_with_the_way_around(
+    run: Run, recorder: OtlpRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = run("", [{"id": "long", "input": "x" * 140_000}], "python", "agent.py", "{input}", retries=0)
+    assert result.status == {"infra_error": 1}
+    assert "pass {task_file}, or read the task from stdin" in caplog.text
