@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -186,15 +186,22 @@ def _processes(settings: Settings) -> list[Finding]:
         url = f"http://{settings.serving.host}:{settings.serving.port}"
         findings.append(Finding("problem", "policy server", f"no answer at {url}", "start `trainspan serve MODEL_DIR`"))
     else:
-        detail = (
-            f"version {policy['version']}, {policy['calls_captured']} calls captured, {policy['calls_dropped']} dropped"
-        )
-        level: Level = "problem" if policy["calls_dropped"] else "ok"
-        advice = (
-            "the collector was out of reach for a while; those calls cannot be trained" if level == "problem" else ""
-        )
-        findings.append(Finding(level, "policy server", detail, advice))
+        findings.append(_policy_finding(policy))
     return findings
+
+
+def _policy_finding(policy: Mapping[str, Any]) -> Finding:
+    counts = ", ".join(f"{policy[f'calls_{name}']} {name}" for name in ("dropped", "refused", "spooled"))
+    detail = f"version {policy['version']}, {policy['calls_captured']} calls captured, {counts}"
+    if trouble := policy["export_trouble"]:
+        advice = f"calls wait on disk: {trouble}"
+    elif policy["calls_refused"]:
+        advice = "the collector refused calls; they are kept, and tried again when the server starts: see its log"
+    elif policy["calls_dropped"]:
+        advice = "the spool was full while the collector was out of reach; those calls cannot be trained"
+    else:
+        return Finding("ok", "policy server", detail, "")
+    return Finding("problem", "policy server", detail, advice)
 
 
 def capture_findings(store: str) -> list[Finding]:

@@ -39,7 +39,7 @@ _BOOLEANS: Final = {
     "multimodal": keys.CALL_MULTIMODAL,
     "no_boundary": keys.NO_BOUNDARY,
 }
-_TEXTS: Final = {"logprobs_mode": keys.LOGPROBS_MODE}
+_TEXTS: Final = {"logprobs_mode": keys.LOGPROBS_MODE, "server": keys.CALL_SERVER}
 
 
 def redacts_what_is_needed() -> pl.Expr:
@@ -80,17 +80,22 @@ def with_defaults(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def ordered_calls(calls: pl.DataFrame) -> pl.DataFrame:
-    """CALLS sorted by rollout and, within it, as they were made; adds `position` (u32, from 0 within its rollout).
+    """CALLS sorted by rollout and, within it, as they were made; adds `position` (u32, from 0 within its rollout) and
+    `counted_index` (the index as the server counted it).
 
-    The order is the call index; the start time where a rollout's indexes are missing or not unique (the counting server
-    was restarted). Two spans of one response and choice count once. `call_index` is filled in where it was missing.
+    The order is the call index; the start time if a rollout's indexes are missing or not unique, or come from several
+    servers. Two spans of one response and choice count once. `call_index` is the position if the server's own is no order.
     """
     calls = calls.sort(*ROLLOUT_KEY, "start_ns", *SPAN_KEY, nulls_last=False)
     begins = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in ROLLOUT_KEY)
-    calls = calls.with_columns(begins.cum_sum().alias("_rollout"))
+    changes = ~begins & pl.col("server").ne_missing(pl.col("server").shift(1))
+    calls = calls.with_columns(
+        begins.cum_sum().alias("_rollout"), changes.alias("_changes"), pl.col("call_index").alias("counted_index")
+    )
     repeated = ~pl.struct("_rollout", "response_id", "choice_index").is_first_distinct()
     calls = calls.filter(pl.col("response_id").is_null() | ~repeated)
     unclear = pl.col("call_index").is_null() | pl.struct("_rollout", "call_index", "choice_index").is_duplicated()
+    unclear |= pl.col("_changes")
     return (
         # A column first: `over` would look for duplicates in one rollout at a time.
         calls.with_columns(unclear.alias("_unclear"))
@@ -99,5 +104,5 @@ def ordered_calls(calls: pl.DataFrame) -> pl.DataFrame:
         .sort("_rollout", "_index", "start_ns", "choice_index", nulls_last=False, maintain_order=True)
         .with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).over("_rollout").alias("position"))
         .with_columns(pl.coalesce("_index", pl.col("position").cast(pl.Int32)).alias("call_index"))
-        .drop("_rollout", "_unclear", "_index")
+        .drop("_rollout", "_changes", "_unclear", "_index")
     )

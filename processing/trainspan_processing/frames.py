@@ -43,6 +43,7 @@ CALLS: Final[Schema] = {
     **_IDENTITY,
     "agent": pl.String,
     "call_index": pl.Int32,
+    "server": pl.String,
     "choice_index": pl.Int32,
     "policy_name": pl.String,
     "policy_version": pl.Int32,

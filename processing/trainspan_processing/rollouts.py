@@ -30,10 +30,10 @@ def rollout_table(
     missing), `pending` (not complete, but its last sign of life is younger than `settle_s`), `superseded` (a later
     attempt exists).
 
-    Complete is a rollout whose span is stored, whose call indexes have no gap but for calls without tokens, that has at least
-    the calls that the agent's side saw succeed, with tokens or without, and whose client call spans each have their call of
-    the server. A client call counts for that only where it did not fail and names a model that the policy server serves:
-    agents may talk to other models too.
+    Complete is a rollout whose span is stored, whose call indexes have no gap, server by server, but for calls without
+    tokens, that has at least the calls that the agent's side saw succeed, with tokens or without, and whose client call
+    spans each have their call of the server. A client call counts for that only if it did not fail and names a model that
+    the policy server serves: agents may talk to other models too.
     """
     owned = calls.lazy().filter(pl.col("rollout_id").is_not_null())
     identified = _with_rollout(spans.lazy())
@@ -147,13 +147,15 @@ def _stated_elsewhere(spans: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def _call_counts(calls: pl.LazyFrame) -> pl.LazyFrame:
-    """Calls, requests (the choices of a response are one), and how many indexes are missing below the highest."""
+    """Calls, requests (the choices of a response are one), and how many indexes are missing below each server's highest."""
     request = pl.coalesce("response_id", pl.col("call_index").cast(pl.String), "span_id")
-    return calls.group_by(ROLLOUT_KEY).agg(
+    counted = pl.col("counted_index").drop_nulls()
+    of_server = calls.group_by(*ROLLOUT_KEY, "server").agg(
         pl.len().alias("n_calls"),
         request.n_unique().alias("n_requests"),
-        (pl.col("call_index").max() + 1 - pl.col("call_index").n_unique().cast(pl.Int64)).alias("n_missing"),
+        (counted.max().fill_null(-1) + 1 - counted.n_unique().cast(pl.Int64)).alias("n_missing"),
     )
+    return of_server.group_by(ROLLOUT_KEY).agg(pl.col("n_calls", "n_requests", "n_missing").sum())
 
 
 def _bare_counts(bare_calls: pl.LazyFrame) -> pl.LazyFrame:

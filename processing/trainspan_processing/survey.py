@@ -15,7 +15,7 @@ from .evaluations import (
     collect_feedback,
     with_feedback,
 )
-from .frames import PAYLOAD, ROLLOUT_KEY, SPAN_KEY, each_once, empty
+from .frames import CALLS, PAYLOAD, ROLLOUT_KEY, SPAN_KEY, each_once, empty
 from .ledger import Ledger
 from .rollouts import rollout_table
 from .source import Selection, Source
@@ -124,7 +124,8 @@ def _survey(
         others = others.filter(pl.col("is_bare_call") | ~is_served)
         others = others.join(clients, on=SPAN_KEY, how="anti", maintain_order="left")
         if answered.height:
-            calls = ordered_calls(pl.concat([calls.drop("position"), with_defaults(answered)]))
+            as_read = calls.with_columns(pl.col("counted_index").alias("call_index")).select(list(CALLS))
+            calls = ordered_calls(pl.concat([as_read, with_defaults(answered)]))
             twins = find_twins(calls, spans)
     if not around.are_counted:
         others = others.filter(pl.col("rollout_id").is_not_null())

@@ -11,7 +11,7 @@ from typing import Any, Final
 from trainspan_schemas.errors import CheckpointError
 
 from .candidates import CheckpointNotFoundError
-from .export import Counts
+from .export import Exporter
 from .policy import PolicyServer, SwapUndoneError
 from .response import answer_json
 
@@ -31,7 +31,7 @@ class _Refusal(Exception):
         self.status, self.reason = status, reason
 
 
-def state_of(server: PolicyServer, counts: Counts) -> dict[str, Any]:
+def state_of(server: PolicyServer, exporter: Exporter) -> dict[str, Any]:
     """The answer to `GET /trainspan/policy`."""
     policy = server.policy
     return {
@@ -45,20 +45,21 @@ def state_of(server: PolicyServer, counts: Counts) -> dict[str, Any]:
         "open": server.gate.is_open,
         "asleep": server.asleep,
         "canary": server.canary.as_json() if server.canary else None,
-        **{f"calls_{name}": count for name, count in asdict(counts).items()},
+        **{f"calls_{name}": count for name, count in asdict(exporter.counts()).items()},
+        "export_trouble": exporter.trouble(),
     }
 
 
 async def handle_admin(
     server: PolicyServer,
-    counts: Callable[[], Counts],
+    exporter: Exporter,
     scope: MutableMapping[str, Any],
     receive: Receive,
     send: Callable[[Message], Awaitable[None]],
 ) -> None:
     """Answers one request; every refusal is one line of JSON, `{"error": …}`."""
     try:
-        await answer_json(send, 200, await _answer(server, counts, scope, receive))
+        await answer_json(send, 200, await _answer(server, exporter, scope, receive))
     except _Refusal as refusal:
         await answer_json(send, refusal.status, {"error": refusal.reason})
     except SwapUndoneError as error:
@@ -70,13 +71,13 @@ async def handle_admin(
 
 
 async def _answer(
-    server: PolicyServer, counts: Callable[[], Counts], scope: MutableMapping[str, Any], receive: Receive
+    server: PolicyServer, exporter: Exporter, scope: MutableMapping[str, Any], receive: Receive
 ) -> dict[str, Any]:
     method, what = scope["method"], scope["path"].removeprefix(ADMIN_PREFIX)
     if what not in ("policy", "sleep", "wake"):
         raise _Refusal(404, f"nothing is at {scope['path'][:80]}: it is policy, sleep or wake")
     if (method, what) == ("GET", "policy"):
-        return state_of(server, counts())
+        return state_of(server, exporter)
     if method != "POST":
         raise _Refusal(405, f"{method} is not allowed here: {'GET or POST' if what == 'policy' else 'POST'}")
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

@@ -1,64 +1,89 @@
 """Numbers the calls of each rollout from 0, without a gap, also when the server is restarted in the middle of one.
 
-Every number is noted in a file before it is given: `KEY` on a line adds one, `KEY<tab>COUNT` says how many there were.
-A line is in the kernel's hands at once, so that a killed server process loses none.
+A call is known by the counter's `instance` and its number there: a rollout that several servers answer is counted by each.
+Numbers are kept in a SQLite file, so that memory is bounded and no rollout is forgotten. Each number is in the kernel's
+hands before it is given: a killed server process loses none.
 """
 
-import os
+import logging
+import sqlite3
+import uuid
 from collections import OrderedDict
 from pathlib import Path
-from urllib.parse import quote
 
 __all__ = ["CallCounter"]
 
-_MAX_KEYS = 65_536
-_MAX_LINES = 1_000_000
+_log = logging.getLogger(__name__)
+
+_MAX_CACHED = 65_536
+_TABLES = """
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = OFF;
+CREATE TABLE IF NOT EXISTS instance (id TEXT);
+CREATE TABLE IF NOT EXISTS calls (key TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID;
+"""
+_SAVE = "INSERT INTO calls VALUES (?, ?) ON CONFLICT DO UPDATE SET count = excluded.count"
 
 
 class CallCounter:
-    """Counts per key; the keys that were not used for the longest time are forgotten. For one event loop."""
+    """Counts per key, for one process and one event loop. Raises OSError if the file cannot be used."""
 
-    def __init__(self, file: Path, *, max_keys: int = _MAX_KEYS, max_lines: int = _MAX_LINES) -> None:
-        self._file, self._max_keys, self._max_lines = file, max_keys, max_lines
-        self._counts: OrderedDict[str, int] = OrderedDict()
+    def __init__(self, file: Path, *, max_cached: int = _MAX_CACHED) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._read()
-        self._descriptor = self._rewrite()
+        self._file, self._max_cached = file, max_cached
+        self._counts: OrderedDict[str, int] = OrderedDict()
+        self._is_failing = False
+        try:
+            self._open()
+        except sqlite3.DatabaseError as error:
+            raise OSError(f"the call numbers in {file} cannot be read: {error}; move the file away") from error
 
     def next(self, key: str) -> int:
-        """The next number of `key`."""
-        key = quote(key)  # a key comes from a request: it may hold anything
-        number = self._counts.pop(key, 0)
+        """The next number of `key`. A disk that cannot be written costs the numbers' safety, not the call."""
+        number = self._counts.pop(key, None)
+        if number is None:
+            number = self._stored(key)
         self._counts[key] = number + 1
-        if len(self._counts) > self._max_keys:
+        if len(self._counts) > self._max_cached:
             self._counts.popitem(last=False)
-        os.write(self._descriptor, f"{key}\n".encode())
-        self._lines += 1
-        if self._lines > self._max_lines:
-            os.close(self._descriptor)
-            self._descriptor = self._rewrite()
+        self._save(key, number + 1)
         return number
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._database.close()
 
-    def _read(self) -> None:
+    def _open(self) -> None:
+        self._database = sqlite3.connect(self._file, isolation_level=None)
+        self._file.chmod(0o600)
+        self._database.executescript(_TABLES)
+        found = self._database.execute("SELECT id FROM instance").fetchone()
+        self.instance: str = found[0] if found else uuid.uuid4().hex
+        """Names this counter on every call: 32 hex digits, the same in each life of the server."""
+        if not found:
+            self._database.execute("INSERT INTO instance VALUES (?)", [self.instance])
+
+    def _stored(self, key: str) -> int:
         try:
-            lines = self._file.read_text(errors="replace").split("\n")
-        except FileNotFoundError:
-            return
-        for line in lines[:-1]:  # what follows the last line break is a line cut off
-            key, _, count = line.partition("\t")
-            number = self._counts.pop(key, 0)
-            self._counts[key] = int(count) if count.isdigit() else number + 1
-        while len(self._counts) > self._max_keys:
-            self._counts.popitem(last=False)
+            found = self._database.execute("SELECT count FROM calls WHERE key = ?", [_text(key)]).fetchone()
+        except sqlite3.Error as error:
+            self._complain(error)
+            return 0
+        return int(found[0]) if found else 0
 
-    def _rewrite(self) -> int:
-        """Writes the counts in place of the lines that made them; the open file."""
-        temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-        os.write(descriptor, "".join(f"{key}\t{count}\n" for key, count in self._counts.items()).encode())
-        temporary.replace(self._file)
-        self._lines = len(self._counts)
-        return descriptor
+    def _save(self, key: str, count: int) -> None:
+        try:
+            self._database.execute(_SAVE, [_text(key), count])
+        except sqlite3.Error as error:
+            self._complain(error)
+        else:
+            self._is_failing = False
+
+    def _complain(self, error: sqlite3.Error) -> None:
+        if not self._is_failing:
+            _log.warning("call numbers cannot be kept file=%s error=%s: a restart would repeat them", self._file, error)
+        self._is_failing = True
+
+
+def _text(key: str) -> str:
+    """A key comes from a request: it may hold anything, lone surrogates too."""
+    return key.encode(errors="backslashreplace").decode()

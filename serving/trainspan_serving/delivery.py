@@ -1,8 +1,10 @@
 """One export request to the collector over OTLP/gRPC, and what became of it.
 
-Spec: https://opentelemetry.io/docs/specs/otlp/#failures (which answers are final, and which ask for another try).
+Spec: https://opentelemetry.io/docs/specs/otlp/#failures (which answers are final, and which ask for another try). One
+difference: a wrong token, or another program on the collector's port, is a fault that an operator repairs; calls wait for it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,19 +15,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from trainspan_schemas.errors import ConfigError
 
-__all__ = ["CollectorClient", "Delivery", "parse_endpoint"]
+__all__ = ["CollectorClient", "Delivery", "Metadata", "parse_endpoint"]
 
 _METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
-_FINAL_CODES = frozenset(
-    {
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.UNIMPLEMENTED,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.OUT_OF_RANGE,
-    }
-)
+_TOKEN_CODES = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+
+Metadata = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +30,26 @@ class Delivery:
     settled: bool
     """False: to be sent again later."""
     rejected: int = 0
-    """Spans that the collector refused for good."""
+    """Spans that the collector left out of a request that it took."""
+    refused: bool = False
+    """The collector will never take this request as it is."""
     reason: str = ""
 
 
 class CollectorClient:
     """Sends serialized requests to `endpoint`, a URL (`http://HOST:PORT`, or `https://` for TLS).
 
-    `metadata` goes with every request (for example an authorization header). `certificate` is a PEM file of whom to trust
-    with `https://`; default: the system's. Raises ConfigError for what is no URL, or a certificate that cannot be read.
+    `metadata()` goes with every request (for example an authorization header); it is asked again after a refused token,
+    and may raise ConfigError then. `certificate` is a PEM file of whom to trust with `https://`; default: the system's.
+    Raises ConfigError for what is no URL, or a certificate that cannot be read.
     """
 
     def __init__(
-        self, endpoint: str, metadata: tuple[tuple[str, str], ...] = (), certificate: str | None = None
+        self, endpoint: str, metadata: Callable[[], Metadata] = lambda: (), certificate: str | None = None
     ) -> None:
         self._channel = _open_channel(endpoint, certificate)
-        self._metadata = metadata
+        self._read_metadata = metadata
+        self._metadata = metadata()
         # Bytes in: what waited on disk is sent as it lies there.
         self._export: Any = self._channel.unary_unary(
             _METHOD, request_serializer=None, response_deserializer=ExportTraceServiceResponse.FromString
@@ -64,11 +63,24 @@ class CollectorClient:
             code = error.code()
             reason = f"{code.name} {error.details()}"
             too_large = code is grpc.StatusCode.RESOURCE_EXHAUSTED and not _asks_for_another_try(error)
-            if code in _FINAL_CODES or too_large:
-                return Delivery(True, spans, f"the collector refused them: {reason}")
+            if code is grpc.StatusCode.INVALID_ARGUMENT or too_large:
+                return Delivery(True, refused=True, reason=f"the collector refused them: {reason}")
+            if code in _TOKEN_CODES:
+                reason += f"; {self._renew_metadata()}"
             return Delivery(False, reason=reason)
         rejected = min(answer.partial_success.rejected_spans, spans)
-        return Delivery(True, rejected, f"the collector rejected them: {answer.partial_success.error_message}")
+        return Delivery(True, rejected, reason=f"the collector rejected them: {answer.partial_success.error_message}")
+
+    def _renew_metadata(self) -> str:
+        """Takes up a token that was changed meanwhile; what to do if it was not."""
+        try:
+            renewed = self._read_metadata()
+        except ConfigError as error:
+            return str(error)
+        if renewed == self._metadata:
+            return "give the server a token of the role serving"
+        self._metadata = renewed
+        return "the token was changed, the new one is tried"
 
     def close(self) -> None:
         self._channel.close()

@@ -1,8 +1,9 @@
 """Sends call spans to the collector from a thread of its own, off the request path.
 
-While the collector is out of reach they wait on disk, and go out oldest first when it is back, also after a restart of
-the server. Queue and disk are bounded: beyond that the newest are dropped, counted and logged, as is what the collector
-refuses for good. Of one life of the server: `captured` = `exported` + `dropped` + `waiting`.
+While the collector is out of reach, or does not take the server's token, they wait on disk, and go out oldest first when
+that is over, also after a restart of the server. A request that the collector refuses for good is kept on disk, and tried
+again at the next start. Queue and disk are bounded: beyond that the newest are dropped, counted and logged.
+Of one life of the server: `captured` = `exported` + `dropped` + `refused` + what waits in memory or on disk (`spooled`).
 """
 
 import logging
@@ -40,6 +41,8 @@ class Counts:
     """Of those that wait, the ones on disk."""
     recovered: int = 0
     """On disk from earlier lives of the server, not sent yet; not among the others."""
+    refused: int = 0
+    """Refused by the collector for good; kept on disk."""
 
 
 class Exporter:
@@ -62,13 +65,14 @@ class Exporter:
         self._delay_s, self._timeout_s = delay_s, timeout_s
         self._queue: deque[CallSpan] = deque()
         self._queued_bytes = 0
-        self._captured = self._exported = self._dropped = 0
+        self._captured = self._exported = self._dropped = self._refused = 0
         self._reported_ns = 0
         self._changed = threading.Condition()
         self._deadline: float | None = None
         self._next_try = 0.0
         self._backoff_s = delay_s
         self._is_away = False
+        self._trouble: str | None = None
         self._why_full = "the disk is slow"
         self._client, self._spool = client, spool
         self._thread: threading.Thread | None = None
@@ -94,7 +98,11 @@ class Exporter:
     def counts(self) -> Counts:
         with self._changed:
             spooled, recovered = (self._spool.spans, self._spool.recovered) if self._spool else (0, 0)
-            return Counts(self._captured, self._exported, self._dropped, spooled, recovered)
+            return Counts(self._captured, self._exported, self._dropped, spooled, recovered, self._refused)
+
+    def trouble(self) -> str | None:
+        """Why calls wait, if they do."""
+        return self._trouble
 
     def close(self, timeout_s: float) -> None:
         """Sends what waits within `timeout_s`; what is left stays on disk. Idempotent."""
@@ -168,27 +176,30 @@ class Exporter:
         if not delivery.settled and (reason := spool.put(request, len(batch))):
             self._why_full = reason
             return False
+        lost = spool.put_refused(request, len(batch)) if delivery.refused else None
         with self._changed:
             self._take(batch)
             if delivery.settled:
-                self._count(delivery, len(batch))
+                self._count(delivery, len(batch), lost)
         return True
 
     def _empty_one(self, spool: Spool) -> None:
         """Sends the oldest request of the spool."""
         one, request = spool.oldest()
-        delivery = Delivery(True, one.spans, "its file in the spool is gone")
-        if request is not None:
+        if request is None:
+            delivery = Delivery(True, one.spans, reason="their file in the spool is gone or damaged")
+        else:
             delivery = self._send(request, one.spans)
         if not delivery.settled:
             return
         with self._changed:
-            spool.remove(one)
+            (spool.refuse if delivery.refused else spool.remove)(one)
             if not one.recovered:
                 self._count(delivery, one.spans)
-                return
-        if delivery.rejected:
-            _log.warning("calls of an earlier life dropped count=%d reason=%s", delivery.rejected, delivery.reason)
+            elif delivery.refused or delivery.rejected:
+                what = "refused" if delivery.refused else "dropped"
+                count = one.spans if delivery.refused else delivery.rejected
+                _log.warning("calls of an earlier life %s count=%d reason=%s", what, count, delivery.reason)
 
     def _send(self, request: bytes, spans: int) -> Delivery:
         assert self._client is not None
@@ -197,17 +208,27 @@ class Exporter:
             timeout_s = max(0.05, min(timeout_s, self._deadline - time.monotonic()))
         delivery = self._client.send(request, spans, timeout_s)
         if delivery.settled and self._is_away:
-            _log.info("collector is back")
+            _log.info("the collector takes calls again")
         if not delivery.settled:
             if not self._is_away:
-                _log.warning("collector out of reach reason=%s: calls wait on disk", delivery.reason)
+                _log.warning("the collector does not take calls reason=%s: they wait on disk", delivery.reason)
             self._next_try = time.monotonic() + self._backoff_s
         self._backoff_s = self._delay_s if delivery.settled else min(2 * self._backoff_s, _MAX_BACKOFF_S)
         self._is_away = not delivery.settled
+        self._trouble = None if delivery.settled else delivery.reason
         return delivery
 
-    def _count(self, delivery: Delivery, spans: int) -> None:
-        self._exported += spans - delivery.rejected
+    def _count(self, delivery: Delivery, spans: int, lost: str | None = None) -> None:
+        """Counts a batch that is settled; `lost`: why a refused one could not be kept."""
+        if delivery.refused and lost:
+            self._drop(spans, f"{delivery.reason}, and they cannot be kept: {lost}")
+        elif delivery.refused:
+            self._refused += spans
+            _log.error(
+                "calls refused count=%d reason=%s: kept on disk, tried again at the next start", spans, delivery.reason
+            )
+        else:
+            self._exported += spans - delivery.rejected
         if delivery.rejected:
             self._drop(delivery.rejected, delivery.reason)
 

@@ -29,7 +29,8 @@ class PolicyMetrics:
         for name, value, text in (
             ("captured", counts.captured, "Calls (choices) captured."),
             ("exported", counts.exported, "Calls that the collector acknowledged."),
-            ("dropped", counts.dropped, "Calls lost: no room while the collector was away, or refused by it."),
+            ("dropped", counts.dropped, "Calls lost: no room while the collector was away."),
+            ("refused", counts.refused, "Calls that the collector refused; kept on disk."),
         ):
             yield CounterMetricFamily(f"trainspan_calls_{name}", text, value=value)
         swaps = CounterMetricFamily("trainspan_policy_swaps", "Exchanges of the policy by outcome.", labels=["outcome"])

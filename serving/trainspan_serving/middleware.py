@@ -17,7 +17,7 @@ from .admin import ADMIN_PREFIX, handle_admin
 from .caller import identify
 from .capture import EngineTap, Exchange
 from .counter import CallCounter
-from .delivery import CollectorClient
+from .delivery import CollectorClient, Metadata
 from .engine import Engine
 from .export import Exporter
 from .link import report
@@ -26,6 +26,7 @@ from .plan import ServerPlan, plan_of_process
 from .policy import PolicyServer
 from .response import answer_json, one_line
 from .spool import Spool
+from .state import StateFolder, claim_state
 
 __all__ = ["PolicyMiddleware"]
 
@@ -57,6 +58,7 @@ class PolicyMiddleware:
         self._app = app
         self._parts: _Parts | None = None
         self._ready: asyncio.Task[None] | None = None
+        self._state: StateFolder | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -64,7 +66,7 @@ class PolicyMiddleware:
         elif scope["type"] != "http" or self._parts is None:
             await self._app(scope, receive, send)
         elif scope["path"].startswith(ADMIN_PREFIX):
-            await handle_admin(self._parts.server, self._parts.exporter.counts, scope, receive, send)
+            await handle_admin(self._parts.server, self._parts.exporter, scope, receive, send)
         else:
             await self._serve(self._parts, scope, receive, send)
 
@@ -115,8 +117,9 @@ class PolicyMiddleware:
 
     async def _start(self, app: Any) -> None:
         plan, client = plan_of_process(app.state.args, os.environ), app.state.engine_client
-        counter = CallCounter(Path(plan.state) / "calls")
-        exporter = _exporter(plan)
+        self._state = await asyncio.to_thread(claim_state, Path(plan.state))
+        counter = CallCounter(self._state.path / "calls.sqlite")
+        exporter = _exporter(plan, self._state.path)
         atexit.register(exporter.close, 0.5)
         tap = EngineTap(client, plan.served_name, exporter.add, counter, temperatures=plan.temperatures)
         server = await PolicyServer.start(plan, Engine(client), tap)
@@ -130,19 +133,20 @@ class PolicyMiddleware:
             await asyncio.to_thread(self._parts.exporter.close, _FLUSH_S)
             counts = self._parts.exporter.counts()
             _log.info(
-                "capture closed captured=%d exported=%d dropped=%d spooled=%d",
+                "capture closed captured=%d exported=%d dropped=%d refused=%d spooled=%d",
                 counts.captured,
                 counts.exported,
                 counts.dropped,
+                counts.refused,
                 counts.spooled,
             )
 
 
-def _exporter(plan: ServerPlan) -> Exporter:
+def _exporter(plan: ServerPlan, state: Path) -> Exporter:
     if plan.collector is None:
         return Exporter(None, None)
-    client = CollectorClient(plan.collector, _metadata(plan.otlp_headers), plan.otlp_certificate)
-    return Exporter(client, Spool(Path(plan.state) / "spool", plan.spool_max_bytes))
+    client = CollectorClient(plan.collector, lambda: _metadata(plan.current_headers()), plan.otlp_certificate)
+    return Exporter(client, Spool(state / "spool", plan.spool_max_bytes))
 
 
 class _Answer:
@@ -170,7 +174,7 @@ class _Answer:
             self.delivered = self._good and not gone
 
 
-def _metadata(headers: str) -> tuple[tuple[str, str], ...]:
+def _metadata(headers: str) -> Metadata:
     """`k=v,k=v` of OTEL_EXPORTER_OTLP_HEADERS as gRPC metadata."""
     pairs = (item.partition("=") for item in headers.split(",") if "=" in item)
     return tuple((key.strip().lower(), unquote(value.strip())) for key, _, value in pairs)

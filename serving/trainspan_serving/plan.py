@@ -40,7 +40,9 @@ class ServerPlan:
     collector: str | None
     """OTLP/gRPC URL; None: calls are counted, not sent."""
     otlp_headers: str
-    """As in OTEL_EXPORTER_OTLP_HEADERS."""
+    """As in OTEL_EXPORTER_OTLP_HEADERS; used if there is no token file."""
+    token_file: str | None
+    """The collector's token file; read again when the collector refuses the token."""
     otlp_certificate: str | None
     """As in OTEL_EXPORTER_OTLP_CERTIFICATE."""
     token: str
@@ -57,6 +59,10 @@ class ServerPlan:
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
+    def current_headers(self) -> str:
+        """As in OTEL_EXPORTER_OTLP_HEADERS, with the token as the file has it now. Raises ConfigError."""
+        return otlp_headers_of(self.token_file, "serving") if self.token_file else self.otlp_headers
+
     def serving(self, model: str, adapter: str | None, version: int) -> "ServerPlan":
         """The same plan from other weights."""
         return replace(self, model=model, adapter=adapter, version=version)
@@ -67,9 +73,9 @@ def make_plan(
 ) -> ServerPlan:
     """The plan for weights that were chosen already; paths become absolute."""
     state = home() / "serving" / f"{quote(settings.served_name, safe='')}-{port}"
-    headers = environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")
-    if settings.token_file:
-        headers = otlp_headers_of(settings.token_file, "serving")
+    token_file = str(Path(settings.token_file).resolve()) if settings.token_file else None
+    if token_file:
+        otlp_headers_of(token_file, "serving")  # a file without this role is refused before vLLM starts
     return ServerPlan(
         model=str(Path(model).resolve()) if Path(model).is_dir() else model,
         adapter=str(adapter.resolve()) if adapter else None,
@@ -79,7 +85,8 @@ def make_plan(
         host=settings.host,
         state=str(state.resolve()),
         collector=None if settings.collector == "none" else settings.collector,
-        otlp_headers=headers,
+        otlp_headers=environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""),
+        token_file=token_file,
         otlp_certificate=environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE"),
         token=token(),
         temperatures=_temperatures(settings),

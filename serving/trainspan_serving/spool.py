@@ -1,10 +1,12 @@
 """Export requests that wait on disk for the collector, oldest first, in a bounded folder that outlives the server.
 
-Each is one file, `{number}-{spans}.otlp`, written under a temporary name and renamed.
+Each is one file, `{number}-{spans}-{crc32}.otlp`: written under a temporary name, synced, and renamed. A file whose bytes
+do not match its checksum is never sent. What the collector refused for good lies in `refused/` until the next start.
 """
 
 import contextlib
 import os
+import zlib
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 __all__ = ["Spool", "Spooled"]
 
 _SUFFIX = ".otlp"
+_REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +23,22 @@ class Spooled:
 
     path: Path
     spans: int
+    crc32: int
     size_bytes: int
     recovered: bool
     """Left by an earlier life of the server."""
 
 
 class Spool:
-    """For one thread; `max_bytes` bounds the folder."""
+    """For one thread and one process; `max_bytes` bounds the folder, refused requests included."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        self._folder, self._max_bytes = folder, max_bytes
+        self._folder, self._refused, self._max_bytes = folder, folder / _REFUSED, max_bytes
+        for place in (folder, self._refused):
+            place.mkdir(parents=True, exist_ok=True)
+            place.chmod(0o700)
         self._waiting = deque(self._found())
-        self._number = int(self._waiting[-1].path.name.partition("-")[0]) + 1 if self._waiting else 0
+        self._number = 1 + max((int(one.path.name.partition("-")[0]) for one in self._waiting), default=-1)
         self._bytes = sum(one.size_bytes for one in self._waiting)
         self.spans = 0
         """Spans of this life of the server that wait."""
@@ -44,51 +49,88 @@ class Spool:
         return len(self._waiting)
 
     def put(self, request: bytes, spans: int) -> str | None:
-        """Adds a serialized request with its number of spans; why it could not be kept, None where it was."""
+        """Adds a serialized request with its number of spans; the reason if it could not be kept."""
+        one = self._write(self._folder, request, spans)
+        if isinstance(one, str):
+            return one
+        self.spans += spans
+        self._waiting.append(one)
+        return None
+
+    def put_refused(self, request: bytes, spans: int) -> str | None:
+        """Keeps a request that the collector refused; the reason if it could not be kept."""
+        one = self._write(self._refused, request, spans)
+        return one if isinstance(one, str) else None
+
+    def oldest(self) -> tuple[Spooled, bytes | None]:
+        """The request to send next and its bytes, None if its file is gone or damaged."""
+        one = self._waiting[0]
+        try:
+            request = one.path.read_bytes()
+        except OSError:
+            return one, None
+        return one, request if zlib.crc32(request) == one.crc32 else None
+
+    def remove(self, one: Spooled) -> None:
+        """Takes out the oldest request, which has arrived or is lost."""
+        self._take(one)
+        self._bytes -= one.size_bytes
+        with contextlib.suppress(OSError):
+            one.path.unlink(missing_ok=True)
+
+    def refuse(self, one: Spooled) -> None:
+        """Takes out the oldest request, which the collector refused, and keeps it aside."""
+        self._take(one)
+        with contextlib.suppress(OSError):
+            one.path.rename(self._refused / one.path.name)
+
+    def _take(self, one: Spooled) -> None:
+        self._waiting.popleft()
+        if one.recovered:
+            self.recovered -= one.spans
+        else:
+            self.spans -= one.spans
+
+    def _write(self, folder: Path, request: bytes, spans: int) -> Spooled | str:
         if self._bytes + len(request) > self._max_bytes:
             return f"the spool of {self._max_bytes} bytes is full: is the collector running?"
-        path = self._folder / f"{self._number:016d}-{spans}{_SUFFIX}"
+        crc32 = zlib.crc32(request)
+        path = folder / f"{self._number:016d}-{spans}-{crc32:08x}{_SUFFIX}"
         temporary = path.with_suffix(".tmp")
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(request)
+                file.flush()
+                os.fsync(descriptor)
             temporary.replace(path)
+            _sync(folder)
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             return f"the spool cannot be written: {error}"
         self._number += 1
         self._bytes += len(request)
-        self.spans += spans
-        self._waiting.append(Spooled(path, spans, len(request), recovered=False))
-        return None
-
-    def oldest(self) -> tuple[Spooled, bytes | None]:
-        """The request to send next and its bytes, None where its file cannot be read any more."""
-        one = self._waiting[0]
-        try:
-            return one, one.path.read_bytes()
-        except OSError:
-            return one, None
-
-    def remove(self, one: Spooled) -> None:
-        """Takes the oldest request out."""
-        self._waiting.popleft()
-        self._bytes -= one.size_bytes
-        if one.recovered:
-            self.recovered -= one.spans
-        else:
-            self.spans -= one.spans
-        with contextlib.suppress(OSError):
-            one.path.unlink(missing_ok=True)
+        return Spooled(path, spans, crc32, len(request), recovered=False)
 
     def _found(self) -> list[Spooled]:
-        for leftover in self._folder.glob("*.tmp"):
+        """Everything that earlier lives left, in order; refused requests get another try."""
+        for leftover in (*self._folder.glob("*.tmp"), *self._refused.glob("*.tmp")):
             leftover.unlink()
+        for path in self._refused.glob(f"*{_SUFFIX}"):
+            path.rename(self._folder / path.name)
         found = []
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
-            number, _, spans = path.stem.partition("-")
-            if number.isdigit() and spans.isdigit():
-                found.append(Spooled(path, int(spans), path.stat().st_size, recovered=True))
+            number, spans, crc32 = [*path.stem.split("-"), "", ""][:3]
+            if number.isdigit() and spans.isdigit() and len(crc32) == 8:
+                with contextlib.suppress(ValueError):
+                    found.append(Spooled(path, int(spans), int(crc32, 16), path.stat().st_size, recovered=True))
         return found
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,5 +1,6 @@
 """When a rollout is complete, pending or unfinished."""
 
+import polars as pl
 import pytest
 
 from tests.processing.conftest import Bench, rows
@@ -38,6 +39,22 @@ def test_a_gap_in_the_call_indexes_makes_it_incomplete(bench: Bench) -> None:
         last.call(index, [1], [2])
     bench.send(first, last)
     assert [facts[0] for facts in _facts(bench).values()] == [False, False]
+
+
+def test_each_server_counts_the_calls_of_a_rollout_by_itself_and_a_gap_in_either_count_shows(bench: Bench) -> None:
+    whole, lost = bench.rollout("whole"), bench.rollout("lost")
+    for at, (server, index) in enumerate([("a", 0), ("b", 0), ("a", 1), ("b", 1)]):
+        whole.call(index, [1] * (at + 1), [2], at=at, trainspan__call__server=server)
+    for at, (server, index) in enumerate([("a", 0), ("b", 0), ("b", 2), ("a", 1)]):
+        lost.call(index, [1], [2], at=at, trainspan__call__server=server)
+    bench.send(whole, lost)
+    assert {name: facts[0] for name, facts in _facts(bench).items()} == {"whole0": True, "lost0": False}
+    trained = bench.rollout("trained").reward(1.0)
+    for at, (server, index) in enumerate([("a", 0), ("b", 0), ("a", 1), ("b", 1)]):
+        trained.call(index, [1] * (at + 1), [2], at=at, trainspan__call__server=server)
+    bench.send(trained)
+    table = rows(bench.build(baseline="none", min_coverage=0.1))
+    assert table.select("call_index", pl.col("prompt_ids").list.len()).rows() == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
 
 def test_a_call_that_was_stored_without_tokens_has_come_and_its_index_is_no_gap(bench: Bench) -> None:

@@ -1,6 +1,10 @@
 """Numbers of calls, over the server's lives."""
 
+import logging
+import sqlite3
 from pathlib import Path
+
+import pytest
 
 from trainspan_serving.counter import CallCounter
 
@@ -15,21 +19,43 @@ def test_each_rollout_counts_from_nought_and_goes_on_after_a_restart(tmp_path: P
     assert [third.next(key) for key in ("a/0", "b/0", "c/0", "a/1")] == [4, 2, 1, 1]
 
 
-def test_keys_may_hold_anything_and_a_line_cut_off_counts_nothing(tmp_path: Path) -> None:
-    keys = ["tab\t7", "two\nlines", "ü", "%09", ""]
+def test_the_instance_is_the_files_and_stays_the_same_in_each_life(tmp_path: Path) -> None:
+    first, other = CallCounter(tmp_path / "calls"), CallCounter(tmp_path / "other")
+    assert len(first.instance) == 32
+    assert CallCounter(tmp_path / "calls").instance == first.instance != other.instance
+    assert ((tmp_path / "calls").stat().st_mode & 0o777) == 0o600
+
+
+def test_keys_may_hold_anything(tmp_path: Path) -> None:
+    keys = ["tab\t7", "two\nlines", "ü", "%09", "", "'; DROP TABLE calls; --", "\ud800", "nul\0"]
     first = CallCounter(tmp_path / "calls")
-    assert [first.next(key) for key in (*keys, *keys)] == [0] * 5 + [1] * 5
-    with (tmp_path / "calls").open("a") as file:
-        file.write("tab%097")
-    second = CallCounter(tmp_path / "calls")
-    assert [second.next(key) for key in keys] == [2] * 5
+    assert [first.next(key) for key in (*keys, *keys)] == [0] * 8 + [1] * 8
+    assert [CallCounter(tmp_path / "calls").next(key) for key in keys] == [2] * 8
 
 
-def test_what_was_not_used_for_longest_is_forgotten_and_the_file_stays_small(tmp_path: Path) -> None:
-    counter = CallCounter(tmp_path / "calls", max_keys=2, max_lines=10)
-    assert [counter.next(key) for key in ("a", "b", "a", "c", "a", "b")] == [0, 0, 1, 0, 2, 0]
-    for _ in range(100):
-        counter.next("a")
-    assert len((tmp_path / "calls").read_text().splitlines()) <= 11
-    again = CallCounter(tmp_path / "calls", max_keys=2, max_lines=10)
-    assert [again.next("a"), again.next("b")] == [103, 1]
+def test_no_rollout_is_forgotten_however_many_there_are(tmp_path: Path) -> None:
+    counter = CallCounter(tmp_path / "calls", max_cached=2)
+    assert [counter.next(key) for key in ("a", "b", "a", "c", "d", "a", "b")] == [0, 0, 1, 0, 0, 2, 1]
+    again = CallCounter(tmp_path / "calls", max_cached=2)
+    assert [again.next(key) for key in "abcd"] == [3, 2, 1, 1]
+
+
+def test_a_disk_that_cannot_be_written_costs_no_call_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    counter = CallCounter(tmp_path / "calls")
+    counter.next("a")
+    with sqlite3.connect(tmp_path / "calls", isolation_level=None) as other, caplog.at_level(logging.WARNING):
+        counter._database.execute("PRAGMA busy_timeout = 0")
+        other.execute("BEGIN IMMEDIATE")
+        assert [counter.next("a"), counter.next("a"), counter.next("b")] == [1, 2, 0]
+        other.execute("ROLLBACK")
+    assert caplog.text.count("call numbers cannot be kept") == 1
+    assert counter.next("a") == 3
+    assert CallCounter(tmp_path / "calls").next("a") == 4
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "calls").write_text("a\nb\n" * 1000)
+    with pytest.raises(OSError, match=r"calls cannot be read: file is not a database; move the file away"):
+        CallCounter(tmp_path / "calls")

@@ -1,6 +1,7 @@
 """What becomes of call spans when the collector is there, comes late, refuses, or never comes."""
 
 import secrets
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +51,7 @@ def test_spans_arrive_in_order_with_their_types(tmp_path: Path) -> None:
     assert (first.start_ns, first.end_ns, first.kind, first.status, first.links) == (5, 9, 2, 0, [])
     assert first.attributes == {"number": 0, "share": 0.5, "flag": True, "ids": b"\1", "reasons": ["stop"]}
     assert exporter.counts() == Counts(1200, 1200, 0)
-    assert not list((tmp_path / "spool").iterdir())
+    assert not list((tmp_path / "spool").rglob("*.otlp"))
 
 
 def test_a_link_to_the_agents_own_trace_goes_along(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_what_a_dead_server_left_on_disk_is_sent_by_the_next_one_before_its_own(
     first.close(5.0)
     assert time.monotonic() - started < 2.0  # it does not wait for a collector that is away
     assert first.counts() == Counts(3, 0, 0, spooled=3)
-    (left,) = (tmp_path / "spool").iterdir()
+    (left,) = (tmp_path / "spool").glob("*.otlp")
     assert (left.stat().st_mode & 0o777, (tmp_path / "spool").stat().st_mode & 0o777) == (0o600, 0o700)
     (tmp_path / "spool" / "0000000000000009-5.tmp").write_bytes(b"half a request")
 
@@ -96,7 +97,7 @@ def test_what_a_dead_server_left_on_disk_is_sent_by_the_next_one_before_its_own(
         assert [one.attributes["number"] for one in sink.wait(4)] == [0, 1, 2, 3]
         second.close(5.0)
     assert second.counts() == Counts(1, 1, 0)
-    assert not list((tmp_path / "spool").iterdir())
+    assert not list((tmp_path / "spool").rglob("*.otlp"))
 
 
 def test_beyond_the_bounds_of_disk_and_queue_the_newest_are_dropped_and_counted(
@@ -110,7 +111,7 @@ def test_beyond_the_bounds_of_disk_and_queue_the_newest_are_dropped_and_counted(
     for number in range(2, 5):
         exporter.add(span(number, bytes(8_000)))
     assert exporter.counts() == Counts(5, 0, 2, spooled=2)
-    assert sum(file.stat().st_size for file in (tmp_path / "spool").iterdir()) <= 20_000
+    assert sum(file.stat().st_size for file in (tmp_path / "spool").rglob("*.otlp")) <= 20_000
     assert "calls dropped count=1" in caplog.text
     with otlp_sink(port) as (sink, _):
         assert [one.attributes["number"] for one in sink.wait(3)] == [0, 1, 2]
@@ -126,7 +127,7 @@ def test_calls_that_cannot_be_written_to_disk_wait_in_memory_and_are_lost_by_cou
 ) -> None:
     port = free_port()
     exporter = exporter_to(f"http://127.0.0.1:{port}", tmp_path)
-    (tmp_path / "spool").rmdir()
+    shutil.rmtree(tmp_path / "spool")
     exporter.add(span())
     time.sleep(0.5)
     assert exporter.counts() == Counts(1, 0, 0)
@@ -174,22 +175,82 @@ def test_the_queue_is_bounded_by_number_and_by_bytes(tmp_path: Path) -> None:
     small.close(0.2)
 
 
-def test_what_the_collector_refuses_for_good_is_dropped_and_what_it_cannot_take_now_is_sent_again(
-    tmp_path: Path,
+def test_what_the_collector_refuses_for_good_is_kept_and_tried_again_at_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with otlp_sink() as (sink, url):
         sink.refusals = [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE]
         exporter = exporter_to(url, tmp_path)
         exporter.add(span(0))
-        _wait_for(lambda: exporter.counts().dropped == 1)
+        _wait_for(lambda: exporter.counts().refused == 1)
         exporter.add(span(1))
         assert sink.wait(1)[0].attributes["number"] == 1
         exporter.close(5.0)
-    assert exporter.counts() == Counts(2, 1, 1)
+        assert exporter.counts() == Counts(2, 1, 0, refused=1)
+        assert "calls refused count=1" in caplog.text
+        assert len(list((tmp_path / "spool" / "refused").glob("*.otlp"))) == 1
+        again = exporter_to(url, tmp_path)
+        assert sink.wait(2)[1].attributes["number"] == 0
+        again.close(5.0)
+    assert not list((tmp_path / "spool").rglob("*.otlp"))
+
+
+def test_a_refused_request_out_of_the_spool_is_kept_too(tmp_path: Path) -> None:
+    port = free_port()
+    exporter = exporter_to(f"http://127.0.0.1:{port}", tmp_path)
+    exporter.add(span(0))
+    _wait_for(lambda: exporter.counts().spooled == 1)
+    with otlp_sink(port) as (sink, _):
+        sink.refusals = [grpc.StatusCode.INVALID_ARGUMENT]
+        _wait_for(lambda: exporter.counts() == Counts(1, 0, 0, refused=1))
+        exporter.close(5.0)
+    assert len(list((tmp_path / "spool" / "refused").glob("*.otlp"))) == 1
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED])
+def test_calls_wait_while_their_token_is_refused_and_go_with_the_changed_one(
+    tmp_path: Path, code: grpc.StatusCode, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[tuple[tuple[str, str], ...]] = []
+
+    def metadata() -> tuple[tuple[str, str], ...]:
+        asked.append((("authorization", f"Bearer {len(asked)}"),))
+        return asked[-1]
+
+    with otlp_sink() as (sink, url):
+        sink.refusals = [code] * 3
+        exporter = Exporter(CollectorClient(url, metadata), Spool(tmp_path / "spool", GIB))
+        for number in range(50):
+            exporter.add(span(number))
+        _wait_for(lambda: exporter.trouble() is not None or len(asked) > 3)
+        assert [one.attributes["number"] for one in sink.wait(50)] == list(range(50))
+        _wait_for(lambda: exporter.counts() == Counts(50, 50, 0))
+        assert exporter.trouble() is None
+        exporter.close(5.0)
+    assert len(asked) == 4
+    assert code.name in caplog.text
+
+
+@pytest.mark.parametrize("damage", [b"", b"cut off"])
+def test_a_file_whose_bytes_are_not_what_was_written_is_never_sent_nor_counted_as_sent(
+    tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = exporter_to(nowhere(), tmp_path)
+    first.add(span(0))
+    first.close(5.0)
+    (left,) = (tmp_path / "spool").glob("*.otlp")
+    left.write_bytes(damage)
+    with otlp_sink() as (sink, url):
+        second = exporter_to(url, tmp_path)
+        second.add(span(1))
+        assert [one.attributes["number"] for one in sink.wait(1)] == [1]
+        second.close(5.0)
+        assert len(sink.spans()) == 1
+    assert "calls of an earlier life dropped count=1 reason=their file in the spool is gone or damaged" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("trailers", "dropped"),
+    ("trailers", "refused"),
     [
         ((), 1),
         ((("google.rpc.retryinfo-bin", b""),), 0),
@@ -197,16 +258,16 @@ def test_what_the_collector_refuses_for_good_is_dropped_and_what_it_cannot_take_
         ((("grpc-status-details-bin", b"\x1a\x2ctype.googleapis.com/google.rpc.QuotaFailure"),), 1),
     ],
 )
-def test_a_request_that_is_too_large_is_dropped_by_name_unless_the_answer_asks_for_another_try(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, trailers: tuple[tuple[str, bytes], ...], dropped: int
+def test_a_request_that_is_too_large_is_refused_by_name_unless_the_answer_asks_for_another_try(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, trailers: tuple[tuple[str, bytes], ...], refused: int
 ) -> None:
     with otlp_sink() as (sink, url):
         sink.refusals, sink.trailers = [grpc.StatusCode.RESOURCE_EXHAUSTED], trailers
         exporter = exporter_to(url, tmp_path)
         exporter.add(span(0))
-        _wait_for(lambda: exporter.counts() == Counts(1, 1 - dropped, dropped))
+        _wait_for(lambda: exporter.counts() == Counts(1, 1 - refused, 0, refused=refused))
         exporter.close(5.0)
-    assert ("RESOURCE_EXHAUSTED" in caplog.text) or not dropped
+    assert ("RESOURCE_EXHAUSTED" in caplog.text) or not refused
 
 
 def test_a_span_that_cannot_be_encoded_takes_no_other_with_it(tmp_path: Path) -> None:

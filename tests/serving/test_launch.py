@@ -89,9 +89,9 @@ def test_the_collectors_token_of_the_role_serving_wins_over_the_environments_hea
     (home / "tokens.toml").write_text('serving = "serving-token"\n')
     settings = ServingSettings(model=str(models.base), port=0, checkpoints=str(home))
     environ = {"OTEL_EXPORTER_OTLP_HEADERS": "x=1"}
-    assert prepare(settings, (), environ).plan.otlp_headers == "x=1"
+    assert prepare(settings, (), environ).plan.current_headers() == "x=1"
     with_file = replace(settings, token_file=str(home / "tokens.toml"))
-    assert prepare(with_file, (), environ).plan.otlp_headers == "authorization=Bearer%20serving-token"
+    assert prepare(with_file, (), environ).plan.current_headers() == "authorization=Bearer%20serving-token"
 
 
 def test_several_api_servers_are_refused_for_each_would_count_and_hold_a_part_only() -> None:

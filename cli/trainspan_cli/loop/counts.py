@@ -22,9 +22,9 @@ class StageMeter:
         self._requests = policy.successful_requests()
         self._sampled = policy.sampled_tokens()
         before = policy.policy()
-        self._dropped = before["calls_dropped"]
+        self._dropped = before["calls_dropped"] + before["calls_refused"]
         # What was captured before the stage (a swap's canary) may be exported during it.
-        self._exported = before["calls_captured"] - before["calls_dropped"]
+        self._exported = before["calls_captured"] - self._dropped
 
     def stop(self, rollouts: int, client_calls: int) -> StageCounts:
         """The counts; waits up to 15 s for spans that are still on their way."""
@@ -48,7 +48,7 @@ class StageMeter:
             server_requests=self._policy.successful_requests() - self._requests,
             client_calls=client_calls,
             exported_calls=now["calls_exported"] - self._exported,
-            dropped_calls=now["calls_dropped"] - self._dropped,
+            dropped_calls=now["calls_dropped"] + now["calls_refused"] - self._dropped,
             stored_requests=stored["requests"],
             stored_calls=stored["calls"],
             ragged_calls=stored["ragged"],

@@ -36,7 +36,7 @@ class StageCounts:
     exported_calls: int
     """Call spans that the collector acknowledged to the policy server."""
     dropped_calls: int
-    """Call spans that the policy server had to drop."""
+    """Call spans that the policy server had to drop, or that the collector refused."""
     stored_requests: int
     """Distinct requests among the stored call spans."""
     stored_calls: int

@@ -1,0 +1,47 @@
+"""The folder for what outlives a server process: its spool and its call numbers. One process has it at a time."""
+
+import fcntl
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainspan_schemas.errors import ProcessError
+
+__all__ = ["StateFolder", "claim_state"]
+
+_log = logging.getLogger(__name__)
+_MAX_SERVERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StateFolder:
+    """A folder that this process alone uses; the lock goes with the process."""
+
+    path: Path
+    descriptor: int
+
+
+def claim_state(folder: Path) -> StateFolder:
+    """`folder`, or if another server has it (the same name and port on another host or interface) `folder.2` and so on.
+
+    The lock is the kernel's: it ends with its process, however that ends. Raises ProcessError if none can be had.
+    """
+    for number in range(1, _MAX_SERVERS + 1):
+        path = folder if number == 1 else folder.with_name(f"{folder.name}.{number}")
+        path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            continue
+        except OSError as error:
+            os.close(descriptor)
+            raise ProcessError(
+                f"{path} cannot be locked: {error.strerror}; set TRAINSPAN_HOME to a local disk"
+            ) from error
+        if number > 1:
+            _log.warning("state folder %s is in use by another server; this one uses %s", folder, path)
+        return StateFolder(path, descriptor)
+    raise ProcessError(f"{_MAX_SERVERS} servers use {folder} and its neighbors: is a loop starting servers?")
