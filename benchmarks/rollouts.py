@@ -52,7 +52,7 @@ def _rollouts_cpu_s(root: Path, collector: str, count: int) -> float:
     environ = environment({"OTEL_EXPORTER_OTLP_ENDPOINT": collector, "TRAINSPAN_HOME": str(root / "home")})
     seconds, output = _cpu_s([*command, "agent.py:solve"], environ, root)
     result = json.loads(output.splitlines()[-1])
-    if (result["status"], result["lost_spans"]) != ({"ok": count}, 0):
+    if (result["status"], result["unacknowledged"]) != ({"ok": count}, 0):
         raise RuntimeError(f"the rollouts went wrong: {result}")
     return seconds
 

@@ -1,7 +1,8 @@
 """What of a run is done: a file of JSON lines per run, round and split, by which an interrupted run is resumed.
 
-A rollout counts as finished once its span has been delivered, so that a resumed run repeats what a kill kept from the
-collector, and nothing else. One that had begun goes on as the next attempt of the same rollout.
+A rollout counts as finished once the collector has acknowledged its span, or, while the collector is away, once the span
+is written here: a resumed run sends it, and repeats only what a kill kept from both. A rollout that had begun goes on as
+its next attempt.
 """
 
 import json
@@ -53,7 +54,7 @@ def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:
     for record in _records(file):
         if "begin" in record:
             begun[record["begin"]] = record["rollout"], record["attempt"]
-        elif record["reward"] is not None:
+        elif "end" in record and record["reward"] is not None:
             found[begun[record["end"]]] = record["reward"]
     return found
 
@@ -88,6 +89,8 @@ class RunLedger:
         self._ended: dict[tuple[str, int], tuple[str, RolloutStatus, float | None]] = {}
         self._begun: dict[str, Begun] = {}
         self._finished: dict[str, Finished] = {}
+        self._waiting: dict[tuple[str, int], dict[str, Any]] = {}
+        """Spans in this file that the collector has not acknowledged."""
         head = {"tasks": str(tasks.resolve()), "target": list(target)}
         if resume:
             self._read(file, head)
@@ -114,13 +117,27 @@ class RunLedger:
             key = _key(identity.task_id or "", number)
             self._ended[identity.rollout_id, identity.attempt] = (key, status, reward)
 
+    def undelivered(self) -> list[dict[str, Any]]:
+        """The spans that earlier lives of the run wrote down and the collector has not acknowledged."""
+        return list(self._waiting.values())
+
     def delivered(self, rollout_id: str, attempt: int) -> None:
-        """The collector has the span of this attempt."""
+        """The collector has acknowledged the span of this attempt."""
+        if not self._end(rollout_id, attempt, {}):
+            self._write({"delivered": rollout_id, "attempt": attempt})
+
+    def waits(self, rollout_id: str, attempt: int, span: dict[str, Any]) -> None:
+        """The collector is away: the span of this attempt is kept here."""
+        self._end(rollout_id, attempt, {"span": span})
+
+    def _end(self, rollout_id: str, attempt: int, more: dict[str, Any]) -> bool:
+        """Notes the end of an attempt, once; whether this was the first time."""
         with self._lock:
             ended = self._ended.pop((rollout_id, attempt), None)
         if ended is not None:
             key, status, reward = ended
-            self._write({"end": key, "status": status, "reward": reward})
+            self._write({"end": key, "status": status, "reward": reward, **more})
+        return ended is not None
 
     def close(self) -> None:
         self._file.close()
@@ -145,7 +162,14 @@ class RunLedger:
     def _take(self, record: dict[str, Any]) -> None:
         if "begin" in record:
             self._begun[record["begin"]] = Begun(record["rollout"], record["attempt"])
-        elif record["status"] not in _AGAIN:
+            return
+        if "delivered" in record:
+            self._waiting.pop((record["delivered"], record["attempt"]), None)
+            return
+        if "span" in record:
+            begun = self._begun[record["end"]]
+            self._waiting[begun.rollout_id, begun.attempt] = record["span"]
+        if record["status"] not in _AGAIN:
             self._finished[record["end"]] = Finished(record["status"], record["reward"])
             self._begun.pop(record["end"], None)
 

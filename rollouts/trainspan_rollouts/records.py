@@ -26,6 +26,8 @@ class RunSettings:
     workers: int = 1
     timeout_s: float = 120.0
     retries: int = 1
+    deliver_timeout_s: float = 60.0
+    """How long the run waits at its end for a collector that is away."""
     judge: str | None = None
     judge_concurrency: int = 16
     """Verdicts under way at once, beside the `concurrency` agents."""
@@ -65,7 +67,7 @@ class RunResult:
     calls: int
     """Model calls that succeeded, of all attempts, as far as the agents could tell."""
     seconds: float
-    lost_spans: int
-    """Rollout spans that did not reach the collector."""
+    unacknowledged: int
+    """Rollouts whose verdict the collector has not acknowledged; the run can be resumed to send them."""
     resumed: int = 0
     """Of all rollouts, those that an earlier life of the run had finished."""

@@ -27,6 +27,8 @@ from trainspan_schemas.status import RolloutStatus
 
 __all__ = ["run_rollouts"]
 
+CANCELLED_DELIVERY_S: Final = 5.0
+"""How long an interrupted run waits for the collector; what is left is in the ledger."""
 RETRY_DELAY_S: Final = 0.5
 """Before the first further attempt; doubled for each one after it."""
 
@@ -81,18 +83,23 @@ class _Run:
         )
         self._agents = asyncio.Semaphore(settings.concurrency)
         self._executor = choose_executor(settings)
-        headers = otlp_headers_of(settings.token_file, "runner") if settings.token_file else None
         file = ledger_file(settings.run_id, settings.round, settings.split)
         self._ledger = RunLedger(file, settings.tasks, settings.target, resume=settings.resume)
-        self._spans = RolloutSpans(settings.collector, headers, self._ledger.delivered)
+        self._spans = RolloutSpans(settings.collector, self._headers, self._ledger)
+        self._headers()  # a token file that cannot be used is refused before anything runs
         self._status: Counter[str] = Counter()
         self._rewarded = self._resumed = 0
         self._reward_sum = 0.0
         self._calls = 0
         self._complained: set[str] = set()
 
+    def _headers(self) -> str | None:
+        file = self._settings.token_file
+        return otlp_headers_of(file, "runner") if file else None
+
     async def execute(self) -> RunResult:
         start_s = time.monotonic()
+        deliver_s = CANCELLED_DELIVERY_S
         plan = self._plan()
         try:
             await self._executor.start()
@@ -103,19 +110,22 @@ class _Run:
             async with asyncio.TaskGroup() as group:
                 for _ in range(width):
                     group.create_task(self._work(plan))
+            deliver_s = self._settings.deliver_timeout_s
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
             await asyncio.shield(self._executor.close())
             if self._judge:
                 self._judge.close()
-            lost = await asyncio.to_thread(self._spans.close)
+            unacknowledged = await asyncio.to_thread(self._spans.close, deliver_s)
             self._ledger.close()
-        if lost:
-            _log.warning(
-                "event=rollout_spans_lost spans=%d collector=%s; these rollouts cannot be trained on",
-                lost,
+        if unacknowledged:
+            _log.error(
+                "event=verdicts_unacknowledged rollouts=%d collector=%s; start the collector, then the same command with "
+                "--run %s --resume sends them",
+                unacknowledged,
                 self._settings.collector,
+                self._settings.run_id,
             )
         settings = self._settings
         return RunResult(
@@ -128,7 +138,7 @@ class _Run:
             self._rewarded,
             self._calls,
             time.monotonic() - start_s,
-            lost,
+            unacknowledged,
             self._resumed,
         )
 

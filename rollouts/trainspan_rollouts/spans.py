@@ -1,48 +1,40 @@
 """The rollout spans, which the runner owns: ids known before the agent starts, verdicts on them at the end."""
 
-import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from logging import CRITICAL, getLogger
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
+from trainspan_rollouts.delivery import VerdictSender
+from trainspan_rollouts.ledger import RunLedger
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity, TraceParent
 from trainspan_schemas.status import RolloutStatus
 
 __all__ = ["RolloutSpan", "RolloutSpans"]
 
-EXPORT_TIMEOUT_S: Final = 5.0
-MAX_QUEUE: Final = 65536
-"""Rollout spans held while the collector is slow."""
+_RESOURCE: Final = Resource.create({"service.name": "trainspan-rollout"})
 
 
 class RolloutSpans:
-    """Begins rollout spans and exports them over OTLP/gRPC; counts those that could not be delivered."""
+    """Begins rollout spans and delivers them over OTLP/gRPC; those that an earlier life of the run left come first."""
 
-    def __init__(self, collector: str, headers: str | None, on_delivered: Callable[[str, int], None]) -> None:
-        """`headers` as in OTEL_EXPORTER_OTLP_HEADERS, None: those; `on_delivered(rollout id, attempt)` in a thread."""
-        getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").setLevel(CRITICAL)  # `close` tells the loss
-        exporter = OTLPSpanExporter(endpoint=collector, timeout=EXPORT_TIMEOUT_S, headers=headers)
-        self._exporter = _WatchedExporter(exporter, on_delivered)
-        self._provider = TracerProvider(
-            sampler=ALWAYS_ON,
-            resource=Resource.create({"service.name": "trainspan-rollout"}),
-            shutdown_on_exit=False,
+    def __init__(self, collector: str, headers: Callable[[], str | None], ledger: RunLedger) -> None:
+        """`headers()` as in OTEL_EXPORTER_OTLP_HEADERS, None: those of the environment."""
+        self._sender = VerdictSender(
+            collector,
+            headers,
+            on_delivered=lambda span: ledger.delivered(*_attempt(span)),
+            on_waiting=lambda span: ledger.waits(*_attempt(span), _to_record(span)),
         )
-        self._provider.add_span_processor(
-            BatchSpanProcessor(
-                self._exporter, max_queue_size=MAX_QUEUE, schedule_delay_millis=200, max_export_batch_size=256
-            )
-        )
+        self._sender.resend([_from_record(record) for record in ledger.undelivered()])
+        self._provider = TracerProvider(sampler=ALWAYS_ON, resource=_RESOURCE, shutdown_on_exit=False)
+        self._provider.add_span_processor(self._sender)
         self._tracer = self._provider.get_tracer("trainspan_rollouts")
 
     def begin(self, identity: Identity, group_size: int) -> "RolloutSpan":
@@ -50,10 +42,9 @@ class RolloutSpans:
         attributes = {**identity.attributes(), keys.GROUP_SIZE: group_size}
         return RolloutSpan(self._tracer.start_span(keys.ROLLOUT_SPAN_NAME, Context(), attributes=attributes), identity)
 
-    def close(self) -> int:
-        """Sends what is left; the number of spans lost in all."""
-        self._provider.shutdown()
-        return self._exporter.lost
+    def close(self, timeout_s: float) -> int:
+        """Sends what is left, for at most `timeout_s`; the number of verdicts that the collector has not acknowledged."""
+        return self._sender.close(timeout_s)
 
 
 class RolloutSpan:
@@ -103,28 +94,38 @@ class RolloutSpan:
         self._span.end()
 
 
-class _WatchedExporter(SpanExporter):
-    """Counts what is lost and tells what has arrived."""
+def _attempt(span: ReadableSpan) -> tuple[str, int]:
+    attributes = span.attributes or {}
+    return str(attributes[keys.ROLLOUT_ID]), int(str(attributes[keys.ATTEMPT]))
 
-    def __init__(self, exporter: SpanExporter, on_delivered: Callable[[str, int], None]) -> None:
-        self._exporter = exporter
-        self._on_delivered = on_delivered
-        self._lock = threading.Lock()
-        self.lost = 0
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        result = self._exporter.export(spans)
-        if result is not SpanExportResult.SUCCESS:
-            with self._lock:
-                self.lost += len(spans)
-            return result
-        for span in spans:
-            attributes = span.attributes or {}
-            self._on_delivered(str(attributes[keys.ROLLOUT_ID]), int(str(attributes[keys.ATTEMPT])))
-        return result
+def _to_record(span: ReadableSpan) -> dict[str, Any]:
+    """The span as JSON, for the ledger."""
+    context = span.context
+    assert context is not None
+    return {
+        "trace_id": f"{context.trace_id:032x}",
+        "span_id": f"{context.span_id:016x}",
+        "start_ns": span.start_time,
+        "end_ns": span.end_time,
+        "attributes": dict(span.attributes or {}),
+        "events": [[event.timestamp, dict(event.attributes or {})] for event in span.events],
+        "error": span.status.description if span.status.status_code is StatusCode.ERROR else None,
+    }
 
-    def shutdown(self) -> None:
-        self._exporter.shutdown()
 
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        return self._exporter.force_flush(timeout_millis)
+def _from_record(record: Mapping[str, Any]) -> ReadableSpan:
+    error = record["error"]
+    return ReadableSpan(
+        name=keys.ROLLOUT_SPAN_NAME,
+        context=SpanContext(
+            int(record["trace_id"], 16), int(record["span_id"], 16), is_remote=False, trace_flags=TraceFlags(1)
+        ),
+        resource=_RESOURCE,
+        attributes=record["attributes"],
+        events=[Event(keys.EVALUATION_EVENT, attributes, time_ns) for time_ns, attributes in record["events"]],
+        kind=SpanKind.INTERNAL,
+        status=Status(StatusCode.UNSET) if error is None else Status(StatusCode.ERROR, error),
+        start_time=record["start_ns"],
+        end_time=record["end_ns"],
+    )

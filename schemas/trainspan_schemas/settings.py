@@ -122,6 +122,8 @@ class RolloutsSettings:
     """Seconds after which a rollout is stopped with status `timeout`."""
     retries: int = 1
     """Further attempts after an infrastructure failure."""
+    deliver_timeout_s: float = 60.0
+    """Seconds that a run waits at its end for a collector that is away; then it fails, and `--resume` sends its verdicts."""
     judge: str | None = None
     """`module:function` that gives the reward; the agent's own evaluations then do not count."""
     judge_concurrency: int = 16

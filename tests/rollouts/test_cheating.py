@@ -125,7 +125,7 @@ def test_in_the_store_a_cheating_agent_has_the_verdicts_reward(
             path, (f"{tmp_path}/agent.py:solve",), "run", n=1, judge=f"{tmp_path}/verdicts.py:judge",
             policy_url=policy.url, collector=f"http://{address.grpc}", token_file=str(tokens),
         )  # fmt: skip
-        assert run_rollouts(settings).lost_spans == 0
+        assert run_rollouts(settings).unacknowledged == 0
     finally:
         collector.terminate()
         assert collector.wait(30) == 0

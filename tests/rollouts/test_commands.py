@@ -144,7 +144,7 @@ def test_the_command_prints_progress_and_result_as_json_lines(
         "mean_reward": 2.0,
         "rewarded": 6,
         "calls": 0,
-        "lost_spans": 0,
+        "unacknowledged": 0,
         "resumed": 0,
     }
     # `print` in threads writes a text and its line break one after the other.
@@ -178,7 +178,9 @@ def test_all_rollouts_failing_is_exit_code_one_and_no_collector_is_told(tmp_path
     path = write_tasks(tmp_path, {"id": "a", "input": "x"})
     done = subprocess.run(
         [*TRAINSPAN, "--tasks", str(path), "--n", "2", "--format", "json", "agent:solve"],
-        env=environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}),
+        env=environment(
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "TRAINSPAN_ROLLOUTS__DELIVER_TIMEOUT_S": "0.5"}
+        ),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -187,10 +189,10 @@ def test_all_rollouts_failing_is_exit_code_one_and_no_collector_is_told(tmp_path
     )
     result = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == 1
-    assert (result["status"], result["lost_spans"]) == ({"agent_error": 2}, 2)
+    assert (result["status"], result["unacknowledged"]) == ({"agent_error": 2}, 2)
     assert done.stderr.count("event=rollout_failed") == 1
     assert "KeyError: 'gone'" in done.stderr
-    assert "event=rollout_spans_lost spans=2 collector=http://127.0.0.1:9" in done.stderr
+    assert "event=verdicts_unacknowledged rollouts=2 collector=http://127.0.0.1:9" in done.stderr
 
 
 def test_an_interrupt_ends_the_agents_and_sends_their_rollouts_as_cancelled(

@@ -82,7 +82,7 @@ def test_asynchronous_rollouts_share_a_worker_and_each_is_a_trace_with_its_own_s
         split="val",
     )
     assert result.status == {"agent_error": 1, "ok": 5, "timeout": 1}
-    assert (result.total, result.rewarded, result.calls, result.lost_spans) == (7, 2, 4, 0)
+    assert (result.total, result.rewarded, result.calls, result.unacknowledged) == (7, 2, 4, 0)
     assert result.mean_reward == (0.5 + 0.25) / 2
     found = rollouts(recorder)
     assert statuses(recorder) == {

@@ -103,7 +103,7 @@ def rollout(
     except KeyboardInterrupt:
         print(f"interrupted; to go on: the same with --run {run_settings.run_id} --resume", file=sys.stderr)
         raise
-    return 0 if result.status.get("ok") else 1
+    return 0 if result.status.get("ok") and not result.unacknowledged else 1
 
 
 class _JsonProgress:
@@ -165,6 +165,8 @@ def _print_table(result: "RunResult") -> None:
         "model calls": str(result.calls),
         "seconds": f"{result.seconds:.1f}",
     }
+    if result.unacknowledged:
+        rows["not acknowledged"] = f"{result.unacknowledged} verdicts; --run {result.run_id} --resume sends them"
     if result.resumed:
         rows["finished before"] = str(result.resumed)
     for name, value in rows.items():

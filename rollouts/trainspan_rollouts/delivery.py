@@ -1,0 +1,138 @@
+"""Sends verdicts to the collector until it acknowledges them.
+
+A verdict is the span of a finished attempt, with its scores as events. While the collector is away it waits in memory, and
+its `on_waiting` notes it on disk, so that a run that ends first can be resumed.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+__all__ = ["VerdictSender"]
+
+EXPORT_TIMEOUT_S: Final = 5.0
+BATCH: Final = 256
+DELAY_S: Final = 0.2
+"""How long a verdict waits for others to go with it."""
+MAX_BACKOFF_S: Final = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class VerdictSender(SpanProcessor):
+    """A queue, and the thread that empties it in order. Nothing is dropped.
+
+    `headers()` is asked before each connection, as in OTEL_EXPORTER_OTLP_HEADERS; None: that variable. `on_delivered` and
+    `on_waiting` are called in the thread, the latter once per span that could not be delivered at its first try.
+    """
+
+    def __init__(
+        self,
+        collector: str,
+        headers: Callable[[], str | None],
+        on_delivered: Callable[[ReadableSpan], None],
+        on_waiting: Callable[[ReadableSpan], None],
+    ) -> None:
+        logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").setLevel(logging.CRITICAL)  # told here
+        self._collector, self._headers = collector, headers
+        self._on_delivered, self._on_waiting = on_delivered, on_waiting
+        self._queue: deque[ReadableSpan] = deque()
+        self._noted = 0
+        """Of the queue, how many from its left were handed to `on_waiting`."""
+        self._changed = threading.Condition()
+        self._deadline: float | None = None
+        self._exporter: OTLPSpanExporter | None = None
+        self._thread = threading.Thread(target=self._run, name="trainspan-verdicts", daemon=True)
+        self._thread.start()
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queues a span; never blocks."""
+        with self._changed:
+            self._queue.append(span)
+            self._changed.notify()
+
+    def resend(self, spans: Sequence[ReadableSpan]) -> None:
+        """Queues what an earlier life of the run could not deliver; it is on disk already."""
+        with self._changed:
+            self._queue.extendleft(reversed(spans))
+            self._noted += len(spans)
+            self._changed.notify()
+
+    def close(self, timeout_s: float) -> int:
+        """Sends what is left, for at most about `timeout_s`; how many verdicts the collector has not acknowledged."""
+        with self._changed:
+            if self._deadline is None:
+                self._deadline = time.monotonic() + timeout_s
+            self._changed.notify()
+        self._thread.join()
+        self._disconnect()
+        return len(self._queue)
+
+    def shutdown(self) -> None:
+        """The provider's end: `close` does the work."""
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        return True
+
+    def _run(self) -> None:
+        backoff_s, away_since = DELAY_S, 0.0
+        while batch := self._next_batch():
+            if self._send(batch):
+                if away_since:
+                    _log.warning("event=collector_back seconds_away=%.0f", time.monotonic() - away_since)
+                backoff_s, away_since = DELAY_S, 0.0
+                with self._changed:
+                    for _ in batch:
+                        self._queue.popleft()
+                    self._noted = max(0, self._noted - len(batch))
+                for span in batch:
+                    self._on_delivered(span)
+                continue
+            if not away_since:
+                away_since = time.monotonic()
+                _log.warning("event=verdicts_wait collector=%s: they are sent when it answers", self._collector)
+            self._note_waiting()
+            with self._changed:
+                if self._deadline is not None and time.monotonic() + backoff_s > self._deadline:
+                    return
+                self._changed.wait(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    def _next_batch(self) -> list[ReadableSpan]:
+        """The oldest spans, which stay in the queue until they are delivered; none when all is done."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._deadline is not None)
+            if len(self._queue) < BATCH and self._deadline is None:
+                self._changed.wait_for(lambda: len(self._queue) >= BATCH or self._deadline is not None, DELAY_S)
+            return [self._queue[index] for index in range(min(BATCH, len(self._queue)))]
+
+    def _note_waiting(self) -> None:
+        with self._changed:
+            fresh = [self._queue[index] for index in range(self._noted, len(self._queue))]
+            self._noted = len(self._queue)
+        for span in fresh:
+            self._on_waiting(span)
+
+    def _send(self, batch: Sequence[ReadableSpan]) -> bool:
+        timeout_s = EXPORT_TIMEOUT_S
+        if self._deadline is not None:
+            timeout_s = min(timeout_s, max(0.5, self._deadline - time.monotonic()))
+        if self._exporter is None or timeout_s != EXPORT_TIMEOUT_S:
+            self._disconnect()
+            self._exporter = OTLPSpanExporter(endpoint=self._collector, timeout=timeout_s, headers=self._headers())
+        arrived = self._exporter.export(batch) is SpanExportResult.SUCCESS
+        if not arrived:
+            self._disconnect()  # the next one takes up a changed token
+        return arrived
+
+    def _disconnect(self) -> None:
+        if self._exporter is not None:
+            self._exporter.shutdown()
+            self._exporter = None

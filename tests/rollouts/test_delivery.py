@@ -1,0 +1,94 @@
+"""Verdicts while the collector is away: none is lost, and no run says that it went well before they have arrived."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.rollouts.conftest import Run, write_tasks
+from tests.rollouts.test_functions import tasks
+from tests.support.otlp_sink import OtlpSink, ReceivedSpan, free_port, otlp_sink
+from tests.support.programs import environment, write
+from trainspan_schemas import keys
+
+AGENT = "def solve(task):\n    open('ran.txt', 'a').write(task['id'] + ' ')\n    return float(task['id'])\n"
+
+
+def verdicts(sink: OtlpSink) -> list[ReceivedSpan]:
+    return sink.spans(lambda span: span.name == keys.ROLLOUT_SPAN_NAME)
+
+
+def test_a_run_waits_for_a_collector_that_comes_late_and_loses_no_verdict(run: Run) -> None:
+    port, result = free_port(), []
+
+    def rollouts() -> None:
+        given = tasks(*(str(number) for number in range(20)))
+        result.append(run(AGENT, given, "agent:solve", collector=f"http://127.0.0.1:{port}", concurrency=4))
+
+    thread = threading.Thread(target=rollouts)
+    thread.start()
+    time.sleep(4.0)  # the agents end in one
+    with otlp_sink(port) as (sink, _):
+        thread.join(60)
+        assert len(verdicts(sink)) == 20
+    assert (result[0].status, result[0].unacknowledged, result[0].mean_reward) == ({"ok": 20}, 0, 9.5)
+
+
+def test_what_was_not_acknowledged_is_sent_by_the_resumed_run_as_it_was_and_nothing_runs_again(
+    run: Run, tmp_path: Path
+) -> None:
+    port = free_port()
+    settings: dict[str, Any] = {"collector": f"http://127.0.0.1:{port}", "deliver_timeout_s": 0.5}
+    lost = run(AGENT, tasks("1", "2"), "agent:solve", **settings)
+    assert (lost.status, lost.unacknowledged) == ({"ok": 2}, 2)
+    (ledger,) = (tmp_path / "home" / "rollouts").rglob("*.jsonl")
+    kept = {line["end"]: line["span"] for line in map(json.loads, ledger.read_text().splitlines()) if "end" in line}
+    with otlp_sink(port) as (sink, _):
+        again = run(AGENT, tasks("1", "2"), "agent:solve", resume=True, **settings)
+        assert (again.resumed, again.unacknowledged, again.mean_reward) == (2, 0, 1.5)
+        found = {span.attributes[keys.TASK_ID]: span for span in verdicts(sink)}
+    assert len(found) == 2
+    for name, span in found.items():
+        record = kept[f"0:{name}"]
+        assert (span.trace_id, span.span_id, span.start_ns, span.end_ns) == (
+            record["trace_id"],
+            record["span_id"],
+            record["start_ns"],
+            record["end_ns"],
+        )
+        assert span.attributes == record["attributes"]
+        ((_, event),) = record["events"]
+        assert (event[keys.EVALUATION_SCORE], event[keys.EVALUATION_NAME]) == (float(name), "reward")
+    assert sorted((tmp_path / "ran.txt").read_text().split()) == ["1", "2"]
+    with otlp_sink(port) as (sink, _):
+        assert run(AGENT, tasks("1", "2"), "agent:solve", resume=True, **settings).resumed == 2
+        assert not verdicts(sink)
+
+
+def test_a_run_killed_while_the_collector_is_away_sends_its_verdicts_when_it_is_resumed(tmp_path: Path) -> None:
+    port = free_port()
+    write(tmp_path, AGENT)
+    write_tasks(tmp_path, *({"id": str(number), "input": "x"} for number in range(5)))
+    command = [sys.executable, "-m", "trainspan_cli", "rollout", "--tasks", "tasks.jsonl", "--n", "1", "--run", "r"]
+    command += ["--collector", f"http://127.0.0.1:{port}", "--format", "json", "agent.py:solve"]
+    environ = environment({"TRAINSPAN_HOME": str(tmp_path / "home")})
+    killed = subprocess.Popen(command, env=environ, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    ledger = tmp_path / "home" / "rollouts" / "r" / "round-0000.jsonl"
+    deadline = time.monotonic() + 60
+    while not ledger.exists() or ledger.read_text().count('"span"') < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(30)
+    with otlp_sink(port) as (sink, _):
+        done = subprocess.run(
+            [*command, "--resume"], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+        )
+        result = json.loads(done.stdout.splitlines()[-1])
+        assert (result["resumed"], result["status"], result["unacknowledged"]) == (5, {"ok": 5}, 0)
+        assert sorted(str(span.attributes[keys.TASK_ID]) for span in verdicts(sink)) == list("01234")
+    assert len((tmp_path / "ran.txt").read_text().split()) == 5
