@@ -33,6 +33,8 @@ ADVICE: Final[dict[DropReason, str]] = {
     "attributes_dropped": "span attributes were cut: raise OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT and unset length limits",
     "redacted": "redaction removed what training needs: narrow the blocked keys",
     "untrusted": "rewards came from a role that is not trusted: send them with the runner's token",
+    "unsigned": "callers named rollouts of a runner without its signature: let the policy server have the runner's key "
+    "([serving] signing_key_file), and pass on `baggage` or the whole base URL where an agent makes its requests itself",
     "stale": "calls are older than --max-staleness versions: raise it, or collect with the current policy",
     "too_long": "calls are longer than --max-tokens: raise it, or shorten the agent's prompts",
     "unused_choice": "the agent went on with another answer to the same request: --choices all trains on these, too",

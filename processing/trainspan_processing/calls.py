@@ -38,6 +38,7 @@ _BOOLEANS: Final = {
     "internal": keys.CALL_INTERNAL,
     "multimodal": keys.CALL_MULTIMODAL,
     "no_boundary": keys.NO_BOUNDARY,
+    "is_signed": keys.CALL_SIGNED,
 }
 _TEXTS: Final = {"logprobs_mode": keys.LOGPROBS_MODE, "server": keys.CALL_SERVER}
 

@@ -207,7 +207,8 @@ def _with_rewards(calls: pl.DataFrame, rewarded: Rewarded, compared: pl.DataFram
     """All calls with what their rollout says, and their own rewards."""
     names = [reward.name for reward in rewarded.rewards]
     of_group = compared.select(*ROLLOUT_KEY, "rollout", "group_id", *(rollout_column(name) for name in names))
-    of_rollout = rewarded.rollouts.select(*ROLLOUT_KEY, pl.col("reason").alias("rollout_reason"), "task_id").join(
+    said = (pl.col("reason").alias("rollout_reason"), pl.col("is_signed").alias("rollout_is_signed"), "task_id")
+    of_rollout = rewarded.rollouts.select(*ROLLOUT_KEY, *said).join(
         of_group, on=ROLLOUT_KEY, how="left", maintain_order="left"
     )
     return (

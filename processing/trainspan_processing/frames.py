@@ -71,6 +71,7 @@ CALLS: Final[Schema] = {
     "state_key": pl.String,
     "redacted": pl.Boolean,
     "untrusted": pl.Boolean,
+    "is_signed": pl.Boolean,
     "tokens_source": pl.String,
     "n_tokens": pl.UInt32,
 }
@@ -106,6 +107,7 @@ SPANS: Final[Schema] = {
     "stated_calls": pl.Int32,
     "judge": pl.String,
     "group_size": pl.Int32,
+    "is_signed": pl.Boolean,
 }
 """Every span but the calls with tokens, narrowed. `status` makes it a rollout's own span, on which
 `group_size` is the number of rollouts that its runner makes of the task; `is_client_call` means that a client's

@@ -25,10 +25,10 @@ def rollout_table(
     """Rollouts from CALLS (ordered), OTHERS that were recorded without tokens, SPANS, the client call spans that a call covers,
     and the names of the models served.
 
-    Columns: rollout_id, attempt, task_id, run_id, round, split, status, judge, group_size, trace_id and span_id of the rollout span,
-    start_ns, end_ns (of the rollout span, else of its spans), service_name, n_calls (u32), `complete` (nothing of it is
-    missing), `pending` (not complete, but its last sign of life is younger than `settle_s`), `superseded` (a later
-    attempt exists).
+    Columns: rollout_id, attempt, task_id, run_id, round, split, status, judge, group_size, `is_signed` (by its runner),
+    trace_id and span_id of the rollout span, start_ns, end_ns (of the rollout span, else of its spans), service_name,
+    n_calls (u32), `complete` (nothing of it is missing), `pending` (not complete, but its last sign of life is younger
+    than `settle_s`), `superseded` (a later attempt exists).
 
     Complete is a rollout whose span is stored, whose call indexes have no gap, server by server, but for calls without
     tokens, that has at least the calls that the agent's side saw succeed, with tokens or without, and whose client call
@@ -119,21 +119,13 @@ def _identities(calls: pl.LazyFrame, spans: pl.LazyFrame) -> pl.LazyFrame:
 def _rollout_spans(spans: pl.LazyFrame) -> pl.LazyFrame:
     """The rollout span of each rollout: the runner's before the agent's own."""
     rank = pl.col("boundary").replace_strict(_BOUNDARY_RANK, default=len(_BOUNDARY_RANK), return_dtype=pl.UInt8)
+    facts = ("status", "judge", "stated_calls", "group_size", "service_name", *SPAN_KEY, "start_ns", "end_ns")
+    signed = (pl.col("is_signed") & (pl.col("boundary") == "runner")).alias("is_signed")
     return (
         spans.filter(pl.col("status").is_not_null())
         .sort(rank, "start_ns", *SPAN_KEY)
         .unique(ROLLOUT_KEY, keep="first", maintain_order=True)
-        .select(
-            *ROLLOUT_KEY,
-            "status",
-            "judge",
-            "stated_calls",
-            "service_name",
-            *SPAN_KEY,
-            "start_ns",
-            "end_ns",
-            "group_size",
-        )
+        .select(*ROLLOUT_KEY, *facts, signed)
     )
 
 

@@ -46,6 +46,7 @@ def _any_key(*names: str, prefixes: Sequence[str] = ()) -> pl.Expr:
 
 
 _SIGNS: Final = {
+    "is_signed": _any_key(keys.ROLLOUT_SIGNED),
     "is_bare_call": _any_key(keys.LOGPROBS_MODE, keys.CALL_INDEX),
     "of_dialect": _any_key(
         *("openinference.span.kind", "traceloop.span.kind", "llm.request.type"),

@@ -1,7 +1,8 @@
 """Why a call is not trained: exactly one reason per dropped call, the first of this order that applies.
 
-1. `internal`, `no_boundary`, `not_selected`, `untrusted`: the call is no agent's, nothing says which rollout it belongs to, it
-   is none of the agents and policies asked for, or it came with an agent's token instead of the policy server's
+1. `internal`, `no_boundary`, `not_selected`, `untrusted`, `unsigned`: the call is no agent's, nothing says which rollout it
+   belongs to, it is none of the agents and policies asked for, it came with an agent's token instead of the policy server's,
+   or its caller named a rollout without the signature of the runner that began it
 2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status where it is not ok and no
    reward is given for that, `judge_error`, `untrusted` (its only rewards are), `no_reward`
 3. `redacted`, `incomplete`, `overlong` (where such calls are masked), `not_delivered`, `attributes_dropped`, `multimodal`,
@@ -25,7 +26,7 @@ __all__ = ["GROUP_REASONS", "admitted_reasons", "call_reason", "early_reason", "
 
 GROUP_REASONS: Final = ("singleton_group", "zero_spread_group")
 
-_ADMISSIBLE: Final = ("unstated_sampling",)
+_ADMISSIBLE: Final = ("unsigned", "unstated_sampling")
 _CUT_OFF: Final = ["abort", "cancelled", "error", "incomplete"]
 _GREEDY_BELOW: Final = 1e-5  # vLLM samples greedily below it
 
@@ -67,7 +68,7 @@ def admitted_reasons(text: str | None) -> frozenset[str]:
 
 
 def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool = False) -> pl.Expr:
-    """Reason of a call (CALLS with `rollout_reason` and `selected`), as far as it shows without the tokens."""
+    """Reason of a call (CALLS with `rollout_reason`, `rollout_is_signed` and `selected`), as far as it shows without the tokens."""
     temperature = pl.col("temperature")
     truncated = (
         (pl.col("top_p") < 1)
@@ -82,6 +83,7 @@ def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool =
         ("no_boundary", pl.col("rollout_id").is_null() | pl.col("no_boundary")),
         ("not_selected", ~pl.col("selected")),
         ("untrusted", pl.col("untrusted")),
+        ("unsigned", pl.col("rollout_is_signed") & ~pl.col("is_signed")),
     ]
     how = [
         ("redacted", pl.col("redacted")),
@@ -96,7 +98,7 @@ def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool =
         ("sampling_truncated", truncated),
         ("unstated_sampling", pl.col("sampling_unstated")),
     ]
-    how = [(name, condition) for name, condition in how if name not in admitted]
+    whose, how = ([rule for rule in rules if rule[0] not in admitted] for rules in (whose, how))
     return pl.coalesce(_first(whose), pl.col("rollout_reason"), _first(how))
 
 

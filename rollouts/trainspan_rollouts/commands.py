@@ -172,7 +172,7 @@ class CommandExecutor:
             ENV_BAGGAGE: execution.identity.to_baggage(),
             ENV_TASK_FILE: str(task_file),
             ENV_REPORT: str(reports),
-            "OPENAI_BASE_URL": f"{base}{ROLLOUT_PATH_PREFIX}{execution.parent}/v1",
+            "OPENAI_BASE_URL": f"{base}{ROLLOUT_PATH_PREFIX}{execution.url_token}/v1",
         }
         if len(f"{ENV_TASK}=") + len(task) + 1 <= MAX_STRING_BYTES:
             environment[ENV_TASK] = task.decode()

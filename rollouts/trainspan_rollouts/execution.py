@@ -17,8 +17,11 @@ class Execution:
 
     task: Task
     identity: Identity
+    """Signed."""
     parent: TraceParent
     """The rollout's span."""
+    url_token: str
+    """What names the rollout in a base URL: the parent with its signature."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ class _Worker:
         answer: asyncio.Future[Outcome | Ended] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         start_s = time.monotonic()
-        job = Job(number, execution.task.for_agent(), execution.identity.attributes(), str(execution.parent))
+        job = Job(number, execution.task.for_agent(), execution.identity.members(), str(execution.parent))
         self._writer.write(encode(job))
         try:
             done, _ = await asyncio.wait([answer], timeout=timeout_s)

@@ -36,6 +36,8 @@ class RunSettings:
     collector: str = "http://127.0.0.1:4317"
     token_file: str | None = None
     """The collector's role tokens; None: runner and agents send what OTEL_EXPORTER_OTLP_HEADERS says."""
+    signing_key_file: str | None = None
+    """What identities and URLs are signed with; None: `$TRAINSPAN_HOME/signing-key`."""
     resume: bool = False
     """Go on with this run and round: what is finished is not repeated."""
 

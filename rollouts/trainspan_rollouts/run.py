@@ -23,6 +23,7 @@ from trainspan_schemas.errors import UsageError
 from trainspan_schemas.identity import Identity
 from trainspan_schemas.keys import REWARD
 from trainspan_schemas.roles import otlp_headers_of
+from trainspan_schemas.signing import signing_key
 from trainspan_schemas.status import RolloutStatus
 
 __all__ = ["run_rollouts"]
@@ -82,6 +83,7 @@ class _Run:
             Judge(settings.judge, settings.judge_concurrency, settings.judge_timeout_s) if settings.judge else None
         )
         self._agents = asyncio.Semaphore(settings.concurrency)
+        self._key = signing_key(settings.signing_key_file)
         self._executor = choose_executor(settings)
         file = ledger_file(settings.run_id, settings.round, settings.split)
         self._ledger = RunLedger(file, settings.tasks, settings.target, resume=settings.resume)
@@ -188,8 +190,11 @@ class _Run:
         span = self._spans.begin(identity, self._settings.n)
         judge = self._judge.name if self._judge else None
         try:
+            token = f"{span.parent}.{span.parent.signature(self._key)}"
             try:
-                ended = await self._executor.execute(Execution(task, identity, span.parent))
+                ended = await self._executor.execute(
+                    Execution(task, identity.signed(self._key), span.parent, token)
+                )
             finally:
                 self._agents.release()
             verdict = await self._judged(task, identity, ended)

@@ -39,7 +39,7 @@ class RolloutSpans:
 
     def begin(self, identity: Identity, group_size: int) -> "RolloutSpan":
         """The span of one attempt at one of `group_size` rollouts of its task, the root of a trace of its own."""
-        attributes = {**identity.attributes(), keys.GROUP_SIZE: group_size}
+        attributes = {**identity.attributes(), keys.GROUP_SIZE: group_size, keys.ROLLOUT_SIGNED: True}
         return RolloutSpan(self._tracer.start_span(keys.ROLLOUT_SPAN_NAME, Context(), attributes=attributes), identity)
 
     def close(self, timeout_s: float) -> int:

@@ -3,13 +3,15 @@
 Spec: https://www.w3.org/TR/baggage/ (values percent-encoded) and https://www.w3.org/TR/trace-context/.
 """
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import quote, unquote
 
 from trainspan_schemas import keys
+from trainspan_schemas.signing import sign, verify
 
 __all__ = [
     "ENV_BAGGAGE",
@@ -53,6 +55,13 @@ class TraceParent:
             return None
         return cls(match[2], match[3], bool(int(match[4], 16) & 1))
 
+    def signature(self, key: bytes) -> str:
+        """That of the holder of `key`, for the trace: what a base URL carries."""
+        return sign(key, f"trace {self.trace_id}")
+
+    def is_signed(self, key: bytes, signature: str | None) -> bool:
+        return verify(key, f"trace {self.trace_id}", signature)
+
     def __str__(self) -> str:
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
 
@@ -67,6 +76,8 @@ class Identity:
     attempt: int = 0
     round: int | None = None
     split: Split = "train"
+    signature: str | None = None
+    """The runner's, over all the other fields; never stored on a span."""
 
     def attributes(self) -> dict[str, str | int]:
         """Span attributes; absent values are left out."""
@@ -98,13 +109,29 @@ class Identity:
                 attempt=int(str(attributes.get(keys.ATTEMPT, 0))),
                 round=None if round_ is None else int(str(round_)),
                 split="val" if split == "val" else "train",
+                signature=str(signature) if (signature := attributes.get(keys.SIGNATURE)) else None,
             )
         except ValueError:
             return None
 
+    def members(self) -> dict[str, str | int]:
+        """What travels between processes: the attributes, and the signature."""
+        return {**self.attributes(), **({keys.SIGNATURE: self.signature} if self.signature else {})}
+
+    def signed(self, key: bytes) -> "Identity":
+        """The same identity with the signature of the holder of `key`."""
+        return replace(self, signature=sign(key, self._signed_text()))
+
+    def is_signed(self, key: bytes) -> bool:
+        """Whether the holder of `key` gave this identity, as it is."""
+        return verify(key, self._signed_text(), self.signature)
+
+    def _signed_text(self) -> str:
+        return json.dumps(["identity", *sorted(self.attributes().items())])
+
     def to_baggage(self, agent: str | None = None) -> str:
         """A `baggage` header (or environment) value; `agent` is the calling agent's name."""
-        pairs = {**self.attributes(), **({keys.GEN_AI_AGENT_NAME: agent} if agent else {})}
+        pairs = {**self.members(), **({keys.GEN_AI_AGENT_NAME: agent} if agent else {})}
         return ",".join(f"{key}={quote(str(value), safe='')}" for key, value in pairs.items())
 
 
@@ -121,7 +148,7 @@ def parse_baggage(header: str) -> dict[str, str]:
 def strip_identity(header: str) -> str:
     """The `baggage` header without the members that are ours, for every other host."""
     ours = (
-        *(key for key in Identity("x", "x", "x", 0, 0).attributes()),
+        *Identity("x", "x", "x", 0, 0, signature="x").members(),
         keys.GEN_AI_AGENT_NAME,
         keys.ROLLOUT_BOUNDARY,
         keys.NO_BOUNDARY,

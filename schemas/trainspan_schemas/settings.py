@@ -89,6 +89,10 @@ class ServingSettings:
     max_lora_rank: int | None = None
     """Serve LoRA adapters up to this rank; default: that of `[train]` where it trains adapters, or of the adapter that is
     the model, else full weights only."""
+    signing_key_file: str | None = None
+    """The runner's key, by which its identities and URLs are told from made-up ones; default `$TRAINSPAN_HOME/signing-key`."""
+    require_signature: bool = False
+    """Answer only requests whose identity or URL the runner signed; others get 401."""
     sleep: bool = False
     """The server may be put to sleep and give its GPU memory to a trainer meanwhile."""
     spool_max_bytes: int = 1024 * 1024 * 1024
@@ -134,6 +138,9 @@ class RolloutsSettings:
     """Base URL of the policy, handed to agents as OPENAI_BASE_URL."""
     collector: str = "http://127.0.0.1:4317"
     """OTLP/gRPC endpoint for the spans of runner and agents."""
+    signing_key_file: str | None = None
+    """The key that identities and URLs are signed with; default `$TRAINSPAN_HOME/signing-key`, which is made if it is not
+    there. A policy server with another state folder needs a copy."""
     token_file: str | None = None
     """The collector's token file: the runner sends the token of `runner`, agents are given that of `agent`; default: as
     OTEL_EXPORTER_OTLP_HEADERS says."""

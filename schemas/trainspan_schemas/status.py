@@ -30,6 +30,7 @@ DropReason = Literal[
     "attributes_dropped",
     "redacted",
     "untrusted",
+    "unsigned",
     "stale",
     "too_long",
     "unused_choice",

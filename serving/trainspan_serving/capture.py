@@ -166,6 +166,7 @@ class EngineTap:
             keys.GEN_AI_RESPONSE_MODEL: self._policy_name,
             keys.LOGPROBS_MODE: self._logprobs_mode,
             keys.CALL_INDEX: exchange.call_index or 0,
+            keys.CALL_SIGNED: caller.is_signed,
             keys.CALL_SERVER: self._counter.instance,
             keys.CALL_ENDPOINT: exchange.endpoint,
             **(caller.identity.attributes() if caller.identity else {}),

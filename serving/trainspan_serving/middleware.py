@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from trainspan_schemas import keys
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.signing import signing_key
 
 from .admin import ADMIN_PREFIX, handle_admin
 from .caller import identify
@@ -49,6 +50,7 @@ class _Parts:
     tap: EngineTap
     server: PolicyServer
     api_keys: tuple[str, ...]
+    signing_key: bytes
 
 
 class PolicyMiddleware:
@@ -73,12 +75,16 @@ class PolicyMiddleware:
     async def _serve(self, parts: _Parts, scope: Scope, receive: Receive, send: Send) -> None:
         server = parts.server
         try:
-            caller = identify(scope, parts.api_keys)
+            caller = identify(scope, parts.api_keys, parts.signing_key)
         except InvalidRecordError as error:
             await answer_json(send, 400, {"error": {"message": str(error), "type": "BadRequestError", "code": 400}})
             return
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
+            return
+        if server.plan.require_signature and not caller.is_signed:
+            message = "this server answers only rollouts that a runner with its signing key has begun"
+            await answer_json(send, 401, {"error": {"message": message, "type": "AuthenticationError", "code": 401}})
             return
         limit_s = server.plan.swap_timeout_s
         if not await server.gate.enter(limit_s):
@@ -125,7 +131,8 @@ class PolicyMiddleware:
         server = await PolicyServer.start(plan, Engine(client), tap)
         PolicyMetrics(server, exporter.counts).register()
         keys_given = app.state.args.api_key or [os.environ.get("VLLM_API_KEY")]
-        self._parts = _Parts(exporter, tap, server, tuple(key for key in keys_given if key))
+        api_keys = tuple(key for key in keys_given if key)
+        self._parts = _Parts(exporter, tap, server, api_keys, signing_key(plan.signing_key_file))
         self._ready = asyncio.create_task(_report_when_listening(app))
 
     async def _stop(self) -> None:

@@ -49,6 +49,10 @@ class ServerPlan:
     """Bearer token of the swap."""
     temperatures: dict[str, float]
     """Split → temperature at which its rollouts are sampled whatever the client asks for."""
+    signing_key_file: str | None
+    """The runner's key; None: that of the state folder."""
+    require_signature: bool
+    """Whether requests that the runner did not sign are refused."""
     sleep: bool
     """Whether it may be put to sleep."""
     spool_max_bytes: int
@@ -90,6 +94,8 @@ def make_plan(
         otlp_certificate=environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE"),
         token=token(),
         temperatures=_temperatures(settings),
+        signing_key_file=str(Path(settings.signing_key_file).resolve()) if settings.signing_key_file else None,
+        require_signature=settings.require_signature,
         sleep=settings.sleep,
         spool_max_bytes=settings.spool_max_bytes,
         swap_timeout_s=settings.swap_timeout_s,

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.processing.conftest import rows
+from tests.processing.conftest import Bench, rows
 from tests.processing.traces import START_NS, TestRollout, send
 from tests.support.collector import CollectorProcess, running
 from trainspan_processing.build import BuiltDataset, Request, build_dataset
 from trainspan_processing.survey import Clock
+from trainspan_schemas import keys
 from trainspan_schemas.settings import DatasetSettings
 
 _ROLES = ("agent", "serving", "runner")
@@ -58,3 +59,26 @@ def test_a_reward_or_a_call_that_came_with_an_agents_token_does_not_count(
     assert built.manifest["dropped_rollouts"] == {"untrusted": 1}
     table = rows(built).select("rollout_id", "call_index", "return", "advantage").rows()
     assert table == [("a", 0, 1.0, 0.5), ("b", 0, 0.0, -0.5)]
+
+
+def test_a_call_that_names_a_rollout_without_its_runners_signature_is_not_trained(bench: Bench) -> None:
+    """Only what a server checked is judged: calls of other servers, and rollouts whose runner signs nothing, are as before."""
+    signed, old = bench.rollout("signed"), bench.rollout("old")
+    signed.root_span.attributes[keys.ROLLOUT_SIGNED] = True
+    for rollout in (signed, old):
+        rollout.call(0, [1], [2], trainspan__call__signed=True)
+        rollout.call(1, [1, 2], [3], at=1, trainspan__call__signed=False)
+        rollout.call(2, [1, 2, 3], [4], at=2)
+        rollout.reward(1.0)
+    # An agent's own rollout span cannot make others' calls unsigned.
+    own = bench.rollout("own").reward(1.0)
+    own.root_span.attributes |= {keys.ROLLOUT_SIGNED: True, keys.ROLLOUT_BOUNDARY: "explicit"}
+    own.call(0, [1], [2], trainspan__call__signed=False)
+    bench.send(signed, old, own)
+    built = bench.build(baseline="none")
+    assert built.manifest["dropped"] == {"unsigned": 1}
+    kept = rows(built).group_by("rollout_id", maintain_order=True).agg("call_index").rows()
+    names = {name.removeprefix(f"{bench.run_id}-"): indexes for name, indexes in kept}
+    assert names == {"signed": [0, 2], "old": [0, 1, 2], "own": [0]}
+    admitted = bench.build(out=bench.out / "admitted", baseline="none", admit="unsigned")
+    assert admitted.manifest["dropped"] == {}

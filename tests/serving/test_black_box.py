@@ -1,5 +1,6 @@
 """Agents that know nothing of OpenTelemetry, in any language: a base URL or an API key is all that they take."""
 
+import dataclasses
 import json
 import os
 import secrets
@@ -13,7 +14,8 @@ from tests.serving.servers import Stack
 from tests.support.otlp_recorder import OtlpRecorder
 from trainspan_rollouts import RunSettings, run_rollouts
 from trainspan_schemas import keys
-from trainspan_schemas.identity import TraceParent
+from trainspan_schemas.identity import Identity, TraceParent
+from trainspan_schemas.signing import KEY_FILE, signing_key
 
 BODY = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "calc 7*5"}], "max_tokens": 8})
 
@@ -58,6 +60,21 @@ def test_curl_with_the_rollouts_url_or_its_key(base_policy: Stack, parent: Trace
     assert [span.attributes[keys.GEN_AI_RESPONSE_ID] for span in spans] == ids
     assert {span.parent_span_id for span in spans} == {parent.span_id}
     assert all(span.attributes[keys.CALL_DELIVERED] for span in spans)
+    assert not any(span.attributes[keys.CALL_SIGNED] for span in spans)
+
+
+def test_an_identity_that_a_caller_made_up_is_stored_as_such(base_policy: Stack, parent: TraceParent) -> None:
+    key = signing_key(str(base_policy.server.home / KEY_FILE))
+    url = f"{base_policy.server.url}/rollout/{parent}.{parent.signature(key)}/v1/chat/completions"
+    own, victim = Identity("own", "run", "t", 0, 1).signed(key), Identity("victim", "run", "t", 0, 1)
+    curl(url)
+    curl(url, "-H", f"baggage: {own.to_baggage()}")
+    curl(url, "-H", f"baggage: {victim.to_baggage()}")
+    curl(url, "-H", f"baggage: {dataclasses.replace(victim, signature=own.signature).to_baggage()}")
+    spans = base_policy.sink.wait(4, lambda span: span.trace_id == parent.trace_id)
+    stored = [(span.attributes.get(keys.ROLLOUT_ID), span.attributes[keys.CALL_SIGNED]) for span in spans]
+    assert sorted(stored, key=str) == [("own", True), ("victim", False), ("victim", False), (None, True)]
+    assert not any(own.signature in map(str, span.attributes.values()) for span in spans)
 
 
 def test_a_command_that_takes_only_url_and_key_is_a_rollout_of_the_runner(
@@ -84,6 +101,7 @@ def test_a_command_that_takes_only_url_and_key_is_a_rollout_of_the_runner(
                 judge=f"{tmp_path}/judges.py:judge",
                 policy_url=base_policy.server.url + "/v1",
                 collector=recorder.endpoint,
+                signing_key_file=str(base_policy.server.home / KEY_FILE),
             )
         )
         assert (result.status, result.mean_reward) == ({"ok": 4}, 2.0)
@@ -92,6 +110,7 @@ def test_a_command_that_takes_only_url_and_key_is_a_rollout_of_the_runner(
     spans = base_policy.sink.wait(8, lambda span: span.trace_id in rollouts)
     for span in spans:
         assert span.parent_span_id == rollouts[span.trace_id].span_id
+        assert span.attributes[keys.CALL_SIGNED]
     calls = sorted((span.trace_id, span.attributes[keys.CALL_INDEX]) for span in spans)
     assert calls == sorted((trace_id, index) for trace_id in rollouts for index in (0, 1))
 

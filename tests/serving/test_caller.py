@@ -1,5 +1,6 @@
 """Who calls, by header, URL or key; and what vLLM is left to see."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from trainspan_serving.caller import Caller, identify
 TRACE = TraceParent("ab" * 16, "cd" * 8)
 ELSEWHERE = TraceParent("ab" * 16, "ef" * 8)
 OTHER = TraceParent("12" * 16, "34" * 8)
+KEY = b"k" * 32
 
 
 def scope_of(path: str = "/v1/chat/completions", **headers: str) -> dict[str, Any]:
@@ -23,13 +25,13 @@ def scope_of(path: str = "/v1/chat/completions", **headers: str) -> dict[str, An
 
 def test_a_stranger_has_neither_trace_nor_identity() -> None:
     scope = scope_of(authorization="Bearer sk-1")
-    assert identify(scope, []) == Caller(None, None, None)
+    assert identify(scope, [], KEY) == Caller(None, None, None)
     assert scope == scope_of(authorization="Bearer sk-1")
 
 
 def test_the_headers_span_wins_over_the_urls_within_one_trace() -> None:
     scope = scope_of(f"/rollout/{TRACE}/v1/models", traceparent=str(ELSEWHERE))
-    assert identify(scope, []).parent == ELSEWHERE
+    assert identify(scope, [], KEY).parent == ELSEWHERE
     assert (scope["path"], scope["raw_path"]) == ("/v1/models", b"/v1/models")
 
 
@@ -41,37 +43,37 @@ def test_the_headers_span_wins_over_the_urls_within_one_trace() -> None:
     ],
 )
 def test_an_agents_own_trace_yields_to_the_one_that_url_or_key_names_and_is_linked(scope: dict[str, Any]) -> None:
-    caller = identify(scope, [])
+    caller = identify(scope, [], KEY)
     assert (caller.parent, caller.link) == (TRACE, OTHER)
-    inside = identify(scope_of(traceparent=str(OTHER)), [])
+    inside = identify(scope_of(traceparent=str(OTHER)), [], KEY)
     assert (inside.parent, inside.link) == (OTHER, None)
 
 
 def test_url_and_key_of_two_rollouts_contradict_each_other() -> None:
     with pytest.raises(InvalidRecordError, match="names two rollouts"):
-        identify(scope_of(f"/rollout/{TRACE}/v1/models", authorization=f"Bearer trainspan-{OTHER}"), [])
+        identify(scope_of(f"/rollout/{TRACE}/v1/models", authorization=f"Bearer trainspan-{OTHER}"), [], KEY)
 
 
 @pytest.mark.parametrize("token", ["", "x", str(TRACE)[:-1], f"{TRACE}x", f"00-{'0' * 32}-{'1' * 16}-01"])
 def test_a_url_without_a_traceparent_is_refused(token: str) -> None:
     with pytest.raises(InvalidRecordError, match="is no traceparent"):
-        identify(scope_of(f"/rollout/{token}/v1/models"), [])
+        identify(scope_of(f"/rollout/{token}/v1/models"), [], KEY)
 
 
 def test_a_key_of_ours_never_reaches_vllm_and_its_secret_becomes_vllms_key() -> None:
     for name in ("authorization", "x_api_key"):
         prefix = "Bearer " if name == "authorization" else ""
         scope = scope_of(**{name: f"{prefix}trainspan-{TRACE}-top-secret"})
-        assert identify(scope, ["other", "top-secret"]).parent == TRACE
+        assert identify(scope, ["other", "top-secret"], KEY).parent == TRACE
         assert scope["headers"] == [(b"authorization", b"Bearer top-secret")]
         scope = scope_of(**{name: f"{prefix}trainspan-{TRACE}-guess"})
-        assert identify(scope, ["top-secret"]).parent == TRACE
+        assert identify(scope, ["top-secret"], KEY).parent == TRACE
         assert scope["headers"] == []
 
 
 def test_a_key_that_only_looks_like_ours_is_left_alone() -> None:
     scope = scope_of(authorization="Bearer trainspan-my-own-key")
-    assert identify(scope, ["trainspan-my-own-key"]) == Caller(None, None, None)
+    assert identify(scope, ["trainspan-my-own-key"], KEY) == Caller(None, None, None)
     assert scope["headers"] == [(b"authorization", b"Bearer trainspan-my-own-key")]
 
 
@@ -80,14 +82,14 @@ def test_baggage_may_come_in_several_headers_and_carries_notes() -> None:
     identity = Identity("r1", "run", "t", 2, 5, "val")
     for value in ("x=1", identity.to_baggage("critic"), f"{keys.NO_BOUNDARY}=true,{keys.STATE_KEY}=s%201"):
         scope["headers"].append((b"baggage", value.encode()))
-    caller = identify(scope, [])
+    caller = identify(scope, [], KEY)
     assert (caller.identity, caller.agent, caller.counter_key) == (identity, "critic", "r1/2")
     assert dict(caller.notes) == {keys.NO_BOUNDARY: "true", keys.STATE_KEY: "s 1"}
 
 
 def test_without_a_rollout_calls_are_counted_by_trace() -> None:
-    assert identify(scope_of(traceparent=str(TRACE)), []).counter_key == TRACE.trace_id
-    assert identify(scope_of(), []).counter_key is None
+    assert identify(scope_of(traceparent=str(TRACE)), [], KEY).counter_key == TRACE.trace_id
+    assert identify(scope_of(), [], KEY).counter_key is None
 
 
 @given(st.text(max_size=80), st.binary(max_size=80), st.binary(max_size=80), st.binary(max_size=80))
@@ -96,7 +98,46 @@ def test_no_request_can_break_it(path: str, traceparent: bytes, baggage: bytes, 
     for start in ("/", "/rollout/"):
         scope = {"path": start + path, "raw_path": None, "headers": list(headers)}
         try:
-            caller = identify(scope, ["key"])
+            caller = identify(scope, ["key"], KEY)
         except InvalidRecordError:
             continue
         assert caller.parent is None or len(caller.parent.trace_id) == 32
+
+
+def test_only_what_the_holder_of_the_key_gave_counts_as_signed() -> None:
+    identity = Identity("r", "run", "task", 2, 7, "val")
+    given = identity.signed(KEY)
+
+    def is_signed(path: str = "/v1/models", **headers: str) -> bool:
+        return identify(scope_of(path, **headers), [], KEY).is_signed
+
+    assert is_signed(baggage=given.to_baggage("planner"))
+    assert identify(scope_of(baggage=given.to_baggage()), [], KEY).identity == given
+    assert not is_signed(baggage=identity.to_baggage())
+    assert not is_signed(baggage=identity.signed(b"other" * 8).to_baggage())
+    for change in (
+        {"rollout_id": "s"},
+        {"attempt": 3},
+        {"task_id": "u"},
+        {"round": None},
+        {"run_id": "x"},
+        {"split": "train"},
+    ):
+        assert not is_signed(baggage=dataclasses.replace(given, **change).to_baggage()), change
+    token = f"{TRACE}.{TRACE.signature(KEY)}"
+    assert is_signed(f"/rollout/{token}/v1/models")
+    assert is_signed(authorization=f"Bearer trainspan-{token}-secret")
+    assert not is_signed(f"/rollout/{TRACE}/v1/models")
+    assert not is_signed(f"/rollout/{OTHER}.{TRACE.signature(KEY)}/v1/models")
+    # A signed URL does not vouch for an identity that the caller made up, nor a trace's signature for an identity.
+    assert not is_signed(f"/rollout/{token}/v1/models", baggage=identity.to_baggage())
+    forged = dataclasses.replace(identity, signature=TRACE.signature(KEY))
+    assert not is_signed(f"/rollout/{token}/v1/models", baggage=forged.to_baggage())
+
+
+def test_signature_and_secret_are_taken_out_of_a_url() -> None:
+    token = f"{TRACE}.{TRACE.signature(KEY)}-top-secret"
+    scope = scope_of(f"/rollout/{token}/v1/models")
+    assert identify(scope, ["top-secret"], KEY).is_signed
+    assert (scope["path"], scope["raw_path"]) == ("/v1/models", b"/v1/models")
+    assert dict(scope["headers"]) == {b"authorization": b"Bearer top-secret"}
