@@ -192,9 +192,7 @@ class _Run:
         try:
             token = f"{span.parent}.{span.parent.signature(self._key)}"
             try:
-                ended = await self._executor.execute(
-                    Execution(task, identity.signed(self._key), span.parent, token)
-                )
+                ended = await self._executor.execute(Execution(task, identity.signed(self._key), span.parent, token))
             finally:
                 self._agents.release()
             verdict = await self._judged(task, identity, ended)

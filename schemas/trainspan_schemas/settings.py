@@ -200,7 +200,8 @@ class DatasetSettings:
     """Which tasks are for training: as `recorded`, `all`, or a share of them such as 0.9 by a hash of the task id."""
     admit: str | None = None
     """Reasons for which calls are not left out: `unstated_sampling`, calls that a client recorded without stating temperature,
-    top_p and constraints, if the server's defaults are 1, 1 and none."""
+    top_p and constraints, if the server's defaults are 1, 1 and none; `unsigned`, calls whose caller named a rollout without its
+    runner's signature, if the policy server cannot have the runner's key."""
     max_staleness: int | None = None
     """Greatest (newest version − call's version) that is still trained; default: no limit."""
     max_tokens: int | None = None
