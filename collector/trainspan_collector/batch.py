@@ -158,7 +158,9 @@ class Batch:
 
     def _record_rows(self, record: LogRecord, origin: Origin, frame: Frame) -> Iterator[LogRow | EvaluationRow]:
         attributes = read_attributes(record.attributes)
-        row = read_log(self._next_seq(), record, attributes, origin, frame.received_ns)
+        row = read_log(
+            self._next_seq(), record, attributes, origin, untrusted=frame.untrusted, received_ns=frame.received_ns
+        )
         yield row
         if row.event_name == keys.EVALUATION_EVENT:
             yield read_evaluation(

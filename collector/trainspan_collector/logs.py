@@ -13,12 +13,14 @@ from trainspan_schemas import keys
 __all__ = ["read_log"]
 
 
-def read_log(seq: int, record: LogRecord, attributes: Attributes, origin: Origin, received_ns: int) -> LogRow:
+def read_log(
+    seq: int, record: LogRecord, attributes: Attributes, origin: Origin, *, untrusted: bool, received_ns: int
+) -> LogRow:
     """A row; the time of a record that has none is the observed one, else when it came."""
     time_ns = signed(record.time_unix_nano or record.observed_time_unix_nano)
     return LogRow(
         seq=seq,
-        content_hash=_content_hash(record, origin),
+        content_hash=_content_hash(record, origin, untrusted=untrusted),
         time_ns=time_ns or received_ns,
         observed_ns=signed(record.observed_time_unix_nano),
         trace_id=_id(record.trace_id, 16),
@@ -34,6 +36,7 @@ def read_log(seq: int, record: LogRecord, attributes: Attributes, origin: Origin
         dropped_attributes=record.dropped_attributes_count,
         rollout_id=look.text(attributes.plain, keys.ROLLOUT_ID),
         received_ns=received_ns,
+        untrusted=untrusted,
     )
 
 
@@ -42,6 +45,8 @@ def _id(value: bytes, length: int) -> str | None:
     return value.hex() if len(value) == length and any(value) else None
 
 
-def _content_hash(record: LogRecord, origin: Origin) -> bytes:
+def _content_hash(record: LogRecord, origin: Origin, *, untrusted: bool) -> bytes:
+    """Of all content and of whether the sender is trusted: an agent's copy must not stand in for a trusted record."""
     where: list[Json] = [origin.resource, origin.scope_name, origin.scope_json]
-    return blake2b(to_json_text(where).encode() + record.SerializeToString(deterministic=True), digest_size=16).digest()
+    content = to_json_text(where).encode() + record.SerializeToString(deterministic=True)
+    return blake2b(content, digest_size=16, person=b"untrusted" if untrusted else b"").digest()

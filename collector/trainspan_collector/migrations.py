@@ -15,6 +15,7 @@ import duckdb
 
 from trainspan_collector.facts import Facts, read_facts
 from trainspan_collector.failures import ReopenError, first_line, lacks_memory
+from trainspan_schemas import keys
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.views import STORE_VERSION
 
@@ -37,13 +38,22 @@ UPDATE stored.spans SET untrusted = false, received_ns = greatest(start_ns, end_
 UPDATE stored.logs SET received_ns = greatest(time_ns, observed_ns);
 UPDATE stored.evaluations SET untrusted = false, received_ns = time_ns;
 """,
-    # A change of a column's type would do, but keeps blocks of each row group in memory.
+    # A change of a column's type would do, but keeps blocks of each row group in memory. The views of now want the column.
     3: f"""
 ALTER TABLE stored.spans RENAME TO spans_before;
+ALTER TABLE stored.logs ADD COLUMN IF NOT EXISTS untrusted BOOLEAN;
 {_TABLES}
 INSERT INTO stored.spans BY NAME SELECT * EXCLUDE (facts), unnest(facts)
 FROM (SELECT *, facts_of(coalesce(attributes, '{{}}'), coalesce(is_call, false)) AS facts FROM stored.spans_before);
 DROP TABLE stored.spans_before;
+""",
+    # An evaluation record is numbered directly before its evaluation. Where that one was dropped as a duplicate of another,
+    # nothing tells whose word the record is.
+    4: f"""
+ALTER TABLE stored.logs ADD COLUMN IF NOT EXISTS untrusted BOOLEAN;
+UPDATE stored.logs SET untrusted = coalesce(event_name = '{keys.EVALUATION_EVENT}', false)
+    AND (EXISTS (FROM stored.spans WHERE untrusted) OR EXISTS (FROM stored.evaluations WHERE untrusted))
+    AND seq + 1 NOT IN (SELECT seq FROM stored.evaluations WHERE NOT untrusted AND NOT on_span);
 """,
 }
 """Version → what makes the tables of the version before into its own. When older rows came is not known: they count as

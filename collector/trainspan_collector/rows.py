@@ -96,6 +96,7 @@ class LogRow(NamedTuple):
     dropped_attributes: int
     rollout_id: str | None
     received_ns: int
+    untrusted: bool
 
 
 class EvaluationRow(NamedTuple):

@@ -88,7 +88,8 @@ CREATE TABLE IF NOT EXISTS stored.logs (
     flags BIGINT,
     dropped_attributes BIGINT,
     rollout_id VARCHAR,
-    received_ns BIGINT
+    received_ns BIGINT,
+    untrusted BOOLEAN
 );
 
 CREATE TABLE IF NOT EXISTS stored.evaluations (
@@ -164,7 +165,7 @@ SELECT
 FROM stored.live_spans;
 
 CREATE OR REPLACE VIEW logs AS
-SELECT seq, time_ns, trace_id, span_id, event_name, severity, body, attributes, resource
+SELECT seq, time_ns, trace_id, span_id, event_name, severity, body, attributes, resource, untrusted
 FROM stored.logs;
 
 CREATE OR REPLACE VIEW calls AS
@@ -230,12 +231,13 @@ rewards AS (
     FROM rollout_spans r
     JOIN stored.bound_evaluations e ON e.rollout_id = r.rollout_id
     WHERE e.name = 'reward'
+        AND NOT e.untrusted
         AND coalesce(
             e.attempt, (SELECT max(later.attempt) FROM rollout_spans later WHERE later.rollout_id = e.rollout_id)
         ) = r.attempt
         AND CASE
             WHEN r.rollout_judge IS NULL THEN e.of_rollout
-            ELSE e.source = 'judge' AND e.on_span AND NOT e.untrusted AND e.trace_id = r.trace_id AND e.span_id = r.span_id
+            ELSE e.source = 'judge' AND e.on_span AND e.trace_id = r.trace_id AND e.span_id = r.span_id
         END
     GROUP BY r.seq
 )

@@ -25,9 +25,7 @@ EVALUATION_COLUMNS: Final = [name for name in EVALUATIONS if name != "response_i
 """Columns asked of the read `evaluations`."""
 
 FEEDBACK_QUERY: Final = f"""
-    SELECT time_ns, attributes, coalesce((
-        SELECT bool_or(e.untrusted) FROM evaluations e WHERE e.time_ns = logs.time_ns AND e.span_id IS NULL
-    ), false) AS untrusted
+    SELECT time_ns, attributes, untrusted
     FROM logs
     WHERE event_name = '{keys.EVALUATION_EVENT}' AND span_id IS NULL
         AND contains(attributes, '"{keys.GEN_AI_RESPONSE_ID}"')"""
@@ -41,7 +39,7 @@ _FEEDBACK: Final[Schema] = {
     "untrusted": pl.Boolean,
     "response_id": pl.String,
 }
-_SAME: Final = ["name", "score", "time_ns"]
+_SAME: Final = ["name", "score", "time_ns", "untrusted"]
 
 
 def collect_evaluations(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:

@@ -108,6 +108,7 @@ SPANS: Final[Schema] = {
     "judge": pl.String,
     "group_size": pl.Int32,
     "is_signed": pl.Boolean,
+    "untrusted": pl.Boolean,
 }
 """Every span but the calls with tokens, narrowed. `status` makes it a rollout's own span, on which
 `group_size` is the number of rollouts that its runner makes of the task; `is_client_call` means that a client's

@@ -117,13 +117,13 @@ def _identities(calls: pl.LazyFrame, spans: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def _rollout_spans(spans: pl.LazyFrame) -> pl.LazyFrame:
-    """The rollout span of each rollout: the runner's before the agent's own."""
+    """The rollout span of each rollout: a trusted one first, the runner's before the agent's own."""
     rank = pl.col("boundary").replace_strict(_BOUNDARY_RANK, default=len(_BOUNDARY_RANK), return_dtype=pl.UInt8)
     facts = ("status", "judge", "stated_calls", "group_size", "service_name", *SPAN_KEY, "start_ns", "end_ns")
     signed = (pl.col("is_signed") & (pl.col("boundary") == "runner")).alias("is_signed")
     return (
         spans.filter(pl.col("status").is_not_null())
-        .sort(rank, "start_ns", *SPAN_KEY)
+        .sort("untrusted", rank, "start_ns", *SPAN_KEY)
         .unique(ROLLOUT_KEY, keep="first", maintain_order=True)
         .select(*ROLLOUT_KEY, *facts, signed)
     )

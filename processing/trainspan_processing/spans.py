@@ -26,7 +26,7 @@ _COLUMNS: Final = [
     *("seq", "trace_id", "span_id", "parent_span_id", "start_ns", "end_ns", "status_code", "status_message"),
     *("service_name", *_IDENTITY, "agent"),
     *("rollout_status", "rollout_boundary", "rollout_judge", "rollout_calls"),
-    *("operation", "request_model", "response_id", "redacted", "attribute_keys"),
+    *("operation", "request_model", "response_id", "redacted", "attribute_keys", "untrusted"),
 ]
 
 _CLIENT_OPERATIONS: Final = [keys.OPERATION_CHAT, keys.OPERATION_TEXT_COMPLETION, "generate_content"]

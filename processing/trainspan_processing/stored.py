@@ -69,6 +69,7 @@ class StoredRollout:
     status: str
     """A reward function sees `ok`, `agent_error`, `timeout` and `judge_error`; None as its answer leaves a failure unrewarded."""
     evaluations: list[StoredEvaluation]
+    """Those that may reward it: what came with an agent's token, where the collector asks for tokens, is not among them."""
     calls: list[StoredCall]
     """In the order in which they were made."""
     attributes: dict[str, Any]
@@ -148,7 +149,8 @@ def _as_rewards(result: Any, names: Sequence[str]) -> list[float | None]:
 
 def _evaluations(survey: Survey) -> dict[str, list[StoredEvaluation]]:
     found: dict[str, list[StoredEvaluation]] = {}
-    for row in survey.evaluations.sort("time_ns", "name", "score").iter_rows(named=True):
+    trusted = survey.evaluations.filter(~pl.col("untrusted").fill_null(False))
+    for row in trusted.sort("time_ns", "name", "score").iter_rows(named=True):
         found.setdefault(row["rollout_id"], []).append(StoredEvaluation(row["name"], row["score"], row["source"]))
     return found
 

@@ -14,7 +14,7 @@ from . import keys
 
 __all__ = ["CALL_FACTS", "STORE_VERSION", "VIEWS"]
 
-STORE_VERSION: Final = 3
+STORE_VERSION: Final = 4
 """Version of the tables under the views; kept in the store's `meta` table."""
 
 CALL_FACTS: Final = (
@@ -60,6 +60,7 @@ VIEWS: Final[dict[str, dict[str, str]]] = {
         "body": "VARCHAR",
         "attributes": "VARCHAR",
         "resource": "VARCHAR",
+        "untrusted": "BOOLEAN",
     },
     "calls": {
         "seq": "BIGINT",

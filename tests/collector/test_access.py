@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from pyarrow import flight
@@ -23,6 +24,7 @@ from tests.support.collector import (
     TRACES,
     CollectorProcess,
     event,
+    key_values,
     running,
     span,
     span_id,
@@ -184,6 +186,39 @@ def test_what_an_agent_says_of_rewards_and_identity_is_kept_and_marked(guarded: 
     assert rows("calls", "span_id, untrusted", "span_id") == [(span_id(2).hex(), False), (span_id(3).hex(), True)]
     assert rows("evaluations", "score, untrusted", "score") == [(0.25, False), (100.0, True)]
     assert rows("rollouts", "task_id, reward, untrusted", "rollout_id") == [("t", 0.25, False)]
+
+
+def test_an_agents_evaluation_is_no_reward_of_a_rollout_without_a_judge_either(guarded: CollectorProcess) -> None:
+    identity = {keys.ROLLOUT_ID: "r-2", keys.ATTEMPT: 0}
+    own = {**identity, keys.ROLLOUT_STATUS: "ok", keys.ROLLOUT_BOUNDARY: "runner"}
+    reward = event(keys.EVALUATION_EVENT, {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 1.0})
+    paid = {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 1000.0, keys.EVALUATION_OF: "rollout"}
+    for role, sent in (
+        (Role.RUNNER, span(10, 1, own, events=[reward])),
+        (Role.AGENT, span(10, 2, identity, events=[event(keys.EVALUATION_EVENT, paid)])),
+    ):
+        body = trace_request(sent).SerializeToString()
+        assert request(guarded.address, "/v1/traces", body, headers=_bearer(TOKENS[role])).status == 200
+    found = _flight(guarded, "SELECT reward FROM rollouts WHERE rollout_id = 'r-2'", TOKENS[Role.READER])
+    assert found == [{"reward": 1.0}]
+
+
+def test_log_records_are_marked_and_an_agents_copy_does_not_stand_in_for_a_trusted_one(
+    guarded: CollectorProcess,
+) -> None:
+    logs = ExportLogsServiceRequest()
+    said = {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 1.0, keys.EVALUATION_ID: "e-1"}
+    logs.resource_logs.add().scope_logs.add().log_records.add(
+        time_unix_nano=5, event_name=keys.EVALUATION_EVENT, attributes=key_values(said)
+    )
+    for role in (Role.AGENT, Role.RUNNER, Role.AGENT, Role.RUNNER):
+        body = logs.SerializeToString()
+        assert request(guarded.address, "/v1/logs", body, headers=_bearer(TOKENS[role])).status == 200
+    token = TOKENS[Role.READER]
+    records = "SELECT untrusted FROM logs WHERE contains(attributes, 'e-1') ORDER BY ALL"
+    assert _flight(guarded, records, token) == [{"untrusted": False}, {"untrusted": True}]
+    evaluations = "SELECT untrusted FROM evaluations WHERE time_ns = 5"
+    assert _flight(guarded, evaluations, token) == [{"untrusted": False}]
 
 
 def test_without_tokens_nothing_is_untrusted(collector: CollectorProcess) -> None:

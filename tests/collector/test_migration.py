@@ -104,6 +104,32 @@ def _various_spans() -> Iterator[Span]:
     yield twice
 
 
+def test_records_of_a_version_3_store_are_trusted_where_their_evaluation_is(tmp_path: Path) -> None:
+    store = tmp_path / "spans.duckdb"
+    with running(store):
+        pass
+    kept, dropped, of_agent, other = 10, 20, 30, 40
+    with duckdb.connect(str(store)) as connection:
+        connection.execute("ALTER TABLE stored.logs DROP COLUMN untrusted")
+        connection.execute("UPDATE meta SET value = '3'")
+        for seq in (kept, dropped, of_agent, other):
+            name = keys.EVALUATION_EVENT if seq != other else "something"
+            connection.execute(
+                "INSERT INTO stored.logs BY NAME SELECT ? AS seq, encode(?) AS content_hash, ? AS event_name,"
+                " 1 AS time_ns, '{}' AS attributes",
+                [seq, str(seq), name],
+            )
+        for seq, untrusted in ((kept, False), (of_agent, True)):
+            connection.execute(
+                "INSERT INTO stored.evaluations BY NAME SELECT ? AS seq, encode(?) AS key, ? AS untrusted, false AS on_span",
+                [seq + 1, str(seq), untrusted],
+            )
+        connection.execute("UPDATE stored.progress SET last_seq = 41")
+    with running(store) as migrated:
+        found = select(migrated.address, "SELECT seq, untrusted FROM logs ORDER BY seq")
+        assert found == [(kept, False), (dropped, True), (of_agent, True), (other, False)]
+
+
 def test_a_migrated_store_has_the_tables_and_views_of_a_new_one(tmp_path: Path) -> None:
     columns = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 'store'"
     _old_store(tmp_path / "old.duckdb")

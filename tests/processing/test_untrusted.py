@@ -9,6 +9,7 @@ from tests.processing.conftest import Bench, rows
 from tests.processing.traces import START_NS, TestRollout, send
 from tests.support.collector import CollectorProcess, running
 from trainspan_processing.build import BuiltDataset, Request, build_dataset
+from trainspan_processing.stored import StoredRollout
 from trainspan_processing.survey import Clock
 from trainspan_schemas import keys
 from trainspan_schemas.settings import DatasetSettings
@@ -82,3 +83,73 @@ def test_a_call_that_names_a_rollout_without_its_runners_signature_is_not_traine
     assert names == {"signed": [0, 2], "old": [0, 1, 2], "own": [0]}
     admitted = bench.build(out=bench.out / "admitted", baseline="none", admit="unsigned")
     assert admitted.manifest["dropped"] == {}
+
+
+def _records(rollout: TestRollout, *records: tuple[float, str, float]) -> TestRollout:
+    """Evaluation records (time, response id, score), all of one evaluation id."""
+    for at, response, score in records:
+        rollout.log_reward(score, at=at, **{keys.GEN_AI_RESPONSE_ID: response})
+        for pair in rollout.logs[-1].attributes:
+            if pair.key == keys.EVALUATION_ID:
+                pair.value.string_value = "one evaluation"
+    return rollout
+
+
+def test_a_record_whose_evaluation_was_dropped_as_a_duplicate_does_not_reward_for_an_agent(
+    guarded: CollectorProcess, tmp_path: Path
+) -> None:
+    address = str(guarded.address.grpc)
+    a, b = (TestRollout(name) for name in ("a", "b"))
+    response = {keys.GEN_AI_RESPONSE_ID.replace(".", "__"): "resp-a"}
+    calls = (
+        _only(a, lambda part: part.call(0, [1], [2], **response)),
+        _only(b, lambda part: part.call(0, [1], [2])),
+    )
+    send(address, calls, _token("serving"))
+    twice = _only(a, lambda part: _records(part, (5.0, "resp-a", 0.0), (6.0, "resp-a", 1000.0)))
+    send(address, [twice], _token("agent"))
+    send(address, [a.reward(1.0), b.reward(0.0)], _token("runner"))
+    built = _build(guarded, tmp_path / "dataset")
+    assert rows(built).select("rollout_id", "return").rows() == [("a", 1.0), ("b", 0.0)]
+
+
+def test_an_agents_record_takes_no_trusted_reward_of_the_same_name_score_and_time_away(
+    guarded: CollectorProcess, tmp_path: Path
+) -> None:
+    address = str(guarded.address.grpc)
+    a, b = (TestRollout(name) for name in ("a", "b"))
+    send(address, [_only(each, lambda part: part.call(0, [1], [2])) for each in (a, b)], _token("serving"))
+    send(address, [_only(a, lambda part: _records(part, (5.0, "resp-of-nothing", 1.0)))], _token("agent"))
+    send(address, [a.log_reward(1.0, at=5.0), b.reward(0.0)], _token("runner"))
+    built = _build(guarded, tmp_path / "dataset")
+    assert rows(built).select("rollout_id", "return").rows() == [("a", 1.0), ("b", 0.0)]
+
+
+def test_a_rollout_span_of_an_agent_does_not_stand_in_for_the_runners(
+    guarded: CollectorProcess, tmp_path: Path
+) -> None:
+    address = str(guarded.address.grpc)
+    crashed, b, c = TestRollout("crashed", status="agent_error"), TestRollout("b"), TestRollout("c")
+    send(address, [_only(each, lambda part: part.call(0, [1], [2])) for each in (crashed, b, c)], _token("serving"))
+    forged = TestRollout("crashed", begins=-1.0)  # it says ok, and began before the runner's
+    forged.root_span.span_id = "f" * 16
+    send(address, [forged], _token("agent"))
+    send(address, [crashed.reward(1.0), b.reward(0.0), c.reward(1.0)], _token("runner"))
+    built = _build(guarded, tmp_path / "dataset")
+    assert built.manifest["dropped_rollouts"] == {"agent_error": 1}
+
+
+def test_a_reward_function_sees_no_evaluation_of_an_agent(guarded: CollectorProcess, tmp_path: Path) -> None:
+    address = str(guarded.address.grpc)
+    a, b = (TestRollout(name) for name in ("a", "b"))
+    send(address, [_only(each, lambda part: part.call(0, [1], [2])) for each in (a, b)], _token("serving"))
+    send(address, [_only(a, lambda part: part.log_reward(100.0, at=5.0))], _token("agent"))
+    send(address, [a.reward(1.0), b.reward(0.0)], _token("runner"))
+    settings = DatasetSettings(baseline="dr_grpo", reward=f"{__name__}:sum_of_evaluations")
+    request = Request([str(guarded.store)], tmp_path / "dataset", settings, round=0)
+    built = build_dataset(request, Clock(lambda: START_NS + 10**13, lambda _: None))
+    assert rows(built).select("rollout_id", "return").rows() == [("a", 1.0), ("b", 0.0)]
+
+
+def sum_of_evaluations(rollout: StoredRollout) -> float:
+    return sum(evaluation.score or 0.0 for evaluation in rollout.evaluations)

@@ -37,7 +37,7 @@ def tell_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
     this_attempt = pl.col("attempt").fill_null(evidence.rollout["attempt"]) == evidence.rollout["attempt"]
     stored = evidence.survey.evaluations.filter((pl.col("rollout_id") == evidence.rollout["rollout_id"]) & this_attempt)
     bound = evidence.own(evidence.draft.rewarded.edges).sort("time_ns", "name", "score", nulls_last=True)
-    recorded = stored.unique(same, keep="first").select(*same, *SPAN_KEY)
+    recorded = stored.filter(~pl.col("untrusted").fill_null(False)).unique(same, keep="first").select(*same, *SPAN_KEY)
     told = []
     for edge in bound.join(recorded, on=same, how="left", nulls_equal=True, maintain_order="left").iter_rows(
         named=True
