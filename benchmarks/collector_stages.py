@@ -22,7 +22,7 @@ import pyarrow as pa
 from benchmarks.collector_requests import SPANS_PER_REQUEST, requests
 from trainspan_collector.batch import Batch
 from trainspan_collector.database import Database
-from trainspan_collector.frames import Frame, Signal, encode_header
+from trainspan_collector.frames import Frame, Signal, encode_header, new_marker
 from trainspan_collector.loading import load
 from trainspan_collector.row_worker import write_table
 from trainspan_collector.rows import ROW_GROUP_ROWS
@@ -102,14 +102,14 @@ def _handed_over(table: pa.Table, shared: BinaryIO) -> pa.Table:
 
 def _journal(path: Path, bodies: list[bytes], stages: Stages) -> float:
     """Writes the requests in groups, each with one sync; the seconds that the syncs took."""
-    sync_s = 0.0
+    sync_s, marker = 0.0, new_marker()
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for start in range(0, len(bodies), _GROUP):
         with stages.stage("journal"):
             parts = [
                 part
                 for body in bodies[start : start + _GROUP]
-                for part in (encode_header(Signal.TRACES, 1, body), body)
+                for part in (marker, encode_header(Signal.TRACES, 1, body), body)
             ]
             os.writev(file, parts)
         began = time.monotonic()

@@ -1,6 +1,6 @@
 """The journal: what was acknowledged lies here until DuckDB holds it.
 
-A folder of append-only segment files `NNNNNNNNNNNN.journal`. One thread writes: it takes every pending request, writes
+A folder of append-only segment files (segments.py). One thread writes: it takes every pending request, writes
 them with one system call, calls `fdatasync`, then releases all who wait (group commit). A process never appends to a
 segment of an earlier one, so a torn tail stays where the crash left it.
 """
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainspan_collector.frames import Signal, encode_header
-from trainspan_collector.segments import SUFFIX, Entry, Position, read_segments, segment_path
+from trainspan_collector.frames import Signal, encode_header, new_marker
+from trainspan_collector.segments import SUFFIX, Entry, Position, Segment, read_segments, segment_name
 from trainspan_schemas.errors import StoreError
 
 __all__ = ["Journal", "sync_folder"]
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _SEGMENT_BYTES = 16 * 1024 * 1024
 _MAX_BUFFERS = 512  # below the kernel's IOV_MAX of 1024
+_NUMBER_DIGITS = 12
 
 
 @dataclass(slots=True)
@@ -51,9 +52,11 @@ class Journal:
         self._segment_bytes = segment_bytes
         self._on_commit = on_commit
         self.last_commit = time.monotonic()
-        self._sizes = {int(path.stem): path.stat().st_size for path in folder.glob(f"*{SUFFIX}")}
+        self._names = {int(path.name[:_NUMBER_DIGITS]): path.name for path in folder.glob(f"*{SUFFIX}")}
+        self._sizes = {segment: (folder / name).stat().st_size for segment, name in self._names.items()}
         self._last_segment = max([last_segment, *self._sizes])
         self._file: int | None = None
+        self._marker = b""
         self._pending: list[_Waiting] = []
         self._changed = threading.Condition()
         self._closing = False
@@ -87,7 +90,7 @@ class Journal:
     def files(self) -> list[Path]:
         """The segments, in order."""
         with self._changed:
-            return [segment_path(self.folder, segment) for segment in sorted(self._sizes)]
+            return [self.folder / self._names[segment] for segment in sorted(self._sizes)]
 
     def end(self) -> Position:
         """The end of what is on disk: everything acknowledged so far lies before it."""
@@ -121,12 +124,16 @@ class Journal:
 
         Damage is skipped with a warning; requests after it are found.
         """
-        return read_segments(self.folder, self.sizes_from(position), position, max_bytes)
+        return read_segments(self.folder, self.segments_from(position), position, max_bytes)
 
-    def sizes_from(self, position: Position) -> dict[int, int]:
-        """Segment → bytes on disk, of those that hold what comes after `position`."""
+    def segments_from(self, position: Position) -> dict[int, Segment]:
+        """Number → what is on disk, of those segments that hold what comes after `position`."""
         with self._changed:
-            return {segment: size for segment, size in self._sizes.items() if segment >= position.segment}
+            return {
+                number: Segment(self._names[number], size)
+                for number, size in self._sizes.items()
+                if number >= position.segment
+            }
 
     def roll(self) -> Position:
         """Ends the segment being written, so that `release` can delete all before the position returned."""
@@ -144,10 +151,11 @@ class Journal:
                 for segment, size in self._sizes.items()
                 if Position(segment, size) <= position and (self._file is None or segment != self._last_segment)
             ]
+            names = [self._names.pop(segment) for segment in covered]
             for segment in covered:
                 del self._sizes[segment]
-        for segment in covered:
-            segment_path(self.folder, segment).unlink(missing_ok=True)
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Writes what is pending and stops; further appends raise StoreError."""
@@ -205,7 +213,7 @@ class Journal:
 
     def _write(self, batch: list[_Waiting]) -> int:
         file = self._writable_segment()
-        buffers = [buffer for waiting in batch for buffer in (waiting.header, waiting.body)]
+        buffers = [buffer for waiting in batch for buffer in (self._marker, waiting.header, waiting.body)]
         for group in range(0, len(buffers), _MAX_BUFFERS):
             _write_buffers(file, buffers[group : group + _MAX_BUFFERS])
         os.fdatasync(file)
@@ -215,13 +223,12 @@ class Journal:
         if self._file is not None and self._sizes[self._last_segment] >= self._segment_bytes:
             self._seal()
         if self._file is None:
-            segment = self._last_segment + 1
-            file = os.open(
-                segment_path(self.folder, segment), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600
-            )
+            segment, self._marker = self._last_segment + 1, new_marker()
+            name = segment_name(segment, self._marker)
+            file = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
             with self._changed:
                 self._last_segment, self._file = segment, file
-                self._sizes[segment] = 0
+                self._names[segment], self._sizes[segment] = name, 0
             sync_folder(self.folder)
         assert self._file is not None
         return self._file

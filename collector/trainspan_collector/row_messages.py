@@ -7,7 +7,7 @@ from pathlib import Path
 from trainspan_collector.batch import Tables
 from trainspan_collector.gathering import Gathered
 from trainspan_collector.load_counting import Tally
-from trainspan_collector.segments import Position, Progress
+from trainspan_collector.segments import Position, Progress, Segment
 
 __all__ = ["TABLES", "Begin", "Fill", "Filled", "Head", "Take"]
 
@@ -26,16 +26,16 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Fill the batch with what is on disk: segment → bytes."""
+    """Fill the batch with what is on disk."""
 
-    sizes: Mapping[int, int]
+    segments: Mapping[int, Segment]
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
     """Hand over the batch, then fill the next one."""
 
-    sizes: Mapping[int, int]
+    segments: Mapping[int, Segment]
 
 
 @dataclass(frozen=True, slots=True)

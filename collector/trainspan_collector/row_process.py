@@ -82,7 +82,7 @@ class RowProcess:
 
     def fill(self) -> None:
         if not self._is_filling:
-            self._send(Fill(self._journal.sizes_from(self.read_to)))
+            self._send(Fill(self._journal.segments_from(self.read_to)))
         filled = self._receive(Filled)
         self._is_filling = False
         self._quarantine.n_requests += filled.n_quarantined - self._filled.n_quarantined
@@ -92,7 +92,7 @@ class RowProcess:
 
     def take(self) -> Taken:
         """To be called after `fill`. The tables are there until the next one is taken."""
-        self._send(Take(self._journal.sizes_from(self.read_to)))
+        self._send(Take(self._journal.segments_from(self.read_to)))
         head = self._receive(Head)
         self._is_filling = True
         if head.tally is None:

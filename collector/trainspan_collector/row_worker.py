@@ -20,7 +20,7 @@ from trainspan_collector.allocation import bound_freed_memory, collect_rarely
 from trainspan_collector.gathering import Gathering
 from trainspan_collector.quarantine import Quarantine
 from trainspan_collector.row_messages import TABLES, Begin, Fill, Filled, Head, Take
-from trainspan_collector.segments import Entry, Position, read_segments
+from trainspan_collector.segments import Entry, Position, Segment, read_segments
 
 __all__ = ["main", "write_table"]
 
@@ -33,10 +33,10 @@ class _Files:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.sizes: Mapping[int, int] = {}
+        self.segments: Mapping[int, Segment] = {}
 
     def read(self, position: Position, max_bytes: int) -> tuple[list[Entry], Position]:
-        return read_segments(self._folder, self.sizes, position, max_bytes)
+        return read_segments(self._folder, self.segments, position, max_bytes)
 
 
 class _Kept(logging.Handler):
@@ -77,7 +77,7 @@ def _serve(connection: "Connection[object, object]", shared: BinaryIO, kept: _Ke
         assert isinstance(request, (Fill, Take))
         if isinstance(request, Take):
             _hand_over(connection, shared, gathering)
-        files.sizes = request.sizes
+        files.segments = request.segments
         gathering.fill()
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         connection.send(Filled(gathering.is_full, gathering.read_to, quarantine.n_requests, peak_bytes, kept.take()))

@@ -1,14 +1,17 @@
-"""The journal's files: segments `NNNNNNNNNNNN.journal` of frames, places in them, and reading on from one."""
+"""The journal's files: segments `NNNNNNNNNNNN-MARKER.journal` of frames, places in them, and reading on from one.
+
+The marker stands in the name, since whatever damages a file's bytes leaves the name alone.
+"""
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from trainspan_collector.frames import Damage, Frame, scan_frames
+from trainspan_collector.frames import KNOWN_MARKER, Damage, Frame, scan_frames
 
-__all__ = ["SUFFIX", "Entry", "Position", "Progress", "read_segments", "segment_path"]
+__all__ = ["SUFFIX", "Entry", "Position", "Progress", "Segment", "marker_of", "read_segments", "segment_name"]
 
 log = logging.getLogger(__name__)
 
@@ -40,39 +43,55 @@ class Entry:
     end: Position
 
 
-def segment_path(folder: Path, segment: int) -> Path:
-    return folder / f"{segment:012d}{SUFFIX}"
+class Segment(NamedTuple):
+    """A file, as far as it is whole."""
+
+    name: str
+    size: int
+
+
+def segment_name(number: int, marker: bytes) -> str:
+    return f"{number:012d}-{marker.hex()}{SUFFIX}"
+
+
+def marker_of(name: str) -> bytes:
+    """The marker of the segment with that name; files of earlier versions have none in it."""
+    return bytes.fromhex(name.removesuffix(SUFFIX).partition("-")[2]) or KNOWN_MARKER
 
 
 def read_segments(
-    folder: Path, sizes: Mapping[int, int], position: Position, max_bytes: int
+    folder: Path, segments: Mapping[int, Segment], position: Position, max_bytes: int
 ) -> tuple[list[Entry], Position]:
     """Requests after `position`, of about `max_bytes` but at least one where there is one, and where they end.
 
-    `sizes` says how much of each segment is whole. Damage is skipped with a warning; requests after it are found.
+    Damage is skipped with a warning; requests after it are found, but in segments of earlier versions.
     """
-    for segment in sorted(segment for segment in sizes if segment >= position.segment):
-        start = position.offset if segment == position.segment else 0
-        if start < sizes[segment]:
-            return _read_segment(folder, segment, start, sizes[segment], max_bytes)
+    for number in sorted(number for number in segments if number >= position.segment):
+        start = position.offset if number == position.segment else 0
+        if start < segments[number].size:
+            return _read_segment(folder, number, start, segments[number], max_bytes)
     return [], position
 
 
-def _read_segment(folder: Path, segment: int, start: int, size: int, max_bytes: int) -> tuple[list[Entry], Position]:
-    wanted = max_bytes
+def _read_segment(
+    folder: Path, segment: int, start: int, whole: Segment, max_bytes: int
+) -> tuple[list[Entry], Position]:
+    wanted, size, marker = max_bytes, whole.size, marker_of(whole.name)
     while True:
-        with segment_path(folder, segment).open("rb") as file:
+        with (folder / whole.name).open("rb") as file:
             file.seek(start)
             data = file.read(min(wanted, size - start))
         complete = start + len(data) >= size
         entries: list[Entry] = []
         end = start
-        for item in scan_frames(data, complete=complete):
+        for item in scan_frames(data, marker, complete=complete):
             begin, end = end, start + item.end
             if isinstance(item, Damage):
+                if marker == KNOWN_MARKER:
+                    end = size
                 log.warning(
                     "journal damage segment=%d from=%d to=%d bytes_skipped=%d",
-                    segment, start + item.start, end, item.end - item.start,
+                    segment, begin, end, end - begin,
                 )  # fmt: skip
             else:
                 entries.append(Entry(item, Position(segment, begin), Position(segment, end)))

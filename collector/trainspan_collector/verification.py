@@ -9,6 +9,7 @@ from trainspan_collector.failures import first_line
 from trainspan_collector.figures import store_files
 from trainspan_collector.frames import Damage, Frame, scan_frames
 from trainspan_collector.journal import Journal
+from trainspan_collector.segments import marker_of
 
 __all__ = ["verify"]
 
@@ -66,7 +67,7 @@ def _journal(journal: Journal) -> tuple[int, list[str]]:
             data = path.read_bytes()
         except FileNotFoundError:  # loaded and deleted meanwhile
             continue
-        for item in scan_frames(data, complete=False):
+        for item in scan_frames(data, marker_of(path.name), complete=False):
             if isinstance(item, Frame):
                 n_requests += 1
             elif isinstance(item, Damage):

@@ -26,6 +26,7 @@ from tests.support.collector import (
     trace_request,
 )
 from tests.support.faults import grow, jumping_clock, slow_disk, small_disk
+from trainspan_collector.frames import KNOWN_MARKER, Signal, encode_header
 from trainspan_schemas.store import running_collector
 
 MIB = 2**20
@@ -133,7 +134,7 @@ TAILS: dict[str, Callable[[bytes], bytes]] = {
     "a request cut short": lambda whole: whole + whole[: len(whole) // 4],
     "zeros": lambda whole: whole + bytes(5_000),
     "noise": lambda whole: whole + random.Random(1).randbytes(5_000),
-    "a header that promises two gigabytes": lambda whole: whole + whole[:8] + b"\xff\xff\xff\x7f" + whole[12:24],
+    "a header that promises two gigabytes": lambda whole: whole + whole[:12] + b"\xff\xff\xff\x7f" + whole[16:28],
 }
 
 
@@ -150,6 +151,37 @@ def test_a_corrupt_tail_of_the_journal_costs_nothing_acknowledged_and_is_named(t
         export(again.address, span(1, 3))
         assert _numbers(again) == [1, 2, 3]
         assert "journal damage" in _last_words(again)
+
+
+def test_what_looks_like_a_request_within_a_torn_one_is_none(tmp_path: Path) -> None:
+    """An agent knows the format: it writes requests into the text of its own, and hopes for a crash."""
+    store = tmp_path / "spans.duckdb"
+    collector = CollectorProcess(store, load_interval_s=30)
+    export(collector.address, span(1, 1))
+    [journal] = store.with_name(store.name + ".journal").glob("*.journal")
+    body = trace_request(span(1, 666, {"paid": 1e6})).SerializeToString()
+    of_now = random.Random(3).randbytes(8) + encode_header(Signal.TRACES, 1, body) + body
+    of_before = KNOWN_MARKER + encode_header(Signal.TRACES, 1, body) + body
+    whole = journal.stat().st_size
+    export(collector.address, span(1, 2, {"text": of_before + of_now + bytes(100)}))
+    collector.kill()
+    data = journal.read_bytes()
+    assert of_before in data[whole:]
+    journal.write_bytes(data[:-20])
+    with running(store) as again:
+        assert _numbers(again) == [1]
+
+
+def test_a_segment_of_an_earlier_version_is_loaded_up_to_its_damage(tmp_path: Path) -> None:
+    store, folder = tmp_path / "spans.duckdb", tmp_path / "spans.duckdb.journal"
+    folder.mkdir()
+    bodies = [trace_request(span(1, number)).SerializeToString() for number in (1, 2, 666)]
+    first, second, forged = (KNOWN_MARKER + encode_header(Signal.TRACES, 1, body) + body for body in bodies)
+    (folder / "000000000001.journal").write_bytes(first + second + b"torn" + forged)
+    with running(store) as collector:
+        export(collector.address, span(1, 3))
+        assert _numbers(collector) == [1, 2, 3]
+    assert not list(folder.glob("*1.journal"))
 
 
 def test_a_damaged_write_ahead_log_is_named_kept_and_loaded_again_from_the_journal(tmp_path: Path) -> None:

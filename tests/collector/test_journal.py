@@ -1,6 +1,5 @@
 """The journal on a real disk: what was appended is read, whatever happened to the bytes after it."""
 
-import os
 import resource
 import threading
 from pathlib import Path
@@ -17,20 +16,35 @@ from trainspan_schemas.errors import StoreError
 START = Position(0, 0)
 
 
+MARKER = b"8 random"
+
+
 def _frame(body: bytes, signal: Signal = Signal.TRACES) -> bytes:
-    return encode_header(signal, 7, body) + body
+    return MARKER + encode_header(signal, 7, body) + body
 
 
 def _bodies(data: bytes) -> list[bytes]:
-    return [item.body for item in scan_frames(data, complete=True) if isinstance(item, Frame)]
+    return [item.body for item in scan_frames(data, MARKER, complete=True) if isinstance(item, Frame)]
+
+
+def _segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.journal"))
 
 
 @given(st.lists(st.tuples(st.sampled_from(Signal), st.binary(max_size=200)), max_size=8))
 def test_what_is_framed_is_scanned_back(items: list[tuple[Signal, bytes]]) -> None:
     data = b"".join(_frame(body, signal) for signal, body in items)
-    scanned = list(scan_frames(data, complete=True))
+    scanned = list(scan_frames(data, MARKER, complete=True))
     assert [(item.signal, item.body) for item in scanned if isinstance(item, Frame)] == items
     assert not [item for item in scanned if isinstance(item, Damage)]
+
+
+def test_every_file_has_a_marker_of_its_own_that_no_other_file_has(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, segment_bytes=1)
+    for _ in range(50):
+        journal.append(Signal.TRACES, b"x", 1)
+    journal.close()
+    assert len({path.read_bytes()[:8] for path in _segments(tmp_path)}) == 50
 
 
 def test_a_tail_cut_anywhere_costs_only_the_frame_it_cuts() -> None:
@@ -51,7 +65,7 @@ def test_a_flipped_bit_anywhere_costs_only_the_frame_it_is_in() -> None:
 def test_a_reader_that_sees_the_file_grow_takes_each_frame_once(bodies: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(map(_frame, bodies))
     cut = data.draw(st.integers(0, len(whole)))
-    before = [item for item in scan_frames(whole[:cut], complete=False) if isinstance(item, Frame)]
+    before = [item for item in scan_frames(whole[:cut], MARKER, complete=False) if isinstance(item, Frame)]
     read_to = before[-1].end if before else 0
     after = _bodies(whole[read_to:])
     assert [frame.body for frame in before] + after == bodies
@@ -64,7 +78,7 @@ def test_concurrent_appends_are_all_on_disk_when_they_return(tmp_path: Path) -> 
     def write(mine: list[bytes]) -> None:
         for body in mine:
             journal.append(Signal.TRACES, body, 1)
-            assert body in (tmp_path / "j" / "000000000001.journal").read_bytes()
+            assert body in _segments(tmp_path / "j")[0].read_bytes()
 
     threads = [threading.Thread(target=write, args=(bodies[start::8],)) for start in range(8)]
     for thread in threads:
@@ -95,17 +109,17 @@ def test_full_segments_are_followed_by_new_ones_and_deleted_when_released(tmp_pa
     journal = Journal(tmp_path, segment_bytes=100)
     for _ in range(4):
         journal.append(Signal.LOGS, bytes(60), 1)
-    names = [f"{number:012d}.journal" for number in (1, 2)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    files = _segments(tmp_path)
+    assert [path.name[:13] for path in files] == ["000000000001-", "000000000002-"]
     everything, position = [], START
     while journal.bytes_after(position):
         more, position = journal.read(position, 1)
         everything += more
     assert len(everything) == 4
     journal.release(Position(1, 2 * (HEADER_BYTES + 60)))
-    assert [path.name for path in tmp_path.iterdir()] == names[1:]
+    assert _segments(tmp_path) == files[1:]
     journal.release(position)
-    assert [path.name for path in tmp_path.iterdir()] == names[1:]  # still being written
+    assert _segments(tmp_path) == files[1:]  # still being written
     journal.close()
     journal.release(position)
     assert not list(tmp_path.iterdir())
@@ -115,7 +129,7 @@ def test_a_new_process_reads_on_after_a_torn_tail_and_never_appends_to_the_old_f
     journal = Journal(tmp_path)
     journal.append(Signal.TRACES, b"acknowledged", 1)
     journal.close()
-    with (tmp_path / "000000000001.journal").open("ab") as file:
+    with _segments(tmp_path)[0].open("ab") as file:
         file.write(_frame(b"torn")[:-1])
     second = Journal(tmp_path)
     second.append(Signal.TRACES, b"after the crash", 1)
@@ -175,7 +189,7 @@ def test_files_belong_to_their_owner_alone(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     journal.append(Signal.TRACES, b"secret prompt", 1)
     assert (tmp_path / "j").stat().st_mode & 0o777 == 0o700
-    assert os.stat(tmp_path / "j" / "000000000001.journal").st_mode & 0o777 == 0o600
+    assert _segments(tmp_path / "j")[0].stat().st_mode & 0o777 == 0o600
     journal.close()
     with pytest.raises(StoreError, match="stopping"):
         journal.append(Signal.TRACES, b"x", 1)
