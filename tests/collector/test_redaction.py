@@ -50,6 +50,14 @@ def _after(attributes: Mapping[str, Attribute], *blocked: str) -> dict[str, Any]
         "llm.api_key",
         "http.request.header.cookie",
         "http.response.header.set-cookie",
+        "AUTHORIZATION",
+        "Proxy-Authorization",
+        "Cookie",
+        "Set-Cookie",
+        "X-API-Key",
+        "OPENAI_API_KEY",
+        "Gen_AI.Request.HEADERS",
+        "cOoKiE",
     ],
 )
 @pytest.mark.parametrize("value", [SECRET, [SECRET], {"authorization": SECRET}])
@@ -66,6 +74,7 @@ def test_a_secret_attribute_is_gone_and_leaves_no_mark(key: str, value: Attribut
         'Authorization="Basic %s"',
         r"{\"extra_headers\": {\"Authorization\": \"Bearer %s\"}}",
         "[('Authorization', 'Bearer %s')]",
+        "AUTHORIZATION: BEARER %s",
     ],
 )
 def test_a_bearer_token_within_text_is_cut_out_of_it(text: str) -> None:
@@ -78,6 +87,12 @@ def test_text_that_only_speaks_of_authorization_stays_as_it_is() -> None:
     message = trace_request(span(1, 1, {"gen_ai.input.messages": text, "x.authorization.kind": "oauth"}))
     body = message.SerializeToString()
     assert Redaction().apply(message, body).body == body
+
+
+@pytest.mark.parametrize("place", range(-30, 30))
+def test_a_secret_is_found_wherever_it_lies_in_a_large_request(place: int) -> None:
+    padding: dict[str, Attribute] = {"a": "x" * (2**20 + place)}
+    assert set(_after({**padding, "X-API-KEY": SECRET})) == {"a"}
 
 
 def test_nested_secrets_are_found_at_any_depth() -> None:
