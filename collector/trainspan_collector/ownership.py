@@ -2,11 +2,18 @@
 
 import fcntl
 import os
+import time
 from pathlib import Path
+from typing import Final
 
 from trainspan_schemas.errors import StoreLockedError
+from trainspan_schemas.store import lock_file
 
 __all__ = ["StoreLock", "port_holder"]
+
+
+_LOOK_S: Final = 0.5
+"""A reader that waits for a collector's end holds the lock for an instant to see whether it has ended."""
 
 
 class StoreLock:
@@ -15,10 +22,10 @@ class StoreLock:
     Raises StoreLockedError naming the holder.
     """
 
-    def __init__(self, folder: Path, store: Path) -> None:
-        self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    def __init__(self, store: Path) -> None:
+        self._file = os.open(lock_file(store), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock()
         except BlockingIOError as error:
             holder = os.pread(self._file, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(self._file)
@@ -27,6 +34,16 @@ class StoreLock:
             ) from error
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+
+    def _lock(self) -> None:
+        deadline = time.monotonic() + _LOOK_S
+        while True:
+            try:
+                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.01)
 
     def release(self) -> None:
         os.close(self._file)

@@ -130,11 +130,11 @@ def _start(
     store = store_path(settings.store).resolve()
     folder = store.with_name(store.name + ".journal")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    cleanup.callback(StoreLock(folder, store).release)
+    cleanup.callback(StoreLock(store).release)
     remove_leftovers(store)
     database = Database(store, memory_bytes=memory_bytes)
     cleanup.callback(database.close)
-    cleanup.callback(address_file(store).unlink, missing_ok=True)
+    told = cleanup.enter_context(contextlib.ExitStack())  # what Flight outlives: the address
 
     readers = Readers(settings.sql_timeout_s)
     journal = Journal(folder, database.progress().position.segment, on_commit=fronts.metrics.committed)
@@ -188,7 +188,8 @@ def _start(
         token=fronts.guard.own_token,
         for_readers=for_readers,
     )
-    write_address(address)
+    told.callback(os.close, write_address(address))
+    told.callback(address_file(store).unlink, missing_ok=True)
     return loader, address
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "StoreAddress",
     "address_file",
     "is_last_reader",
+    "lock_file",
     "open_store",
     "readers_file",
     "running_collector",
@@ -60,29 +61,28 @@ def address_file(store: Path) -> Path:
     return store.with_name(store.name + ".json")
 
 
-def write_address(address: StoreAddress) -> None:
-    """Writes the address file atomically with mode 0600."""
+def write_address(address: StoreAddress) -> int:
+    """Writes the address file atomically with mode 0600; a descriptor to be held open for as long as the address is true.
+
+    It has a lock on the file, which the kernel lets go of with the process: a killed collector leaves the file, not the lock.
+    """
     path = address_file(Path(address.store))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(asdict(address), file)
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.write(descriptor, json.dumps(asdict(address)).encode())
     temporary.replace(path)
+    return descriptor
 
 
 def running_collector(store: Path) -> StoreAddress | None:
-    """The collector that owns `store` now; None where the file is missing or its process is gone."""
+    """The collector that owns `store` now; None where the file is missing or nobody holds its lock."""
     try:
-        address = StoreAddress(**json.loads(address_file(store).read_text()))
+        with address_file(store).open() as file:
+            return StoreAddress(**json.load(file)) if _is_locked(file.fileno()) else None
     except (FileNotFoundError, json.JSONDecodeError, TypeError):
         return None
-    try:
-        os.kill(address.pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        pass
-    return address
 
 
 @contextlib.contextmanager
@@ -113,7 +113,27 @@ def open_store(store: str, *, start_timeout_s: float = 900.0) -> Iterator[StoreE
             yield address.endpoint
         finally:
             if address.for_readers and is_last_reader(reading):
-                _stop_collector(address.pid)
+                _stop_collector(path, address)
+
+
+def lock_file(store: Path) -> Path:
+    """Locked by the process that has the store open."""
+    return _journal(store) / "lock"
+
+
+def _is_locked(file: int) -> bool:
+    """Whether another open file has the lock; if not, `file` has it until it is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _is_open(store: Path) -> bool:
+    """Whether a process has the store open."""
+    with lock_file(store).open() as lock:
+        return _is_locked(lock.fileno())
 
 
 def readers_file(store: Path) -> Path:
@@ -170,23 +190,16 @@ def _start_collector(store: Path, timeout_s: float) -> StoreAddress:
         raise ProcessError(f"the collector for {store} was not ready after {timeout_s:.0f} s")
 
 
-def _stop_collector(pid: int, timeout_s: float = 30.0) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
+def _stop_collector(store: Path, address: StoreAddress, timeout_s: float = 30.0) -> None:
+    """Ends it, by signals to the process that holds the store and no other."""
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline and _is_alive(pid):
-        time.sleep(0.02)
-    if _is_alive(pid):
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not _is_open(store):
+            break
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether the process runs; where it is our child and has ended, that is taken note of."""
-    with contextlib.suppress(ChildProcessError):
-        return os.waitpid(pid, os.WNOHANG)[0] == 0
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+            os.kill(address.pid, number)
+        while time.monotonic() < deadline and _is_open(store):
+            time.sleep(0.02)
+    with contextlib.suppress(ChildProcessError):  # another reader's child
+        while time.monotonic() < deadline and os.waitpid(address.pid, os.WNOHANG)[0] == 0:
+            time.sleep(0.02)

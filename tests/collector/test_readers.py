@@ -1,5 +1,6 @@
 """Readers of a store that no collector has open: they share one, and the last of them ends it."""
 
+import fcntl
 import json
 import os
 import signal
@@ -7,14 +8,16 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from pyarrow import flight
 
-from tests.support.collector import export, get, read, running, span
+from tests.support.collector import CollectorProcess, export, get, read, running, span
 from trainspan_schemas.endpoint import StoreEndpoint
-from trainspan_schemas.store import StoreAddress, open_store, running_collector
+from trainspan_schemas.store import StoreAddress, open_store, running_collector, write_address
 
 
 def _fill(store: Path, n_spans: int) -> None:
@@ -114,5 +117,27 @@ def test_a_path_is_read_the_same_with_a_running_collector_and_without(tmp_path: 
 
 def test_an_address_file_without_the_newest_field_is_read(tmp_path: Path) -> None:
     old = {"pid": os.getpid(), "store": "s", "grpc": None, "http": None, "flight": "127.0.0.1:1"}
-    (tmp_path / "s.json").write_text(json.dumps(old))
-    assert running_collector(tmp_path / "s") == StoreAddress(os.getpid(), "s", None, None, "127.0.0.1:1")
+    with (tmp_path / "s.json").open("w") as file:
+        json.dump(old, file)
+        file.flush()
+        assert running_collector(tmp_path / "s") is None
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert running_collector(tmp_path / "s") == StoreAddress(os.getpid(), "s", None, None, "127.0.0.1:1")
+
+
+@pytest.mark.parametrize("left", ["a zombie", "a pid that another process has now"])
+def test_a_collector_that_was_killed_is_not_taken_for_running(tmp_path: Path, left: str) -> None:
+    store = tmp_path / "spans.duckdb"
+    collector = CollectorProcess(store)
+    export(collector.address, span(1, 1))
+    collector.process.kill()
+    os.waitid(os.P_PID, collector.process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has taken note
+    if left != "a zombie":
+        collector.process.wait()
+        os.close(write_address(replace(collector.address, pid=os.getpid())))
+    assert running_collector(store) is None
+    with open_store(str(store)) as endpoint:
+        assert _count(endpoint) == 1
+    with running(store) as again:
+        assert len(read(again.address, "spans")) == 1
+    collector.process.wait()
