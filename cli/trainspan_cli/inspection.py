@@ -16,7 +16,7 @@ from trainspan_cli.extras import PARTS, import_errors
 from trainspan_cli.loop.intervals import Estimate
 from trainspan_cli.loop.policy_client import PolicyClient
 from trainspan_cli.loop.run_folder import RunFolder
-from trainspan_cli.reading import rows
+from trainspan_cli.reading import backlog, rows
 from trainspan_cli.template import merge_ratios, model_template, prefix_keeping_template
 from trainspan_schemas import keys
 from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
@@ -29,6 +29,8 @@ from trainspan_schemas.store import running_collector
 __all__ = ["Finding", "capture_findings", "examine", "overview", "template_findings"]
 
 Level = Literal["ok", "note", "problem"]
+
+_BACKLOG_ALARM_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def examine(settings: Settings) -> list[Finding]:
     store = store_path(settings.collector.store)
     if store.exists() or running_collector(store):
         try:
-            findings += capture_findings(str(store))
+            findings += [*_backlog(str(store)), *capture_findings(str(store))]
         except TrainspanError as error:
             findings.append(Finding("problem", "store", str(error)))
         except ModuleNotFoundError as error:
@@ -188,6 +190,17 @@ def _processes(settings: Settings) -> list[Finding]:
     else:
         findings.append(_policy_finding(policy))
     return findings
+
+
+def _backlog(store: str) -> list[Finding]:
+    """Whether what was acknowledged is loaded about as fast as it comes."""
+    n_bytes, seconds = backlog(store)
+    if not n_bytes or (seconds is not None and seconds < _BACKLOG_ALARM_S):
+        return [Finding("ok", "loading", "keeps up with what comes")]
+    told = "none was loaded yet" if seconds is None else f"loading them takes {seconds:.0f} s"
+    detail = f"{n_bytes / 2**20:.0f} MiB of acknowledged requests wait: {told}"
+    advice = "send less at a time, or give the collector a faster disk or processor; it slows senders before its disk is full"
+    return [Finding("problem", "loading", detail, advice)]
 
 
 def _policy_finding(policy: Mapping[str, Any]) -> Finding:

@@ -6,7 +6,7 @@ from typing import Any
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.store import open_store
 
-__all__ = ["rows"]
+__all__ = ["backlog", "rows"]
 
 
 def rows(store: str, sql: str, wait_ms: int = 10_000) -> list[dict[str, Any]]:
@@ -24,3 +24,21 @@ def rows(store: str, sql: str, wait_ms: int = 10_000) -> list[dict[str, Any]]:
         finally:
             client.close()
     return found
+
+
+def backlog(store: str) -> tuple[int, float | None]:
+    """What is acknowledged and not loaded: bytes of the journal, and the seconds that loading them will take.
+
+    None: nothing was loaded yet. Raises StoreError.
+    """
+    from pyarrow import ArrowException, flight
+
+    with open_store(store) as endpoint:
+        options = flight.FlightCallOptions(headers=endpoint.call_headers)
+        with flight.connect(endpoint.location, **endpoint.connect_options) as client:
+            try:
+                [result] = client.do_action(flight.Action("backlog", b""), options)
+            except ArrowException as error:
+                raise StoreError(f"the store does not tell its backlog: {str(error).splitlines()[0]}") from error
+    answer = json.loads(result.body.to_pybytes())
+    return answer["journal_bytes_not_loaded"], answer["seconds"]

@@ -1,4 +1,4 @@
-"""What stands between the receiver and the journal: a byte budget and a floor of free disk, each with a bounded wait."""
+"""What stands between the receiver and the journal, each with a bounded wait: a byte budget, a pace, and a floor of free disk."""
 
 import contextlib
 import os
@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainspan_collector.backlog import Backlog
 from trainspan_collector.frames import Signal
 from trainspan_collector.journal import Journal
 from trainspan_collector.metrics import Refusal
@@ -29,9 +30,18 @@ class Intake:
     """Takes a request's bytes to disk: `keep`, within `reserved`. Thread-safe."""
 
     def __init__(
-        self, journal: Journal, folder: Path, *, max_inflight_bytes: int, min_free_disk_bytes: int, wait_s: float
+        self,
+        journal: Journal,
+        folder: Path,
+        *,
+        max_inflight_bytes: int,
+        min_free_disk_bytes: int,
+        wait_s: float,
+        backlog: Backlog | None = None,
     ) -> None:
+        """Senders are slowed where `backlog` says so."""
         self._journal = journal
+        self._backlog = backlog
         self._folder = folder
         self._max_inflight_bytes = max_inflight_bytes
         self._min_free_disk_bytes = min_free_disk_bytes
@@ -74,6 +84,7 @@ class Intake:
     def keep(self, signal: Signal, body: bytes, *, untrusted: bool = False) -> None:
         """Returns once `body` is on disk. Raises OverloadError for want of disk, StoreError where writing fails."""
         self._wait_for_disk()
+        self._wait_for_turn(len(body))
         with self._room:  # until the next look: a fast sender takes much in between
             self._free_disk_bytes = max(0, self._free_disk_bytes - len(body))
         self._journal.append(signal, body, time.time_ns(), untrusted=untrusted)
@@ -92,6 +103,21 @@ class Intake:
                     Refusal.DISK_FULL,
                 )
             time.sleep(min(_DISK_CHECK_S, max(0.0, deadline - time.monotonic())))
+
+    def _wait_for_turn(self, n_bytes: int) -> None:
+        """So that the journal does not grow to the floor while loading is slower than the senders."""
+        if self._backlog is None:
+            return
+        room_bytes = max(0, self._free_disk_bytes - self._min_free_disk_bytes)
+        wait_s = self._backlog.turn(n_bytes, room_bytes, self._wait_s)
+        if wait_s > self._wait_s:
+            raise OverloadError(
+                f"requests come faster than they are loaded, and {room_bytes} bytes of disk are left for those that wait: "
+                "send less, or give the store more disk",
+                wait_s,
+                Refusal.BEHIND,
+            )
+        time.sleep(wait_s)
 
     def disk_has_room(self) -> bool:
         """Whether more than the floor is free; looked up twice a second at most."""

@@ -55,6 +55,8 @@ class Journal:
         self._names = {int(path.name[:_NUMBER_DIGITS]): path.name for path in folder.glob(f"*{SUFFIX}")}
         self._sizes = {segment: (folder / name).stat().st_size for segment, name in self._names.items()}
         self._last_segment = max([last_segment, *self._sizes])
+        self.n_appended = sum(self._sizes.values())
+        """Bytes written so far, those of earlier processes that are still there included."""
         self._file: int | None = None
         self._marker = b""
         self._pending: list[_Waiting] = []
@@ -205,6 +207,7 @@ class Journal:
             else:
                 with self._changed:
                     self._sizes[self._last_segment] += size
+                    self.n_appended += size
                     self._changed.notify_all()
                 self.last_commit = time.monotonic()
                 self._on_commit(self.last_commit - began)

@@ -39,6 +39,7 @@ class Refusal(StrEnum):
     METHOD = "method"
     MEDIA_TYPE = "media_type"
     MEMORY = "memory"
+    BEHIND = "behind"
     DISK_FULL = "disk_full"
     WRITE_FAILED = "write_failed"
     NOT_READY = "not_ready"
@@ -57,6 +58,8 @@ class StoreState:
     loader_lag_bytes: int
     loader_lag_s: float
     """Age of the oldest request that is not loaded."""
+    backlog_s: float
+    """How long loading what waits will take."""
     disk_free_bytes: int
     store_bytes: int
     quarantined_requests: int
@@ -144,6 +147,7 @@ class _StateGauges(Collector):
             ("journal_bytes", "Size of the journal.", state.journal_bytes),
             ("loader_lag_bytes", "Journal that is not loaded yet.", state.loader_lag_bytes),
             ("loader_lag_seconds", "Age of the oldest request that is not loaded.", state.loader_lag_s),
+            ("backlog_seconds", "How long loading what waits will take.", state.backlog_s),
             ("disk_free_bytes", "Free disk where the store lies.", state.disk_free_bytes),
             ("store_bytes", "Size of the DuckDB file and its write-ahead log.", state.store_bytes),
             ("quarantined_requests", "Requests put aside since the start.", state.quarantined_requests),

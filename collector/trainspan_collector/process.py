@@ -14,7 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 from trainspan_collector.access import Access, Role
-from trainspan_collector.allocation import bound_freed_memory, collect_rarely
+from trainspan_collector.allocation import available_memory_bytes, bound_freed_memory, collect_rarely
+from trainspan_collector.backlog import Backlog
 from trainspan_collector.database import Database
 from trainspan_collector.failures import ReopenError, first_line
 from trainspan_collector.flight import FlightServer
@@ -110,8 +111,8 @@ def _allow_many_connections() -> None:
 
 
 def _more_memory(memory_bytes: int, failure: ReopenError) -> int:
-    """Twice the memory, up to half of the machine's. Raises StoreError where that is used up."""
-    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    """Twice the memory, up to half of what there is. Raises StoreError where that is used up."""
+    most = available_memory_bytes() // 2
     if memory_bytes >= most:
         raise StoreError(f"DuckDB needs more than {memory_bytes} bytes of memory: {first_line(failure)}") from failure
     return min(2 * memory_bytes, most)
@@ -151,7 +152,8 @@ def _start(
         on_failure=stop.set,
         retention=None if settings.retention_days is None else Retention(settings.retention_days),
     )
-    upkeep = Upkeep(store, database, journal, loader, readers, memory_bytes=memory_bytes)
+    backlog = Backlog(journal, lambda: loader.position, least_bytes=settings.load_max_bytes)
+    upkeep = Upkeep(store, database, journal, loader, readers, backlog, memory_bytes=memory_bytes)
     flight_server = bind(
         flight,
         lambda address: FlightServer(
@@ -171,13 +173,14 @@ def _start(
         max_inflight_bytes=settings.max_inflight_bytes,
         min_free_disk_bytes=settings.min_free_disk_bytes,
         wait_s=settings.overload_wait_s,
+        backlog=backlog,
     )
     fronts.bind()
     loader.start()
     cleanup.callback(loader.stop)
     cleanup.callback(journal.close)
     cleanup.callback(fronts.shut)
-    fronts.open_to(intake, StoreWatch(store, database, journal, loader, intake, quarantine).state)
+    fronts.open_to(intake, StoreWatch(store, database, journal, loader, intake, quarantine, backlog).state)
     address = StoreAddress(
         pid=os.getpid(),
         store=str(store),

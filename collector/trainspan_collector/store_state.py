@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainspan_collector.backlog import Backlog
 from trainspan_collector.database import Database
 from trainspan_collector.intake import Intake
 from trainspan_collector.journal import Journal
@@ -25,10 +26,11 @@ class StoreWatch:
     loader: Loader
     intake: Intake
     quarantine: Quarantine
+    backlog: Backlog
 
     def state(self) -> StoreState:
         """Read without stopping anything, so that the figures are of slightly different moments."""
-        position = self.loader.position
+        position, lag_s, backlog_s = self.loader.position, self._lag_s(), self.backlog.seconds()
         return StoreState(
             ready=self.intake.disk_has_room(),
             inflight_bytes=self.intake.inflight_bytes,
@@ -36,7 +38,8 @@ class StoreWatch:
             last_commit_age_s=time.monotonic() - self.journal.last_commit,
             journal_bytes=self.journal.n_bytes(),
             loader_lag_bytes=self.journal.bytes_after(position),
-            loader_lag_s=self._lag_s(),
+            loader_lag_s=lag_s,
+            backlog_s=lag_s if backlog_s is None else backlog_s,
             disk_free_bytes=self.intake.free_disk_bytes,
             store_bytes=self.store.stat().st_size + self.database.wal_bytes(),
             quarantined_requests=self.quarantine.n_requests,

@@ -1,6 +1,6 @@
 """Upkeep of a store while it is collected into: verify, stats, compact, purge. Reached through Flight's `DoAction`.
 
-Actions and their JSON bodies: `verify`, `compact`, `migrate` (`{}`), `stats` (`{"wait_ms": n}` for the loader), and `purge`
+Actions and their JSON bodies: `backlog`, `verify`, `compact`, `migrate` (`{}`), `stats` (`{"wait_ms": n}` for the loader), and `purge`
 (`{"trace_ids": [...]}`, `{"task_id": "..."}` or `{"before_ns": n}`, with `"dry_run": true` to only count).
 """
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainspan_collector.absence import find_bytes, needles
+from trainspan_collector.backlog import Backlog
 from trainspan_collector.database import Database
 from trainspan_collector.figures import figures
 from trainspan_collector.journal import Journal
@@ -38,13 +39,22 @@ class Upkeep:
     """One job at a time, from any thread."""
 
     def __init__(
-        self, store: Path, database: Database, journal: Journal, loader: Loader, readers: Readers, *, memory_bytes: int
+        self,
+        store: Path,
+        database: Database,
+        journal: Journal,
+        loader: Loader,
+        readers: Readers,
+        backlog: Backlog,
+        *,
+        memory_bytes: int,
     ) -> None:
         self._store = store
         self._database = database
         self._journal = journal
         self._loader = loader
         self._readers = readers
+        self._backlog = backlog
         self._memory_bytes = memory_bytes
         self._busy = threading.Lock()
         self._jobs: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
@@ -57,6 +67,8 @@ class Upkeep:
 
     def do(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The answer of a job. Raises UsageError for one that there is not, StoreError where it cannot be done now."""
+        if name == "backlog":  # at any time, also meanwhile
+            return self._tell_backlog()
         if name not in self._jobs:
             raise UsageError(f"no action {name!r}; there are {', '.join(self._jobs)}")
         if not self._busy.acquire(blocking=False):
@@ -65,6 +77,10 @@ class Upkeep:
             return self._jobs[name](body)
         finally:
             self._busy.release()
+
+    def _tell_backlog(self) -> dict[str, Any]:
+        n_bytes = self._journal.bytes_after(self._loader.position)
+        return {"journal_bytes_not_loaded": n_bytes, "seconds": self._backlog.seconds()}
 
     def _verify(self, body: Mapping[str, Any]) -> dict[str, Any]:
         self._loader.wait_for(self._journal.end(), _BARRIER_S)

@@ -23,7 +23,7 @@ from trainspan_collector.segments import Position
 from trainspan_schemas.settings import CollectorSettings
 from trainspan_schemas.store import StoreAddress
 
-STATE = StoreState(True, 0, 0, 0.0, 0, 0, 0.0, 0, 0, 0)
+STATE = StoreState(True, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0, 0, 0)
 BODY = trace_request(span(1, 1)).SerializeToString()
 
 

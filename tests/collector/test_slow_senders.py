@@ -42,7 +42,7 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreAd
     fronts = Fronts(CollectorSettings(), ports[0], ports[1], Guard(Access(), None), Metrics())
     try:
         fronts.bind()
-        fronts.open_to(intake, lambda: StoreState(True, 0, 0, 0.0, 0, 0, 0.0, 0, 0, 0))
+        fronts.open_to(intake, lambda: StoreState(True, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0, 0, 0))
         yield StoreAddress(0, "", fronts.grpc_address, fronts.http_address, "")
     finally:
         fronts.close()

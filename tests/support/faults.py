@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["hanging_loader", "jumping_clock", "slow_disk", "small_disk"]
+__all__ = ["hanging_loader", "jumping_clock", "slow_disk", "slow_loader", "small_disk"]
 
 
 @contextmanager
@@ -83,6 +83,24 @@ import threading
 from trainspan_collector import loader
 
 loader.load = lambda *arguments: threading.Event().wait()
+""",
+    )
+
+
+def slow_loader(folder: Path, *, batch_s: float) -> Path:
+    """A loader that takes `batch_s` longer for each batch."""
+    return _faults(
+        folder,
+        f"""
+import time
+from trainspan_collector import loader
+load = loader.load
+
+def slow_load(*arguments):
+    time.sleep({batch_s})
+    return load(*arguments)
+
+loader.load = slow_load
 """,
     )
 
