@@ -18,6 +18,9 @@ _SLOWING: Final = (0.5, 0.75)
 """Shares of the room for the backlog that are taken when senders begin to be slowed, and when none is let in. The rest is
 for what loading takes before it gives back what it has loaded."""
 
+_COME_BACK_S: Final = 1.0
+_LONGEST_TURN_S: Final = 5.0
+
 
 class Backlog:
     """Thread-safe. `loaded_to` says how far the journal is loaded."""
@@ -66,11 +69,14 @@ class Backlog:
             first, last = _SLOWING
             if self._n_bytes < self._least_bytes or taken < first or self._bytes_per_s is None:
                 return 0.0
-            pace = max(1.0, self._bytes_per_s * 2 * (last - taken) / (last - first))
+            if taken >= last:
+                return limit_s + _COME_BACK_S
+            pace = self._bytes_per_s * 2 * (last - taken) / (last - first)
             now = self._clock()
             start = max(now, self._next_turn)
             if start - now <= limit_s:
-                self._next_turn = start + n_bytes / pace
+                # Bounded: the pace may be next to none now, and another one soon.
+                self._next_turn = start + min(n_bytes / pace, _LONGEST_TURN_S)
             return start - now
 
     def _look(self) -> None:

@@ -117,7 +117,8 @@ class Intake:
                 wait_s,
                 Refusal.BEHIND,
             )
-        time.sleep(wait_s)
+        if wait_s:
+            time.sleep(wait_s)
 
     def disk_has_room(self) -> bool:
         """Whether more than the floor is free; looked up twice a second at most."""

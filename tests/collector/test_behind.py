@@ -128,9 +128,11 @@ def test_the_pace_falls_from_twice_the_rate_of_loading_to_none(tmp_path: Path) -
     assert pace(left) == pytest.approx(2)
     assert pace(left * 3 // 5) == pytest.approx(1, rel=0.01)
     assert pace(left * 3 // 7) == pytest.approx(0.4, rel=0.01)
+    assert pace(left * 1001 // 3000) == 0.2  # no turn is longer than 5 s, so that a pace that rises again is kept to
     now += 1000
     backlog._looked = now
-    assert (backlog.turn(frame, 0, limit_s=1), backlog.turn(frame, 0, limit_s=1)) == (0, frame)  # a byte a second
+    assert [backlog.turn(frame, 0, limit_s=1) for _ in range(2)] == [2, 2]
+    assert backlog.turn(frame, left // 2, limit_s=1) == 0
     journal.close()
 
 
