@@ -117,10 +117,8 @@ def test_no_position_gives_a_gradient_of_zero_everywhere() -> None:
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_memory_does_not_follow_the_number_of_positions(bf16: bool) -> None:
-    """At a vocabulary of 152k and small width: chunks of 16 positions, three of them and six."""
-    taken = [peak_of(size, rows=16, bf16=bf16) for size in (48, 96)]
-    assert taken[1] < 1.2 * taken[0]
-    assert taken[1] < 16 * VOCABULARY * BYTES + 4 * 4 * VOCABULARY * 16, "weights of 16 and what they take"
+    """1,024 positions at a vocabulary of 152k in chunks of 16: one float32 copy of all logits would be 594 MiB."""
+    assert peak_of(1024, rows=16, bf16=bf16) < 1024 * VOCABULARY * 4 / 2
 
 
 @pytest.mark.slow
