@@ -31,7 +31,6 @@ class Role(StrEnum):
 class Right(Enum):
     """What a request wants to do, and the roles that may."""
 
-    HEALTH = "ask for health", frozenset(Role)
     WRITE = "send telemetry", frozenset({Role.AGENT, Role.SERVING, Role.RUNNER})
     READ = "read the store", frozenset({Role.READER, Role.RUNNER})
     CHANGE = "do upkeep of the store", frozenset({Role.RUNNER})
@@ -50,7 +49,7 @@ class DeniedError(Exception):
 
 
 class Access:
-    """The tokens, as hashes. Immutable, so thread-safe."""
+    """The tokens, as hashes. Thread-safe."""
 
     def __init__(self, tokens: Mapping[str, Role] | None = None) -> None:
         """Without `tokens` everybody may do everything."""
@@ -94,6 +93,10 @@ class Access:
         more = Access()
         more._roles = {**self._roles, _digest(token): role}
         return more
+
+    def replace_by(self, other: "Access") -> None:
+        """From now on the tokens are those of `other`."""
+        self._roles = other._roles
 
     def authorize(self, right: Right, authorization: str | None) -> Role | None:
         """The sender's role; None where no tokens are in use. Raises DeniedError."""

@@ -74,6 +74,10 @@ class Batch:
     def n_spans(self) -> int:
         return len(self._spans)
 
+    @property
+    def n_rows(self) -> int:
+        return len(self._spans) + len(self._logs) + len(self._evaluations)
+
     def add(self, frame: Frame) -> None:
         """Adds the rows of a request; raises what is wrong where one of them cannot be made, and adds none then."""
         last_seq = self.last_seq

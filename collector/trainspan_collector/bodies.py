@@ -1,40 +1,51 @@
 """Compressed request bodies: gunzipped no further than a limit."""
 
 import zlib
+from collections.abc import Callable
 from typing import Final
 
-__all__ = ["TooLargeError", "gunzip"]
+__all__ = ["TooLargeError", "gunzip", "too_many_bytes"]
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _MAX_MEMBERS: Final = 16  # each costs a copy of what follows it
+_STEP_BYTES: Final = 1024 * 1024
 
 
 class TooLargeError(Exception):
-    """A body is larger than the limit."""
-
-    def __init__(self, max_bytes: int, form: str) -> None:
-        super().__init__(
-            f"the body has more than {max_bytes} bytes {form}: send smaller batches, or raise max_request_bytes"
-        )
+    """A request is larger than a limit."""
 
 
-def gunzip(data: bytes, max_bytes: int) -> bytes:
-    """What the gzip members in `data` hold. Stops at `max_bytes` with TooLargeError; raises ValueError for no gzip."""
+def too_many_bytes(max_bytes: int, form: str) -> TooLargeError:
+    return TooLargeError(
+        f"the body has more than {max_bytes} bytes {form}: send smaller batches, or raise max_request_bytes"
+    )
+
+
+def gunzip(data: bytes, max_bytes: int, grow: Callable[[int], None] = lambda _: None) -> bytes:
+    """What the gzip members in `data` hold; `grow` is told of each part's bytes and may raise.
+
+    Stops at `max_bytes` with TooLargeError; raises ValueError for no gzip.
+    """
     parts: list[bytes] = []
     left = max_bytes
+    n_members = 0
     while data:
-        if len(parts) == _MAX_MEMBERS:
+        if n_members == _MAX_MEMBERS:
             raise ValueError(f"the gzip body has more than {_MAX_MEMBERS} members")
+        n_members += 1
         member = zlib.decompressobj(_GZIP)
-        try:
-            part = member.decompress(data, left + 1)
-        except zlib.error as error:
-            raise ValueError(f"the body is no gzip: {error}") from error
-        if len(part) > left:
-            raise TooLargeError(max_bytes, "when decompressed")
-        if not member.eof:
-            raise ValueError("the gzip body is cut off")
-        parts.append(part)
-        left -= len(part)
+        while not member.eof:
+            try:
+                part = member.decompress(data, min(left + 1, _STEP_BYTES))
+            except zlib.error as error:
+                raise ValueError(f"the body is no gzip: {error}") from error
+            if not part and not member.eof and not member.unconsumed_tail:
+                raise ValueError("the gzip body is cut off")
+            if len(part) > left:
+                raise too_many_bytes(max_bytes, "when decompressed")
+            grow(len(part))
+            parts.append(part)
+            left -= len(part)
+            data = member.unconsumed_tail
         data = member.unused_data.lstrip(b"\0")
     return b"".join(parts)

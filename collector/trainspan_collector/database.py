@@ -2,9 +2,12 @@
 
 import contextlib
 import logging
+import os
 import re
 import shutil
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
@@ -14,6 +17,7 @@ from trainspan_collector.failures import ReopenError, first_line, lacks_memory
 from trainspan_collector.journal import sync_folder
 from trainspan_collector.rows import ROW_GROUP_ROWS
 from trainspan_collector.segments import Position, Progress
+from trainspan_collector.sql_process import Frozen
 from trainspan_collector.thread_names import named
 from trainspan_schemas.errors import StoreError, StoreLockedError
 
@@ -35,6 +39,8 @@ class Database:
     def __init__(self, path: Path, *, memory_bytes: int) -> None:
         self._path = path
         self._memory_bytes = memory_bytes
+        self.writing = threading.Lock()
+        """Held by who commits, checkpoints or replaces the file."""
         try:
             self._connection = _connect(path, memory_bytes)
         except duckdb.Error as error:
@@ -45,10 +51,11 @@ class Database:
             _set_aside(_wal(path), error)
             self._connection = _connect(path, memory_bytes)
         path.chmod(0o600)
+        self._file: int | None = self._open_file()
         try:
             self.migrated_from = migrations.prepare(self.cursor(), str(path))
         except (StoreError, duckdb.Error):
-            self._connection.close()
+            self.close()
             raise
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
@@ -66,6 +73,20 @@ class Database:
             return _wal(self._path).stat().st_size
         except FileNotFoundError:
             return 0
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[Frozen]:
+        """The file and its log as they are now, for the time of the block, in which nothing is committed."""
+        folder = Path(f"{self._path}.tmp")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with self.writing, contextlib.ExitStack() as opened:
+            log = None
+            if log_bytes := self.wal_bytes():
+                log = os.open(_wal(self._path), os.O_RDONLY)
+                opened.callback(os.close, log)
+            if self._file is None:
+                raise StoreError("the store is being closed: try again")
+            yield Frozen(self._file, log, log_bytes, self.progress().last_seq, folder)
 
     def has_room_to_checkpoint(self) -> bool:
         """Whether the disk can take it: a checkpoint that fails half-way leaves a database that must be opened again."""
@@ -85,10 +106,18 @@ class Database:
         other.replace(self._path)
         sync_folder(self._path.parent)
         self._connection = _connect(self._path, self._memory_bytes)
+        self._file = self._open_file()
 
     def close(self) -> None:
         with contextlib.suppress(duckdb.Error):  # a database that a failed checkpoint left unusable says so once more
             self._connection.close()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open_file(self) -> int:
+        """A descriptor for others to read through. It stays open: closing any ends DuckDB's lock on the file."""
+        return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _wal(path: Path) -> Path:

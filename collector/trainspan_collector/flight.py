@@ -2,45 +2,62 @@
 
 A ticket is JSON, see trainspan_schemas/store.py. The answer's schema metadata has `watermark`, the last `seq` that the
 rows can come from, and `behind`: "true" where the wait for the loader was over before all was loaded.
+
+It is a gRPC server like that of OTLP, not Arrow's own, which has no limits on connections and tickets and cannot end a call.
+It outlives the store: while there is none, readers wait.
 """
 
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 import duckdb
+import grpc
 import pyarrow as pa
-from pyarrow import flight
 
-from trainspan_collector.access import Access, DeniedError, Right
+from trainspan_collector.access import Right
+from trainspan_collector.calls import CallGuard, abort, server_options
+from trainspan_collector.credentials import Guard
 from trainspan_collector.database import Database
 from trainspan_collector.failures import first_line, lacks_memory
-from trainspan_collector.fronts import Guard
+from trainspan_collector.flight_messages import SERVICE, Action, Result, Ticket, flight_data, parts_of
 from trainspan_collector.journal import Journal
 from trainspan_collector.loader import Loader
+from trainspan_collector.patience import Patience
 from trainspan_collector.reads import named_read
 from trainspan_collector.snapshots import Readers
 from trainspan_collector.upkeep import Upkeep
 from trainspan_schemas.errors import StoreError, UsageError
 
-__all__ = ["FlightServer"]
+__all__ = ["FlightServer", "Reading"]
 
 log = logging.getLogger(__name__)
 
-_DEFAULT_WAIT_MS = 10_000
-_MAX_WAIT_MS = 600_000
-_READING = frozenset(
-    {
-        flight.FlightMethod.DO_GET,
-        flight.FlightMethod.GET_FLIGHT_INFO,
-        flight.FlightMethod.GET_SCHEMA,
-        flight.FlightMethod.LIST_FLIGHTS,
-        flight.FlightMethod.LIST_ACTIONS,
-        flight.FlightMethod.HANDSHAKE,
-    }
-)
+_DEFAULT_WAIT_MS: Final = 10_000
+_MAX_WAIT_MS: Final = 600_000
+_MAX_TICKET_BYTES: Final = 64 * 1024 * 1024  # a read may name many rollouts
+_WORKERS: Final = 32
+_MESSAGE_S: Final = 20.0
+_STALL_S: Final = 600.0
+_END_S: Final = 20.0
+_IO_ERROR: Final = "5"  # of Arrow's codes: with it Arrow's clients show the message as it is
+_RIGHTS: Final = {"DoAction": Right.CHANGE, "DoGet": Right.READ}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The parts of an open store that readers need."""
+
+    database: Database
+    journal: Journal
+    loader: Loader
+    readers: Readers
+    upkeep: Upkeep
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,85 +70,111 @@ class Request:
     wait_s: float
 
 
-class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Serves on `host:port` from construction on; port 0 takes a free one (`.port`)."""
+class FlightServer:
+    """Binds `address` at once (`.port`), serves from `start` on. Raises RuntimeError where the port is taken."""
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        database: Database,
-        journal: Journal,
-        loader: Loader,
-        readers: Readers,
-        upkeep: Upkeep,
-        guard: Guard,
-    ) -> None:
-        tls = guard.tls
-        super().__init__(
-            f"grpc+tls://{address}" if tls else f"grpc://{address}",
-            tls_certificates=[(tls.certificate, tls.key)] if tls else None,
-            middleware={} if guard.access.is_open else {"access": _TokenGuard(guard.access)},
+    def __init__(self, address: str, guard: Guard) -> None:
+        self._store: Reading | None = None
+        self._changed = threading.Condition()
+        self._message_patience = Patience(_MESSAGE_S)
+        self._patience = Patience(_STALL_S)
+        self._server = grpc.server(
+            ThreadPoolExecutor(_WORKERS, thread_name_prefix="flight"),
+            interceptors=[CallGuard(guard.access, lambda method: _RIGHTS.get(method.rpartition("/")[2], Right.CHANGE))],
+            options=server_options(_MAX_TICKET_BYTES),
         )
-        self._database = database
-        self._journal = journal
-        self._loader = loader
-        self._readers = readers
-        self._upkeep = upkeep
+        methods = {
+            "DoGet": grpc.stream_stream_rpc_method_handler(self._do_get),
+            "DoAction": grpc.stream_stream_rpc_method_handler(self._do_action),
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        self.port: int = guard.add_port(self._server, address)
 
-    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
-        try:
-            request = _parse(ticket.ticket)
-            behind = not self._loader.wait_for(self._journal.end(), request.wait_s)
-            if self._loader.failure is not None:
-                raise StoreError(f"the collector is stopping, loading failed: {first_line(self._loader.failure)}")
-            batches = self._batches(request, behind)
-            schema = next(batches)
-        except (UsageError, StoreError) as error:
-            raise flight.FlightServerError(first_line(error)) from error
-        return flight.GeneratorStream(schema, batches)
+    def start(self) -> None:
+        self._server.start()
 
-    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[flight.Result]:
-        """Upkeep of the store (see upkeep.py): JSON in, one JSON object out."""
-        try:
-            body = action.body.to_pybytes()
-            answer = self._upkeep.do(action.type, json.loads(body) if body else {})
-        except (UsageError, StoreError, duckdb.Error, OSError, ValueError) as error:
-            raise flight.FlightServerError(first_line(error)) from error
-        yield flight.Result(json.dumps(answer).encode())
+    def stop(self, grace_s: float) -> None:
+        """Refuses new calls, lets those under way finish within `grace_s`, then ends them."""
+        self._server.stop(grace_s).wait()
+        self._message_patience.close()
+        self._patience.close()
 
-    def _batches(self, request: Request, behind: bool) -> Iterator[pa.Schema | pa.RecordBatch]:
-        """First the schema, then the rows; the transaction lives as long as the generator."""
-        with self._readers.snapshot(self._database) as snapshot, contextlib.ExitStack() as limits:
+    def open_to(self, store: Reading) -> None:
+        with self._changed:
+            self._store = store
+            self._changed.notify_all()
+
+    def shut(self, grace_s: float) -> None:
+        """From now on readers wait for a store; those at it have `grace_s` to finish, then they are ended."""
+        with self._changed:
+            store, self._store = self._store, None
+        if store is not None:
             try:
-                if request.sql is None:
-                    query = named_read(request.read, request.parameters)
-                    reader = snapshot.query(query.sql, query.parameters)
-                else:
-                    limits.enter_context(self._readers.limited(snapshot))
-                    reader = snapshot.user_query(request.sql)
-                metadata = {"watermark": str(snapshot.watermark), "behind": "true" if behind else "false"}
-                yield reader.schema.with_metadata(metadata)
-                for batch in reader:
-                    yield batch.replace_schema_metadata(metadata)
-            except (duckdb.Error, pa.ArrowException, OSError) as error:
-                raise flight.FlightServerError(_explained(error)) from error
+                store.readers.end(grace_s, _END_S)
+            except StoreError as error:
+                log.warning("%s", error)
+
+    def _do_get(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with _refusals(context):
+            request = _parse(Ticket.FromString(self._read(messages, context)).ticket)
+            store = self._reading(request.wait_s)
+            behind = not store.loader.wait_for(store.journal.end(), request.wait_s)
+            if store.loader.failure is not None:
+                raise StoreError(f"the collector is stopping, loading failed: {first_line(store.loader.failure)}")
+            with contextlib.closing(_answer(store, request, "true" if behind else "false", context)) as answer:
+                for message in answer:
+                    with self._patience.waiting(context):
+                        yield message
+
+    def _do_action(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Upkeep of the store (see upkeep.py): JSON in, one JSON object out."""
+        with _refusals(context):
+            action = Action.FromString(self._read(messages, context))
+            answer = self._reading(0.0).upkeep.do(action.type, json.loads(action.body) if action.body else {})
+            yield Result(body=json.dumps(answer).encode()).SerializeToString()
+
+    def _read(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        """The call's one message."""
+        with self._message_patience.waiting(context):
+            return next(messages, b"")
+
+    def _reading(self, wait_s: float) -> Reading:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._store is not None, wait_s) or self._store is None:
+                raise StoreError("the store is being opened, or the collector stops: try again")
+            return self._store
 
 
-class _TokenGuard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Asks every call for a token whose role may do it."""
-
-    def __init__(self, access: Access) -> None:
-        super().__init__()
-        self._access = access
-
-    def start_call(self, info: flight.CallInfo, headers: Mapping[str, Sequence[str]]) -> None:
-        right = Right.READ if info.method in _READING else Right.CHANGE
+def _answer(
+    store: Reading, request: Request, behind: str, context: grpc.ServicerContext
+) -> Generator[bytes, None, None]:
+    """Each message of the answer, the schema first; the snapshot lives as long as the generator."""
+    if request.sql is not None:
+        with store.readers.query(store.database, request.sql, behind) as process:
+            yield from process.answer()
+        return
+    query = named_read(request.read, request.parameters)
+    with store.readers.snapshot(store.database, context.cancel) as snapshot:
         try:
-            self._access.authorize(right, next(iter(headers.get("authorization", ())), None))
-        except DeniedError as error:
-            kind = flight.FlightUnauthorizedError if error.is_known else flight.FlightUnauthenticatedError
-            raise kind(str(error)) from error
+            reader = snapshot.query(query.sql, query.parameters)
+            metadata = {"watermark": str(snapshot.watermark), "behind": behind}
+            yield flight_data(pa.ipc.read_message(reader.schema.with_metadata(metadata).serialize()))
+            for batch in reader:
+                for part in parts_of(batch):
+                    yield flight_data(pa.ipc.read_message(part.serialize()))
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            raise StoreError(_explained(error)) from error
+
+
+@contextlib.contextmanager
+def _refusals(context: grpc.ServicerContext) -> Iterator[None]:
+    """Turns what is wrong into the call's end."""
+    try:
+        yield
+    except (UsageError, StoreError, duckdb.Error, OSError, ValueError) as error:
+        line = first_line(error)
+        context.set_trailing_metadata((("x-arrow-status", _IO_ERROR), ("x-arrow-status-message-bin", line.encode())))
+        abort(context, grpc.StatusCode.UNKNOWN, line)
 
 
 def _parse(ticket: bytes) -> Request:

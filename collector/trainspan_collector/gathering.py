@@ -13,6 +13,7 @@ from trainspan_collector.segments import Entry, Position, Progress
 __all__ = ["Gathered", "Gathering", "Taken"]
 
 _READ_BYTES = 4 * 1024 * 1024
+_ROWS_PER_SPAN = 4  # of all kinds: log records and evaluations take memory too
 
 
 class Reading(Protocol):
@@ -83,7 +84,12 @@ class Gathering:
 
     @property
     def is_full(self) -> bool:
-        return self.gathered.batch.n_spans >= self._n_rows or self.gathered.n_bytes >= self._max_bytes
+        batch = self.gathered.batch
+        return (
+            batch.n_spans >= self._n_rows
+            or batch.n_rows >= _ROWS_PER_SPAN * self._n_rows
+            or self.gathered.n_bytes >= self._max_bytes
+        )
 
     def fill(self) -> None:
         """Reads until the batch is full, or the journal is at its end."""

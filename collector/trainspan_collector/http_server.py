@@ -12,7 +12,7 @@ from typing import Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from trainspan_collector.listeners import Tls
+from trainspan_collector.credentials import Guard
 from trainspan_collector.web import Web
 
 __all__ = ["HttpServer"]
@@ -25,7 +25,8 @@ _HEADERS_S: Final = 20.0
 class HttpServer:
     """Binds `address` at once, serves from `start` on. Raises OSError where nothing can listen there."""
 
-    def __init__(self, address: str, web: Web, *, tls: Tls | None) -> None:
+    def __init__(self, address: str, web: Web, *, guard: Guard) -> None:
+        tls = guard.tls
         host, _, port = address.rpartition(":")
         self._web = web
         self._socket = _listen(host.strip("[]"), int(port))
@@ -43,6 +44,9 @@ class HttpServer:
             ssl_keyfile=tls.key_file if tls else None,
         )
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it would tell of its own start and stop
+        config.load()
+        if config.ssl is not None:
+            guard.follow(config.ssl)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 

@@ -1,10 +1,9 @@
-"""What stands between the receiver and the journal, each with a bounded wait: a byte budget, a pace, and a floor of free disk."""
+"""What stands between the receiver and the journal, each with a bounded wait: a pace, and a floor of free disk."""
 
-import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainspan_collector.backlog import Backlog
@@ -27,14 +26,13 @@ class OverloadError(Exception):
 
 
 class Intake:
-    """Takes a request's bytes to disk: `keep`, within `reserved`. Thread-safe."""
+    """Takes requests to disk: `keep`. Thread-safe."""
 
     def __init__(
         self,
         journal: Journal,
         folder: Path,
         *,
-        max_inflight_bytes: int,
         min_free_disk_bytes: int,
         wait_s: float,
         backlog: Backlog | None = None,
@@ -43,54 +41,25 @@ class Intake:
         self._journal = journal
         self._backlog = backlog
         self._folder = folder
-        self._max_inflight_bytes = max_inflight_bytes
         self._min_free_disk_bytes = min_free_disk_bytes
         self._wait_s = wait_s
-        self._inflight_bytes = 0
-        self._room = threading.Condition()
+        self._lock = threading.Lock()
         self._disk_checked = 0.0
         self._free_disk_bytes = 0
-
-    @property
-    def inflight_bytes(self) -> int:
-        return self._inflight_bytes
 
     @property
     def free_disk_bytes(self) -> int:
         """As of the last look."""
         return self._free_disk_bytes
 
-    @contextlib.contextmanager
-    def reserved(self, n_bytes: int) -> Iterator[None]:
-        """A part of the byte budget for the time of the block; a request larger than the whole budget goes alone.
-
-        Raises OverloadError where there is none in time.
-        """
-        with self._room:
-            if not self._room.wait_for(lambda: self._fits(n_bytes), self._wait_s):
-                raise OverloadError(
-                    f"{self._inflight_bytes} bytes of requests are in memory, the limit is {self._max_inflight_bytes}",
-                    self._wait_s,
-                    Refusal.MEMORY,
-                )
-            self._inflight_bytes += n_bytes
-        try:
-            yield
-        finally:
-            with self._room:
-                self._inflight_bytes -= n_bytes
-                self._room.notify_all()
-
-    def keep(self, signal: Signal, body: bytes, *, untrusted: bool = False) -> None:
-        """Returns once `body` is on disk. Raises OverloadError for want of disk, StoreError where writing fails."""
+    def keep(self, signal: Signal, bodies: Sequence[bytes], *, untrusted: bool = False) -> None:
+        """Returns once all are on disk. Raises OverloadError for want of disk, StoreError where writing fails."""
         self._wait_for_disk()
-        self._wait_for_turn(len(body))
-        with self._room:  # until the next look: a fast sender takes much in between
-            self._free_disk_bytes = max(0, self._free_disk_bytes - len(body))
-        self._journal.append(signal, body, time.time_ns(), untrusted=untrusted)
-
-    def _fits(self, n_bytes: int) -> bool:
-        return self._inflight_bytes == 0 or self._inflight_bytes + n_bytes <= self._max_inflight_bytes
+        n_bytes = sum(map(len, bodies))
+        self._wait_for_turn(n_bytes)
+        with self._lock:  # until the next look: a fast sender takes much in between
+            self._free_disk_bytes = max(0, self._free_disk_bytes - n_bytes)
+        self._journal.append_all(signal, bodies, time.time_ns(), untrusted=untrusted)
 
     def _wait_for_disk(self) -> None:
         deadline = time.monotonic() + self._wait_s

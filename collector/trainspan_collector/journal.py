@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,15 +69,21 @@ class Journal:
 
     def append(self, signal: Signal, body: bytes, received_ns: int, *, untrusted: bool = False) -> None:
         """Returns once the request is on disk. Raises StoreError where it could not be written."""
-        waiting = _Waiting(encode_header(signal, received_ns, body, untrusted=untrusted), body)
+        self.append_all(signal, (body,), received_ns, untrusted=untrusted)
+
+    def append_all(self, signal: Signal, bodies: Sequence[bytes], received_ns: int, *, untrusted: bool = False) -> None:
+        """Returns once all requests are on disk. Raises StoreError where one could not be written."""
+        all_waiting = [_Waiting(encode_header(signal, received_ns, body, untrusted=untrusted), body) for body in bodies]
         with self._changed:
             if self._closing:
                 raise StoreError("the journal is closed: the collector is stopping")
-            self._pending.append(waiting)
+            self._pending += all_waiting
             self._changed.notify_all()
-        waiting.done.wait()
-        if waiting.error is not None:
-            raise StoreError(f"cannot write the journal in {self.folder}: {waiting.error}") from waiting.error
+        for waiting in all_waiting:
+            waiting.done.wait()
+        for waiting in all_waiting:
+            if waiting.error is not None:
+                raise StoreError(f"cannot write the journal in {self.folder}: {waiting.error}") from waiting.error
 
     @property
     def n_pending(self) -> int:

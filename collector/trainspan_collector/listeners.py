@@ -5,11 +5,9 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
-
-import pyarrow as pa
 
 from trainspan_collector.ownership import port_holder
 from trainspan_schemas.errors import ConfigError, StoreError
@@ -40,10 +38,6 @@ class Address:
                 "--tls-cert and --tls-key, or add --insecure-allow-remote"
             )
         return cls(option, host, int(port))
-
-    def bound_to(self, text: str | None) -> "Address":
-        """The same listener on the port that it got: `text` is its HOST:PORT."""
-        return self if text is None else replace(self, port=int(text.rpartition(":")[2]))
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -80,7 +74,7 @@ def bind(address: Address, make: Callable[[str], _Server]) -> _Server:
     _probe(address)
     try:
         return make(str(address))
-    except (RuntimeError, OSError, pa.ArrowException) as error:
+    except (RuntimeError, OSError) as error:
         raise StoreError(f"cannot listen on {address.option} {address}: {error}") from error
 
 

@@ -68,12 +68,12 @@ class Loader:
         interval_s: float,
         max_bytes: int,
         checkpoint_bytes: int,
-        cancel_queries: Callable[[], None],
+        make_way: Callable[[bool], bool],
         on_loaded: Callable[[LoadCounts], None],
         on_failure: Callable[[], None],
         retention: Retention | None = None,
     ) -> None:
-        """`cancel_queries` is called when a load runs out of memory, `on_loaded` after each batch.
+        """`make_way` says whether a checkpoint may be made; with True it must, see `Readers`. `on_loaded` is called after each batch.
 
         `on_failure` is called when loading cannot go on.
         """
@@ -81,7 +81,7 @@ class Loader:
         self._journal = journal
         self._interval_s = interval_s
         self._checkpoint_bytes = checkpoint_bytes
-        self._cancel_queries = cancel_queries
+        self._make_way = make_way
         self._counting = LoadCounting(on_loaded)
         self._on_failure = on_failure
         self._cursor = database.cursor()
@@ -211,7 +211,8 @@ class Loader:
         if self._retention is None or not self._retention.is_due():
             return
         try:
-            self._retention.apply(self._cursor)
+            with self._database.writing:
+                self._retention.apply(self._cursor)
         except _MAY_PASS as error:
             self._roll_back()
             log.warning("retention put off error=%r", first_line(error))
@@ -290,14 +291,14 @@ class Loader:
                     raise ReopenError.because(error) from error
                 if self._stopping.is_set():
                     raise
-            self._cancel_queries()
             self._stopping.wait(_RETRY_S)
         with self._loaded:
             self._progress = progress
             self._loaded.notify_all()
 
     def _commit(self, rows: Tables, progress: Progress) -> None:
-        n_duplicates = load(self._cursor, rows, progress)
+        with self._database.writing:
+            n_duplicates = load(self._cursor, rows, progress)
         self.n_duplicates += n_duplicates
         self._counting.stored(rows.tally, n_duplicates)
         if n_duplicates:
@@ -316,7 +317,11 @@ class Loader:
             log.warning("checkpoint put off: the disk lacks room for it wal_bytes=%d", self._database.wal_bytes())
             return
         try:
-            self._database.checkpoint()
+            with self._database.writing:
+                if not self._make_way(self._is_overdue(position)):
+                    log.info("checkpoint put off: users' queries read the file")
+                    return
+                self._database.checkpoint()
         except _MAY_PASS as error:
             if is_invalidated(error):
                 raise ReopenError.because(error) from error
@@ -325,3 +330,9 @@ class Loader:
         self._checkpointed = position
         self._journal.release(position)
         log.info("checkpoint seconds=%.3f last_seq=%d", time.monotonic() - started, self._progress.last_seq)
+
+    def _is_overdue(self, position: Position) -> bool:
+        """Whether users' queries must give way to a checkpoint."""
+        if self._stopping.is_set() or self._database.wal_bytes() >= 2 * _CHECKPOINT_WAL_BYTES:
+            return True
+        return self._journal.bytes_before(position) >= 2 * self._checkpoint_bytes

@@ -1,28 +1,46 @@
 """What OTLP export requests hold, and which of their spans cannot be stored."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-__all__ = ["Rejection", "id_problem", "log_records", "rejected_spans"]
+__all__ = ["Rejections", "id_problem", "log_records"]
 
 _ZERO_TRACE = bytes(16)
 _ZERO_SPAN = bytes(8)
 _NAMED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
+@dataclass(slots=True)
+class Rejections:
     """What of a request cannot be stored: OTLP's partial success."""
 
-    n_total: int
-    n_rejected: int
-    message: str
-    """Names the first few; empty if there is none."""
+    n_total: int = 0
+    n_rejected: int = 0
+    _named: list[str] = field(default_factory=list)
+
+    def add(self, request: ExportTraceServiceRequest) -> None:
+        """Goes through the request's spans."""
+        for span in _spans(request):
+            self.n_total += 1
+            if problem := id_problem(span):
+                self.n_rejected += 1
+                if len(self._named) < _NAMED:
+                    ids = f"{span.trace_id.hex()[:40]}/{span.span_id.hex()[:40]}"
+                    self._named.append(f"{span.name[:80]!r} ({ids}): {problem}")
+
+    @property
+    def message(self) -> str:
+        """Names the first few; empty if there is none."""
+        if not self.n_rejected:
+            return ""
+        n_more = self.n_rejected - len(self._named)
+        more = f"; and {n_more} more" if n_more else ""
+        return f"{self.n_rejected} spans rejected: {'; '.join(self._named)}{more}"
 
 
 def id_problem(span: Span) -> str | None:
@@ -37,21 +55,6 @@ def id_problem(span: Span) -> str | None:
     if span_id == _ZERO_SPAN:
         return "span id is all zeros"
     return None
-
-
-def rejected_spans(request: ExportTraceServiceRequest) -> Rejection:
-    n_total = n_rejected = 0
-    named: list[str] = []
-    for span in _spans(request):
-        n_total += 1
-        if problem := id_problem(span):
-            n_rejected += 1
-            if len(named) < _NAMED:
-                named.append(f"{span.name[:80]!r} ({span.trace_id.hex()[:40]}/{span.span_id.hex()[:40]}): {problem}")
-    if not n_rejected:
-        return Rejection(n_total, 0, "")
-    more = f"; and {n_rejected - len(named)} more" if n_rejected > len(named) else ""
-    return Rejection(n_total, n_rejected, f"{n_rejected} spans rejected: {'; '.join(named)}{more}")
 
 
 def _spans(request: ExportTraceServiceRequest) -> Iterator[Span]:

@@ -1,20 +1,24 @@
-"""An end to gRPC calls whose message does not come: without it a few silent senders could hold every worker."""
+"""An end to gRPC calls whose sender or reader does not go on: without it a few could hold every worker."""
 
 import contextlib
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import grpc
 
 __all__ = ["Patience"]
 
+_CROWD_S: Final = 1.0
+_LOOK_S: Final = 0.25
+
 
 @dataclass(slots=True)
 class _Wait:
     context: grpc.ServicerContext
-    until: float
+    since: float
     is_over: bool = False
     """The call was ended, since nothing came in time."""
 
@@ -22,9 +26,11 @@ class _Wait:
 class Patience:
     """Cancels calls after `limit_s` of waiting or a little more. Thread-safe; one thread for all, until `close`."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, *, crowd: int | None = None) -> None:
+        """Where `crowd` calls or more wait, those end that have waited for a second."""
         self._limit_s = limit_s
-        self._waits: dict[int, _Wait] = {}  # in order of `until`
+        self._crowd = crowd
+        self._waits: dict[int, _Wait] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="patience", daemon=True)
@@ -32,8 +38,8 @@ class Patience:
 
     @contextlib.contextmanager
     def waiting(self, context: grpc.ServicerContext) -> Iterator[_Wait]:
-        """For the time of the block the call waits for its sender."""
-        wait = _Wait(context, time.monotonic() + self._limit_s)
+        """For the time of the block the call waits for the other side."""
+        wait = _Wait(context, time.monotonic())
         with self._lock:
             self._waits[id(wait)] = wait
         try:
@@ -47,10 +53,12 @@ class Patience:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._closed.wait(self._limit_s / 20):
-            now = time.monotonic()
+        while not self._closed.wait(min(_LOOK_S, self._limit_s / 20)):
             with self._lock:
-                over = [wait for wait in self._waits.values() if wait.until <= now and not wait.is_over]
-            for wait in over:
-                wait.is_over = True
-                wait.context.cancel()
+                waits = list(self._waits.values())
+            is_crowded = self._crowd is not None and len(waits) >= self._crowd
+            before = time.monotonic() - (min(_CROWD_S, self._limit_s) if is_crowded else self._limit_s)
+            for wait in waits:
+                if wait.since <= before and not wait.is_over:
+                    wait.is_over = True
+                    wait.context.cancel()

@@ -10,19 +10,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from types import FrameType
 
 from trainspan_collector.access import Access, Role
 from trainspan_collector.allocation import available_memory_bytes, bound_freed_memory, collect_rarely
 from trainspan_collector.backlog import Backlog
+from trainspan_collector.credentials import Guard
 from trainspan_collector.database import Database
 from trainspan_collector.failures import ReopenError, first_line
-from trainspan_collector.flight import FlightServer
-from trainspan_collector.fronts import Fronts, Guard
+from trainspan_collector.flight import Reading
+from trainspan_collector.fronts import Fronts
 from trainspan_collector.intake import Intake
 from trainspan_collector.journal import Journal
-from trainspan_collector.listeners import Address, Tls, bind
+from trainspan_collector.listeners import Address, Tls
 from trainspan_collector.loader import Loader
 from trainspan_collector.metrics import Metrics
 from trainspan_collector.ownership import StoreLock
@@ -30,6 +32,7 @@ from trainspan_collector.quarantine import Quarantine
 from trainspan_collector.retention import Retention
 from trainspan_collector.rewriting import remove_leftovers
 from trainspan_collector.snapshots import Readers
+from trainspan_collector.sql_process import SqlLimits
 from trainspan_collector.store_state import StoreWatch
 from trainspan_collector.upkeep import Upkeep
 from trainspan_schemas.errors import ConfigError, StoreError
@@ -75,17 +78,20 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
     bound_freed_memory(_BLOCK_BYTES, _KEPT_BYTES)
     collect_rarely()
     memory_bytes = settings.duckdb_memory_bytes
-    fronts = Fronts(settings, grpc, http, guard, Metrics())
+    fronts = Fronts(settings, grpc, http, guard, Metrics(), flight=flight)
     with _stop_signal() as stop, contextlib.closing(fronts):
         while True:
             try:
                 with contextlib.ExitStack() as cleanup:
-                    loader, address = _start(settings, memory_bytes, fronts, flight, stop, cleanup, for_readers)
+                    loader, address = _start(settings, memory_bytes, fronts, stop, cleanup, for_readers)
                     on_ready(address)
                     if for_readers:
                         cleanup.callback(os.close, _watch_readers(Path(address.store)))
-                    flight = flight.bound_to(address.flight)
-                    stop.wait()
+                    while stop.wait() is _Asked.TO_RELOAD:
+                        if not (settings.token_file or guard.tls):
+                            stop.asked = True  # a terminal that was closed
+                            break
+                        guard.reload(settings.token_file)
                     log.info("draining")
                 failure = loader.failure
             except ReopenError as error:
@@ -122,7 +128,6 @@ def _start(
     settings: CollectorSettings,
     memory_bytes: int,
     fronts: Fronts,
-    flight: Address,
     stop: "_Stop",
     cleanup: contextlib.ExitStack,
     for_readers: bool,
@@ -137,7 +142,8 @@ def _start(
     cleanup.callback(database.close)
     told = cleanup.enter_context(contextlib.ExitStack())  # what Flight outlives: the address
 
-    readers = Readers(settings.sql_timeout_s)
+    readers = Readers(SqlLimits(settings.sql_timeout_s, settings.sql_memory_bytes))
+    cleanup.callback(readers.close)
     journal = Journal(folder, database.progress().position.segment, on_commit=fronts.metrics.committed)
     quarantine = Quarantine(store.with_name(store.name + ".quarantine"))
     loader = Loader(
@@ -147,46 +153,37 @@ def _start(
         interval_s=settings.load_interval_s,
         max_bytes=settings.load_max_bytes,
         checkpoint_bytes=settings.checkpoint_bytes,
-        cancel_queries=readers.cancel_user_queries,
+        make_way=readers.make_way,
         on_loaded=fronts.metrics.loaded,
         on_failure=stop.set,
         retention=None if settings.retention_days is None else Retention(settings.retention_days),
     )
     backlog = Backlog(journal, lambda: loader.position, least_bytes=settings.load_max_bytes)
     upkeep = Upkeep(store, database, journal, loader, readers, backlog, memory_bytes=memory_bytes)
-    flight_server = bind(
-        flight,
-        lambda address: FlightServer(
-            address,
-            database=database,
-            journal=journal,
-            loader=loader,
-            readers=readers,
-            upkeep=upkeep,
-            guard=fronts.guard,
-        ),
-    )
-    cleanup.callback(flight_server.shutdown)
     intake = Intake(
         journal,
         folder,
-        max_inflight_bytes=settings.max_inflight_bytes,
         min_free_disk_bytes=settings.min_free_disk_bytes,
         wait_s=settings.overload_wait_s,
         backlog=backlog,
     )
     fronts.bind()
+    cleanup.callback(fronts.shut_readers)
     loader.start()
     cleanup.callback(loader.stop)
     cleanup.callback(journal.close)
     cleanup.callback(fronts.shut)
-    fronts.open_to(intake, StoreWatch(store, database, journal, loader, intake, quarantine, backlog).state)
+    fronts.open_to(
+        intake,
+        StoreWatch(store, database, journal, loader, intake, fronts.budget, quarantine, backlog).state,
+        Reading(database, journal, loader, readers, upkeep),
+    )
     address = StoreAddress(
         pid=os.getpid(),
         store=str(store),
         grpc=fronts.grpc_address,
         http=fronts.http_address,
-        flight=f"{flight.host}:{flight_server.port}",
+        flight=fronts.flight_address or "",
         tls=fronts.guard.tls is not None,
         token=fronts.guard.own_token,
         for_readers=for_readers,
@@ -210,6 +207,11 @@ def _watch_readers(store: Path) -> int:
     return lock
 
 
+class _Asked(Enum):
+    TO_STOP = "to stop"
+    TO_RELOAD = "to reload"
+
+
 class _Stop:
     """A flag that any thread, and a signal whichever thread it meets, can set: a pipe that the main thread reads."""
 
@@ -223,16 +225,20 @@ class _Stop:
         with contextlib.suppress(BlockingIOError):  # full: set often enough
             os.write(self.write_end, bytes(1))
 
-    def wait(self) -> None:
+    def wait(self) -> _Asked:
         if not self.asked:
-            self.asked = os.read(self._read, 1) != bytes(1)  # the interpreter writes a signal's number
+            number = os.read(self._read, 1)[0]  # the interpreter writes a signal's number
+            if number == signal.SIGHUP:
+                return _Asked.TO_RELOAD
+            self.asked = number != 0
+        return _Asked.TO_STOP
 
 
 @contextlib.contextmanager
 def _stop_signal() -> Iterator[_Stop]:
-    """Turns SIGTERM and SIGINT into a flag for the time of the block, draining included."""
+    """Turns SIGTERM, SIGINT and SIGHUP into a flag for the time of the block, draining included."""
     stop = _Stop()
-    before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     wakeup_before = signal.set_wakeup_fd(stop.write_end, warn_on_full_buffer=False)
     try:
         yield stop

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -22,12 +22,13 @@ from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 from grpc_health.v1.health import HealthServicer
-from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from trainspan_collector.access import Access, DeniedError, Right, bearer_of
+from trainspan_collector.access import Access, DeniedError, Right, Role, bearer_of
+from trainspan_collector.bodies import TooLargeError
+from trainspan_collector.calls import CallGuard, abort, server_options
+from trainspan_collector.credentials import Guard
 from trainspan_collector.exports import Exports
 from trainspan_collector.intake import OverloadError
-from trainspan_collector.listeners import Tls
 from trainspan_collector.metrics import Metrics, Refusal
 from trainspan_collector.patience import Patience
 from trainspan_collector.signals import SIGNALS, OtlpSignal
@@ -35,8 +36,11 @@ from trainspan_schemas.errors import InvalidRecordError
 
 __all__ = ["Receiver"]
 
-_WORKERS = 64  # each waiting acknowledgement holds one
-_MAX_CONNECTIONS = 1000
+_WORKERS: Final = {Role.AGENT: 64, Role.SERVING: 32, Role.RUNNER: 32, None: 64}
+"""Each waiting acknowledgement holds one. A role's are its own, so that no other waits for its senders."""
+_EXPORTS: Final = {f"/{signal.service}/Export": signal for signal in SIGNALS}
+_HEALTH_WORKERS: Final = 16
+_HEALTH_S: Final = 2.0
 _MESSAGE_S = 60.0
 _END_S = 0.2
 _GIVES_UP_S = 1.0
@@ -52,38 +56,34 @@ class Receiver:
         address: str,
         exports: Exports,
         *,
-        access: Access,
+        guard: Guard,
         metrics: Metrics,
-        tls: Tls | None,
         max_request_bytes: int,
     ) -> None:
         self._exports = exports
-        self._access = access
         self._metrics = metrics
-        self._patience = Patience(_MESSAGE_S)
-        self._server = grpc.server(
-            ThreadPoolExecutor(_WORKERS, thread_name_prefix="otlp"),
-            interceptors=[_TokenGuard(access, metrics)],
-            options=[
-                ("grpc.max_receive_message_length", max_request_bytes),  # of both forms, compressed and not
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_allowed_incoming_connections", _MAX_CONNECTIONS),
-                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-                ("grpc.keepalive_permit_without_calls", 1),
-            ],
-        )
-        for signal in SIGNALS:
-            export = grpc.stream_unary_rpc_method_handler(functools.partial(self._export, signal))
-            handler = grpc.method_handlers_generic_handler(signal.service, {"Export": export})
-            self._server.add_generic_rpc_handlers((handler,))
+        self._patience = {
+            role: Patience(_MESSAGE_S, crowd=n_workers // 2)
+            for role, n_workers in _WORKERS.items()
+            if (role is None) == guard.access.is_open
+        }
+        self._health_patience = Patience(_HEALTH_S)
         self._health = HealthServicer()
-        add_HealthServicer_to_server(self._health, self._server)
+        self._server = grpc.server(
+            ThreadPoolExecutor(_HEALTH_WORKERS, thread_name_prefix="health"),
+            handlers=[_ExportHandlers(guard.access, self._export), self._health_handlers()],
+            interceptors=[
+                CallGuard(
+                    guard.access,
+                    lambda method: None if method.startswith(f"/{HEALTH_SERVICE}/") else Right.WRITE,
+                    on_denied=lambda error: metrics.refused(_TRANSPORT, refusal_of(error)),
+                    on_unknown=lambda: metrics.refused(_TRANSPORT, Refusal.NOT_FOUND),
+                )
+            ],
+            options=server_options(max_request_bytes),
+        )
         self.say_ready(False)
-        if tls is None:
-            self.port = self._server.add_insecure_port(address)
-        else:
-            credentials = grpc.ssl_server_credentials([(tls.key, tls.certificate)])
-            self.port = self._server.add_secure_port(address, credentials)
+        self.port: int = guard.add_port(self._server, address)
 
     def start(self) -> None:
         self._server.start()
@@ -97,65 +97,88 @@ class Receiver:
     def stop(self, grace_s: float) -> None:
         """Refuses new requests and lets those under way finish within `grace_s`."""
         self._server.stop(grace_s).wait()
-        self._patience.close()
+        for patience in (*self._patience.values(), self._health_patience):
+            patience.close()
 
-    def _export(self, signal: OtlpSignal, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        # Whom _TokenGuard has let in.
-        role = self._access.authorize(Right.WRITE, bearer_of(context.invocation_metadata()))
-        body = self._read(messages, context)
+    def _export(
+        self, signal: OtlpSignal, role: Role | None, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> bytes:
+        body = self._read(role, messages, context)
         try:
             outcome = self._exports.take(signal, body, role, _TRANSPORT)
         except InvalidRecordError as error:
-            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except TooLargeError as error:
+            abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except OverloadError as error:
             _try_later(context, str(error), error.retry_after_s)
         answer: bytes = signal.answer(outcome).SerializeToString()
         return answer
 
-    def _read(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+    def _read(self, role: Role | None, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """The request's one message."""
         body = None
-        with self._patience.waiting(context) as wait, contextlib.suppress(grpc.RpcError):
+        with self._patience[role].waiting(context) as wait, contextlib.suppress(grpc.RpcError):
             body = next(messages, None)
         if body is None:
             self._end_without_message(context, was_slow=wait.is_over)
         return body
 
+    def _health_handlers(self) -> Any:
+        """Check and Watch, in workers of their own, none of which waits long for a message."""
+
+        def read(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+            with self._health_patience.waiting(context):
+                return health_pb2.HealthCheckRequest.FromString(next(messages, b""))
+
+        def check(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+            return self._health.Check(read(messages, context), context)
+
+        def watch(messages: Iterator[bytes], context: grpc.ServicerContext, send: Callable[[Any], None]) -> None:
+            self._health.Watch(read(messages, context), context, send)
+
+        watch.experimental_non_blocking = True  # type: ignore[attr-defined]
+        encode = health_pb2.HealthCheckResponse.SerializeToString
+        return grpc.method_handlers_generic_handler(
+            HEALTH_SERVICE,
+            {
+                "Check": grpc.stream_unary_rpc_method_handler(check, response_serializer=encode),
+                "Watch": grpc.stream_stream_rpc_method_handler(watch, response_serializer=encode),
+            },
+        )
+
     def _end_without_message(self, context: grpc.ServicerContext, *, was_slow: bool) -> NoReturn:
         """Where a message was too large, gRPC has answered already: here that is counted."""
         if not _has_ended(context):
             self._metrics.refused(_TRANSPORT, Refusal.INVALID)
-            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "the request has no message")
+            abort(context, grpc.StatusCode.INVALID_ARGUMENT, "the request has no message")
         remaining_s = context.time_remaining()
         if was_slow:
             self._metrics.refused(_TRANSPORT, Refusal.TOO_SLOW)
         elif remaining_s is None or remaining_s > _GIVES_UP_S:
             self._metrics.refused(_TRANSPORT, Refusal.TOO_LARGE)
-        _abort(context, grpc.StatusCode.CANCELLED, "the message did not come")
+        abort(context, grpc.StatusCode.CANCELLED, "the message did not come")
 
 
-class _TokenGuard(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Asks every call for a token whose role may make it, before any message is read."""
+class _ExportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """The Export methods, for each role with workers of its own."""
 
-    def __init__(self, access: Access, metrics: Metrics) -> None:
+    def __init__(self, access: Access, export: Callable[[OtlpSignal, Role | None, Any, Any], bytes]) -> None:
         self._access = access
-        self._metrics = metrics
+        self._handlers = {}
+        for role, n_workers in _WORKERS.items():
+            pool = ThreadPoolExecutor(n_workers, thread_name_prefix=f"otlp-{role}" if role else "otlp")
+            for method, signal in _EXPORTS.items():
+                behavior: Any = functools.partial(export, signal, role)
+                behavior.experimental_thread_pool = pool
+                self._handlers[method, role] = grpc.stream_unary_rpc_method_handler(behavior)
 
-    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
-        of_health = handler_call_details.method.startswith(f"/{HEALTH_SERVICE}/")
-        try:
-            self._access.authorize(
-                Right.HEALTH if of_health else Right.WRITE, bearer_of(handler_call_details.invocation_metadata)
-            )
-        except DeniedError as error:
-            self._metrics.refused(_TRANSPORT, Refusal.FORBIDDEN if error.is_known else Refusal.UNAUTHENTICATED)
-            code = grpc.StatusCode.PERMISSION_DENIED if error.is_known else grpc.StatusCode.UNAUTHENTICATED
-            message = str(error)
-            return grpc.stream_unary_rpc_method_handler(lambda _, context: _abort(context, code, message))
-        handler = continuation(handler_call_details)
-        if handler is None:
-            self._metrics.refused(_TRANSPORT, Refusal.NOT_FOUND)
-        return handler
+    def service(self, handler_call_details: Any) -> Any:
+        """To be called for whom CallGuard has let in."""
+        if handler_call_details.method not in _EXPORTS:
+            return None
+        role = self._access.authorize(Right.WRITE, bearer_of(handler_call_details.invocation_metadata))
+        return self._handlers[handler_call_details.method, role]
 
 
 def _has_ended(context: grpc.ServicerContext) -> bool:
@@ -164,9 +187,8 @@ def _has_ended(context: grpc.ServicerContext) -> bool:
     return not context.add_callback(ended.set) or ended.wait(_END_S)
 
 
-def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> NoReturn:
-    context.abort(code, message)
-    raise AssertionError
+def refusal_of(error: DeniedError) -> Refusal:
+    return Refusal.FORBIDDEN if error.is_known else Refusal.UNAUTHENTICATED
 
 
 def _try_later(context: grpc.ServicerContext, message: str, after_s: float) -> NoReturn:
@@ -181,4 +203,4 @@ def _try_later(context: grpc.ServicerContext, message: str, after_s: float) -> N
             ("grpc-status-details-bin", status.SerializeToString()),
         )
     )
-    _abort(context, grpc.StatusCode.UNAVAILABLE, message)
+    abort(context, grpc.StatusCode.UNAVAILABLE, message)

@@ -5,16 +5,14 @@ loading takes, and every acknowledgement waits for it. What is read and made the
 with that process.
 """
 
-import contextlib
 import logging
 import mmap
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
@@ -26,6 +24,7 @@ from trainspan_collector.journal import Journal
 from trainspan_collector.quarantine import Quarantine
 from trainspan_collector.row_messages import TABLES, Begin, Fill, Filled, Head, Take
 from trainspan_collector.segments import Position
+from trainspan_collector.spawning import signals_blocked
 
 __all__ = ["RowProcess", "RowProcessError"]
 
@@ -47,7 +46,7 @@ class RowProcess:
         self._shared = _file_in_memory()
         descriptors = (theirs.fileno(), self._shared)
         try:
-            with theirs, _signals_blocked():
+            with theirs, signals_blocked():
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "trainspan_collector.row_worker", *map(str, descriptors)],
                     pass_fds=descriptors,
@@ -140,16 +139,6 @@ class RowProcess:
     def _ended(self) -> RowProcessError:
         self.close()
         return RowProcessError(f"the process that makes rows ended with code {self._process.returncode}")
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """For what is started in the block: a terminal and systemd send them to every process of the collector."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _file_in_memory() -> int:

@@ -1,25 +1,37 @@
-"""Read-only transactions: a consistent picture of the store, while loading goes on, and its watermark."""
+"""Those who read the store: read-only transactions for named reads, and processes of their own for users' queries."""
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 import duckdb
 import pyarrow as pa
 
 from trainspan_collector.database import Database
 from trainspan_collector.failures import first_line
-from trainspan_schemas.errors import StoreError, UsageError
+from trainspan_collector.sql_process import SqlLimits, SqlProcess, SqlServer
+from trainspan_schemas.errors import StoreError
 
 __all__ = ["Readers", "Snapshot"]
 
 _ROWS_PER_BATCH = 2048
+_END_AGAIN_S = 0.5
+_MOST_QUERIES = 4
+
+
+class _Reader(Protocol):
+    def end(self) -> None:
+        """Ends it soon, from another thread; it may be over already."""
 
 
 class Snapshot:
     """One read-only transaction on a cursor of its own; to be closed. `watermark` is the last `seq` it can see."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, on_end: Callable[[], object] = lambda: None) -> None:
+        """`on_end` is called where the reader is ended: it lets go of rows that nobody takes."""
+        self._on_end = on_end
         self._cursor = database.cursor()
         try:
             self._cursor.execute("BEGIN TRANSACTION READ ONLY")
@@ -33,26 +45,14 @@ class Snapshot:
         """Streams the rows; nothing is held in memory but the next few batches."""
         return self._cursor.sql(sql, params=dict(parameters)).to_arrow_reader(_ROWS_PER_BATCH)
 
-    def user_query(self, sql: str) -> pa.RecordBatchReader:
-        """The same for text that a user wrote: exactly one SELECT. Raises UsageError for anything else."""
-        try:
-            statements = self._cursor.extract_statements(sql)
-        except duckdb.Error as error:
-            raise UsageError(first_line(error)) from error
-        kinds = [statement.type for statement in statements]
-        if kinds != [duckdb.StatementType.SELECT]:
-            found = ", ".join(kind.name for kind in kinds) or "nothing"
-            raise UsageError(f"the store is read with exactly one SELECT statement; this is {found}")
-        return self._cursor.sql(sql).to_arrow_reader(_ROWS_PER_BATCH)
-
     @property
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """For statements of our own."""
         return self._cursor
 
-    def interrupt(self) -> None:
-        """Ends the query that runs, from another thread."""
+    def end(self) -> None:
         self._cursor.interrupt()
+        self._on_end()
 
     def close(self) -> None:
         with contextlib.suppress(duckdb.Error):
@@ -61,67 +61,105 @@ class Snapshot:
 
 
 class Readers:
-    """The snapshots that are open. User queries end after `limit_s`, or together when the loader needs their memory."""
+    """The readers that are at it. Thread-safe."""
 
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._open: set[Snapshot] = set()
-        self._of_users: set[Snapshot] = set()
+    def __init__(self, limits: SqlLimits) -> None:
+        """`limits` are those of each user's query."""
+        self._limits = limits
+        self._server = SqlServer()
+        self._open: set[_Reader] = set()
+        self._queries: set[SqlProcess] = set()
+        self._query_places = threading.BoundedSemaphore(_MOST_QUERIES)
         self._changed = threading.Condition()
         self._is_shut = False
 
     @contextlib.contextmanager
-    def snapshot(self, database: Database) -> Iterator[Snapshot]:
+    def snapshot(self, database: Database, on_end: Callable[[], object] = lambda: None) -> Iterator[Snapshot]:
         """A snapshot for the time of the block; it begins when nobody is `alone`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_shut)
-            snapshot = Snapshot(database)
+            snapshot = Snapshot(database, on_end)
             self._open.add(snapshot)
         try:
             yield snapshot
         finally:
             snapshot.close()
-            with self._changed:
-                self._open.discard(snapshot)
-                self._changed.notify_all()
+            self._leave(snapshot)
 
     @contextlib.contextmanager
-    def limited(self, snapshot: Snapshot) -> Iterator[None]:
-        """Marks it as a user's query, for the time of the block."""
-        timer = threading.Timer(self._limit_s, snapshot.interrupt)
-        timer.daemon = True
-        with self._changed:
-            self._of_users.add(snapshot)
-        timer.start()
+    def query(self, database: Database, sql: str, behind: str) -> Iterator[SqlProcess]:
+        """A process that runs a user's query on the store as it is now. Raises StoreError where too many run."""
+        if not self._query_places.acquire(timeout=self._limits.seconds):
+            raise StoreError(f"{_MOST_QUERIES} queries are under way: try again when one of them has ended")
         try:
-            yield
-        finally:
-            timer.cancel()
             with self._changed:
-                self._of_users.discard(snapshot)
+                self._changed.wait_for(lambda: not self._is_shut)
+            with database.frozen() as frozen, self._changed:
+                metadata = {"watermark": str(frozen.last_seq), "behind": behind}
+                query = SqlProcess(self._server, sql, frozen, metadata, self._limits)
+                self._open.add(query)
+                self._queries.add(query)
+            try:
+                yield query
+            finally:
+                query.close()
+                self._leave(query)
+        finally:
+            self._query_places.release()
 
-    def cancel_user_queries(self) -> None:
+    def close(self) -> None:
+        self._server.close()
+
+    def make_way(self, by_force: bool) -> bool:
+        """Whether no user's query reads the file; where one does and `by_force`, it is ended.
+
+        To be called while nobody can freeze the database.
+        """
         with self._changed:
-            for snapshot in self._of_users:
-                snapshot.interrupt()
+            queries = list(self._queries)
+        if queries and not by_force:
+            return False
+        for query in queries:
+            query.end("the store had to be written to disk: run it again, or select less")
+        return all(query.has_ended_within(_END_AGAIN_S) for query in queries)
+
+    def end(self, grace_s: float, timeout_s: float) -> None:
+        """Gives those that read `grace_s` to finish, then ends them, and waits `timeout_s` for it."""
+        with self._changed:
+            if not self._end_all(grace_s, timeout_s):
+                raise StoreError(f"{len(self._open)} readers did not end")
 
     @contextlib.contextmanager
     def alone(self, grace_s: float, timeout_s: float) -> Iterator[None]:
         """Lets new readers wait, gives those that read `grace_s` to finish, then ends them.
 
-        Raises StoreError where a reader neither finishes nor can be ended within `timeout_s`: one that takes no rows.
+        Raises StoreError where one cannot be ended within `timeout_s`.
         """
         with self._changed:
             self._is_shut = True
             try:
-                if not self._changed.wait_for(lambda: not self._open, grace_s):
-                    for snapshot in self._open:
-                        snapshot.interrupt()
-                    if not self._changed.wait_for(lambda: not self._open, timeout_s):
-                        raise StoreError(
-                            f"{len(self._open)} readers hold the store and take no rows: end them, then try again"
-                        )
+                if not self._end_all(grace_s, timeout_s):
+                    raise StoreError(f"{len(self._open)} readers hold the store: end them, then try again")
                 yield
             finally:
                 self._is_shut = False
                 self._changed.notify_all()
+
+    def _leave(self, reader: Snapshot | SqlProcess) -> None:
+        with self._changed:
+            self._open.discard(reader)
+            if isinstance(reader, SqlProcess):
+                self._queries.discard(reader)
+            self._changed.notify_all()
+
+    def _end_all(self, grace_s: float, timeout_s: float) -> bool:
+        """Whether all have left. A reader may begin another statement just after it was ended: so again."""
+        if self._changed.wait_for(lambda: not self._open, grace_s):
+            return True
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            for reader in self._open:
+                reader.end()
+            if self._changed.wait_for(lambda: not self._open, _END_AGAIN_S):
+                return True
+        return False

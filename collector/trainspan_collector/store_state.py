@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainspan_collector.backlog import Backlog
+from trainspan_collector.budget import Budget
 from trainspan_collector.database import Database
 from trainspan_collector.intake import Intake
 from trainspan_collector.journal import Journal
@@ -25,6 +26,7 @@ class StoreWatch:
     journal: Journal
     loader: Loader
     intake: Intake
+    budget: Budget
     quarantine: Quarantine
     backlog: Backlog
 
@@ -33,7 +35,7 @@ class StoreWatch:
         position, lag_s, backlog_s = self.loader.position, self._lag_s(), self.backlog.seconds()
         return StoreState(
             ready=self.intake.disk_has_room(),
-            inflight_bytes=self.intake.inflight_bytes,
+            inflight_bytes=self.budget.n_bytes,
             queued_requests=self.journal.n_pending,
             last_commit_age_s=time.monotonic() - self.journal.last_commit,
             journal_bytes=self.journal.n_bytes(),

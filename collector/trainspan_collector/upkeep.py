@@ -139,7 +139,7 @@ class Upkeep:
                 progress = self._database.progress()
                 rewriting.copy(self._database.cursor(), progress.last_seq)
                 rewriting.finish(progress)
-                with self._readers.alone(_READER_GRACE_S, _READER_END_S):
+                with self._database.writing, self._readers.alone(_READER_GRACE_S, _READER_END_S):
                     self._database.replace_with(rewriting.path)
                 self._journal.release(max(end, progress.position))
 

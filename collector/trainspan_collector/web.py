@@ -5,10 +5,9 @@ the disk runs in threads. Every error has a `google.rpc.Status` body in the form
 """
 
 import asyncio
-import contextlib
 import functools
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import ceil
@@ -18,11 +17,13 @@ from google.protobuf.message import Message
 from google.rpc.status_pb2 import Status
 
 from trainspan_collector.access import Access, DeniedError, Right, Role
-from trainspan_collector.bodies import TooLargeError, gunzip
+from trainspan_collector.bodies import TooLargeError, gunzip, too_many_bytes
+from trainspan_collector.budget import Share
 from trainspan_collector.exports import Exports
 from trainspan_collector.intake import OverloadError
 from trainspan_collector.metrics import CONTENT_TYPE, Metrics, Refusal
-from trainspan_collector.otlp_json import from_json, to_json
+from trainspan_collector.origins import ForeignError, check_origin
+from trainspan_collector.otlp_json import from_json, parsed_bytes, to_json
 from trainspan_collector.signals import SIGNALS, OtlpSignal
 from trainspan_schemas.errors import InvalidRecordError
 
@@ -35,6 +36,7 @@ _TRANSPORT: Final = "http"
 _BODY_S: Final = 60.0
 _ROOM_CHECK_S: Final = 0.02
 _WORKERS: Final = 64
+_PAGE_WORKERS: Final = 4  # apart from those that wait for the disk
 _GRPC_CODES: Final = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 408: 4, 413: 8, 415: 3, 503: 14}
 """HTTP status → code of google.rpc.Status."""
 
@@ -71,29 +73,35 @@ class Web:
         access: Access,
         metrics: Metrics,
         max_request_bytes: int,
-        max_inflight_bytes: int,
-        wait_s: float,
+        hosts: frozenset[str] | None,
     ) -> None:
-        """At most `max_inflight_bytes` of bodies are held at once; a body that finds no room waits `wait_s`, then is refused."""
+        """`hosts` are the names in a Host header that are answered, beside addresses; None: any, since tokens are in use."""
         self._exports = exports
         self._access = access
         self._metrics = metrics
         self._max_request_bytes = max_request_bytes
-        self._room = _Room(max_inflight_bytes, wait_s)
+        self._hosts = hosts
         self._signals = {f"/v1/{signal.name}": signal for signal in SIGNALS}
         self._threads = ThreadPoolExecutor(_WORKERS, thread_name_prefix="http")
+        self._page_threads = ThreadPoolExecutor(_PAGE_WORKERS, thread_name_prefix="pages")
 
     def close(self) -> None:
         self._threads.shutdown()
+        self._page_threads.shutdown()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, as ASGI's `http` scope defines it."""
         headers = _headers(scope["headers"])
         try:
+            check_origin(headers, self._hosts)
             answer = await self._answer(scope["path"], scope["method"], headers, receive)
         except _RefusedError as refused:
             self._count(refused)
             answer = _status_answer(refused, headers.get("content-type", ""))
+        except ForeignError as error:
+            self._metrics.refused(_TRANSPORT, Refusal.FORBIDDEN)
+            foreign = _RefusedError(403, str(error), Refusal.FORBIDDEN)
+            answer = _status_answer(foreign, headers.get("content-type", ""))
         except _GoneError:
             return
         named = [("content-type", answer.content_type), ("content-length", str(len(answer.body))), *answer.headers]
@@ -110,11 +118,10 @@ class Web:
         if path == "/metrics":
             _check_method(method, ("GET", "HEAD"))
             self._authorized(Right.READ, headers)
-            return _Answer(200, CONTENT_TYPE, await self._in_thread(self._metrics.text))
+            return _Answer(200, CONTENT_TYPE, await self._in_page_thread(self._metrics.text))
         if path in ("/healthz", "/readyz"):
             _check_method(method, ("GET", "HEAD"))
-            self._authorized(Right.HEALTH, headers)
-            ready = path == "/healthz" or await self._in_thread(lambda: self._exports.is_ready)
+            ready = path == "/healthz" or await self._in_page_thread(lambda: self._exports.is_ready)
             return _Answer(200, _TEXT, b"ok\n") if ready else _Answer(503, _TEXT, b"requests are not taken now\n")
         known = ", ".join((*self._signals, "/healthz", "/readyz", "/metrics"))
         raise _RefusedError(404, f"no such path: {path[:100]!r}; there are {known}", Refusal.NOT_FOUND)
@@ -131,37 +138,52 @@ class Web:
             raise _RefusedError(
                 415, f"content encoding {encoding[:100]!r} is none of gzip, identity", Refusal.MEDIA_TYPE
             )
-        with self._room.share() as share:
+        with self._exports.budget.share(role) as share:
             body = await self._read(headers, receive, share)
-            take = functools.partial(self._take, signal, body, encoding == "gzip", media_type == _JSON, role)
+            take = functools.partial(self._take, signal, body, encoding == "gzip", media_type == _JSON, role, share)
+            del body
             return _Answer(200, headers["content-type"], await self._in_thread(take))
 
-    def _take(self, signal: OtlpSignal, body: bytes, compressed: bool, is_json: bool, role: Role | None) -> bytes:
+    def _take(
+        self, signal: OtlpSignal, body: bytes, compressed: bool, is_json: bool, role: Role | None, share: Share
+    ) -> bytes:
         """The response's body. In a thread of its own: this waits for the disk."""
         try:
             if compressed:
-                body = gunzip(body, self._max_request_bytes)
-            packed = from_json(signal, body) if is_json else body
+                body = gunzip(body, self._max_request_bytes, share.grow)
+            packed = self._from_json(signal, body, share) if is_json else body
         except TooLargeError as error:
             raise _RefusedError(413, str(error), Refusal.TOO_LARGE) from error
+        except OverloadError as error:
+            raise _overloaded(error) from error
         except ValueError as error:  # InvalidRecordError is one
             raise _RefusedError(400, str(error), Refusal.INVALID) from error
         try:
-            outcome = self._exports.take(signal, packed, role, _TRANSPORT)
+            outcome = self._exports.take(signal, packed, role, _TRANSPORT, share)
         except InvalidRecordError as error:
             raise _CountedError(400, str(error), Refusal.INVALID) from error
+        except TooLargeError as error:
+            raise _CountedError(413, str(error), Refusal.TOO_LARGE) from error
         except OverloadError as error:
             retry_after = (("retry-after", str(ceil(error.retry_after_s))),)
             raise _CountedError(503, str(error), error.reason, retry_after) from error
         response = signal.answer(outcome)
         return to_json(response) if is_json else response.SerializeToString()
 
-    async def _read(self, headers: dict[str, str], receive: Receive, share: "_Share") -> bytes:
+    def _from_json(self, signal: OtlpSignal, body: bytes, share: Share) -> bytes:
+        n_bytes = parsed_bytes(body)
+        if n_bytes > self._exports.budget.max_bytes:
+            raise TooLargeError(f"the JSON has too many values, which take {n_bytes} bytes: send smaller batches")
+        share.grow(n_bytes)
+        with self._exports.parsing(len(body)):
+            return from_json(signal, body)
+
+    async def _read(self, headers: dict[str, str], receive: Receive, share: Share) -> bytes:
         """The body as it was sent; refused as soon as it is known to be too large, finds no room, or takes too long."""
         limit = self._max_request_bytes
         stated = headers.get("content-length", "0")
         if stated.isdigit() and int(stated) > limit:
-            raise _RefusedError(413, str(TooLargeError(limit, "as sent")), Refusal.TOO_LARGE)
+            raise _RefusedError(413, str(too_many_bytes(limit, "as sent")), Refusal.TOO_LARGE)
         parts: list[bytes] = []
         n_bytes = 0
         try:
@@ -173,8 +195,8 @@ class Web:
                     part = message.get("body", b"")
                     n_bytes += len(part)
                     if n_bytes > limit:
-                        raise _RefusedError(413, str(TooLargeError(limit, "as sent")), Refusal.TOO_LARGE)
-                    await share.grow(len(part))
+                        raise _RefusedError(413, str(too_many_bytes(limit, "as sent")), Refusal.TOO_LARGE)
+                    await _grow(share, len(part))
                     parts.append(part)
                     if not message.get("more_body"):
                         return b"".join(parts)
@@ -190,6 +212,9 @@ class Web:
             challenge = (("www-authenticate", "Bearer"),)
             raise _RefusedError(401, str(error), Refusal.UNAUTHENTICATED, challenge) from error
 
+    async def _in_page_thread(self, function: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._page_threads, function)
+
     async def _in_thread(self, function: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
@@ -198,41 +223,17 @@ class Web:
             self._metrics.refused(_TRANSPORT, refused.reason)
 
 
-class _Room:
-    """Bytes of bodies in memory. For one event loop."""
-
-    def __init__(self, max_bytes: int, wait_s: float) -> None:
-        self.max_bytes = max_bytes
-        self.wait_s = wait_s
-        self.n_bytes = 0
-
-    @contextlib.contextmanager
-    def share(self) -> Iterator["_Share"]:
-        """What one request holds, given back at the block's end."""
-        share = _Share(self)
-        try:
-            yield share
-        finally:
-            self.n_bytes -= share.n_bytes
+async def _grow(share: Share, n_bytes: int) -> None:
+    """Waits for room without a thread. Raises _RefusedError where there is none in time."""
+    deadline = time.monotonic() + share.wait_s
+    while not share.try_to_grow(n_bytes):
+        if time.monotonic() >= deadline:
+            raise _overloaded(share.overload())
+        await asyncio.sleep(_ROOM_CHECK_S)
 
 
-class _Share:
-    def __init__(self, room: _Room) -> None:
-        self._room = room
-        self.n_bytes = 0
-
-    async def grow(self, n_bytes: int) -> None:
-        """Raises _RefusedError where there is no room within the wait; a body that holds all there is goes on alone."""
-        room = self._room
-        deadline = time.monotonic() + room.wait_s
-        while room.n_bytes + n_bytes > room.max_bytes and room.n_bytes > self.n_bytes:
-            if time.monotonic() >= deadline:
-                message = f"{room.n_bytes} bytes of requests are in memory, the limit is {room.max_bytes}"
-                retry_after = (("retry-after", str(ceil(room.wait_s))),)
-                raise _RefusedError(503, message, Refusal.MEMORY, retry_after)
-            await asyncio.sleep(_ROOM_CHECK_S)
-        room.n_bytes += n_bytes
-        self.n_bytes += n_bytes
+def _overloaded(error: OverloadError) -> _RefusedError:
+    return _RefusedError(503, str(error), error.reason, (("retry-after", str(ceil(error.retry_after_s))),))
 
 
 class _CountedError(_RefusedError):

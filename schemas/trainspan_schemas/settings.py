@@ -40,6 +40,8 @@ class CollectorSettings:
     """Journal bytes after which a batch is loaded whatever its number of spans."""
     max_request_bytes: int = 64 * 1024 * 1024
     """Greatest size of one OTLP request, before and after decompression."""
+    max_request_items: int = 200_000
+    """Greatest number of spans, log records or metrics of one OTLP request."""
     max_inflight_bytes: int = 256 * 1024 * 1024
     """Bytes of requests held in memory at once; over it a request waits, then is refused."""
     min_free_disk_bytes: int = 512 * 1024 * 1024
@@ -48,6 +50,8 @@ class CollectorSettings:
     """How long a request waits for room before it is refused; less than exporters' timeouts."""
     sql_timeout_s: float = 60.0
     """Time after which a user's query is ended."""
+    sql_memory_bytes: int = 512 * 1024 * 1024
+    """Memory that a user's query may use; one that needs more is ended."""
     duckdb_memory_bytes: int = 144 * 1024 * 1024
     """DuckDB's memory limit. Larger work spills to disk; where loading cannot, the store is opened again with twice of it."""
     checkpoint_bytes: int = 256 * 1024 * 1024
@@ -62,6 +66,9 @@ class CollectorSettings:
     """Its PEM key."""
     blocked_keys: str = ""
     """Comma-separated attribute keys that are removed before storing; one that ends in `*` stands for all that begin so."""
+    allowed_hosts: str = ""
+    """Comma-separated names in the Host header that OTLP/HTTP answers where no tokens are in use, beside localhost and this
+    machine's own; addresses always are."""
     insecure_allow_remote: bool = False
     """Listen on addresses that other machines can reach, without tokens and TLS."""
 

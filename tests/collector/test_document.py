@@ -65,12 +65,10 @@ def test_the_metrics_of_the_document_are_those_of_the_page(collector: CollectorP
 def test_the_roles_of_the_document_have_the_rights_of_the_code(role: Role) -> None:
     rows = {
         _names(row[0])[0]: row[1:]
-        for row in _rows(
-            "| role | sends telemetry | reads (Flight, `/metrics`) | upkeep (`trainspan store`) | health |"
-        )
+        for row in _rows("| role | sends telemetry | reads (Flight, `/metrics`) | upkeep (`trainspan store`) |")
     }
     allowed = [cell.startswith("yes") for cell in rows[role]]
-    assert allowed == [role in right.roles for right in (Right.WRITE, Right.READ, Right.CHANGE, Right.HEALTH)]
+    assert allowed == [role in right.roles for right in (Right.WRITE, Right.READ, Right.CHANGE)]
 
 
 def test_the_views_of_the_document_are_the_agreed_ones() -> None:

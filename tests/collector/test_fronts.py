@@ -13,8 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.support.collector import LOGS, METRICS, TRACES, send, span, trace_request
 from tests.support.http import request
 from trainspan_collector.access import Access
+from trainspan_collector.credentials import Guard
 from trainspan_collector.frames import Signal
-from trainspan_collector.fronts import Fronts, Guard
+from trainspan_collector.fronts import Fronts
 from trainspan_collector.intake import Intake
 from trainspan_collector.journal import Journal
 from trainspan_collector.listeners import Address
@@ -31,7 +32,7 @@ BODY = trace_request(span(1, 1)).SerializeToString()
 def _opened(folder: Path) -> Iterator[tuple[Fronts, Journal, StoreAddress]]:
     """Listeners that have been open to a journal once."""
     journal = Journal(folder)
-    intake = Intake(journal, folder, max_inflight_bytes=2**20, min_free_disk_bytes=0, wait_s=0.1)
+    intake = Intake(journal, folder, min_free_disk_bytes=0, wait_s=0.1)
     any_port = [Address.parse(option, "127.0.0.1:0", allow_remote=False) for option in ("--grpc", "--http")]
     fronts = Fronts(CollectorSettings(), any_port[0], any_port[1], Guard(Access(), None), Metrics())
     try:
@@ -78,7 +79,7 @@ def test_the_same_connection_goes_on_with_the_store_that_was_opened_again(tmp_pa
             fronts.shut()
             first.close()
             second = Journal(tmp_path / "two")
-            intake = Intake(second, tmp_path, max_inflight_bytes=2**20, min_free_disk_bytes=0, wait_s=0.1)
+            intake = Intake(second, tmp_path, min_free_disk_bytes=0, wait_s=0.1)
             fronts.open_to(intake, lambda: STATE)
             assert export(BODY, timeout=10) == b""
         entries, _ = second.read(Position(0, 0), 2**20)

@@ -27,6 +27,7 @@ from tests.support.collector import LOGS, METRICS, TRACES, CollectorProcess, cha
 from tests.support.hostile import JSON, PROTOBUF, Hostile, hostile
 from trainspan_collector.access import Access
 from trainspan_collector.batch import Batch
+from trainspan_collector.budget import Budget
 from trainspan_collector.exports import Exports
 from trainspan_collector.intake import Intake
 from trainspan_collector.journal import Journal
@@ -50,11 +51,9 @@ class InProcess:
         self.journal = journal
         self._read_to = Position(0, 0)
         self.batch = Batch(0)
-        exports = Exports(Redaction(["text"]), Metrics())
-        exports.attach(Intake(journal, folder, max_inflight_bytes=2**30, min_free_disk_bytes=0, wait_s=1))
-        self._web = Web(
-            exports, access=Access(), metrics=Metrics(), max_request_bytes=MAX_BYTES, max_inflight_bytes=2**30, wait_s=1
-        )
+        exports = Exports(Redaction(["text"]), Metrics(), Budget(2**30, 1), max_items=100_000)
+        exports.attach(Intake(journal, folder, min_free_disk_bytes=0, wait_s=1))
+        self._web = Web(exports, access=Access(), metrics=Metrics(), max_request_bytes=MAX_BYTES, hosts=None)
 
     async def answer_all(self, requests: list[Hostile]) -> list[tuple[int, dict[str, str], bytes]]:
         return await asyncio.gather(*(self._answer(made) for made in requests))

@@ -1,52 +1,54 @@
-"""The byte budget between receiver and journal."""
+"""The memory that requests may take: one budget for all listeners."""
 
 import threading
-from pathlib import Path
 
 import pytest
 
-from trainspan_collector.frames import Signal
-from trainspan_collector.intake import Intake, OverloadError
-from trainspan_collector.journal import Journal
-from trainspan_collector.segments import Position
+from trainspan_collector.access import Role
+from trainspan_collector.budget import Budget
+from trainspan_collector.intake import OverloadError
 
 
-def _intake(journal: Journal, folder: Path, wait_s: float) -> Intake:
-    return Intake(journal, folder, max_inflight_bytes=100, min_free_disk_bytes=0, wait_s=wait_s)
+def _take(budget: Budget, n_bytes: int) -> None:
+    with budget.share(None, n_bytes):
+        pass
 
 
-def _take(intake: Intake, n_bytes: int) -> None:
-    with intake.reserved(n_bytes):
-        intake.keep(Signal.TRACES, bytes(n_bytes))
-
-
-def test_a_request_waits_for_room_and_is_then_taken(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    intake = _intake(journal, tmp_path, wait_s=5)
-    with intake.reserved(90):
-        waiting = threading.Thread(target=_take, args=(intake, 20))
+def test_a_request_waits_for_room_and_is_then_taken() -> None:
+    budget = Budget(100, wait_s=5)
+    with budget.share(None, 90):
+        waiting = threading.Thread(target=_take, args=(budget, 20))
         waiting.start()
         waiting.join(0.2)
         assert waiting.is_alive()
     waiting.join(5)
-    assert len(journal.read(Position(0, 0), 10**6)[0]) == 1
-    journal.close()
+    assert not waiting.is_alive()
+    assert budget.n_bytes == 0
 
 
-def test_without_room_in_time_it_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    intake = _intake(journal, tmp_path, wait_s=0.1)
-    with intake.reserved(90), pytest.raises(OverloadError, match="90 bytes of requests are in memory"):
-        _take(intake, 20)
-    _take(intake, 20)
-    assert len(journal.read(Position(0, 0), 10**6)[0]) == 1
-    journal.close()
+def test_without_room_in_time_it_is_refused() -> None:
+    budget = Budget(100, wait_s=0.1)
+    with budget.share(None, 90), pytest.raises(OverloadError, match="90 bytes of requests are in memory"):
+        _take(budget, 20)
+    _take(budget, 20)
+    assert budget.n_bytes == 0
 
 
-def test_a_request_larger_than_the_whole_budget_goes_alone(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    intake = _intake(journal, tmp_path, wait_s=0.1)
-    _take(intake, 1_000)
-    with intake.reserved(1), pytest.raises(OverloadError):
-        _take(intake, 1_000)
-    journal.close()
+def test_a_request_larger_than_the_whole_budget_goes_alone() -> None:
+    budget = Budget(100, wait_s=0.1)
+    _take(budget, 1_000)
+    with budget.share(None, 1), pytest.raises(OverloadError):
+        _take(budget, 1_000)
+    with budget.share(None, 60) as share:
+        share.grow(1_000)
+        with budget.share(None) as other:
+            assert not other.try_to_grow(1)
+
+
+def test_what_agents_send_slowly_leaves_room_for_the_runner_and_the_policy_server() -> None:
+    budget = Budget(100, wait_s=0.1)
+    with budget.share(Role.AGENT, 70):
+        with pytest.raises(OverloadError), budget.share(Role.AGENT, 20):
+            pass
+        with budget.share(Role.SERVING, 20):
+            assert budget.n_bytes == 90

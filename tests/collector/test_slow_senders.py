@@ -12,9 +12,10 @@ import pytest
 
 from tests.support.collector import TRACES, send, span, trace_request
 from tests.support.http import PROTOBUF, request
-from trainspan_collector import http_server, receiver, web
+from trainspan_collector import calls, http_server, receiver, web
 from trainspan_collector.access import Access
-from trainspan_collector.fronts import Fronts, Guard
+from trainspan_collector.credentials import Guard
+from trainspan_collector.fronts import Fronts
 from trainspan_collector.intake import Intake
 from trainspan_collector.journal import Journal
 from trainspan_collector.listeners import Address
@@ -23,7 +24,7 @@ from trainspan_schemas.settings import CollectorSettings
 from trainspan_schemas.store import StoreAddress
 
 BODY = trace_request(span(1, 1)).SerializeToString()
-HEAD = f"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nContent-Length: {len(BODY)}\r\n".encode()
+HEAD = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\nContent-Length: {len(BODY)}\r\n".encode()
 LIMIT_S = 0.6
 MOST = 8
 
@@ -35,9 +36,9 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreAd
     monkeypatch.setattr(web, "_BODY_S", LIMIT_S)
     monkeypatch.setattr(receiver, "_MESSAGE_S", LIMIT_S)
     monkeypatch.setattr(http_server, "_MAX_CONNECTIONS", MOST)
-    monkeypatch.setattr(receiver, "_MAX_CONNECTIONS", MOST)
+    monkeypatch.setattr(calls, "_MAX_CONNECTIONS", MOST)
     journal = Journal(tmp_path)
-    intake = Intake(journal, tmp_path, max_inflight_bytes=2**20, min_free_disk_bytes=0, wait_s=0.1)
+    intake = Intake(journal, tmp_path, min_free_disk_bytes=0, wait_s=0.1)
     ports = [Address.parse(option, "127.0.0.1:0", allow_remote=False) for option in ("--grpc", "--http")]
     fronts = Fronts(CollectorSettings(), ports[0], ports[1], Guard(Access(), None), Metrics())
     try:

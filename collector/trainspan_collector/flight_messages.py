@@ -1,0 +1,62 @@
+"""Arrow Flight's messages: https://arrow.apache.org/docs/format/Flight.html. Only what DoGet and DoAction need.
+
+A FlightData is put together by hand, since its body, field 1000, is large: one copy instead of three.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+
+__all__ = ["SERVICE", "Action", "Result", "Ticket", "flight_data", "parts_of"]
+
+SERVICE: Final = "arrow.flight.protocol.FlightService"
+_HEADER_TAG: Final = b"\x12"  # field 2, bytes: the metadata of an IPC message
+_PART_BYTES: Final = 512 * 1024
+_BODY_TAG: Final = b"\xc2\x3e"  # field 1000, bytes: its body
+
+
+def parts_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Its rows in batches of about half a MiB: memory of that size is used again, where each larger block is new to the process."""
+    n_parts = -(-batch.nbytes // _PART_BYTES)
+    n_rows = max(1, -(-batch.num_rows // max(1, n_parts)))
+    for start in range(0, batch.num_rows, n_rows):
+        yield batch.slice(start, n_rows)
+
+
+def flight_data(message: pa.ipc.Message) -> bytes:
+    """An IPC message (a schema, a dictionary, a record batch) as a serialized FlightData."""
+    header, body = message.metadata, message.body
+    parts = [_HEADER_TAG, _varint(header.size), header]
+    if body is not None and body.size:
+        parts += [_BODY_TAG, _varint(body.size), body]
+    return b"".join(parts)
+
+
+def _varint(number: int) -> bytes:
+    octets = bytearray()
+    while number >= 0x80:
+        octets.append(number & 0x7F | 0x80)
+        number >>= 7
+    octets.append(number)
+    return bytes(octets)
+
+
+def _messages(package: str, **fields: dict[str, Any]) -> list[Any]:
+    """Message classes: name → field → type, numbered from 1."""
+    file = descriptor_pb2.FileDescriptorProto(name="trainspan/flight.proto", package=package, syntax="proto3")
+    for name, members in fields.items():
+        message = file.message_type.add(name=name)
+        for number, (field, kind) in enumerate(members.items(), 1):
+            message.field.add(name=field, number=number, type=kind, label=FieldDescriptorProto.LABEL_OPTIONAL)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return [message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in fields]
+
+
+_TEXT, _BYTES = FieldDescriptorProto.TYPE_STRING, FieldDescriptorProto.TYPE_BYTES
+Ticket, Action, Result = _messages(
+    "arrow.flight.protocol", Ticket={"ticket": _BYTES}, Action={"type": _TEXT, "body": _BYTES}, Result={"body": _BYTES}
+)

@@ -1,0 +1,40 @@
+"""Requests that a browser makes for a page of another site: refused, whether the page names us or has rebound its own name."""
+
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+__all__ = ["ForeignError", "check_origin"]
+
+
+class ForeignError(Exception):
+    """A request that was not meant for this server, or not made by its own pages."""
+
+
+def check_origin(headers: Mapping[str, str], hosts: frozenset[str] | None) -> None:
+    """Raises ForeignError where `host` is a name that is not among `hosts`, or `origin` another site.
+
+    With None, any host will do. An address cannot be rebound by a foreign name server, so addresses will do always.
+    """
+    host = headers.get("host", "")
+    if hosts is not None and not _is_address_or_among(host, hosts):
+        raise ForeignError(
+            f"Host {host[:100]!r} is not this collector: name it by address, or list it in allowed_hosts"
+        )
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        raise ForeignError(f"a page of {origin[:100]!r} may not ask this collector")
+
+
+def _is_address_or_among(header: str, hosts: frozenset[str]) -> bool:
+    try:
+        name = (urlsplit(f"//{header}").hostname or "").lower()
+    except ValueError:
+        return False
+    if name in hosts:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
