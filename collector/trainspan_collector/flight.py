@@ -155,6 +155,7 @@ def _answer(
         return
     query = named_read(request.read, request.parameters)
     with store.readers.snapshot(store.database, context.cancel) as snapshot:
+        reader = None
         try:
             reader = snapshot.query(query.sql, query.parameters)
             metadata = {"watermark": str(snapshot.watermark), "behind": behind}
@@ -164,6 +165,8 @@ def _answer(
                     yield flight_data(pa.ipc.read_message(part.serialize()))
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise StoreError(_explained(error)) from error
+        finally:
+            del reader  # it holds the database open, and whoever waits for the last reader wants to close it
 
 
 @contextlib.contextmanager

@@ -312,7 +312,7 @@ def test_bodies_that_do_not_fit_into_memory_wait_and_are_then_told_to_come_back(
 
 def test_a_client_that_hangs_up_half_way_leaves_nothing_and_hurts_nobody(collector: CollectorProcess) -> None:
     body = _body(1060, 1)
-    head = f"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\nContent-Length: {len(body)}\r\n\r\n"
     assert raw(collector.address, head.encode() + body[:-1]) == b""
     chunked = head.replace(f"Content-Length: {len(body)}", "Transfer-Encoding: chunked").encode()
     raw(collector.address, chunked + b"5\r\nab")
@@ -324,9 +324,9 @@ def test_a_client_that_hangs_up_half_way_leaves_nothing_and_hurts_nobody(collect
     "data",
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-        b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
-        b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"\x00" * 1_000,
     ],
 )
@@ -338,7 +338,7 @@ def test_bytes_that_are_no_http_are_answered_400_and_the_next_request_is_taken(
 
 
 def test_headers_without_end_are_cut_off(collector: CollectorProcess) -> None:
-    endless = b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 300_000
+    endless = b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 300_000
     with contextlib.suppress(ConnectionError):  # closed before we had sent it all
         assert raw(collector.address, endless).startswith(b"HTTP/1.1 400 ")
     assert request(collector.address, "/v1/traces", b"").status == 200
