@@ -150,7 +150,7 @@ def _answer(
 ) -> Generator[bytes, None, None]:
     """Each message of the answer, the schema first; the snapshot lives as long as the generator."""
     if request.sql is not None:
-        with store.readers.query(store.database, request.sql, behind) as process:
+        with store.readers.query(store.database, request.sql, behind, context.cancel) as process:
             yield from process.answer()
         return
     query = named_read(request.read, request.parameters)

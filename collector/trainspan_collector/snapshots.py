@@ -68,7 +68,7 @@ class Readers:
         self._limits = limits
         self._server = SqlServer()
         self._open: set[_Reader] = set()
-        self._queries: set[SqlProcess] = set()
+        self._queries: dict[SqlProcess, Callable[[], object]] = {}
         self._query_places = threading.BoundedSemaphore(_MOST_QUERIES)
         self._changed = threading.Condition()
         self._is_shut = False
@@ -87,8 +87,13 @@ class Readers:
             self._leave(snapshot)
 
     @contextlib.contextmanager
-    def query(self, database: Database, sql: str, behind: str) -> Iterator[SqlProcess]:
-        """A process that runs a user's query on the store as it is now. Raises StoreError where too many run."""
+    def query(
+        self, database: Database, sql: str, behind: str, on_end: Callable[[], object] = lambda: None
+    ) -> Iterator[SqlProcess]:
+        """A process that runs a user's query on the store as it is now. Raises StoreError where too many run.
+
+        `on_end` is called where its reader does not take note that it was ended.
+        """
         if not self._query_places.acquire(timeout=self._limits.seconds):
             raise StoreError(f"{_MOST_QUERIES} queries are under way: try again when one of them has ended")
         try:
@@ -98,7 +103,7 @@ class Readers:
                 metadata = {"watermark": str(frozen.last_seq), "behind": behind}
                 query = SqlProcess(self._server, sql, frozen, metadata, self._limits)
                 self._open.add(query)
-                self._queries.add(query)
+                self._queries[query] = on_end
             try:
                 yield query
             finally:
@@ -149,7 +154,7 @@ class Readers:
         with self._changed:
             self._open.discard(reader)
             if isinstance(reader, SqlProcess):
-                self._queries.discard(reader)
+                self._queries.pop(reader, None)
             self._changed.notify_all()
 
     def _end_all(self, grace_s: float, timeout_s: float) -> bool:
@@ -162,4 +167,6 @@ class Readers:
                 reader.end()
             if self._changed.wait_for(lambda: not self._open, _END_AGAIN_S):
                 return True
+            for let_go in list(self._queries.values()):
+                let_go()
         return False
