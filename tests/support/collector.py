@@ -43,7 +43,8 @@ class CollectorProcess:
     def row_processes(self) -> list[int]:
         """The process that makes rows, if there is one."""
         tasks = Path(f"/proc/{self.process.pid}/task")
-        return [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
+        children = [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
+        return [pid for pid in children if b"row_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
     def kill(self) -> None:
         self.process.kill()
