@@ -32,6 +32,7 @@ OPTIONAL = {
     ("rollouts", "pyarrow"): "task files in Parquet only",
     ("processing", "tokenizers"): "text beside token ids, where there is a tokenizer",
     ("processing", "huggingface-hub"): "text beside token ids, of models that were downloaded",
+    ("serving", "torch"): "inside vLLM's worker, which brings the torch that it was built for",
     ("cli", "pyarrow"): "commands that read the store or a dataset",
     ("cli", "matplotlib"): "pictures of runs",
     ("cli", "transformers"): "what `doctor` says of chat templates",

@@ -4,6 +4,7 @@ import logging
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -30,7 +31,8 @@ class Guard:
         """The port that `server` got. Raises RuntimeError where it is taken."""
         if self.tls is None:
             return int(server.add_insecure_port(address))
-        credentials = grpc.dynamic_ssl_server_credentials(_configuration(self.tls), self._newer_configuration())
+        newer: Any = self._newer_configuration()  # None for "as before", which the stubs do not know
+        credentials = grpc.dynamic_ssl_server_credentials(_configuration(self.tls), newer)
         return int(server.add_secure_port(address, credentials))
 
     def follow(self, context: ssl.SSLContext) -> None:

@@ -232,13 +232,13 @@ class _Frozen(fsspec.AbstractFileSystem):  # type: ignore[misc]
             raise FileNotFoundError(path)
         return {"name": path, "size": self._files[path][1], "type": "file"}
 
-    def glob(self, path: str, **_: Any) -> list[str]:
+    def glob(self, path: str, maxdepth: int | None = None, **_: Any) -> list[str]:
         return [path] if path in self._files else []
 
     def modified(self, path: str) -> float:
         return 0.0
 
-    def open(self, path: str, mode: str = "rb", **_: Any) -> _File:
+    def open(self, path: str, mode: str = "rb", *_: Any, **__: Any) -> Any:
         if path not in self._files:
             raise FileNotFoundError(path)
         if mode != "rb":

@@ -75,7 +75,7 @@ def test_a_call_span_becomes_a_call_with_its_columns_and_keeps_the_rest_as_attri
         "policy_version": 7, "prompt_ids": [1, 2, 3], "completion_ids": [4, 5], "logprobs": [-0.5, -0.25],
         "finish_reason": "stop", "delivered": True, "start_ns": 1_000, "end_ns": 2_000,
         "parent_span_id": span_id(9).hex(), "status_code": 0, "resource": "{}", "scope_name": "", "dropped_attributes": 1,
-            "untrusted": False,
+        "untrusted": False, "n_tokens": 5,
     }  # fmt: skip
 
 
@@ -154,6 +154,7 @@ def test_a_log_record_sent_again_is_stored_once(collector: CollectorProcess) -> 
     assert first == {
         "time_ns": 5, "trace_id": trace_id(9).hex(), "span_id": span_id(1).hex(), "event_name": None, "severity": 9,
         "body": '{"kvlist":[["k","v"]]}', "attributes": '{"a":[1]}', "resource": "{}",
+        "untrusted": False,
     }  # fmt: skip
     assert second["time_ns"] > 10**18  # when it came
 

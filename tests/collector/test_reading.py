@@ -225,7 +225,7 @@ def test_since_seq_gives_the_whole_of_each_rollout_and_trace_that_something_touc
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
     """A collector with little memory and little patience for queries."""
     path = tmp_path_factory.mktemp("small") / "spans.duckdb"
-    with running(path, sql_memory_bytes=100 * 2**20, sql_timeout_s=0.5) as started:
+    with running(path, sql_memory_bytes=192 * 2**20, sql_timeout_s=0.5) as started:
         yield started
 
 

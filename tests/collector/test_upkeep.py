@@ -31,6 +31,7 @@ from tests.support.collector import trace_id as padded_trace_id
 from tests.support.faults import jumping_clock
 from trainspan_collector.database import Database
 from trainspan_collector.snapshots import Readers
+from trainspan_collector.sql_process import SqlLimits
 from trainspan_schemas import keys
 from trainspan_schemas.dataset import about_dir, manifest_path
 from trainspan_schemas.errors import StoreError
@@ -263,7 +264,7 @@ def test_compacting_under_load_and_reading_loses_nothing_and_gives_space_back(tm
 
 def test_a_reader_that_does_not_end_keeps_the_file_in_place_and_new_readers_wait_no_longer(tmp_path: Path) -> None:
     database = Database(tmp_path / "spans.duckdb", memory_bytes=2**28)
-    readers = Readers(limit_s=60)
+    readers = Readers(SqlLimits(60, 2**29))
     with readers.snapshot(database):
         with pytest.raises(StoreError, match="1 readers hold the store"), readers.alone(0.1, 0.1):
             raise AssertionError("not alone")

@@ -92,7 +92,8 @@ class _Head(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, _ = gradients
         targets, temperatures, hidden, logsumexps = ctx.saved_tensors
         parameters = [parameter for parameter in ctx.head.parameters() if parameter.requires_grad]
         of_hidden = torch.zeros_like(hidden)

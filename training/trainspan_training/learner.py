@@ -50,8 +50,9 @@ class Learner:
         free = memory.available(settings, cuda=cuda, processes=beside)
         budget = memory.fit(config, settings, free, cuda=cuda, team=team)
         adapted = settings.adapter == "lora"
-        hollow = team.splits and has_slices(model := hollow_model(config), policy.model)
-        if not hollow:
+        model = hollow_model(config) if team.splits else None
+        hollow = model is not None and has_slices(model, policy.model)
+        if model is None or not hollow:
             # What is split is all of one type.
             halved = compute_dtype(settings, cuda=cuda) == "bfloat16" and not team.splits
             model = load_model(policy.model, frozen=adapted and halved)

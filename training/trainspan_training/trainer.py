@@ -131,7 +131,8 @@ class TransitionGRPOTrainer(GRPOTrainer):
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of a whole step; clips the gradient; its loss."""
         began = time.perf_counter()
-        for group in self.optimizer.param_groups if self.optimizer else ():
+        optimizer: Any = self.optimizer
+        for group in optimizer.param_groups if optimizer else ():
             group["lr"] = self.rate
         loss = self.accumulate(model, inputs)
         norm: Any = self.accelerator.clip_grad_norm_(model.parameters(), self._limits.max_grad_norm)
