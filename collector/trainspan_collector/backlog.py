@@ -71,7 +71,7 @@ class Backlog:
                 return 0.0
             if taken >= last:
                 return limit_s + _COME_BACK_S
-            pace = self._bytes_per_s * 2 * (last - taken) / (last - first)
+            pace = max(1.0, self._bytes_per_s * 2 * (last - taken) / (last - first))
             now = self._clock()
             start = max(now, self._next_turn)
             if start - now <= limit_s:

@@ -75,6 +75,7 @@ class FlightServer:
 
     def __init__(self, address: str, guard: Guard) -> None:
         self._store: Reading | None = None
+        self._is_stopped = False
         self._changed = threading.Condition()
         self._message_patience = Patience(_MESSAGE_S)
         self._patience = Patience(_STALL_S)
@@ -95,6 +96,9 @@ class FlightServer:
 
     def stop(self, grace_s: float) -> None:
         """Refuses new calls, lets those under way finish within `grace_s`, then ends them."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
         self._server.stop(grace_s).wait()
         self._message_patience.close()
         self._patience.close()
@@ -140,7 +144,8 @@ class FlightServer:
 
     def _reading(self, wait_s: float) -> Reading:
         with self._changed:
-            if not self._changed.wait_for(lambda: self._store is not None, wait_s) or self._store is None:
+            self._changed.wait_for(lambda: self._store is not None or self._is_stopped, wait_s)
+            if self._store is None:
                 raise StoreError("the store is being opened, or the collector stops: try again")
             return self._store
 

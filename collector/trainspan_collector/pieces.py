@@ -47,7 +47,7 @@ def cut(signal: OtlpSignal, body: bytes, max_items: int) -> Iterator[bytes]:
     """Requests that hold together what `body` holds, in its order, each of about a MiB and 2,048 items at most.
 
     An item larger than that has one for itself. Raises InvalidRecordError where the bytes are no such request, TooLargeError for
-    more than `max_items` spans, log records, metrics or groups, or an item of more than a million parts.
+    more than `max_items` spans, log records, metrics, groups or other fields beside them, or an item of more than a million parts.
     """
     if len(body) <= SMALL_BYTES:
         yield body
@@ -74,7 +74,9 @@ class _Cutter:
     def count(self) -> int:
         """Of items and groups."""
         for number, _, first, end in _fields(self._body, 0, len(self._body)):
-            if number == 1:
+            if number != 1:
+                self._count_item()
+            else:
                 for scope_start, scope_end in self._resource_head(first, end)[1]:
                     self._scope_group(scope_start, scope_end)
         return self._n_items
@@ -84,6 +86,7 @@ class _Cutter:
             if number == 1:
                 yield from self._resource_group(first, end)
             else:
+                self._count_item()
                 self._groups.append(self._body[start:end])
         if self._groups:
             yield self._take()
@@ -126,24 +129,27 @@ class _Cutter:
     def _resource_head(self, start: int, end: int) -> tuple[bytes, list[tuple[int, int]]]:
         """A resource group's own fields, and where its scope groups are."""
         self._count_item()
-        parts, scopes = [], []
+        own, scopes = _OwnFields(self._body, _RESOURCE), []
         for number, field_start, first, field_end in _fields(self._body, start, end):
+            self._count_item()
             if number == 2:
-                self._count_item()
                 scopes.append((first, field_end))
             else:
-                parts.append(self._own_field(number, field_start, first, field_end, _RESOURCE))
-        return b"".join(parts), scopes
+                own.add(number, field_start, first, field_end)
+        return own.joined(), scopes
 
     def _scope_group(self, start: int, end: int) -> tuple[bytes, list[tuple[int, int]]]:
         """A scope group's own fields, and where the field of each item begins and ends."""
         body = self._body
-        parts, items = [], []
+        own, items = _OwnFields(body, _SCOPE), []
         position = start
         while position < end:
             if body[position] != _ITEM_TAG:
                 number, field_start, first, position = _field_at(body, position, end)
-                parts.append(self._own_field(number, field_start, first, position, _SCOPE))
+                if number == 2:
+                    raise _invalid(body)  # no encoder writes the tag in more than one byte, or this field as a number
+                self._count_item()
+                own.add(number, field_start, first, position)
                 continue
             field_start = position  # without a call for each: this is all that most requests hold
             position += 1
@@ -164,12 +170,7 @@ class _Cutter:
             if length > _PIECE_BYTES:
                 _check_parts(body, position - length, position, self._item)
             items.append((field_start, position))
-        return b"".join(parts), items
-
-    def _own_field(self, number: int, start: int, first: int, end: int, kind: int) -> bytes:
-        if number == 1 and end - first > _PIECE_BYTES:
-            _check_parts(self._body, first, end, kind)
-        return self._body[start:end]
+        return own.joined(), items
 
     def _count_item(self) -> None:
         self._n_items += 1
@@ -178,6 +179,27 @@ class _Cutter:
                 f"the request has more than {self._max_items} spans, log records or metrics: send smaller batches, "
                 "or raise max_request_items"
             )
+
+
+class _OwnFields:
+    """What a group holds beside its members: one resource or scope, which may come in several fields that are merged."""
+
+    def __init__(self, body: bytes, kind: int) -> None:
+        self._body, self._kind = body, kind
+        self._parts: list[bytes] = []
+        self._heads: list[tuple[int, int]] = []
+
+    def add(self, number: int, start: int, first: int, end: int) -> None:
+        self._parts.append(self._body[start:end])
+        if number == 1:
+            self._heads.append((first, end))
+
+    def joined(self) -> bytes:
+        """Raises TooLargeError for a resource or scope that has too many parts."""
+        if sum(end - start for start, end in self._heads) > _PIECE_BYTES:
+            head = b"".join(self._body[start:end] for start, end in self._heads)
+            _check_parts(head, 0, len(head), self._kind)
+        return b"".join(self._parts)
 
 
 def _check_parts(body: bytes, start: int, end: int, kind: int) -> None:

@@ -32,7 +32,7 @@ from trainspan_collector.quarantine import Quarantine
 from trainspan_collector.retention import Retention
 from trainspan_collector.rewriting import remove_leftovers
 from trainspan_collector.snapshots import Readers
-from trainspan_collector.sql_process import SqlLimits
+from trainspan_collector.sql_process import SqlLimits, remove_query_folders
 from trainspan_collector.store_state import StoreWatch
 from trainspan_collector.upkeep import Upkeep
 from trainspan_schemas.errors import ConfigError, StoreError
@@ -138,6 +138,7 @@ def _start(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     cleanup.callback(StoreLock(store).release)
     remove_leftovers(store)
+    remove_query_folders(store.with_name(store.name + ".tmp"))
     database = Database(store, memory_bytes=memory_bytes)
     cleanup.callback(database.close)
     told = cleanup.enter_context(contextlib.ExitStack())  # what Flight outlives: the address
@@ -168,9 +169,9 @@ def _start(
         backlog=backlog,
     )
     fronts.bind()
-    cleanup.callback(fronts.shut_readers)
     loader.start()
     cleanup.callback(loader.stop)
+    cleanup.callback(fronts.shut_readers)  # first, since the loader's last checkpoint waits for no query
     cleanup.callback(journal.close)
     cleanup.callback(fronts.shut)
     fronts.open_to(

@@ -72,12 +72,14 @@ class Readers:
         self._query_places = threading.BoundedSemaphore(_MOST_QUERIES)
         self._changed = threading.Condition()
         self._is_shut = False
+        self._is_closed = False
 
     @contextlib.contextmanager
     def snapshot(self, database: Database, on_end: Callable[[], object] = lambda: None) -> Iterator[Snapshot]:
         """A snapshot for the time of the block; it begins when nobody is `alone`."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_shut)
+            self._changed.wait_for(lambda: not self._is_shut or self._is_closed)
+            self._check_open()
             snapshot = Snapshot(database, on_end)
             self._open.add(snapshot)
         try:
@@ -98,8 +100,10 @@ class Readers:
             raise StoreError(f"{_MOST_QUERIES} queries are under way: try again when one of them has ended")
         try:
             with self._changed:
-                self._changed.wait_for(lambda: not self._is_shut)
+                self._changed.wait_for(lambda: not self._is_shut or self._is_closed)
+                self._check_open()  # before the file is opened, which a closed database no longer can
             with database.frozen() as frozen, self._changed:
+                self._check_open()
                 metadata = {"watermark": str(frozen.last_seq), "behind": behind}
                 query = SqlProcess(self._server, sql, frozen, metadata, self._limits)
                 self._open.add(query)
@@ -129,8 +133,10 @@ class Readers:
         return all(query.has_ended_within(_END_AGAIN_S) for query in queries)
 
     def end(self, grace_s: float, timeout_s: float) -> None:
-        """Gives those that read `grace_s` to finish, then ends them, and waits `timeout_s` for it."""
+        """Lets no more readers in, gives those that read `grace_s` to finish, then ends them, and waits `timeout_s` for it."""
         with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
             if not self._end_all(grace_s, timeout_s):
                 raise StoreError(f"{len(self._open)} readers did not end")
 
@@ -149,6 +155,10 @@ class Readers:
             finally:
                 self._is_shut = False
                 self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreError("the collector closes the store: try again")
 
     def _leave(self, reader: Snapshot | SqlProcess) -> None:
         with self._changed:

@@ -53,18 +53,27 @@ class SqlLimits:
     """Beyond what a process has at its start, about 80 MiB."""
 
 
+_QUERY_FOLDER: Final = "query-"
+_LEAST_SPILL_BYTES: Final = 16 * 1024 * 1024
+_SPILL_PART: Final = 16
+"""What one query may spill of the free disk, as a part of it: four may run, and senders need the rest."""
+
+
 class SqlServer:
     """Starts the processes: one that has imported what they need, started with the first query, forks each. Thread-safe."""
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def start(self, task: Mapping[str, object], descriptors: list[int]) -> None:
         """Raises OSError."""
         text = json.dumps(task).encode()
         with self._lock, tempfile.TemporaryFile() as file:  # of any length, unlike a datagram
+            if self._is_closed:
+                raise OSError("the collector ends")
             file.write(text)
             file.flush()
             if self._control is None:
@@ -77,8 +86,9 @@ class SqlServer:
                 self._send([file.fileno(), *descriptors])
 
     def close(self) -> None:
-        """Queries that run go on."""
+        """Queries that run go on; none begins any more."""
         with self._lock:
+            self._is_closed = True
             self._stop()
 
     def _send(self, descriptors: list[int]) -> None:
@@ -102,6 +112,12 @@ class SqlServer:
         self._control = self._process = None
 
 
+def remove_query_folders(folder: Path) -> None:
+    """Deletes what queries spilled under a collector that was killed."""
+    for left in folder.glob(f"{_QUERY_FOLDER}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 class SqlProcess:
     """Runs from construction on; to be closed. `answer` is its answer."""
 
@@ -110,7 +126,7 @@ class SqlProcess:
     ) -> None:
         self._limits = limits
         self._ended_because: str | None = None
-        self._folder = tempfile.mkdtemp(prefix="query-", dir=frozen.folder)
+        self._folder = tempfile.mkdtemp(prefix=_QUERY_FOLDER, dir=frozen.folder)
         task = {
             "sql": sql,
             "metadata": dict(metadata),
@@ -118,6 +134,7 @@ class SqlProcess:
             "memory_bytes": limits.memory_bytes,
             "seconds": limits.seconds,
             "folder": self._folder,
+            "spill_bytes": max(_LEAST_SPILL_BYTES, shutil.disk_usage(frozen.folder).free // _SPILL_PART),
         }
         self._socket, theirs = socket.socketpair()
         try:

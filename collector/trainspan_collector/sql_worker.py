@@ -28,6 +28,8 @@ __all__ = ["main"]
 _STORE: Final = "frozen://store"
 _ROWS_PER_BATCH: Final = 2048
 _MOST_DESCRIPTORS: Final = 4
+_MOST_THREADS: Final = 4
+"""Each one's stack counts against the memory limit: 8 MiB."""
 _LACKS_MEMORY: Final = ("bad_alloc", "failed to allocate", "failed to pin", "malloc of size", "realloc of size")
 
 
@@ -95,6 +97,8 @@ def _open(task: dict[str, Any], files: tuple[int, ...]) -> duckdb.DuckDBPyConnec
             "autoload_known_extensions": "false",
             "memory_limit": f"{task['memory_bytes'] // 2 // 2**20}MiB",
             "temp_directory": task["folder"],
+            "max_temp_directory_size": f"{task['spill_bytes'] // 2**20}MiB",
+            "threads": str(min(_MOST_THREADS, os.cpu_count() or 1)),
         }
     )
     connection.register_filesystem(_Frozen(sizes))

@@ -69,8 +69,17 @@ class Rollout:
         return self._entered().identity.rollout_id
 
     @property
+    def url_token(self) -> str:
+        """What names the rollout in a base URL `…/rollout/{url_token}/v1` or an API key `trainspan-{url_token}`.
+
+        It is the traceparent, and inside a runner's rollout the runner's signature.
+        """
+        signature = self._entered().identity.url_signature
+        return f"{self.traceparent}.{signature}" if signature else self.traceparent
+
+    @property
     def traceparent(self) -> str:
-        """W3C `traceparent` of the block, for a base URL `…/rollout/{traceparent}/v1` or another process."""
+        """W3C `traceparent` of the block, for another process."""
         self._entered()
         assert self._span is not None
         ctx = self._span.get_span_context()

@@ -85,13 +85,15 @@ def collect_feedback(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
 def with_feedback(evaluations: pl.DataFrame, feedback: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """EVALUATIONS with the feedback on responses of `calls`, as evaluations of these calls' spans.
 
-    A response of several choices is meant by its first one. Feedback on a response that is not among the calls stays out.
+    A response of several choices is meant by its first one, and one that an agent claims too by the call of the policy
+    server. Feedback on a response that is not among the calls stays out.
     """
     if feedback.is_empty():
         return evaluations
     answered = (
         calls.filter(pl.col("response_id").is_not_null() & pl.col("rollout_id").is_not_null())
-        .sort("response_id", *ROLLOUT_KEY, "choice_index", "span_id")
+        .with_columns(pl.col("untrusted").fill_null(False))
+        .sort("response_id", "untrusted", *ROLLOUT_KEY, "choice_index", "span_id")
         .select(response_stem().alias("stem"), "trace_id", "span_id", "rollout_id", "attempt")
         .unique("stem", keep="first", maintain_order=True)
     )

@@ -84,7 +84,8 @@ def read_ledger(out: Path, *, without: Path | None = None, only: Sequence[Path] 
         pl.concat(frames)
         .group_by(ROLLOUT_KEY, maintain_order=True)
         .agg(
-            pl.col("run_id", "round", "task_id", "reward", "end_ns").first(),
+            # A rollout that was first seen without a reward may have got one since.
+            pl.col("run_id", "round", "task_id", "reward", "end_ns").drop_nulls().last(),
             pl.col("calls", "kept", "rewards").max(),
             pl.col("reason").last(),
             pl.col("parts").drop_nulls().last(),

@@ -55,7 +55,7 @@ class Accounts:
     rollouts_without_calls: int
     """Of status ok and rewarded, but with nothing to train."""
     pending_calls: int
-    """Of `dropped["unfinished"]`: calls of rollouts that may still be arriving."""
+    """Calls of rollouts that may still be arriving, dropped for reasons that would lower the coverage."""
     pending_rollouts: int
 
     @property
@@ -167,6 +167,7 @@ def take_accounts(fates: pl.DataFrame, lines: pl.DataFrame, late: pl.DataFrame) 
         dropped["late_after_consumed"] = int(late["late"].sum())
     rowless = lines.filter(pl.col("kept") == 0)
     pending = lines.filter("pending")
+    may_come = counted.filter(~pl.col("reason").is_in(sorted(_EXPECTED))).join(pending, on=ROLLOUT_KEY, how="semi")
     return Accounts(
         kept=int(lines["kept"].sum()),
         dropped=dropped,
@@ -174,7 +175,7 @@ def take_accounts(fates: pl.DataFrame, lines: pl.DataFrame, late: pl.DataFrame) 
         rollouts_seen=lines.height,
         dropped_rollouts=dict(rowless.drop_nulls("reason").group_by("reason").len().iter_rows()),
         rollouts_without_calls=rowless.filter(pl.col("reason").is_null()).height,
-        pending_calls=int(pending["calls"].sum()),
+        pending_calls=int(may_come["calls"].sum()),
         pending_rollouts=pending.height,
     )
 

@@ -28,14 +28,16 @@ class Groups:
 def find_groups(rollouts: pl.DataFrame, ledger: Ledger, now_ns: int, wait_s: float) -> Groups:
     """From rollouts with status, split, `group_size`, `pending`, end_ns and what makes their group; validation has no groups.
 
-    A rollout has arrived when it has ended and nothing of it is still on its way, or when an earlier dataset used it. A
-    group waits until `wait_s` after the last of its rollouts was heard of.
+    A rollout has arrived when its last attempt has ended, not by a failure after which it is tried again, and nothing of
+    it is still on its way, or when an earlier dataset used it. A group waits until `wait_s` after the last of its rollouts was heard of.
     """
     rollouts = rollouts.filter((pl.col("split") != "val").fill_null(True))
     sized = rollouts.filter(pl.col("group_size").is_not_null() & pl.col("task_id").is_not_null())
     if sized.is_empty():
         return Groups(rollouts.select(ROLLOUT_KEY).clear())
-    has_arrived = pl.col("status").is_not_null() & ~pl.col("pending")
+    is_last = pl.col("attempt") == pl.col("attempt").max().over("rollout_id")
+    is_final = is_last & ~pl.col("status").is_in(["infra_error", "cancelled"])
+    has_arrived = pl.col("status").is_not_null() & ~pl.col("pending") & is_final
     arrived = pl.concat(
         [
             rollouts.filter(has_arrived).select(*_GROUP, "rollout_id"),

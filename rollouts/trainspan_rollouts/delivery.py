@@ -92,8 +92,7 @@ class VerdictSender(SpanProcessor):
                     for _ in batch:
                         self._queue.popleft()
                     self._noted = max(0, self._noted - len(batch))
-                for span in batch:
-                    self._on_delivered(span)
+                self._note(batch, self._on_delivered)
                 continue
             if not away_since:
                 away_since = time.monotonic()
@@ -117,17 +116,27 @@ class VerdictSender(SpanProcessor):
         with self._changed:
             fresh = [self._queue[index] for index in range(self._noted, len(self._queue))]
             self._noted = len(self._queue)
-        for span in fresh:
-            self._on_waiting(span)
+        self._note(fresh, self._on_waiting)
+
+    def _note(self, spans: Sequence[ReadableSpan], on_span: Callable[[ReadableSpan], None]) -> None:
+        for span in spans:
+            try:
+                on_span(span)
+            except OSError as error:  # a full disk: the verdicts still go out
+                _log.warning("event=verdict_not_noted error=%s", error)
 
     def _send(self, batch: Sequence[ReadableSpan]) -> bool:
         timeout_s = EXPORT_TIMEOUT_S
         if self._deadline is not None:
             timeout_s = min(timeout_s, max(0.5, self._deadline - time.monotonic()))
-        if self._exporter is None or timeout_s != EXPORT_TIMEOUT_S:
-            self._disconnect()
-            self._exporter = OTLPSpanExporter(endpoint=self._collector, timeout=timeout_s, headers=self._headers())
-        arrived = self._exporter.export(batch) is SpanExportResult.SUCCESS
+        try:
+            if self._exporter is None or timeout_s != EXPORT_TIMEOUT_S:
+                self._disconnect()
+                self._exporter = OTLPSpanExporter(endpoint=self._collector, timeout=timeout_s, headers=self._headers())
+            arrived = self._exporter.export(batch) is SpanExportResult.SUCCESS
+        except Exception as error:  # noqa: BLE001  # a token file being changed, what cannot be encoded: the thread lives on
+            _log.warning("event=verdicts_not_sent error=%r", error)
+            arrived = False
         if not arrived:
             self._disconnect()  # the next one takes up a changed token
         return arrived

@@ -136,7 +136,8 @@ class RunLedger:
             ended = self._ended.pop((rollout_id, attempt), None)
         if ended is not None:
             key, status, reward = ended
-            self._write({"end": key, "status": status, "reward": reward, **more})
+            which = {"rollout": rollout_id, "attempt": attempt}
+            self._write({"end": key, **which, "status": status, "reward": reward, **more})
         return ended is not None
 
     def close(self) -> None:
@@ -167,8 +168,7 @@ class RunLedger:
             self._waiting.pop((record["delivered"], record["attempt"]), None)
             return
         if "span" in record:
-            begun = self._begun[record["end"]]
-            self._waiting[begun.rollout_id, begun.attempt] = record["span"]
+            self._waiting[record["rollout"], record["attempt"]] = record["span"]
         if record["status"] not in _AGAIN:
             self._finished[record["end"]] = Finished(record["status"], record["reward"])
             self._begun.pop(record["end"], None)

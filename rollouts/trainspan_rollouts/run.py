@@ -190,13 +190,15 @@ class _Run:
         span = self._spans.begin(identity, self._settings.n)
         judge = self._judge.name if self._judge else None
         try:
-            token = f"{span.parent}.{span.parent.signature(self._key)}"
+            signed = identity.signed(self._key, span.parent)
+            token = f"{span.parent}.{signed.url_signature}"
             try:
-                ended = await self._executor.execute(Execution(task, identity.signed(self._key), span.parent, token))
+                ended = await self._executor.execute(Execution(task, signed, span.parent, token))
             finally:
                 self._agents.release()
             verdict = await self._judged(task, identity, ended)
         except asyncio.CancelledError:
+            self._ledger.end(identity, number, "cancelled", None)
             span.end("cancelled", judge=judge, error="the run was stopped")
             raise
         calls = ended.report.calls if ended.report else None

@@ -90,7 +90,8 @@ class RolloutSpan:
                 },
             )
         if status != "ok":
-            self._span.set_status(Status(StatusCode.ERROR, error or status))
+            text = (error or status).encode(errors="replace").decode()  # an agent's text may hold lone surrogates
+            self._span.set_status(Status(StatusCode.ERROR, text))
         self._span.end()
 
 

@@ -77,7 +77,9 @@ class Identity:
     round: int | None = None
     split: Split = "train"
     signature: str | None = None
-    """The runner's, over all the other fields; never stored on a span."""
+    """The runner's, over the fields above; never stored on a span."""
+    url_signature: str | None = None
+    """The runner's, of the rollout's trace, for base URLs that the agent makes itself; never stored on a span."""
 
     def attributes(self) -> dict[str, str | int]:
         """Span attributes; absent values are left out."""
@@ -109,18 +111,21 @@ class Identity:
                 attempt=int(str(attributes.get(keys.ATTEMPT, 0))),
                 round=None if round_ is None else int(str(round_)),
                 split="val" if split == "val" else "train",
-                signature=str(signature) if (signature := attributes.get(keys.SIGNATURE)) else None,
+                signature=_text(attributes.get(keys.SIGNATURE)),
+                url_signature=_text(attributes.get(keys.URL_SIGNATURE)),
             )
         except ValueError:
             return None
 
     def members(self) -> dict[str, str | int]:
-        """What travels between processes: the attributes, and the signature."""
-        return {**self.attributes(), **({keys.SIGNATURE: self.signature} if self.signature else {})}
+        """What travels between processes: the attributes, and the signatures."""
+        signatures = {keys.SIGNATURE: self.signature, keys.URL_SIGNATURE: self.url_signature}
+        return {**self.attributes(), **{key: value for key, value in signatures.items() if value}}
 
-    def signed(self, key: bytes) -> "Identity":
-        """The same identity with the signature of the holder of `key`."""
-        return replace(self, signature=sign(key, self._signed_text()))
+    def signed(self, key: bytes, trace: TraceParent | None = None) -> "Identity":
+        """The same identity with the signatures of the holder of `key`, also for URLs that name `trace`."""
+        url_signature = None if trace is None else trace.signature(key)
+        return replace(self, signature=sign(key, self._signed_text()), url_signature=url_signature)
 
     def is_signed(self, key: bytes) -> bool:
         """Whether the holder of `key` gave this identity, as it is."""
@@ -133,6 +138,10 @@ class Identity:
         """A `baggage` header (or environment) value; `agent` is the calling agent's name."""
         pairs = {**self.members(), **({keys.GEN_AI_AGENT_NAME: agent} if agent else {})}
         return ",".join(f"{key}={quote(str(value), safe='')}" for key, value in pairs.items())
+
+
+def _text(value: object) -> str | None:
+    return str(value) if value else None
 
 
 def parse_baggage(header: str) -> dict[str, str]:
@@ -148,7 +157,7 @@ def parse_baggage(header: str) -> dict[str, str]:
 def strip_identity(header: str) -> str:
     """The `baggage` header without the members that are ours, for every other host."""
     ours = (
-        *Identity("x", "x", "x", 0, 0, signature="x").members(),
+        *Identity("x", "x", "x", 0, 0, signature="x", url_signature="x").members(),
         keys.GEN_AI_AGENT_NAME,
         keys.ROLLOUT_BOUNDARY,
         keys.NO_BOUNDARY,

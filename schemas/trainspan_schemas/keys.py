@@ -44,6 +44,7 @@ CALL_MULTIMODAL: Final = "trainspan.call.multimodal"  # bool
 CALL_ENDPOINT: Final = "trainspan.call.endpoint"  # request path, e.g. "/v1/chat/completions"
 CHOICE_INDEX: Final = "trainspan.choice.index"  # int
 SIGNATURE: Final = "trainspan.signature"  # baggage only: the runner's signature on the identity
+URL_SIGNATURE: Final = "trainspan.signature.url"  # baggage only: the same on the rollout's trace, for base URLs
 STATE_KEY: Final = "trainspan.state.key"  # str, user-given state for step-level grouping
 REDACTED: Final = "trainspan.redacted"  # str[]: blocked keys that the collector removed from this span, event or record
 NO_BOUNDARY: Final = "trainspan.no_boundary"  # bool: nothing says where one rollout ends and the next begins

@@ -201,14 +201,14 @@ def judge(
         )
     elif not agrees:
         evidence = f"the server's log-probabilities are {off}"
+    elif sharp and not moved:
+        evidence = (
+            f"the server's log-probabilities are nearer to the parent's (at {shift:.2f} ± {error:.2f} from 0 to 1)"
+        )
     elif loaded and loaded.whole:
         status, evidence = "fresh", f"the server computes with all {loaded.equal} tensors of the checkpoint"
     elif not sharp:
         status, evidence = "inconclusive", "the new weights' log-probabilities hardly differ from their parent's"
-    elif not moved:
-        evidence = (
-            f"the server's log-probabilities are nearer to the parent's (at {shift:.2f} ± {error:.2f} from 0 to 1)"
-        )
     else:
         status, evidence = "fresh", f"the server's log-probabilities are the new ones (at {shift:.2f} from 0 to 1)"
     return replace(figures, status=status, evidence=evidence)

@@ -97,7 +97,7 @@ def test_calls_that_do_not_state_their_sampling_are_trained_once_the_user_admits
     built = bench.build(round_=0, admit="unstated_sampling")
     assert built.manifest["dropped"] == {"sampling_truncated": 2}
     assert set(rows(built)["temperature"]) == {1.0}
-    with pytest.raises(UsageError, match="admit = 'greedy': what can be admitted is unstated_sampling"):
+    with pytest.raises(UsageError, match="admit = 'greedy': what can be admitted is unsigned, unstated_sampling"):
         bench.build(round_=0, out=bench.out / "other", admit="greedy")
 
 

@@ -46,6 +46,20 @@ def test_what_arrived_of_a_group_waits_for_its_last_rollouts(bench: Bench) -> No
     assert second.manifest["dropped"] == {}
 
 
+def test_an_attempt_that_will_be_made_again_has_not_arrived(bench: Bench) -> None:
+    failed = TestRollout(f"{bench.run_id}-c", run=bench.run_id, task="t0", status="infra_error")
+    failed.root_span.attributes[keys.GROUP_SIZE] = 3
+    bench.send(_member(bench, "a", 0.0), _member(bench, "b", 1.0), failed, *_pair(bench))
+    _at(bench, 150.0)
+    first = bench.build(baseline="dr_grpo")
+    assert [name[-1] for name in rows(first)["rollout_id"].to_list()] == ["y", "z"]
+    again = chain(bench.rollout("c", task="t0", attempt=1, begins=200.0), 1).reward(2.0)
+    again.root_span.attributes[keys.GROUP_SIZE] = 3
+    bench.send(again)
+    _at(bench, 400.0)
+    assert rows(bench.build(baseline="dr_grpo"))["advantage"].to_list() == [-1.0, 0.0, 1.0]
+
+
 def test_a_group_that_is_spread_over_chunks_waits_as_a_whole(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inventory, "spans_per_chunk", lambda spans: 1)
     bench.send(_member(bench, "a", 0.0), _member(bench, "b", 1.0), *_pair(bench))

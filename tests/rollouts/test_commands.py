@@ -15,12 +15,14 @@ from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
 from tests.support.programs import environment, write
 from trainspan_schemas import keys
+from trainspan_schemas.identity import TraceParent
+from trainspan_schemas.signing import KEY_FILE, signing_key
 
 TRAINSPAN = [sys.executable, "-m", "trainspan_cli", "rollout"]
 
 
 def test_a_command_gets_its_task_three_ways_and_its_calls_under_the_rollouts_url(
-    run: Run, policy: OpenAIServer, recorder: OtlpRecorder
+    run: Run, policy: OpenAIServer, recorder: OtlpRecorder, home: Path
 ) -> None:
     source = """
     import json, os, sys
@@ -52,7 +54,9 @@ def test_a_command_gets_its_task_three_ways_and_its_calls_under_the_rollouts_url
     assert (process.trace_id, process.parent_span_id) == (rollout.trace_id, rollout.span_id)
     assert keys.ROLLOUT_STATUS not in process.attributes
     (request,) = policy.requests
-    assert request.path == f"/rollout/00-{rollout.trace_id}-{rollout.span_id}-01/v1/chat/completions"
+    parent = TraceParent(rollout.trace_id, rollout.span_id)
+    signature = parent.signature(signing_key(str(home / KEY_FILE)))
+    assert request.path == f"/rollout/{parent}.{signature}/v1/chat/completions"
     assert request.traceparent is not None
     assert request.traceparent.trace_id == rollout.trace_id
     assert request.baggage[keys.ROLLOUT_ID] == rollout.attributes[keys.ROLLOUT_ID]

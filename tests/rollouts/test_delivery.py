@@ -9,11 +9,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+
 from tests.rollouts.conftest import Run, write_tasks
 from tests.rollouts.test_functions import tasks
 from tests.support.otlp_sink import OtlpSink, ReceivedSpan, free_port, otlp_sink
 from tests.support.programs import environment, write
+from trainspan_rollouts.delivery import VerdictSender
+from trainspan_rollouts.spans import RolloutSpan
 from trainspan_schemas import keys
+from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.identity import Identity
 
 AGENT = "def solve(task):\n    open('ran.txt', 'a').write(task['id'] + ' ')\n    return float(task['id'])\n"
 
@@ -67,6 +74,29 @@ def test_what_was_not_acknowledged_is_sent_by_the_resumed_run_as_it_was_and_noth
     with otlp_sink(port) as (sink, _):
         assert run(AGENT, tasks("1", "2"), "agent:solve", resume=True, **settings).resumed == 2
         assert not verdicts(sink)
+
+
+def test_nothing_that_goes_wrong_in_sending_ends_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token file that is being written, and an agent's text that cannot be encoded."""
+    given = [ConfigError("half a token file"), ConfigError("half a token file"), None]
+    delivered: list[ReadableSpan] = []
+    waiting: list[ReadableSpan] = []
+
+    def headers() -> str | None:
+        if isinstance(fault := given.pop(0) if given else None, Exception):
+            raise fault
+        return None
+
+    with otlp_sink() as (sink, url):
+        sender = VerdictSender(url, headers, delivered.append, waiting.append)
+        provider = TracerProvider()
+        provider.add_span_processor(sender)
+        tracer = provider.get_tracer("test")
+        tracer.start_span("first").end()
+        RolloutSpan(tracer.start_span("second"), Identity("r")).end("agent_error", error="\ud800")
+        assert sender.close(20.0) == 0
+        assert [span.name for span in sink.spans()] == ["first", "second"]
+    assert ([span.name for span in delivered], len(waiting)) == (["first", "second"], 2)
 
 
 def test_a_run_killed_while_the_collector_is_away_sends_its_verdicts_when_it_is_resumed(tmp_path: Path) -> None:

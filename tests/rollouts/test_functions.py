@@ -1,5 +1,6 @@
 """Agents that are functions: real workers under `opentelemetry-instrument`, the real openai SDK."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder, RecordedSpan
 from trainspan_schemas import keys
 from trainspan_schemas.errors import ProcessError, UsageError
-from trainspan_schemas.identity import Identity
+from trainspan_schemas.identity import Identity, TraceParent
+from trainspan_schemas.signing import KEY_FILE, signing_key
 
 
 def tasks(*inputs: Any) -> list[dict[str, Any]]:
@@ -99,6 +101,7 @@ def test_asynchronous_rollouts_share_a_worker_and_each_is_a_trace_with_its_own_s
     identity = Identity(number.attributes[keys.ROLLOUT_ID], "run", "number", 0, 3, "val")
     assert number.attributes == {
         **identity.attributes(),
+        keys.ROLLOUT_SIGNED: True,
         keys.ROLLOUT_STATUS: "ok",
         keys.ROLLOUT_BOUNDARY: "runner",
         keys.ROLLOUT_CALLS: 2,
@@ -233,3 +236,27 @@ def test_a_target_that_cannot_be_used_is_told_before_anything_runs(
     with pytest.raises(error, match=message):
         run("def solve(task): pass", tasks("x"), target, judge=judge)
     assert not recorder.spans
+
+
+def test_a_function_can_hand_its_rollouts_signed_url_to_a_program_of_its_own(
+    run: Run, recorder: OtlpRecorder, home: Path
+) -> None:
+    source = """
+    import pathlib, trainspan
+
+    def solve(task):
+        with trainspan.rollout() as r:
+            pathlib.Path("token").write_text(r.url_token)
+    """
+    run(source, tasks("x"), "agent.py:solve")
+    traceparent, _, signature = Path("token").read_text().partition(".")
+    token = TraceParent.parse(traceparent)
+    assert token is not None
+    assert token.is_signed(signing_key(str(home / KEY_FILE)), signature)
+    (rollout,) = rollouts(recorder).values()
+    assert token.trace_id == rollout.trace_id
+    assert not any(
+        signature in map(str, span.attributes.values())
+        for name in ("trainspan.rollout", "trainspan.block")
+        for span in recorder.named(name)
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.identity import Identity, parse_baggage, strip_identity
+from trainspan_schemas.identity import Identity, TraceParent, parse_baggage, strip_identity
 from trainspan_schemas.signing import sign, signing_key, verify
 
 
@@ -42,7 +42,9 @@ def test_a_signature_is_of_one_text_and_one_key() -> None:
 
 
 def test_the_signature_travels_in_the_baggage_but_on_no_span_and_to_no_other_host() -> None:
-    signed = Identity("r", "run", "t", 1, 2).signed(b"key")
+    trace = TraceParent("ab" * 16, "cd" * 8)
+    signed = Identity("r", "run", "t", 1, 2).signed(b"key", trace)
+    assert trace.is_signed(b"key", signed.url_signature)
     assert Identity.from_attributes(parse_baggage(signed.to_baggage())) == signed
     assert signed.is_signed(b"key")
     assert signed.signature not in map(str, signed.attributes().values())

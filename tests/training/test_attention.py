@@ -110,6 +110,24 @@ def test_models_whose_layers_would_not_look_at_the_mask_are_forwarded_padded() -
         forwarding_of(TrainSettings(forward="tree"), sliding, cuda=False)
 
 
+def test_a_model_with_a_sliding_window_keeps_its_own_attention() -> None:
+    """Ours would show each token all that came before: other logits from the window's length on."""
+    from transformers import AutoModelForCausalLM, MistralConfig
+
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, sliding_window=4,
+    )  # fmt: skip
+    sliding: Any = AutoModelForCausalLM.from_config(config).eval()
+    tokens = torch.arange(24).unsqueeze(0)
+    before = sliding(tokens).logits
+    assert not attention.prepare(sliding, "auto")
+    assert torch.equal(sliding(tokens).logits, before)
+    sliding.set_attn_implementation(attention.NAME)
+    assert not torch.allclose(sliding(tokens).logits[0, 8:], before[0, 8:], atol=1e-4)  # the test can fail
+
+
 def test_rollouts_without_anything_in_common_make_no_tree_cheaper(model: Any) -> None:
     rows = make_rows(as_calls(sample_rollouts(model, rollouts=6)), merge=True)
     weighted = [WeightedRow(row, np.ones(row.n_trained)) for row in rows]

@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from .batches import BLOCK, Branches
+from .forwarding import refusal
 
 __all__ = ["NAME", "attend", "attention_of", "block_mask", "dense_mask", "prepare", "varlen"]
 
@@ -29,9 +30,14 @@ NAME = "trainspan"
 
 
 def prepare(model: Any, mode: str) -> bool:
-    """Gives the model the attention function; False where it does not take one, so that rows can only be padded."""
-    if mode == "padded" or model.config._attn_implementation != "sdpa":
-        return mode == "padded"
+    """Gives the model the attention function; False if it does not take one, so that rows can only be padded.
+
+    A model whose layers do not look at a mask of ours keeps its own: with it, a sliding window would be ignored.
+    """
+    if mode == "padded":
+        return True
+    if model.config._attn_implementation != "sdpa" or refusal(model.config.get_text_config()):
+        return False
     model.set_attn_implementation(NAME)
     return bool(model.config._attn_implementation == NAME)
 

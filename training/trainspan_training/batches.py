@@ -95,10 +95,13 @@ class MicroBatch:
         if self.branches is None:
             branches, width = None, self.tokens.shape[1]
             some = self.tokens[: max(1, tokens // width)]
+            end = some.size
         else:
             branches = self.branches.first(tokens)
-            some = self.tokens[:, : len(branches.ends)]
-        kept = self.predicting < some.size
+            some = self.tokens[:, : len(branches.ends)].copy()
+            end = max(stop for _, stop, _ in self.branches.pieces() if stop <= some.size)
+            some[:, end:] = 0  # the rest of the last block is padding, not the start of the next tree
+        kept = self.predicting < end
         names = ("predicting", "targets", "calls", "sampled", "old", "advantages", "weights", "temperatures")
         columns = {name: getattr(self, name)[kept] for name in names}
         reference = None if self.reference is None else self.reference[kept]

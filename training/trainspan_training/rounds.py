@@ -126,8 +126,15 @@ class Rounds:
         """The steps of the newest policy's round, made again for Adam's state, which the trainer was killed before it wrote."""
         name = owed.policy.name
         log.warning("no optimizer state of %s: its steps are made again from %s", name, owed.parent.name)
-        calls, staleness = self._read(owed.dataset)
-        _, plan = self._plan(calls, owed.dataset)
+        try:
+            calls, staleness = self._read(owed.dataset)
+            _, plan = self._plan(calls, owed.dataset)
+        except (DatasetError, TrainingError) as error:
+            log.warning("the state of %s cannot be made again, Adam starts afresh: %s", name, error)
+            self._files.restore(owed.policy)
+            self._policy = owed.policy
+            self._files.load_state(owed.policy)
+            return
         # Scored in the coarser dtype of server and trainer, by which the old policy was chosen then.
         self._server_dtype = Canary.read(owed.policy.folder).dtype
         yield from self._steps(self._prepare(plan, staleness))

@@ -70,7 +70,10 @@ class PolicyFiles:
         canary.write(temporary)
         replace(meta, weights_sha256=hash_of(written)).write(temporary)
         folder = book.commit(meta)
-        book.prune(self._keep)
+        try:
+            book.prune(self._keep)
+        except OSError as error:
+            log.warning("checkpoints that are not kept any more cannot be deleted: %s", error)
         return folder
 
     def _reserve(self, name: str) -> None:

@@ -4,6 +4,7 @@ A tensor that is split by rows (its first dimension) stands in several files, un
 say which rows are its own. Format: https://huggingface.co/docs/safetensors/index#format
 """
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -81,7 +82,8 @@ class TensorFile:
 
     def discard(self) -> None:
         """Deletes what was written."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk: what is buffered cannot be written, and need not be
+            self._file.close()
         self.path.unlink(missing_ok=True)
 
     def _put(self, content: bytes | memoryview) -> None:

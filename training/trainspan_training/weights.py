@@ -54,7 +54,11 @@ class FullWeights:
         shapes = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in tensors.items()}
         if revert_weight_conversion(self._model, dict(shapes)).keys() == shapes.keys():
             return write_tensors(folder, "model", tensors, team)
-        complete = {name: whole(tensor.detach()) for name, tensor in tensors.items()}
+        complete = {}
+        for name, tensor in tensors.items():  # one at a time on the device, and kept by the leader alone
+            one = whole(tensor.detach())
+            if team.leads:
+                complete[name] = one.cpu()
         alone = Team()
         return (
             write_tensors(folder, "model", revert_weight_conversion(self._model, complete), alone) if team.leads else {}

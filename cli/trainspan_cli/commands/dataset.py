@@ -56,7 +56,9 @@ def dataset(
         str | None, typer.Option(help="module:function(StoredRollout) -> bool: which rollouts are trained.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="recorded, all, or the share of tasks to train on.")] = None,
-    admit: Annotated[str | None, typer.Option(help="Do not leave calls out for this: unstated_sampling.")] = None,
+    admit: Annotated[
+        str | None, typer.Option(help="Do not leave calls out for these: unsigned, unstated_sampling.")
+    ] = None,
     wait_s: Annotated[float | None, typer.Option(help="Wait so long for rollouts that are still arriving.")] = None,
     settle_s: Annotated[float | None, typer.Option(help="Silence after which a rollout counts as unfinished.")] = None,
     group_wait_s: Annotated[

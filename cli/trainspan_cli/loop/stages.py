@@ -80,6 +80,14 @@ class Stages:
         code, message = self._command("rollout", arguments, agent, on_event, admitted=(0, 1))
         if code != 0 and not result:
             raise ProcessError(f"rollout failed: {message} (log: {self._folder.logs / 'rollout.log'})")
+        if result.get("unacknowledged"):  # the collector was away: it is started again, and gets the verdicts
+            again: dict[str, Any] = {}
+            self._command("rollout", [*arguments, "--resume"], agent, again.update, admitted=(0, 1))
+            if left := again.get("unacknowledged", result["unacknowledged"]):
+                raise ProcessError(
+                    f"the collector has not acknowledged {left} verdicts (log: {self._folder.logs / 'rollout.log'})"
+                )
+            result["unacknowledged"] = 0
         sampling_s = time.monotonic() - began
         counts = meter.stop(result["total"], result["calls"])
         result |= {"sampled_tokens": meter.sampled_tokens(), "sampling_seconds": sampling_s}

@@ -1,0 +1,44 @@
+"""What counts as an item of a request, on its bytes alone."""
+
+import pytest
+
+from trainspan_collector.bodies import TooLargeError
+from trainspan_collector.pieces import cut
+from trainspan_collector.signals import TRACES
+from trainspan_schemas.errors import InvalidRecordError
+
+MIB = 2**20
+
+
+def field(number: int, value: bytes) -> bytes:
+    length, octets = len(value), bytearray([number << 3 | 2])
+    while length >= 0x80:
+        octets.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes(octets) + bytes([length]) + value
+
+
+ATTRIBUTES = field(1, b"") * (MIB // 4)
+SPAN = field(2, field(1, b"x" * 16))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        field(1, field(1, ATTRIBUTES) * 8 + field(2, SPAN)),
+        field(1, field(2, field(1, field(3, b"") * (MIB // 4)) * 8 + SPAN)),
+        b"\x10\x00" * MIB,
+        field(1, b"\x18\x00" * MIB),
+        field(1, field(2, b"\x18\x00" * MIB + SPAN)),
+    ],
+    ids=["merged resources", "merged scopes", "fields of the request", "fields of a group", "fields of a scope group"],
+)
+def test_what_stands_beside_items_is_counted_too(body: bytes) -> None:
+    with pytest.raises(TooLargeError):
+        list(cut(TRACES, body, 200_000))
+
+
+def test_a_tag_written_longer_than_it_need_be_hides_no_item() -> None:
+    body = field(1, field(2, b"\x92\x00\x00" * 600_000))
+    with pytest.raises(InvalidRecordError):
+        list(cut(TRACES, body, 200_000))
