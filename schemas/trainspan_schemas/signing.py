@@ -31,7 +31,7 @@ def signing_key(file: str | None = None) -> bytes:
         if file:
             raise ConfigError(f"signing key {path} does not exist: copy the one of the other machine there") from error
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as opened:
         opened.write(secrets.token_hex(32) + "\n")

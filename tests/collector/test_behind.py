@@ -71,6 +71,7 @@ def test_doctor_calls_it_a_problem_if_nothing_is_loaded(lagging: CollectorProces
     assert "none was loaded yet" in finding.detail
 
 
+@pytest.mark.slow
 def test_senders_are_slowed_before_the_backlog_reaches_the_floor_of_free_disk(tmp_path: Path) -> None:
     """Intake is many times as fast as loading, 4 MiB/s; 416 MiB of disk are left above the floor."""
     limits = {
