@@ -27,6 +27,10 @@ _CONFIG_IGNORED = {
     "pad_token_id",
 }
 """Keys that do not change what the weights compute."""
+_COMPUTED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
+"""Ends of the names of buffers that models compute by themselves, and that vLLM leaves aside in a file."""
+_HEADS = ("lm_head.weight", "embed_out.weight")
+"""Ends of the names of output heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,12 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
-def check_fits(candidate: Weights, served: Weights) -> None:
-    """Raises CheckpointError that names the first thing by which `candidate` differs from the served model."""
+def check_fits(candidate: Weights, served: Weights, *, ties_head: bool = False) -> None:
+    """Raises CheckpointError that names the first thing by which `candidate` differs from the served model.
+
+    It may lack what the served files hold in vain: buffers that models compute and, if the model `ties_head`, the output head,
+    which is its embedding.
+    """
     name = candidate.folder.name
     for key in sorted((candidate.config.keys() & served.config.keys()) - _CONFIG_IGNORED):
         if candidate.config[key] != served.config[key]:
@@ -59,7 +67,8 @@ def check_fits(candidate: Weights, served: Weights) -> None:
                 f"{name} does not fit the served model: config {key} is {candidate.config[key]!r}, "
                 f"served is {served.config[key]!r}; start a server with this checkpoint instead"
             )
-    missing = sorted(served.tensors.keys() - candidate.tensors.keys())
+    idle = _COMPUTED + (_HEADS if ties_head else ())
+    missing = sorted(tensor for tensor in served.tensors.keys() - candidate.tensors.keys() if not tensor.endswith(idle))
     if missing:
         raise CheckpointError(f"{name} lacks {len(missing)} tensors, first {missing[0]!r}: save the whole model")
     unknown = sorted(candidate.tensors.keys() - served.tensors.keys())

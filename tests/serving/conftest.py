@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.serving.servers import LAUNCHES, Faulty, Models, Plain, Stack
 from tests.support.canary import write_checkpoint_files
@@ -17,10 +19,20 @@ from tests.support.tiny_model import make_tiny_model
 Servers = Mapping[str, "Future[Any]"]
 
 
+def add_what_models_compute(folder: Path) -> Path:
+    """As many models are published: the head of a tied model beside its embedding, and a buffer of rotary frequencies."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.arange(16.0)
+    save_file(tensors, file, {"format": "pt"})
+    return folder
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     root = tmp_path_factory.mktemp("models")
-    models = Models(make_tiny_model(root / "base", seed=0, tied=True), root / "checkpoints")
+    models = Models(add_what_models_compute(make_tiny_model(root / "base", seed=0, tied=True)), root / "checkpoints")
     for version in (1, 2):
         folder = make_tiny_model(models.folder(version), seed=version, tied=True)
         write_checkpoint_files(folder, version, models.base)
