@@ -54,6 +54,20 @@ def problem(size: int = 23) -> tuple[Tensor, ...]:
     return tokens, predicting, targets, torch.rand(size, generator=generator) + 0.5
 
 
+@pytest.mark.parametrize("positions", [0, 5, 23])
+def test_hooks_of_the_head_see_one_forward_pass_for_any_number_of_chunks(positions: int) -> None:
+    """FSDP's hooks fetch weights by the passes they saw; processes that saw other numbers of them wait for each other."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(architectures()["plain"])
+    seen: list[str] = []
+    model.lm_head.register_forward_pre_hook(lambda *_: seen.append("before"))
+    model.lm_head.register_forward_hook(lambda *_: seen.append("after"))
+    score(model, model, *problem(positions), chunk=5 * 97).logprobs.sum().backward()
+    assert seen == ["before", "after"]
+
+
 @pytest.mark.parametrize("name", ["plain", "tied", "scaled", "divided", "capped"])
 @pytest.mark.parametrize("adapter", [False, True])
 def test_chunks_give_scores_and_gradients_of_the_whole(name: str, adapter: bool) -> None:

@@ -78,7 +78,7 @@ class _Head(torch.autograd.Function):
             torch.empty(len(targets), dtype=dtype, device=hidden.device) for _ in range(3)
         )
         for part in _parts(len(targets), chunk):
-            scaled = after.replay(head(hidden[part])).to(dtype).div_(temperatures[part, None])
+            scaled = after.replay(_outputs(head, hidden[part])).to(dtype).div_(temperatures[part, None])
             logsumexps[part] = scaled.logsumexp(dim=1)
             logprobs[part] = scaled.gather(1, targets[part, None])[:, 0] - logsumexps[part]
             shares = scaled.sub_(logsumexps[part, None]).exp_()
@@ -102,7 +102,7 @@ class _Head(torch.autograd.Function):
         with torch.enable_grad(), torch.autocast(kind, low, enabled):
             for part in _parts(len(targets), ctx.chunk):
                 states = hidden[part].detach().requires_grad_()
-                logits = ctx.after.replay(ctx.head(states))
+                logits = ctx.after.replay(_outputs(ctx.head, states))
                 with torch.no_grad():
                     of_logits = _of_logits(logits, targets[part], temperatures[part], logsumexps[part], gradient[part])
                 of_states, *of_parameters = torch.autograd.grad(logits, [states, *parameters], of_logits)
@@ -116,6 +116,11 @@ class _Head(torch.autograd.Function):
             for total, parameter in zip(sums, parameters, strict=True)
         )
         return None, None, None, None, None, of_hidden, *of_head
+
+
+def _outputs(head: nn.Module, hidden: Tensor) -> Any:
+    """Without the head's hooks: FSDP counts them, and processes with other numbers of chunks would wait for one another."""
+    return head.forward(hidden)
 
 
 def _parts(size: int, chunk: int) -> list[slice]:
