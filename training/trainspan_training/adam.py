@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from trainspan_schemas.errors import CheckpointError
+
 from .sharding import local, rows_of, settled, stored
 from .tensor_files import Layout, TensorFile, TensorParts
 
@@ -85,22 +87,35 @@ def _own_state(optimizer: Any, model: Any, rank: int, size: int) -> dict[str, Te
 
 
 def load_optimizer(optimizer: Any, model: Any, files: list[Path]) -> None:
-    """The optimizer's state from the files of all parts, of however many processes; without files an empty state."""
-    parameters = dict(settled(model).named_parameters())
+    """The optimizer's state from the files of all parts, of however many processes; without files an empty state.
+
+    Raises CheckpointError where they hold the state of another model. Parameters without state (what no token went through
+    has none) are a warning.
+    """
+    parameters = {name: one for name, one in settled(model).named_parameters() if one.requires_grad}
     indexes = {
         id(parameter): index
         for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])
     }
     state: dict[int, dict[str, Tensor]] = {}
     with TensorParts(files) as parts:
-        for item in parts:
-            name, _, key = item.rpartition("/")
-            if (parameter := parameters.get(name)) is None:
-                continue
+        names = {item: item.rpartition("/")[0] for item in parts}
+        if unknown := sorted(set(names.values()) - parameters.keys()):
+            raise CheckpointError(
+                f"{files[0].parent} holds Adam's state of {len(unknown)} tensors that are not trained, first {unknown[0]!r}: "
+                "it is another model's, or another version's; delete the folder to let Adam start afresh"
+            )
+        for item, name in names.items():
+            parameter, key = parameters[name], item.removeprefix(f"{name}/")
             if key == _STEP:
                 value = parts.whole(item)
             else:
                 value = torch.empty_like(parameter, requires_grad=False)
                 local(value).copy_(stored(parameter, parts, item))
             state.setdefault(indexes[id(parameter)], {})[key] = value
+    if files and (fresh := sorted(name for name, one in parameters.items() if indexes.get(id(one), -1) not in state)):
+        log.warning(
+            "Adam starts afresh for %d of %d tensors, which have no state in %s, first %s",
+            *(len(fresh), len(parameters), files[0].parent, fresh[0]),
+        )
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

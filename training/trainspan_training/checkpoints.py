@@ -63,8 +63,16 @@ class Checkpoints:
         return self.root / "optimizer" / name
 
     def state_files(self, name: str) -> list[Path]:
-        """The parts of a checkpoint's optimizer state; none unless all of them are there."""
-        files = sorted(self.state_folder(name).glob("part-*.safetensors"))
+        """The parts of a checkpoint's optimizer state; none unless all of them are there.
+
+        Raises CheckpointError where an earlier version of trainspan wrote the state: that it is not used must not go unnoticed.
+        """
+        folder = self.state_folder(name)
+        files = sorted(folder.glob("part-*.safetensors"))
+        if not files and (old := folder.with_name(f"{name}.safetensors")).exists():
+            raise CheckpointError(
+                f"{old} is Adam's state as an earlier version wrote it: delete it, and Adam starts afresh"
+            )
         expected = int(files[0].stem.rpartition("-")[2]) if files else 0
         return files if len(files) == expected else []
 

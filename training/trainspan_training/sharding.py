@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Shard
 
+from trainspan_schemas.errors import CheckpointError
+
 from .tensor_files import TensorParts
 
 __all__ = ["admit_cpu", "compute_in_bf16", "local", "part_of", "rows_of", "settled", "stored", "whole"]
@@ -47,9 +49,14 @@ def rows_of(tensor: Tensor) -> tuple[int, int] | None:
 
 
 def stored(live: Tensor, parts: TensorParts, name: str) -> Tensor:
-    """What files hold of a live tensor, or of this process's part of it, on its device and in its type."""
+    """What files hold of a live tensor, or of this process's part of it, on its device and in its type.
+
+    Raises CheckpointError where it has another shape.
+    """
     own, target = rows_of(live), local(live)
     saved = parts.whole(name) if own is None else parts.rows(name, *own)
+    if saved.shape != target.shape:
+        raise CheckpointError(f"{name!r} has shape {list(saved.shape)} on disk, {list(target.shape)} in the model")
     return saved.to(target.device, target.dtype)
 
 

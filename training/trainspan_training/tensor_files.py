@@ -12,6 +12,7 @@ import os
 import struct
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-__all__ = ["Layout", "TensorFile", "TensorParts"]
+from trainspan_schemas.errors import CheckpointError
+
+__all__ = ["INDEX", "SINGLE", "Layout", "TensorFile", "TensorParts"]
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+"""File → where each tensor of a model stands, if it has several files."""
 
 _DTYPES = {
     torch.float64: "F64",
@@ -91,20 +98,65 @@ class TensorFile:
         self._digest.update(content)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of a tensor that stand in one file."""
+
+    first: int
+    file: Any
+    path: Path
+
+
 class TensorParts:
     """The tensors of several files, as one."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._open = ExitStack()
-        self._parts: dict[str, list[tuple[int, Any]]] = {}
+        self._parts: dict[str, list[_Part]] = {}
         for path in sorted(files):
             file: Any = self._open.enter_context(safe_open(path, framework="pt"))
             rows = json.loads((file.metadata() or {}).get(_ROWS, "{}"))
             for name in file.keys():  # noqa: SIM118  # it is no mapping
                 first, _ = rows.get(name, (0, 0))
-                self._parts.setdefault(name, []).append((first, file))
+                self._parts.setdefault(name, []).append(_Part(first, file, path))
         for parts in self._parts.values():
-            parts.sort(key=lambda part: part[0])
+            parts.sort(key=lambda part: part.first)
+
+    @classmethod
+    def of_model(cls, folder: Path) -> "TensorParts":
+        """Those that transformers and vLLM read of a model's folder: of the files in its index, else of `model.safetensors`.
+
+        Other files beside them hold something else, or an older state of it. Raises CheckpointError where an index is damaged,
+        names what is not there, or stands beside a `model.safetensors` that it does not name.
+        """
+        single = folder / SINGLE
+        if not (index := folder / INDEX).is_file():
+            return cls([single] if single.is_file() else folder.glob("*.safetensors"))
+        try:
+            home = {str(name): str(file) for name, file in json.loads(index.read_text())["weight_map"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index} is damaged ({error!r}): copy the model anew") from error
+        files = sorted(set(home.values()))
+        if single.is_file() and SINGLE not in files:
+            raise CheckpointError(
+                f"{folder} has {SINGLE} and an index of other files, of which every program reads one or the other: delete one"
+            )
+        for file in files:
+            if not (folder / file).is_file():
+                raise CheckpointError(f"{index} names {file}, which is not there: copy the model anew")
+        parts = cls(folder / file for file in files)
+        parts._keep(home, index)
+        return parts
+
+    def _keep(self, home: Mapping[str, str], index: Path) -> None:
+        """Only the tensors of the index, each from the file that it names."""
+        for name, file in home.items():
+            if not any(part.path == index.parent / file for part in self._parts.get(name, ())):
+                raise CheckpointError(f"{index} looks for {name!r} in {file}, which lacks it: copy the model anew")
+        self._parts = {
+            name: [part for part in self._parts[name] if part.path == index.parent / file]
+            for name, file in home.items()
+        }
 
     def __enter__(self) -> "TensorParts":
         return self
@@ -120,17 +172,17 @@ class TensorParts:
 
     def whole(self, name: str) -> Tensor:
         """The tensor, put together."""
-        parts: list[Tensor] = [file.get_tensor(name) for _, file in self._parts[name]]
+        parts: list[Tensor] = [part.file.get_tensor(name) for part in self._parts[name]]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def rows(self, name: str, first: int, last: int) -> Tensor:
         """The rows from `first` to before `last`; no others are read."""
         found: list[Tensor] = []
-        for start, file in self._parts[name]:
-            part = file.get_slice(name)
-            begin, end = max(first - start, 0), min(last - start, part.get_shape()[0])
+        for part in self._parts[name]:
+            held = part.file.get_slice(name)
+            begin, end = max(first - part.first, 0), min(last - part.first, held.get_shape()[0])
             if begin < end or first == last:
-                found.append(part[begin : max(begin, end)])
+                found.append(held[begin : max(begin, end)])
         return found[0] if len(found) == 1 or first == last else torch.cat(found)
 
 

@@ -16,7 +16,7 @@ from .model import load_model
 from .policy import Policy
 from .sharding import local, part_of, settled, stored, whole
 from .team import Team
-from .tensor_files import TensorFile, TensorParts
+from .tensor_files import INDEX, TensorFile, TensorParts
 
 __all__ = [
     "FullWeights",
@@ -31,7 +31,6 @@ __all__ = [
 
 _OURS = {"trainspan.json", "canary.json"}
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
-_INDEX = "model.safetensors.index.json"
 
 Written = Mapping[str, tuple[str, Collection[str]]]
 """File → its sha256, and the names of its tensors."""
@@ -69,7 +68,7 @@ class FullWeights:
         if len(written) > 1:
             index = {name: file for file, (_, names) in written.items() for name in names}
             size = sum((folder / file).stat().st_size for file in written)
-            (folder / _INDEX).write_text(
+            (folder / INDEX).write_text(
                 json.dumps({"metadata": {"total_size": size}, "weight_map": dict(sorted(index.items()))}, indent=2)
                 + "\n"
             )
@@ -78,7 +77,7 @@ class FullWeights:
     def restore(self, policy: Policy) -> bool:
         """Puts the policy's weights back into the live model, in place; whether they are the ones that it had."""
         live = self.tensors()
-        with TensorParts(policy.folder.glob("*.safetensors")) as parts:
+        with TensorParts.of_model(policy.folder) as parts:
             if all(name in parts for name in live):
                 return restore(live, lambda name, tensor: stored(tensor, parts, name))
         loaded = load_model(policy.folder).state_dict()  # its names are others than those of the files
@@ -103,13 +102,13 @@ def names_of(model: Any) -> dict[str, Tensor]:
 
 def has_slices(model: Any, folder: Path) -> bool:
     """Whether the files of a folder hold every tensor of a model under its name, so that parts of them can be read."""
-    with TensorParts(folder.glob("*.safetensors")) as parts:
+    with TensorParts.of_model(folder) as parts:
         return all(name in parts for name in names_of(model))
 
 
 def load_slices(model: Any, folder: Path) -> None:
     """Reads this process's part of every tensor of a model from the files of a folder; an adapter in it stays as it is."""
-    with TensorParts(folder.glob("*.safetensors")) as parts:
+    with TensorParts.of_model(folder) as parts:
         restore(names_of(model), lambda name, tensor: stored(tensor, parts, name))
 
 
