@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
-from tests.training.sessions import GENTLE, Run
+from tests.training.sessions import GENTLE, Run, weights
+from trainspan_training import attention
 
 
 def test_data_of_older_policies_are_weighted_and_counted(run: Run, tmp_path: Path, model: Any) -> None:
@@ -63,3 +64,27 @@ def test_the_reference_of_the_kl_term_is_the_model_that_the_run_started_from(
     assert second.record is not None
     assert first.record.kl_reference < 1e-9
     assert second.record.kl_reference > 1e-5
+
+
+def test_packed_rows_go_through_the_reference_model_as_through_the_policy(
+    run: Run, tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a KL term; no mask of all pairs of a sequence is ever made of rows that share nothing."""
+    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=8))
+    made: list[int] = []
+    dense = attention.dense_mask
+    monkeypatch.setattr(attention, "dense_mask", lambda ends: made.append(len(ends)) or dense(ends))
+    settings = dataclasses.replace(GENTLE, learning_rate=1e-4, kl_coef=1.0)
+    records, folders = [], []
+    for forward in ("padded", "packed"):
+        folders.append(tmp_path / forward)
+        chosen = dataclasses.replace(settings, forward=forward)
+        (result,) = run(chosen, checkpoints=folders[-1])
+        assert result.record is not None
+        records.append(result.record)
+    assert made == []
+    assert records[0].kl_reference > 1e-6, "the term has a gradient"
+    assert records[1].kl_reference == pytest.approx(records[0].kl_reference, rel=1e-3)
+    assert records[1].loss == pytest.approx(records[0].loss, rel=1e-4)
+    padded, packed = (weights(folder / "policy-000001") for folder in folders)
+    assert max(float((padded[name] - packed[name]).abs().max()) for name in padded) < 2e-6

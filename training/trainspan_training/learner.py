@@ -82,7 +82,7 @@ class Learner:
         trainer = TransitionGRPOTrainer(model, tokenizer, settings, self._rounds, output_dir, team=team)
         self._rounds.trainer = trainer
         if settings.kl_coef and not adapted:
-            self._rounds.reference = _reference(policy).to(trainer.accelerator.device)
+            self._rounds.reference = _reference(policy, settings.forward).to(trainer.accelerator.device)
 
     def train(self) -> None:
         """Until there are no more datasets."""
@@ -97,6 +97,8 @@ class Learner:
             self._rounds.close()
 
 
-def _reference(policy: Policy) -> Any:
-    """The model that the run started from, without gradients."""
-    return load_model(find_model(policy.base), frozen=True).requires_grad_(False)
+def _reference(policy: Policy, forward: str) -> Any:
+    """The model that the run started from, without gradients; rows go through it as through the policy."""
+    model = load_model(find_model(policy.base), frozen=True).requires_grad_(False)
+    attention.prepare(model, forward)
+    return model
