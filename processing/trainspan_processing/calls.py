@@ -40,7 +40,7 @@ _BOOLEANS: Final = {
     "no_boundary": keys.NO_BOUNDARY,
     "is_signed": keys.CALL_SIGNED,
 }
-_TEXTS: Final = {"logprobs_mode": keys.LOGPROBS_MODE, "server": keys.CALL_SERVER}
+_TEXTS: Final = {"logprobs_mode": keys.LOGPROBS_MODE, "server": keys.CALL_SERVER, "base": keys.POLICY_BASE}
 
 
 def redacts_what_is_needed() -> pl.Expr:

@@ -46,6 +46,7 @@ CALLS: Final[Schema] = {
     "server": pl.String,
     "choice_index": pl.Int32,
     "policy_name": pl.String,
+    "base": pl.String,
     "policy_version": pl.Int32,
     "policy_version_spans": pl.String,
     "request_model": pl.String,

@@ -77,6 +77,7 @@ def make_manifest(
             "completion": counts.completion_tokens,
         },
         "policy": next(iter(counts.policies), None),
+        "bases": _sorted(counts.bases),
         "min_policy_version": min(counts.versions, default=None),
         "max_policy_version": max(counts.versions, default=None),
         "credit": _credit_record(assembly.plan, settings),

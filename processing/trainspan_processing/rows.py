@@ -51,6 +51,8 @@ class RowCounts:
     versions: list[int] = field(default_factory=list)
     policies: Counter[str] = field(default_factory=Counter)
     """Rows by the name of the policy that made the call."""
+    bases: Counter[str] = field(default_factory=Counter)
+    """Rows by the digest of the model that the policy's training began with, of those that name one."""
     groups: set[str] = field(default_factory=set)
     merge_failures: MergeFailures = field(default_factory=MergeFailures)
     """Calls that do not continue the one of their agent before them, by cause."""
@@ -182,6 +184,7 @@ def _count(kept: pl.DataFrame, counts: RowCounts) -> None:
     versions = kept["policy_version"].drop_nulls()
     counts.versions = sorted({*counts.versions, *versions.unique().to_list()})
     counts.policies.update(dict(kept["policy_name"].drop_nulls().value_counts().iter_rows()))
+    counts.bases.update(dict(kept["base"].drop_nulls().value_counts().iter_rows()))
     counts.groups |= set(kept["group_id"].unique().to_list())
     counts.shapes.append(
         kept.select(

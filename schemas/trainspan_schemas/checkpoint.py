@@ -10,6 +10,7 @@ tokenizer and chat template and without `config.json` and model weights: those a
 import hashlib
 import json
 import os
+import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +25,9 @@ __all__ = [
     "Canary",
     "CanaryPrompt",
     "CheckpointMeta",
+    "base_digest",
     "checkpoint_name",
+    "digest_of_model",
     "hash_weights",
     "join_hashes",
     "read_latest",
@@ -34,6 +37,8 @@ __all__ = [
 META_FILE: Final = "trainspan.json"
 CANARY_FILE: Final = "canary.json"
 LATEST: Final = "latest"
+_DIGESTED_BYTES: Final = 1024
+"""Of each tensor."""
 
 
 def checkpoint_name(version: int) -> str:
@@ -55,6 +60,33 @@ def join_hashes(hashes: Sequence[str]) -> str:
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
+def base_digest(folder: Path) -> str | None:
+    """Of the model that training began with: what a checkpoint says, else the folder's own. Raises CheckpointError."""
+    return CheckpointMeta.read(folder).base_digest if (folder / META_FILE).is_file() else digest_of_model(folder)
+
+
+def digest_of_model(folder: Path) -> str:
+    """32 hex digits that tell a model's weights from others': of the names, types and shapes of its tensors and of each one's
+    first bytes, however many files they stand in. Next to nothing is read. Raises CheckpointError for a damaged file.
+    """
+    seen: dict[str, tuple[Any, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                if length > path.stat().st_size:
+                    raise ValueError("the header is cut off")
+                for name, entry in json.loads(file.read(length)).items():
+                    if name == "__metadata__":
+                        continue
+                    begin, end = entry["data_offsets"]
+                    file.seek(8 + length + begin)
+                    seen[name] = (entry["dtype"], entry["shape"], file.read(min(end - begin, _DIGESTED_BYTES)).hex())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+            raise CheckpointError(f"{path} is no whole safetensors file: {error}") from error
+    return hashlib.sha256(json.dumps(sorted(seen.items())).encode()).hexdigest()[:32]
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointMeta:
     """`trainspan.json`: what the weights are and where they come from."""
@@ -70,6 +102,8 @@ class CheckpointMeta:
     weights_sha256: str | None = None
     policy: str | None = None
     """Name of the policy whose calls it was trained on; None if its datasets name none."""
+    base_digest: str | None = None
+    """`digest_of_model` of `base`, which tells it from other models wherever it lies; None in checkpoints that do not say."""
 
     def write(self, folder: Path) -> None:
         (folder / META_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")

@@ -31,6 +31,7 @@ COMPLETION_LOGPROBS: Final = "trainspan.completion.logprobs"  # bytes, float32 l
 LOGPROBS_MODE: Final = "trainspan.logprobs.mode"  # "processed" | "raw"
 SAMPLING_CONSTRAINED: Final = "trainspan.sampling.constrained"  # bool
 POLICY_NAME: Final = "trainspan.policy.name"
+POLICY_BASE: Final = "trainspan.policy.base"  # hex digest of the model that training began with (checkpoint.py)
 POLICY_VERSION: Final = "trainspan.policy.version"  # int
 POLICY_VERSION_SPANS: Final = "trainspan.policy.version_spans"  # JSON [[version, first token, end token], …]
 CALL_INDEX: Final = "trainspan.call.index"  # int, counter per rollout and server, given at request start

@@ -48,6 +48,8 @@ class Candidate:
     weights: Weights | None
     """None for an adapter."""
     canary: Canary | None
+    base: str | None
+    """Digest of the model that training began with; None if the checkpoint does not say."""
 
 
 def find_candidate(checkpoints: Path, name: str, version: int, served: Weights, limits: Limits) -> Candidate:
@@ -69,7 +71,7 @@ def find_candidate(checkpoints: Path, name: str, version: int, served: Weights, 
     canary = Canary.read(folder) if (folder / CANARY_FILE).is_file() else None
     if canary:
         check_prompts(canary, vocab_size=limits.vocab_size, max_tokens=limits.max_tokens)
-    return Candidate(version, folder, weights, canary)
+    return Candidate(version, folder, weights, canary, meta.base_digest)
 
 
 def _resolve(checkpoints: Path, name: str) -> Path:

@@ -143,6 +143,8 @@ class EngineTap:
                 attributes[keys.CALL_DELIVERED] = exchange.delivered and choice.finished
                 if generation.adapter is None:
                     attributes[keys.POLICY_NAME] = self._policy_name
+                if exchange.policy.base:
+                    attributes[keys.POLICY_BASE] = exchange.policy.base
                 operation = attributes[keys.GEN_AI_OPERATION]
                 self._sink(
                     CallSpan(

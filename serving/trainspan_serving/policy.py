@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainspan_schemas.checkpoint import base_digest
 from trainspan_schemas.errors import CheckpointError
 
 from .canary import ABSENT, CanaryReport, Loaded, judge, prime, read_through_cache, score
@@ -72,11 +73,12 @@ class PolicyServer:
         """Labels the engine's weights with the version they are served as, and loads the adapter of the plan."""
         folder = await asyncio.to_thread(_local_folder, plan.model)
         served = await asyncio.to_thread(read_weights, folder)
+        base = await asyncio.to_thread(base_digest, folder)
         await engine.label(plan.version)
         adapter = None
         if plan.adapter:
             adapter = await engine.add_adapter(Path(plan.adapter), plan.version, plan.served_name)
-        server = cls(plan, engine, tap, Policy(plan.version, folder, adapter), served)
+        server = cls(plan, engine, tap, Policy(plan.version, folder, adapter, base), served)
         if verdicts := await engine.compare(folder, plan.version):
             server._unreadable = frozenset([*verdicts["differing"], *verdicts["unknown"]])
             _log.info("weights tensors=%d unreadable=%d", len(served.tensors), len(server._unreadable))
@@ -164,7 +166,7 @@ class PolicyServer:
             await self._wake()
             with _timed(seconds, "reload"):
                 adapter = await self._engine.add_adapter(candidate.folder, candidate.version, self.plan.served_name)
-            policy = Policy(candidate.version, self.policy.weights, adapter)
+            policy = Policy(candidate.version, self.policy.weights, adapter, self.policy.base)
             with _timed(seconds, "canary"):
                 canary = await self._check(candidate, policy)
         except Exception as error:
@@ -182,7 +184,7 @@ class PolicyServer:
         """Nothing runs while the weights change, so that no call is answered by two policies."""
         assert candidate.weights is not None
         earlier, name = self.policy, candidate.folder.name
-        policy = Policy(candidate.version, candidate.folder)
+        policy = Policy(candidate.version, candidate.folder, base=candidate.base)
         try:
             with _timed(seconds, "drain"):
                 await self._drain_gate()

@@ -24,6 +24,8 @@ class Policy:
     weights: Path
     """Folder of the full weights."""
     adapter: Adapter | None = None
+    base: str | None = None
+    """Digest of the model that training began with; None if the weights do not say."""
 
     @property
     def folder(self) -> Path:

@@ -302,6 +302,14 @@ def test_calls_of_several_policies_are_no_dataset_until_one_is_named(bench: Benc
     assert [(one.manifest["policy"], one.manifest["rows"]) for one in built.values()] == [("coder", 2), ("policy", 4)]
 
 
+def test_the_manifest_counts_calls_by_the_base_model_that_they_name(bench: Bench) -> None:
+    for name, base, reward in (("a", "b1", 0.0), ("b", "b2", 1.0), ("c", None, 1.0)):
+        rollout = bench.rollout(name)
+        rollout.call(0, [1, 2], [3], trainspan__policy__base=base)
+        bench.send(rollout.reward(reward))
+    assert bench.build(round_=0, baseline="none").manifest["bases"] == {"b1": 1, "b2": 1}
+
+
 def _with_choices(bench: Bench, name: str, reward: float) -> None:
     """Three answers to the first request, of which the agent goes on with the second; two to the last one."""
     rollout = bench.rollout(name)

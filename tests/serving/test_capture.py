@@ -13,6 +13,7 @@ from tests.serving.servers import Models, Stack
 from tests.support.canary import logprobs_of
 from tests.support.otlp_sink import ReceivedSpan
 from trainspan_schemas import keys
+from trainspan_schemas.checkpoint import digest_of_model
 from trainspan_schemas.identity import Identity, TraceParent
 from trainspan_schemas.tokens import decode_ids, decode_logprobs
 
@@ -83,6 +84,7 @@ def test_a_chat_call_has_the_ids_and_logprobs_that_the_client_can_ask_for(caller
         keys.LOGPROBS_MODE: "processed",
         keys.SAMPLING_CONSTRAINED: False,
         keys.POLICY_NAME: "policy",
+        keys.POLICY_BASE: digest_of_model(models.base),
         keys.POLICY_VERSION: 0,
         keys.CALL_INDEX: 0,
         keys.CALL_DELIVERED: True,
@@ -103,6 +105,7 @@ SHARED = (
     keys.LOGPROBS_MODE,
     keys.SAMPLING_CONSTRAINED,
     keys.POLICY_NAME,
+    keys.POLICY_BASE,
     keys.POLICY_VERSION,
     keys.CALL_INDEX,
     keys.CALL_DELIVERED,

@@ -32,7 +32,13 @@ class LoggedCall:
 
 
 def write_dataset(
-    root: Path, calls: Sequence[LoggedCall], *, round_: int = 0, run_id: str = "run", policy: str | None = "policy"
+    root: Path,
+    calls: Sequence[LoggedCall],
+    *,
+    round_: int = 0,
+    run_id: str = "run",
+    policy: str | None = "policy",
+    base: str | None = None,
 ) -> Path:
     """Writes `round-NNNN/` with one Parquet part, and its manifest beside it; the folder."""
     import pyarrow as pa
@@ -54,6 +60,7 @@ def write_dataset(
         "round": round_,
         "rows": len(rows),
         "policy": policy,
+        "bases": {base: len(rows)} if base else {},
         "rollouts": len({(call.rollout_id, call.attempt) for call in calls}),
         "rewards": {"mean": float(rewards.mean()), "std": float(rewards.std()), "n": len(calls)},
         "files": [{"name": part.name, "sha256": hashlib.sha256(part.read_bytes()).hexdigest(), "rows": len(rows)}],

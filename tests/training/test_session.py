@@ -13,7 +13,7 @@ from safetensors import safe_open
 from tests.support.dataset_files import LoggedCall, logprobs_of, sample_rollouts, write_dataset
 from tests.training.policy_server import policy_server
 from tests.training.sessions import GENTLE, Run, names, same_weights, weights
-from trainspan_schemas.checkpoint import Canary, CheckpointMeta, read_latest
+from trainspan_schemas.checkpoint import Canary, CheckpointMeta, digest_of_model, read_latest
 from trainspan_schemas.errors import CheckpointError, ConfigError, DatasetError, UsageError
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.model import load_model
@@ -74,6 +74,26 @@ def test_a_dataset_of_another_policy_than_the_checkpoints_is_refused_by_name(
         assert CheckpointMeta.read(tmp_path / f"checkpoints/policy-{version:06d}").policy == "planner"
     with pytest.raises(DatasetError, match="has calls of policy 'coder'"):
         run(datasets=tmp_path / "dataset/round-0002")
+
+
+def test_a_dataset_of_another_base_model_is_refused_by_name(
+    run: Run, tmp_path: Path, model: Any, model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for round_, base in enumerate((digest_of_model(model_dir), "f" * 32, None)):
+        calls = sample_rollouts(model, rollouts=2, turns=1, seed=round_)
+        write_dataset(tmp_path / "dataset", calls, round_=round_, base=base)
+    same, other, unnamed = run(rounds=3)
+    assert (same.version, other.version, unnamed.version) == (1, 1, 2)
+    assert other.skipped is not None
+    assert f"has calls of base model ffffffffffff…, and policy-000001 was trained from {model_dir}" in other.skipped
+    assert "dataset=round-0002 base model not verified: the dataset does not name one" in caplog.text
+    assert "round-0000 base model not verified" not in caplog.text
+    # A checkpoint says it wherever its base lies, and the next trainer goes by that.
+    for version in (1, 2):
+        meta = CheckpointMeta.read(tmp_path / f"checkpoints/policy-{version:06d}")
+        assert meta.base_digest == digest_of_model(model_dir)
+    with pytest.raises(DatasetError, match="give --model the model that was served, and it --checkpoints of its own"):
+        run(datasets=tmp_path / "dataset/round-0001")
 
 
 def test_the_canary_holds_what_both_weights_say(run: Run, tmp_path: Path, model: Any, model_dir: Path) -> None:

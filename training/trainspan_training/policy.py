@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainspan_schemas.checkpoint import META_FILE, CheckpointMeta
+from trainspan_schemas.checkpoint import META_FILE, CheckpointMeta, base_digest
 from trainspan_schemas.errors import CheckpointError
 
 from .checkpoints import Checkpoints
@@ -30,6 +30,8 @@ class Policy:
     """Folder of the model: `folder`, or, of an adapter, that of `base`."""
     trained_on: str | None = None
     """Name of the policy whose calls made it; None if nothing was trained yet, or its datasets name none."""
+    base_digest: str | None = None
+    """Of the model that training began with; None if a checkpoint does not say."""
 
     @property
     def name(self) -> str:
@@ -51,7 +53,7 @@ def starting_policy(checkpoints: Checkpoints, model: str | None, adapter: str = 
                 f"{latest} is of kind {meta.kind}, and train.adapter = {adapter!r} trains {kind}: give another --checkpoints"
             )
         folder = check_folder(latest) if kind == "full" else _base_of(latest, meta)
-        return Policy(latest, latest.name, meta.base, meta.version, folder, meta.policy)
+        return Policy(latest, latest.name, meta.base, meta.version, folder, meta.policy, meta.base_digest)
     if not model:
         raise CheckpointError(
             f"no checkpoint in {checkpoints.root} and no model: give --model, or start `trainspan serve MODEL_DIR`"
@@ -59,7 +61,8 @@ def starting_policy(checkpoints: Checkpoints, model: str | None, adapter: str = 
     folder = find_model(model)
     version = CheckpointMeta.read(folder).version if (folder / META_FILE).exists() else 0
     folder = folder.resolve()
-    return Policy(folder, None, str(folder) if Path(model).is_dir() else model, version, folder)
+    base = str(folder) if Path(model).is_dir() else model
+    return Policy(folder, None, base, version, folder, base_digest=base_digest(folder))
 
 
 def named_policy(checkpoints: Checkpoints, meta: CheckpointMeta) -> Policy:
@@ -69,9 +72,9 @@ def named_policy(checkpoints: Checkpoints, meta: CheckpointMeta) -> Policy:
     if parent == folder.name and folder.is_dir():
         own = CheckpointMeta.read(folder)
         model = folder if meta.kind == "full" else _base_of(folder, meta)
-        return Policy(folder, parent, meta.base, own.version, model, own.policy)
+        return Policy(folder, parent, meta.base, own.version, model, own.policy, meta.base_digest)
     folder = find_model(parent)
-    return Policy(folder, None, meta.base, meta.version - 1, folder)
+    return Policy(folder, None, meta.base, meta.version - 1, folder, base_digest=meta.base_digest)
 
 
 def _base_of(adapter: Path, meta: CheckpointMeta) -> Path:

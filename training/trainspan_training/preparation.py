@@ -30,6 +30,8 @@ __all__ = [
     "check_policy",
     "plan_round",
     "staleness_of",
+log = logging.getLogger(__name__)
+
     "with_reference",
 ]
 
@@ -62,9 +64,20 @@ class Prepared:
 
 
 def check_policy(dataset: DatasetFolder, policy: Policy) -> None:
-    """Raises DatasetError if the dataset has the calls of another policy than those that made the checkpoint."""
+    """Raises DatasetError if the dataset has calls of another policy than those that made the checkpoint, or of another base
+    model. That it names no base model is a warning.
+    """
     if dataset.policy and policy.trained_on and dataset.policy != policy.trained_on:
         raise DatasetError(
+    if policy.base_digest is None or not dataset.bases:
+        who = "the dataset" if policy.base_digest else policy.name
+        log.warning("dataset=%s base model not verified: %s does not name one", dataset.path.name, who)
+        return
+    if foreign := [base for base in dataset.bases if base != policy.base_digest]:
+        raise DatasetError(
+            f"{dataset.path} has calls of base model {foreign[0][:12]}…, and {policy.name} was trained from "
+            f"{policy.base} ({policy.base_digest[:12]}…): give --model the model that was served, and it --checkpoints of its own"
+        )
             f"{dataset.path} has calls of policy {dataset.policy!r}, and {policy.name} was trained on those of "
             f"{policy.trained_on!r}: build it with --policies {policy.trained_on}, or give each policy its own --checkpoints"
         )

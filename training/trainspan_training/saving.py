@@ -46,7 +46,15 @@ class PolicyFiles:
         """
         team, kind = self._trainer.team, self._weights.kind
         trained_on = dataset.policy or parent.trained_on
-        meta = CheckpointMeta(kind, parent.version + 1, parent.name, parent.base, dataset.sha256, policy=trained_on)
+        meta = CheckpointMeta(
+            kind,
+            parent.version + 1,
+            parent.name,
+            parent.base,
+            dataset.sha256,
+            policy=trained_on,
+            base_digest=parent.base_digest,
+        )
         temporary: Path = self.lead(lambda book: book.begin(meta))
         try:
             self._reserve(temporary.name.removeprefix(".tmp-"))
@@ -61,7 +69,7 @@ class PolicyFiles:
             self.lead(lambda book: book.discard(meta))
             raise
         model = parent.model if kind == "lora" else folder
-        return Policy(folder, folder.name, parent.base, meta.version, model, trained_on)
+        return Policy(folder, folder.name, parent.base, meta.version, model, trained_on, parent.base_digest)
 
     def _commit(
         self, book: Checkpoints, temporary: Path, meta: CheckpointMeta, parent: Policy, written: Written, canary: Canary

@@ -49,6 +49,8 @@ class DatasetFolder:
     policy: str | None
     """Name of the policy that made its calls; None in datasets of version 1."""
     reward_mean: float | None
+    bases: tuple[str, ...]
+    """Digests of the models that the training of its policies began with; empty where its calls name none."""
     reward_std: float | None
     groups: int | None
     """That were compared."""
@@ -107,6 +109,7 @@ def open_dataset(path: Path) -> DatasetFolder:
             reward_mean=rewards.get("mean"),
             reward_std=rewards.get("std"),
             groups=spread.get("seen"),
+            bases=tuple(sorted(manifest.get("bases") or {})),
             zero_spread_groups=spread.get("zero_spread"),
             files=tuple((str(file["name"]), str(file["sha256"])) for file in manifest["files"]),
         )
