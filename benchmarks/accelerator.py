@@ -93,14 +93,16 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
     calls = as_calls(
         work.calls(size.vocabulary), group=lambda call: str(int(call.rollout_id.rsplit("-", 1)[1]) // work.group)
     )
+    rows = make_rows(calls, merge=True)
     (step,) = plan_steps(
-        make_rows(calls, merge=True),
+        rows,
         calls,
         steps=1,
         rule=find_rule(settings),
         forwarding=forwarding,
         rng=np.random.default_rng(0),
     )
+    step = step.build(rows)
     began: list[float] = []
 
     def steps() -> Iterator[list[Any]]:

@@ -69,15 +69,16 @@ def _plan(logged: list[LoggedCall], config: Any, settings: TrainSettings) -> Any
     from trainspan_training.rows import make_rows
 
     calls = as_calls(logged, group=lambda call: call.rollout_id)
+    rows = make_rows(calls, merge=True)
     (step,) = plan_steps(
-        make_rows(calls, merge=True),
+        rows,
         calls,
         steps=1,
         rule=find_rule(settings),
         forwarding=forwarding_of(settings, config, cuda=False),
         rng=np.random.default_rng(0),
     )
-    return step
+    return step.build(rows)
 
 
 def _step(folder: Path) -> dict[str, Any]:

@@ -81,15 +81,17 @@ def _learn(settings: TrainSettings, age: int, seed: int, folder: Path) -> _Outco
     for round_ in range(ROUNDS):
         sampler.load_state_dict(versions[max(0, round_ - age)])
         calls, _ = _rollouts(sampler, rng, round_)
+        rows = make_rows(calls, merge=True)
         steps = plan_steps(
-            make_rows(calls, merge=True),
+            rows,
             calls,
             steps=4,
             rule=find_rule(settings),
             forwarding=Forwarding("padded", 16384, pair=0.0, dense=True),
             rng=rng,
         )
-        prepared = against_old(trainer, steps, settings, Staleness(age, age, 0, fresh=age == 0))
+        built = [step.build(rows) for step in steps]
+        prepared = against_old(trainer, built, settings, Staleness(age, age, 0, fresh=age == 0), None)
         sums += prepared.off_policy
         for step in prepared.steps:
             trainer.training_step(trainer.model, list(step.micro_batches))
@@ -147,6 +149,7 @@ def _rollouts(model: Any, rng: Any, round_: int) -> tuple[list[Any], float]:
     advantages = ((groups - groups.mean(axis=1, keepdims=True)) / (groups.std(axis=1, keepdims=True) + 1e-4)).ravel()
     calls = [
         Call(
+            number=index,
             rollout=f"{round_}-{index}/0",
             index=0,
             segment=0,

@@ -149,8 +149,9 @@ def _steps(model_dir: Path, folder: Path) -> dict[str, Any]:
         "auto": TrainSettings(weights="token"),
     }.items():
         calls = as_calls(logged, group=lambda call: str(int(call.rollout_id.rsplit("-", 1)[1]) // STEP.group))
+        rows = make_rows(calls, merge=settings.merge)
         (step,) = plan_steps(
-            make_rows(calls, merge=settings.merge),
+            rows,
             calls,
             steps=1,
             rule=find_rule(settings),
@@ -161,7 +162,7 @@ def _steps(model_dir: Path, folder: Path) -> dict[str, Any]:
         attention.prepare(model, settings.forward)
         trainer = TransitionGRPOTrainer(model, tokenizer, replace(settings, dtype="float32"), [], str(folder / "step"))
         trainer.create_optimizer()
-        batches = list(step.micro_batches)
+        batches = list(step.build(rows).micro_batches)
         figures[name] = _timed(trainer, lambda t=trainer, b=batches: float(t.accumulate(t.model, b))) | {
             "trained_tokens": step.trained,
             "forwarded_tokens": step.forwarded,

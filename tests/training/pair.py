@@ -39,7 +39,7 @@ def main(tokenizer_dir: Path, logged_json: Path, out: Path) -> None:
     model = trainers.double_gpt2(record["vocabulary"])
     for index, case in enumerate(cases(processes=2)):
         trainer = trainers.make_trainer(trainers.policy_of(case, model), tokenizer_dir, case.settings, out, team=team)
-        share = trainers.step_of(case, logged).share(team.rank, team.size)
+        share = trainers.step_of(case, logged, team.rank)
         loss, gradient = trainers.trained(trainer, trainers.prepared(trainer, case, share, model))
         if team.leads:
             tensors = {name: tensor.contiguous() for name, tensor in gradient.items()}

@@ -46,6 +46,7 @@ def mixed_rollouts(model: Any) -> list[LoggedCall]:
 def as_calls(logged: list[LoggedCall], group: Callable[[LoggedCall], str] = lambda _: "g") -> list[Call]:
     return [
         Call(
+            number=number,
             rollout=f"{call.rollout_id}/{call.attempt}",
             index=call.call_index,
             segment=call.segment_id,
@@ -58,7 +59,7 @@ def as_calls(logged: list[LoggedCall], group: Callable[[LoggedCall], str] = lamb
             temperature=call.temperature,
             advantage=call.advantage,
         )
-        for call in logged
+        for number, call in enumerate(logged)
     ]
 
 
@@ -69,18 +70,22 @@ def one_step(
     merge: bool = True,
     mode: str = "padded",
     tokens: int = 16384,
+    rank: int = 0,
     processes: int = 1,
 ) -> Step:
+    """The share of one of the processes."""
     chosen = settings or TrainSettings()
     calls = as_calls(logged)
-    return plan_steps(
-        make_rows(calls, merge=merge),
+    rows = make_rows(calls, merge=merge)
+    (step,) = plan_steps(
+        rows,
         calls,
         steps=1,
         rule=find_rule(chosen),
         forwarding=Forwarding(mode, tokens, pair=0.0, dense=True, processes=processes),
         rng=np.random.default_rng(0),
-    )[0]
+    )
+    return step.share(rank, processes).build(rows)
 
 
 def reference(

@@ -35,12 +35,12 @@ def measured(model_dir: Path, logged: list[LoggedCall], out: Path, team: Any) ->
     from trainspan_training.trainer import TransitionGRPOTrainer
 
     settings = TrainSettings(learning_rate=1e-5, steps_per_round=1, old_policy="logged", dtype="bfloat16")
-    step = one_step(logged, settings, merge=True, mode="padded", tokens=200, processes=team.size)
+    step = one_step(logged, settings, merge=True, mode="padded", tokens=200, rank=team.rank, processes=team.size)
     model = load_model(model_dir)
     computed: set[str] = set()
     layer = model.model.layers[0]
     layer.mlp.register_forward_pre_hook(lambda module, _: computed.add(str(module.up_proj.weight.dtype)))
-    steps = _Once(step.share(team.rank, team.size))
+    steps = _Once(step)
     trainer: Any = TransitionGRPOTrainer(model, load_tokenizer(model_dir), settings, steps, str(out), team=team)
     steps.trainer = trainer
     gradients: set[str] = set()

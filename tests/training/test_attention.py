@@ -12,19 +12,22 @@ from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training import attention
 from trainspan_training.attention import block_mask, dense_mask
-from trainspan_training.batches import MicroBatch, WeightedRow
+from trainspan_training.batches import MicroBatch, WeightedRow, make_batches
+from trainspan_training.cuts import Cut, TreeCost, packed, shared
 from trainspan_training.forwarding import forwarding_of, refusal
-from trainspan_training.rows import make_rows
+from trainspan_training.rows import Row, make_rows
 from trainspan_training.scoring import score
-from trainspan_training.tree import TreeCost, packed, shared
 
 
 def block_tree(model: Any) -> MicroBatch:
     """As a GPU gets it: one sequence, padded to whole blocks of 128."""
     rows = make_rows(as_calls(mixed_rollouts(model)), merge=True)
-    weighted = [WeightedRow(row, np.ones(row.n_trained)) for row in rows]
-    (batch,) = shared(weighted, 16384, 1, TreeCost(pair=0.0), blocks=True)
+    (batch,) = made(shared(rows, 16384, TreeCost(pair=0.0), blocks=True), rows)
     return batch
+
+
+def made(cuts: list[Cut], rows: list[Row]) -> list[MicroBatch]:
+    return make_batches(cuts, [WeightedRow(row, np.ones(row.n_trained)) for row in rows], 1)
 
 
 def test_a_token_sees_its_ancestors_and_nothing_else() -> None:
@@ -44,10 +47,8 @@ def test_the_block_mask_of_flex_attention_sees_what_the_dense_mask_sees(model: A
 @pytest.mark.slow
 def test_the_block_mask_made_by_a_compiled_function_is_the_same(model: Any) -> None:
     """As on a GPU, of a tree and of packed rows."""
-    weighted = [
-        WeightedRow(row, np.ones(row.n_trained)) for row in make_rows(as_calls(mixed_rollouts(model)), merge=True)
-    ]
-    for batch in (block_tree(model), *packed(weighted, 16384, 1, blocks=True)):
+    rows = make_rows(as_calls(mixed_rollouts(model)), merge=True)
+    for batch in (block_tree(model), *made(packed(rows, 16384, blocks=True), rows)):
         assert batch.branches is not None
         assert_blocks_fit(torch.from_numpy(batch.branches.ends), compiled=True)
 
@@ -71,7 +72,7 @@ def test_flex_attention_gives_the_scores_of_padded_rows(model_dir: Any, model: A
     assert attention.prepare(flexible, "auto")
     scored = {}
     rows = make_rows(as_calls(mixed_rollouts(model)), merge=True)
-    (row_by_row,) = packed([WeightedRow(row, np.ones(row.n_trained)) for row in rows], 16384, 1, blocks=True)
+    (row_by_row,) = made(packed(rows, 16384, blocks=True), rows)
     (flat,) = one_step(mixed_rollouts(model)).micro_batches
     for name, scorer, of in (
         ("tree", flexible, block_tree(model)),
@@ -130,10 +131,9 @@ def test_a_model_with_a_sliding_window_keeps_its_own_attention() -> None:
 
 def test_rollouts_without_anything_in_common_make_no_tree_cheaper(model: Any) -> None:
     rows = make_rows(as_calls(sample_rollouts(model, rollouts=6)), merge=True)
-    weighted = [WeightedRow(row, np.ones(row.n_trained)) for row in rows]
     for cuda in (False, True):
         forwarding = forwarding_of(TrainSettings(), model.config, cuda=cuda)
-        (batch,) = forwarding.cut(weighted, 1)
+        (batch,) = made(forwarding.cut(rows), rows)
         assert (batch.branches is None) is not cuda, "small layers on a CPU are padded, a GPU gets packed rows"
         assert batch.branches is None or all(chain for _, _, chain in batch.branches.pieces())
 

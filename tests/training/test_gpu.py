@@ -75,15 +75,16 @@ def flexible_trainer(model_dir: Path, settings: TrainSettings, folder: Path, *, 
 
 def one_sequence(logged: list[LoggedCall], settings: TrainSettings) -> Step:
     calls = as_calls(logged)
+    rows = make_rows(calls, merge=True)
     (step,) = plan_steps(
-        make_rows(calls, merge=True),
+        rows,
         calls,
         steps=1,
         rule=find_rule(settings),
         forwarding=Forwarding(settings.forward, 16384, pair=0.0, dense=False),
         rng=np.random.default_rng(0),
     )
-    return step
+    return step.build(rows)
 
 
 def test_a_round_in_bfloat16_keeps_float32_weights_and_stays_near_the_sampler(

@@ -12,6 +12,7 @@ from tests.training.memory_use import peak
 from tests.training.test_filling import row_of
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training import attention
+from trainspan_training.batches import WeightedRow, make_batches
 from trainspan_training.forwarding import Forwarding
 from trainspan_training.memory import estimate
 from trainspan_training.model import load_tokenizer
@@ -42,8 +43,10 @@ def test_a_micro_batch_takes_what_was_estimated_and_no_more(
     rng = np.random.default_rng(0)
     rows = [row_of(index, tokens // 4, rng, vocabulary=size.vocabulary, trained=tokens // 4 - 1) for index in range(4)]
     for item in rows:
-        item.row.tokens[:16] = 7  # what the tree shares
-    (batch,) = Forwarding(mode, tokens, pair=0.0, dense=True).cut(rows, sum(item.row.n_trained for item in rows))
+        item.tokens[:16] = 7  # what the tree shares
+    cuts = Forwarding(mode, tokens, pair=0.0, dense=True).cut(rows)
+    weighted = [WeightedRow(row, np.ones(row.n_trained)) for row in rows]
+    (batch,) = make_batches(cuts, weighted, sum(row.n_trained for row in rows))
     trainer = TransitionGRPOTrainer(
         model, load_tokenizer(model_dir), replace(settings, dtype="float32"), [], str(tmp_path)
     )

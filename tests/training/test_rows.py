@@ -1,5 +1,6 @@
 """Calls → rows → steps, with values worked by hand."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ from hypothesis import strategies as st
 
 from trainspan_schemas.errors import DatasetError, TrainingError
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.batches import WeightedRow
+from trainspan_training.batches import WeightedRow, make_batches
+from trainspan_training.cuts import TreeCost, shared
 from trainspan_training.forwarding import Forwarding
 from trainspan_training.loss_weights import find_rule
 from trainspan_training.plan import Step, plan_steps
 from trainspan_training.rows import Row, make_rows
 from trainspan_training.transitions import Call
-from trainspan_training.tree import TreeCost, shared
 
 
 def call(
@@ -32,7 +33,12 @@ def call(
 ) -> Call:
     logprobs = np.array([-token / 10 for token in completion], dtype=np.float32)
     ids = [np.array(values, dtype=np.int32) for values in (prompt, completion)]
-    return Call(rollout, position, segment, position, group, 0, ids[0], ids[1], logprobs, temperature, advantage)
+    return Call(0, rollout, position, segment, position, group, 0, ids[0], ids[1], logprobs, temperature, advantage)
+
+
+def numbered(calls: list[Call]) -> list[Call]:
+    """As the rows of a dataset."""
+    return [dataclasses.replace(one, number=number) for number, one in enumerate(calls)]
 
 
 def plan(
@@ -43,16 +49,21 @@ def plan(
     mode: str = "padded",
     rng: int = 0,
     merge: bool = True,
+    rank: int = 0,
+    processes: int = 1,
     **settings: Any,
 ) -> list[Step]:
-    return plan_steps(
-        make_rows(calls, merge=merge),
+    calls = numbered(calls)
+    rows = make_rows(calls, merge=merge)
+    planned = plan_steps(
+        rows,
         calls,
         steps=steps,
         rule=find_rule(TrainSettings(**settings)),
         forwarding=Forwarding(mode, tokens, pair=0.0, dense=True),
         rng=np.random.default_rng(rng),
     )
+    return [step.share(rank, processes).build(rows) for step in planned]
 
 
 def trained(row: Row) -> list[bool]:
@@ -61,10 +72,12 @@ def trained(row: Row) -> list[bool]:
 
 def test_a_segment_becomes_one_row_whose_environment_tokens_are_not_trained() -> None:
     (row,) = make_rows(
-        [
-            call([1, 2], [3, 4], advantage=0.5),
-            call([1, 2, 3, 4, 9, 9], [5], position=1, advantage=-2.0, temperature=0.5),
-        ],
+        numbered(
+            [
+                call([1, 2], [3, 4], advantage=0.5),
+                call([1, 2, 3, 4, 9, 9], [5], position=1, advantage=-2.0, temperature=0.5),
+            ]
+        ),
         merge=True,
     )
     assert row.tokens.tolist() == [1, 2, 3, 4, 9, 9, 5]
@@ -221,10 +234,10 @@ def test_a_prefix_tree_holds_each_shared_token_once() -> None:
 def test_a_dense_tree_is_cut_where_its_mask_would_cost_more_than_it_saves() -> None:
     """Two groups that share one token of twenty: together 39² pairs, apart 2·20²."""
     calls = [call([1], [10 + index] * 19, rollout=str(index)) for index in range(2)]
-    rows = make_rows(calls, merge=True)
+    rows = make_rows(numbered(calls), merge=True)
     weighted = [WeightedRow(row, np.ones(19)) for row in rows]
     for pair, trees in ((0.0, [(0, 39, False)]), (0.1, [(0, 20, True), (20, 40, True)])):
-        (batch,) = shared(weighted, 1000, 38, TreeCost(pair))
+        (batch,) = make_batches(shared(rows, 1000, TreeCost(pair)), weighted, 38)
         assert batch.branches is not None
         assert batch.branches.pieces() == trees
 
@@ -239,10 +252,9 @@ def test_the_cheaper_of_padded_rows_and_tree_is_chosen() -> None:
 
 def test_every_process_gets_as_many_micro_batches() -> None:
     calls = [call([1], [2] * 9, rollout=str(index)) for index in range(5)]
-    (step,) = plan(calls, tokens=20)
-    shares = [step.share(rank, 2) for rank in range(2)]
+    shares = [share for rank in range(2) for share in plan(calls, tokens=20, rank=rank, processes=2)]
     assert [len(share.micro_batches) for share in shares] == [2, 2]
-    assert sum(len(batch.targets) for share in shares for batch in share.micro_batches) == step.trained == 45
+    assert sum(len(batch.targets) for share in shares for batch in share.micro_batches) == shares[0].trained == 45
     assert shares[1].micro_batches[1].tokens.shape == (1, 1)
     assert len(shares[1].micro_batches[1].targets) == 0
 

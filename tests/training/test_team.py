@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.support.places import ROOT
+from tests.training.failing import LEADERS, PLACES
 from tests.training.pair import FSDP
 from tests.training.split_bf16 import measured
 from trainspan_schemas.checkpoint import CheckpointMeta
@@ -180,3 +181,39 @@ def test_processes_that_split_the_weights_make_the_checkpoints_of_one(
         loaded = AutoModelForCausalLM.from_pretrained(folders[1], dtype="float32").state_dict()
         assert all(bool((loaded[name] == tensor).all()) for name, tensor in tensors(folders[1]).items())
     assert (folders[0] / "tokenizer.json").read_bytes() == (folders[1] / "tokenizer.json").read_bytes()
+
+
+def failed_pairs(folder: Path, model: Any, model_dir: Path, cases: list[str]) -> dict[str, dict[str, Any]]:
+    """How pairs of processes end, one of which fails; see `failing`."""
+    dataset = write_dataset(folder / "dataset", sample_rollouts(model, rollouts=9))
+    command = [sys.executable, "-m", "tests.training.failing", *map(str, (model_dir, dataset, folder)), *cases]
+    environ = os.environ | {"TRAINSPAN_HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def assert_same_end(found: dict[str, dict[str, Any]]) -> None:
+    """Within the time after which a process that does not end is ended; else the limit of the test is 90 s."""
+    for case, seen in found.items():
+        place, rank, *_ = case.split(":")
+        expected = f"process {int(rank) + 1} of 2 failed: RuntimeError: planted in {place}"
+        end = ["DatasetError", "planted in read"] if place == "read" else ["TrainingError", expected]
+        assert (seen["exits"], seen["ends"]) == ([1, 1], [end, end]), case
+        assert seen["seconds"] < 30, case
+
+
+@pytest.mark.timeout(300)
+def test_an_error_of_one_process_is_that_of_both_and_soon(tmp_path: Path, model: Any, model_dir: Path) -> None:
+    assert_same_end(failed_pairs(tmp_path, model, model_dir, ["read:1", "step:1", "old:0"]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("split", ["", ":split"], ids=["whole", "split"])
+def test_an_error_anywhere_in_a_round_is_that_of_both_processes(
+    tmp_path: Path, model: Any, model_dir: Path, split: str
+) -> None:
+    cases = [f"{place}:{rank}{split}" for place in PLACES for rank in (0, 1) if not (rank and place in LEADERS)]
+    assert_same_end(failed_pairs(tmp_path, model, model_dir, cases))

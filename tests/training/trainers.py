@@ -102,9 +102,17 @@ def expected(case: Case, logged: list[LoggedCall], model: Any) -> Measured:
     return reference(policy_of(case, model), logged, case.settings, base=base, old=old)
 
 
-def step_of(case: Case, logged: list[LoggedCall]) -> Step:
+def step_of(case: Case, logged: list[LoggedCall], rank: int = 0) -> Step:
     merge = case.layout != "call"
-    return one_step(logged, case.settings, merge=merge, mode=case.forward, tokens=case.tokens, processes=case.processes)
+    return one_step(
+        logged,
+        case.settings,
+        merge=merge,
+        mode=case.forward,
+        tokens=case.tokens,
+        rank=rank,
+        processes=case.processes,
+    )
 
 
 def trained(trainer: Any, step: Step) -> Measured:

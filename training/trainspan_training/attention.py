@@ -21,7 +21,8 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from .batches import BLOCK, Branches
+from .batches import Branches
+from .cuts import BLOCK
 from .forwarding import refusal
 
 __all__ = ["NAME", "attend", "attention_of", "block_mask", "dense_mask", "prepare", "varlen"]

@@ -1,22 +1,18 @@
 """Micro-batches: what one forward pass gets, and what the loss needs of each trained token.
 
-How rows are put together changes neither loss nor gradient: see `padded` here and `tree.shared`.
+Which rows make one is decided before, without arrays: see `cuts`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .rows import Row
+from .cuts import BLOCK, Cut, Tree
+from .rows import Row, overlaps
 
-__all__ = ["BLOCK", "PASS", "Branches", "MicroBatch", "WeightedRow", "dummy", "gathered", "padded"]
-
-PASS = 256
-"""The fixed cost of a forward and backward pass is about that of so many tokens (measured: 205 to 273)."""
-BLOCK = 128
-"""Edge of the blocks that compiled flex attention computes."""
+__all__ = ["Branches", "MicroBatch", "WeightedRow", "dummy", "make_batches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,41 +112,51 @@ class WeightedRow:
     weights: NDArray[np.float64]
 
 
-def padded(rows: Sequence[WeightedRow], tokens: int, n_step: int, a_pass: float = PASS) -> list[MicroBatch]:
-    """Rows of about equal length together, padded on the right, in micro-batches of at most so many tokens, padding included.
-
-    Cut so that tokens and passes, each of which costs as much as `a_pass` tokens, cost least together. A row that alone
-    exceeds the limit is a micro-batch of its own.
-    """
-    ordered = sorted(rows, key=lambda item: len(item.row.tokens), reverse=True)
-    cost = np.full(len(ordered) + 1, np.inf)
-    cost[0] = 0.0
-    origin = np.zeros(len(ordered) + 1, dtype=np.int64)
-    for start, item in enumerate(ordered):
-        width = len(item.row.tokens)
-        stops = np.arange(start + 1, min(len(ordered), start + max(1, tokens // width)) + 1)
-        here = cost[start] + a_pass + width * (stops - start)
-        better = here < cost[stops]
-        cost[stops[better]], origin[stops[better]] = here[better], start
-    batches, stop = [], len(ordered)
-    while stop:
-        start = int(origin[stop])
-        batches.append(_pad(ordered[start:stop], n_step))
-        stop = start
-    return batches[::-1]
+def make_batches(cuts: Iterable[Cut], rows: Iterable[WeightedRow], n_step: int) -> list[MicroBatch]:
+    """The micro-batches that were planned, of the rows that they name."""
+    by_number = {item.row.number: item for item in rows}
+    return [(_flatten if cut.flat else _pad)(cut, by_number, n_step) for cut in cuts]
 
 
-def _pad(batch: Sequence[WeightedRow], n_step: int) -> MicroBatch:
+def _pad(cut: Cut, rows: Mapping[int, WeightedRow], n_step: int) -> MicroBatch:
+    batch = [rows[number] for number in cut.rows]
     width = max(len(item.row.tokens) for item in batch)
     tokens = np.zeros((len(batch), width), dtype=np.int64)
     for index, item in enumerate(batch):
         tokens[index, : len(item.row.tokens)] = item.row.tokens
     predicting = np.concatenate([index * width + item.row.positions - 1 for index, item in enumerate(batch)])
-    n_tokens = sum(len(item.row.tokens) for item in batch)
-    return gathered(batch, tokens, None, predicting, n_tokens=n_tokens, n_step=n_step)
+    return _gather(batch, tokens, None, predicting, n_tokens=cut.tokens, n_step=n_step)
 
 
-def gathered(
+def _flatten(cut: Cut, rows: Mapping[int, WeightedRow], n_step: int) -> MicroBatch:
+    """Trees in depth-first order; what is beyond them, up to whole blocks, is seen by nobody."""
+    total = cut.size
+    tokens, depths = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
+    ends = np.arange(1, total + 1)
+    path = np.zeros(0, dtype=np.int64)  # where the tokens of the row before stand
+    predicting = []
+    start = 0
+    for row, overlap in (found for tree in cut.trees for found in _rows_of(tree, rows)):
+        ends[path[overlap:]] = start
+        stop = start + len(row.tokens) - overlap
+        tokens[start:stop] = row.tokens[overlap:]
+        depths[start:stop] = np.arange(overlap, len(row.tokens))
+        path = np.concatenate([path[:overlap], np.arange(start, stop)])
+        predicting.append(path[row.positions - 1])
+        start = stop
+    ends[path] = start
+    batch = [rows[number] for number in cut.rows]
+    branches = Branches(depths, ends)
+    return _gather(batch, tokens[None], branches, np.concatenate(predicting), n_tokens=cut.tokens, n_step=n_step)
+
+
+def _rows_of(tree: Tree, rows: Mapping[int, WeightedRow]) -> list[tuple[Row, int]]:
+    """Its rows, and the tokens that each shares with the one before; the first begins the tree."""
+    found = [rows[number].row for number in tree.rows]
+    return list(zip(found, overlaps(found), strict=True))
+
+
+def _gather(
     batch: Sequence[WeightedRow],
     tokens: NDArray[np.int64],
     branches: Branches | None,

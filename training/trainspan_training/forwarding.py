@@ -12,9 +12,9 @@ from typing import Any
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.settings import TrainSettings
 
-from .batches import PASS, MicroBatch, WeightedRow, padded
+from .cuts import PASS, Cut, TreeCost, packed, padded, shared, unique_tokens
 from .memory import DENSE_TOKENS, MOST_TOKENS, Budget
-from .tree import TreeCost, packed, shared, unique_tokens
+from .rows import Row
 
 __all__ = ["Forwarding", "forwarding_of", "refusal"]
 
@@ -46,46 +46,43 @@ class Forwarding:
     """Cost of the attention of a row by itself, in units of a token's cost in the layers."""
     processes: int = 1
 
-    def cut(self, rows: Sequence[WeightedRow], n_step: int) -> list[MicroBatch]:
+    def cut(self, rows: Sequence[Row]) -> list[Cut]:
         """Micro-batches of the rows of one step, at least one for each process where there are rows enough."""
         if self.mode != "auto":
-            return self._cut(self.mode, rows, n_step)
+            return self._cut(self.mode, rows)
         ways = ("padded", "packed", "tree") if self.dense else ("packed", "tree")
-        chosen: list[MicroBatch] = []
+        chosen: list[Cut] = []
         least = float("inf")
         for way in ways:
-            batches = self._cut(way, rows, n_step)
-            cost = sum(self._cost(batch) for batch in batches)
+            cuts = self._cut(way, rows)
+            cost = sum(self._cost(cut) for cut in cuts)
             if cost < least * (_WORTH if way == "tree" else 1):
-                chosen, least = batches, cost
+                chosen, least = cuts, cost
         return chosen
 
-    def _cut(self, way: str, rows: Sequence[WeightedRow], n_step: int) -> list[MicroBatch]:
+    def _cut(self, way: str, rows: Sequence[Row]) -> list[Cut]:
         if way == "padded":
-            limit = self._share(sum(len(item.row.tokens) for item in rows))
-            return padded(rows, limit, n_step, PASS if self.dense else _GPU_PASS)
+            limit = self._share(sum(len(row.tokens) for row in rows))
+            return padded(rows, limit, PASS if self.dense else _GPU_PASS)
         blocks = not self.dense
         if way == "packed":
-            return packed(rows, self.tokens, n_step, processes=self.processes, blocks=blocks)
+            return packed(rows, self.tokens, processes=self.processes, blocks=blocks)
         pair, edge = (self.pair * _DENSE_PAIR, DENSE_TOKENS) if self.dense else (0.0, self.tokens)
-        edge = min(edge, self._share(unique_tokens([item.row for item in rows])))
-        cost = TreeCost(pair)
-        return shared(rows, self.tokens, n_step, cost, edge=edge, processes=self.processes, blocks=blocks)
+        edge = min(edge, self._share(unique_tokens(rows)))
+        return shared(rows, self.tokens, TreeCost(pair), edge=edge, processes=self.processes, blocks=blocks)
 
     def _share(self, tokens: int) -> int:
         """The limit, lowered so that every process gets a part of these tokens."""
         return self.tokens if self.processes == 1 else min(self.tokens, -(-tokens // self.processes))
 
-    def _cost(self, batch: MicroBatch) -> float:
+    def _cost(self, cut: Cut) -> float:
         """Of a forward and backward pass, in units of a token's cost in the layers."""
-        if batch.branches is None:
-            rows, width = batch.tokens.shape
-            return float(PASS + rows * width * (1 + self.pair * width / 2))
+        if not cut.flat:
+            return float(PASS + cut.size * (1 + self.pair * cut.size / len(cut.trees) / 2))
         if not self.dense:
-            return float(_GPU_PASS + batch.tokens.size + self.pair * batch.branches.depths.sum())
-        pieces = [(stop - start, chain) for start, stop, chain in batch.branches.pieces()]
-        pairs = sum(size**2 * (0.5 if chain else _DENSE_PAIR) for size, chain in pieces)
-        return PASS + batch.tokens.size + self.pair * pairs + self.call * len(pieces)
+            return float(_GPU_PASS + cut.size + self.pair * sum(tree.depths for tree in cut.trees))
+        pairs = sum(tree.size**2 * (0.5 if tree.chain else _DENSE_PAIR) for tree in cut.trees)
+        return PASS + cut.size + self.pair * pairs + self.call * len(cut.trees)
 
 
 def forwarding_of(

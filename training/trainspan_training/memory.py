@@ -16,7 +16,7 @@ import torch
 from trainspan_schemas.errors import TrainingError
 from trainspan_schemas.settings import DEFAULT_LORA_RANK, TrainSettings
 
-from .batches import BLOCK
+from .cuts import BLOCK
 from .head import BYTES, CHUNK
 from .options import compute_dtype
 from .team import Team

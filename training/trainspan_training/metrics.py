@@ -153,7 +153,7 @@ def summarize(
         "tokens_by_step": {
             name: [getattr(step, name) for step in steps] for name in ("trained", "forwarded", "unique")
         },
-        "micro_batches": sum(len(step.micro_batches) for step in steps),
+        "micro_batches": sum(len(step.cuts) for step in steps),
         "padding": 1 - forwarded / padded if padded else math.nan,
         "rows_per_rollout": sum(s.rows for s in steps) / sum(s.rollouts for s in steps) if steps else math.nan,
     }

@@ -1,22 +1,18 @@
-"""What a round needs before its first step: rows within the model's limits, steps, and the log-probabilities of other policies."""
+"""What a round needs to know before its first step: how old its calls are, and the log-probabilities of other policies."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from trainspan_schemas.agreement import Agreement, is_exact, limit_of
-from trainspan_schemas.errors import DatasetError, TrainingError
+from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.settings import TrainSettings
 
 from .batches import MicroBatch
-from .forwarding import Forwarding
-from .loss_weights import Rule
 from .offpolicy import Correction, OffPolicySums, correct
-from .plan import Step, plan_steps
+from .plan import Step
 from .policy import Policy
-from .rows import Row, make_rows
 from .stats import TokenSums
 from .trainer import TransitionGRPOTrainer
 from .transitions import Call, DatasetFolder
@@ -28,12 +24,13 @@ __all__ = [
     "against_old",
     "agreement_of",
     "check_policy",
-    "plan_round",
+    "context_of",
+    "largest",
     "staleness_of",
-log = logging.getLogger(__name__)
-
     "with_reference",
 ]
+
+log = logging.getLogger(__name__)
 
 CHECK_TOKENS = 4096
 """Padded tokens on which a divergence is measured beside the steps."""
@@ -69,6 +66,9 @@ def check_policy(dataset: DatasetFolder, policy: Policy) -> None:
     """
     if dataset.policy and policy.trained_on and dataset.policy != policy.trained_on:
         raise DatasetError(
+            f"{dataset.path} has calls of policy {dataset.policy!r}, and {policy.name} was trained on those of "
+            f"{policy.trained_on!r}: build it with --policies {policy.trained_on}, or give each policy its own --checkpoints"
+        )
     if policy.base_digest is None or not dataset.bases:
         who = "the dataset" if policy.base_digest else policy.name
         log.warning("dataset=%s base model not verified: %s does not name one", dataset.path.name, who)
@@ -77,9 +77,6 @@ def check_policy(dataset: DatasetFolder, policy: Policy) -> None:
         raise DatasetError(
             f"{dataset.path} has calls of base model {foreign[0][:12]}…, and {policy.name} was trained from "
             f"{policy.base} ({policy.base_digest[:12]}…): give --model the model that was served, and it --checkpoints of its own"
-        )
-            f"{dataset.path} has calls of policy {dataset.policy!r}, and {policy.name} was trained on those of "
-            f"{policy.trained_on!r}: build it with --policies {policy.trained_on}, or give each policy its own --checkpoints"
         )
 
 
@@ -94,42 +91,6 @@ def staleness_of(calls: Sequence[Call], version: int, dropped: int) -> Staleness
         dropped=dropped,
         fresh={call.policy_version for call in calls} == {version},
     )
-
-
-def plan_round(
-    calls: Sequence[Call],
-    dataset: DatasetFolder,
-    settings: TrainSettings,
-    config: Any,
-    forwarding: Forwarding,
-    rule: Rule,
-) -> tuple[list[Row], list[Step]]:
-    """Rows and steps; `config` is the model's.
-
-    Raises DatasetError for tokens that the model cannot take, TrainingError for rows that memory has no room for.
-    """
-    rows = make_rows(calls, merge=settings.merge)
-    vocabulary, context = int(config.vocab_size), context_of(config)
-    for row in rows:
-        if len(row.tokens) > context:
-            raise DatasetError(
-                f"rollout {row.rollout} has a sequence of {len(row.tokens)} tokens, above the model's {context}: "
-                "set [dataset] max_tokens"
-            )
-        if len(row.tokens) > forwarding.longest:
-            raise TrainingError(
-                f"rollout {row.rollout} has a sequence of {len(row.tokens)} tokens, memory has room for "
-                f"{forwarding.longest}: set [dataset] max_tokens, train.gradient_checkpointing = true or "
-                'train.adapter = "lora"'
-            )
-        if int(row.tokens.max()) >= vocabulary or int(row.tokens.min()) < 0:
-            raise DatasetError(
-                f"rollout {row.rollout} has token ids outside the model's vocabulary of {vocabulary}: "
-                "it was sampled from another model"
-            )
-    rng = np.random.default_rng([settings.seed, int(dataset.sha256[:16], 16)])
-    steps = plan_steps(rows, calls, steps=settings.steps_per_round, rule=rule, forwarding=forwarding, rng=rng)
-    return rows, steps
 
 
 def context_of(config: Any) -> int:

@@ -23,7 +23,7 @@ from . import metrics
 from .adapter import AdapterWeights
 from .alarms import raised
 from .batches import MicroBatch
-from .canary import Prompt, draw_prompts, make_canary, score_prompts
+from .canary import Prompt, make_canary, score_prompts
 from .checkpoints import Checkpoints
 from .forwarding import Forwarding
 from .ledger import Entry
@@ -37,21 +37,17 @@ from .preparation import (
     Staleness,
     against_old,
     agreement_of,
-    check_policy,
-    context_of,
     largest,
-    plan_round,
-    staleness_of,
     with_reference,
 )
 from .publish import EVENTS, Swap, publish, served_dtype
+from .reading import Outline, Reading
 from .reporting import figures
 from .result import NO_ROWS, Result
-from .rows import Row
 from .saving import PolicyFiles
 from .stats import StepStats, TokenSums
 from .trainer import TransitionGRPOTrainer
-from .transitions import Call, DatasetFolder, read_calls
+from .transitions import DatasetFolder
 from .weights import FullWeights, load_slices
 
 __all__ = ["Rounds"]
@@ -127,8 +123,7 @@ class Rounds:
         name = owed.policy.name
         log.warning("no optimizer state of %s: its steps are made again from %s", name, owed.parent.name)
         try:
-            calls, staleness = self._read(owed.dataset)
-            _, plan = self._plan(calls, owed.dataset)
+            outline, steps = self._read(owed.dataset)
         except (DatasetError, TrainingError) as error:
             log.warning("the state of %s cannot be made again, Adam starts afresh: %s", name, error)
             self._files.restore(owed.policy)
@@ -137,7 +132,7 @@ class Rounds:
             return
         # Scored in the coarser dtype of server and trainer, by which the old policy was chosen then.
         self._server_dtype = Canary.read(owed.policy.folder).dtype
-        yield from self._steps(self._prepare(plan, staleness))
+        yield from self._steps(self._prepare(steps, outline.staleness))
         self.trainer.take_stats()
         if not self._files.restore(owed.policy):
             log.warning(
@@ -150,23 +145,20 @@ class Rounds:
 
     def _round(self, dataset: DatasetFolder) -> Generator[list[MicroBatch], None, Result]:
         try:
-            check_policy(dataset, self._policy)
-            with self._timed("read"):
-                calls, staleness = self._read(dataset)
-            with self._timed("plan"):
-                rows, plan = self._plan(calls, dataset)
+            outline, steps = self._read(dataset)
         except (DatasetError, TrainingError) as error:
             if not self._keep_going:
                 raise
             return self._skip(dataset, str(error))
-        if not plan:
+        staleness = outline.staleness
+        if not steps:
             stale = f"all {staleness.dropped} calls are beyond train.max_staleness {self._settings.max_staleness}"
             return self._skip(dataset, stale if staleness.dropped else NO_ROWS)
         with self._timed("canary"):
             self._server_dtype = self._files.lead(lambda _: served_dtype(self._settings.policy_url))
-            self._ready_canary(rows)
+            self._ready_canary(outline.prompts)
         with self._timed("old"):
-            prepared = self._prepare(plan, staleness)
+            prepared = self._prepare(steps, staleness)
         with self._timed("state"):
             self._files.settle()
         with self._timed("optimizer"):
@@ -178,7 +170,7 @@ class Rounds:
             moved = self.trainer.measure(largest(prepared.steps[-1]).first(CHECK_TOKENS))
             failure = self.trainer.failure or self.trainer.kl_fault(moved)
         kl = moved.mean("k3_old")
-        record = self._record(dataset, calls, plan, prepared, staleness, kl, failure, stats)
+        record = self._record(dataset, outline, prepared, kl, failure, stats)
         if failure:
             return self._abort(dataset, record, failure)
         try:
@@ -198,28 +190,26 @@ class Rounds:
             if self.trainer.failure:
                 break
 
-    def _read(self, dataset: DatasetFolder) -> tuple[list[Call], Staleness]:
-        version, limit = self._policy.version, self._settings.max_staleness
-        oldest = None if limit is None else version - limit
-        calls, dropped = read_calls(dataset, oldest=oldest, whole=not self._settings.merge)
-        return calls, staleness_of(calls, version, dropped)
+    def _read(self, dataset: DatasetFolder) -> tuple[Outline, list[Step]]:
+        """The plan of all processes, and this one's part of it with its rows."""
+        reading = Reading(dataset, self._policy, self._settings, self.trainer.team)
+        with self._timed("read"):
+            reading.read()
+        with self._timed("plan"):
+            outline = reading.plan(self._config(), self._forwarding, self._rule)
+            return outline, reading.take(outline)
 
-    def _plan(self, calls: Sequence[Call], dataset: DatasetFolder) -> tuple[list[Row], list[Step]]:
-        return plan_round(calls, dataset, self._settings, self._config(), self._forwarding, self._rule)
-
-    def _prepare(self, plan: Sequence[Step], staleness: Staleness) -> Prepared:
-        """This process's part of the plan, with the log-probabilities that it needs."""
-        trainer = self.trainer
-        trainer.fresh = staleness.fresh
-        steps = [step.share(trainer.team.rank, trainer.team.size) for step in plan]
+    def _prepare(self, steps: Sequence[Step], staleness: Staleness) -> Prepared:
+        """This process's steps, with the log-probabilities that they need."""
+        self.trainer.fresh = staleness.fresh
         if self._settings.kl_coef:
-            steps = with_reference(trainer, steps, self.reference)
-        return against_old(trainer, steps, self._settings, staleness, self._server_dtype)
+            steps = with_reference(self.trainer, steps, self.reference)
+        return against_old(self.trainer, steps, self._settings, staleness, self._server_dtype)
 
     def _config(self) -> Any:
         return self.trainer.policy.config.get_text_config()
 
-    def _ready_canary(self, rows: list[Row]) -> None:
+    def _ready_canary(self, drawn: list[Prompt]) -> None:
         """Sequences and their scores under the weights as they are; the same sequences through a run.
 
         They are taken over from the parent checkpoint, or drawn from the first dataset. They are scored in the
@@ -231,42 +221,36 @@ class Rounds:
         if self._canary_dtype == dtype:
             return
         if not self._prompts:
-            try:
-                canary = Canary.read(self._policy.folder)
-                self._prompts = [(prompt.prompt_ids, prompt.completion_ids) for prompt in canary.prompts]
-            except CheckpointError:
-                self._prompts = draw_prompts(rows, context_of(self._config()), self._settings.seed)
+            self._prompts = self._files.lead(lambda _: _known_prompts(self._policy) or drawn)
         self._canary_dtype = dtype
         self._scores = score_prompts(self.trainer.policy, self._prompts, dtype)
 
     def _record(
         self,
         dataset: DatasetFolder,
-        calls: Sequence[Call],
-        plan: Sequence[Step],
+        outline: Outline,
         prepared: Prepared,
-        staleness: Staleness,
         kl: float,
         failure: str | None,
         stats: Sequence[StepStats],
     ) -> metrics.RoundRecord:
         policy, settings, off = self._policy, self._settings, prepared.off_policy
-        summary = metrics.summarize(plan, stats, settings, self.trainer.rate)
-        known = [call.policy_version for call in calls if call.policy_version is not None]
+        staleness = outline.staleness
+        summary = metrics.summarize(outline.steps, stats, settings, self.trainer.rate)
         record = metrics.RoundRecord(
             round=dataset.round,
             version=policy.version if failure else policy.version + 1,
             checkpoint=policy.name if failure else checkpoint_name(policy.version + 1),
             dataset=dataset.sha256,
             error=failure,
-            rows=len(calls),
+            rows=outline.calls,
             reward_mean=math.nan if dataset.reward_mean is None else dataset.reward_mean,
             reward_std=math.nan if dataset.reward_std is None else dataset.reward_std,
             groups=dataset.groups,
             zero_spread_groups=dataset.zero_spread_groups,
             kl=kl,
             tokens_per_second=summary["forwarded_tokens"] / (self._seconds["train"] + self._seconds["optimizer"]),
-            policy_versions=[min(known), max(known)] if known else [],
+            policy_versions=list(outline.versions),
             staleness_mean=staleness.mean,
             staleness_max=staleness.greatest,
             stale_calls=staleness.dropped,
@@ -361,3 +345,11 @@ class Rounds:
         started = time.perf_counter()
         yield
         self._seconds[stage] = time.perf_counter() - started
+
+
+def _known_prompts(policy: Policy) -> list[Prompt]:
+    """The canary's sequences of the policy's checkpoint; none where it has no canary."""
+    try:
+        return [(prompt.prompt_ids, prompt.completion_ids) for prompt in Canary.read(policy.folder).prompts]
+    except CheckpointError:
+        return []

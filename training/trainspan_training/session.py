@@ -58,8 +58,8 @@ class _Stopped(BaseException):
 def train(job: Job, on_ready: Callable[[], None], on_result: Callable[[Result], None]) -> None:
     """Runs the job; `on_result` hears of each dataset. SIGTERM ends it early, without an error.
 
-    In a team of processes only the leader is ready and has results. Raises ConfigError, CheckpointError or DatasetError
-    where it cannot be done; alone, before anything heavy is imported.
+    In a team of processes only the leader is ready and has results, and all end with the same error. Raises ConfigError,
+    CheckpointError or DatasetError where it cannot be done; alone, before anything heavy is imported.
     """
     check(job.settings)
     rule = find_rule(job.settings)
@@ -71,6 +71,11 @@ def train(job: Job, on_ready: Callable[[], None], on_result: Callable[[Result], 
         try:
             with _held(job.checkpoints, team) as book:
                 _Session(job, team, book, rule, on_ready, on_result).run()
+            team.finish()
+        except Exception as error:
+            if (first := team.fail(error)) is error:
+                raise
+            raise first from error
         finally:
             team.leave()
     except _Stopped:

@@ -1,7 +1,7 @@
 """The processes that train one model together, started by `accelerate launch` or `torchrun`; usually one alone.
 
 The leader (rank 0) owns files, ledger, metrics and the policy server; what it finds or decides is shared with the others,
-its errors too, so that all take the same turn.
+its errors too, so that all take the same turn. An error that one process meets by itself ends all: see `failures`.
 """
 
 import gc
@@ -11,6 +11,8 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from trainspan_schemas.errors import TrainingError
+
+from .failures import Failures, failed_in
 
 __all__ = ["Team"]
 
@@ -38,6 +40,7 @@ class Team:
         self.size = size
         self.splits = splits
         """Whether each process holds a part of weights, gradients and Adam's state (FSDP), else all hold all."""
+        self._failures: Failures | None = None
 
     @classmethod
     def join(cls) -> "Team":
@@ -52,7 +55,21 @@ class Team:
             from accelerate import PartialState
 
             PartialState(cpu=not torch.cuda.is_available(), timeout=_TIMEOUT)
-        return cls(int(os.environ.get("RANK", "0")), size, splits=splits)
+        team = cls(int(os.environ.get("RANK", "0")), size, splits=splits)
+        if size > 1:
+            team._failures = Failures(team.rank, size)
+        return team
+
+    def fail(self, error: Exception) -> Exception:
+        """What every process is to raise because of this error, the last that this one meets: the first of the team's."""
+        return self._failures.first(error) if self._failures else error
+
+    def finish(self) -> None:
+        """Waits until all are done; then none of them can fail any more."""
+        self.gather(None)
+        if self._failures:
+            self._failures.close()
+            self.gather(None)
 
     def leave(self) -> None:
         """Ends the connection to the others: a process that exits with it open may be aborted by its threads."""
@@ -79,7 +96,7 @@ class Team:
                 box[1] = error
         self._broadcast(box)
         if box[1] is not None:
-            raise box[1]
+            raise failed_in(0, box[1])
         return box[0]  # type: ignore[no-any-return]
 
     def each(self, items: Callable[[], Iterator[_T]]) -> Iterator[_T]:
@@ -93,17 +110,20 @@ class Team:
 
     def every(self, make: Callable[[], _T]) -> list[_T]:
         """What each process makes, in all of them; where one fails, its exception is raised in every process."""
+        return self.gather(self.together(make))
+
+    def together(self, make: Callable[[], _T]) -> _T:
+        """What this process makes, without the others; where one fails, its exception is raised in every process."""
         outcome: Any = None
         error: Exception | None = None
         try:
             outcome = make()
         except Exception as failure:  # noqa: BLE001  # it is raised again below, here and elsewhere
             error = failure
-        outcomes = self.gather((outcome, error))
-        for _, failed in outcomes:
+        for rank, failed in enumerate(self.gather(error)):
             if failed is not None:
-                raise failed
-        return [made for made, _ in outcomes]
+                raise failed_in(rank, failed)
+        return outcome  # type: ignore[no-any-return]
 
     def gather(self, values: Any) -> list[Any]:
         """The value of every process, in each of them."""

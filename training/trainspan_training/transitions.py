@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +49,9 @@ class DatasetFolder:
     rollouts: int
     policy: str | None
     """Name of the policy that made its calls; None in datasets of version 1."""
-    reward_mean: float | None
     bases: tuple[str, ...]
     """Digests of the models that the training of its policies began with; empty where its calls name none."""
+    reward_mean: float | None
     reward_std: float | None
     groups: int | None
     """That were compared."""
@@ -64,6 +65,8 @@ class DatasetFolder:
 class Call:
     """One trainable call: a prompt of P tokens, then C sampled ones."""
 
+    number: int
+    """Its place among all rows of the dataset."""
     rollout: str
     """Rollout id and attempt."""
     index: int
@@ -106,10 +109,10 @@ def open_dataset(path: Path) -> DatasetFolder:
             rows=int(manifest["rows"]),
             rollouts=int(manifest["rollouts"]),
             policy=manifest.get("policy"),
+            bases=tuple(sorted(manifest.get("bases") or {})),
             reward_mean=rewards.get("mean"),
             reward_std=rewards.get("std"),
             groups=spread.get("seen"),
-            bases=tuple(sorted(manifest.get("bases") or {})),
             zero_spread_groups=spread.get("zero_spread"),
             files=tuple((str(file["name"]), str(file["sha256"])) for file in manifest["files"]),
         )
@@ -117,26 +120,33 @@ def open_dataset(path: Path) -> DatasetFolder:
         raise DatasetError(f"{said} is malformed ({error!r}): build the dataset again") from error
 
 
-def read_calls(dataset: DatasetFolder, *, oldest: int | None = None, whole: bool = False) -> tuple[list[Call], int]:
+def read_calls(
+    dataset: DatasetFolder, *, oldest: int | None = None, whole: bool = False, only: frozenset[int] | None = None
+) -> tuple[list[Call], int]:
     """(the calls, how many were left out), verified against the manifest's hashes and counts.
 
-    Calls of a policy version below `oldest` are left out; those of unknown version are not. Of a call that continues its
-    segment only the tokens that are new stay in memory, unless `whole`. Raises DatasetError naming the file or row for: a hash
-    that differs, missing columns or values, lengths that do not match, a number that is not finite, a temperature that is not
-    positive.
+    Calls of a policy version below `oldest` are left out; those of unknown version are not. `only`: those calls, by number,
+    whole segments of them; no others are read, nor files that hold none. Of a call that continues its segment only the tokens
+    that are new stay in memory, unless `whole`. Raises DatasetError naming the file or row for: a hash that differs, missing
+    columns or values, lengths that do not match, a number that is not finite, a temperature that is not positive.
     """
     calls: list[Call] = []
     rows, segments = 0, _Segments()
     for name, sha256 in dataset.files:
         path = dataset.path / name
+        if only is not None and only.isdisjoint(range(rows, rows + sum(_row_groups(path)))):
+            rows += sum(_row_groups(path))
+            continue
         _verify(path, sha256)
-        for batch in _batches(path):
-            read = _calls(batch, path)
-            rows += len(read)
+        held = _row_groups(path)
+        for batch, numbers in _batches(path, rows, held, only):
             kept = [
-                call for call in read if oldest is None or call.policy_version is None or call.policy_version >= oldest
+                call
+                for call in _calls(batch, numbers, path)
+                if oldest is None or call.policy_version is None or call.policy_version >= oldest
             ]
             calls += kept if whole else [segments.cut(call) for call in kept]
+        rows += sum(held)
     if rows != dataset.rows:
         raise DatasetError(f"{dataset.path} holds {rows} rows, its manifest says {dataset.rows}: build it again")
     return calls, rows - len(calls)
@@ -174,22 +184,50 @@ def _verify(path: Path, sha256: str) -> None:
         )
 
 
-def _batches(path: Path) -> Iterator[Any]:
-    """Tables of a few rows each, with _COLUMNS; whole prompts of more than one are never in memory."""
+def _row_groups(path: Path) -> list[int]:
+    """Numbers of rows of a file's parts, from its last bytes."""
+    with _opened(path) as file:
+        return [file.metadata.row_group(index).num_rows for index in range(file.metadata.num_row_groups)]
+
+
+def _batches(
+    path: Path, first: int, held: Sequence[int], only: frozenset[int] | None
+) -> Iterator[tuple[Any, list[int]]]:
+    """Tables of a few rows each, with _COLUMNS, and the numbers of their rows, counted on from `first`.
+
+    Whole prompts of more than one table are never in memory. Parts of the file without a row of `only` are not read.
+    """
+    import pyarrow as pa
+
+    starts = list(accumulate(held, initial=first))
+    ranges = [range(*both) for both in pairwise(starts)]
+    chosen = [index for index, of in enumerate(ranges) if only is None or not only.isdisjoint(of)]
+    numbers = chain.from_iterable(ranges[index] for index in chosen)
+    with _opened(path) as file:
+        if missing := [name for name in _COLUMNS if name not in file.schema_arrow.names]:
+            raise DatasetError(f"{path} has no column {missing[0]!r}: build the dataset again")
+        for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=chosen, columns=list(_COLUMNS), use_threads=False):
+            here = list(islice(numbers, batch.num_rows))
+            places = [place for place, number in enumerate(here) if only is None or number in only]
+            if places:
+                table = pa.Table.from_batches([batch])
+                yield table if len(places) == len(here) else table.take(places), [here[place] for place in places]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A Parquet file. Raises DatasetError, also for what is wrong with it within the block."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
-            if missing := [name for name in _COLUMNS if name not in file.schema_arrow.names]:
-                raise DatasetError(f"{path} has no column {missing[0]!r}: build the dataset again")
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(_COLUMNS), use_threads=False):
-                yield pa.Table.from_batches([batch])
+            yield file
     except (pa.ArrowException, OSError) as error:
         raise DatasetError(f"{path} cannot be read as transitions: {error}") from error
 
 
-def _calls(table: Any, path: Path) -> list[Call]:
+def _calls(table: Any, numbers: Sequence[int], path: Path) -> list[Call]:
     for name in _COLUMNS:
         if name not in ("policy_version", "group_id") and table.column(name).null_count:
             raise DatasetError(f"{path} has a row without {name}: build the dataset again")
@@ -197,6 +235,7 @@ def _calls(table: Any, path: Path) -> list[Call]:
     scalars = table.select([name for name in _COLUMNS if name not in ("prompt_ids", "completion_ids", "logprobs")])
     calls = [
         Call(
+            number=number,
             rollout=f"{row['rollout_id']}/{row['attempt']}",
             index=row["call_index"],
             segment=row["segment_id"],
@@ -209,7 +248,9 @@ def _calls(table: Any, path: Path) -> list[Call]:
             temperature=row["temperature"],
             advantage=row["advantage"],
         )
-        for row, prompt, completion, logprob in zip(scalars.to_pylist(), prompts, completions, logprobs, strict=True)
+        for number, row, prompt, completion, logprob in zip(
+            numbers, scalars.to_pylist(), prompts, completions, logprobs, strict=True
+        )
     ]
     for call in calls:
         if fault := _fault(call):

@@ -1,0 +1,149 @@
+"""What each process of a team reads of a dataset, and that their micro-batches are those of one process."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.dataset_files import LoggedCall, write_dataset
+from trainspan_schemas.dataset import manifest_path
+from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.batches import MicroBatch
+from trainspan_training.forwarding import Forwarding
+from trainspan_training.loss_weights import find_rule
+from trainspan_training.policy import Policy
+from trainspan_training.reading import Outline, Reading
+from trainspan_training.team import Team
+from trainspan_training.transitions import DatasetFolder, open_dataset, read_calls
+
+
+class Config:
+    vocab_size = 1000
+    max_position_embeddings = 512
+
+
+class Following(Team):
+    """The second of two processes, which is told what the first one shared."""
+
+    def __init__(self, shared: list[Any]) -> None:
+        super().__init__(1, 2)
+        self._shared = shared
+
+    def share(self, make: Callable[[], Any]) -> Any:
+        return self._shared.pop(0)
+
+    def gather(self, values: Any) -> list[Any]:
+        return [values]
+
+
+class Leading(Team):
+    """The first one."""
+
+    def __init__(self, shared: list[Any]) -> None:
+        super().__init__(0, 2)
+        self._shared = shared
+
+    def share(self, make: Callable[[], Any]) -> Any:
+        self._shared.append(make())
+        return self._shared[-1]
+
+    def gather(self, values: Any) -> list[Any]:
+        return [values]
+
+
+def logged(rollouts: int = 6, turns: int = 3) -> list[LoggedCall]:
+    """Each token of a rollout tells it; every second rollout is of an older policy."""
+    calls = []
+    for rollout in range(rollouts):
+        tokens: list[int] = []
+        for turn in range(turns):
+            known = len(tokens)
+            tokens = [*tokens, *[5] * 3, 10 + rollout]
+            call = LoggedCall(f"r{rollout}", tokens, [100 + rollout, turn], [-0.5, -1.0], 1.0)
+            place = {"call_index": turn, "segment_pos": turn, "prefix_len": known, "policy_version": rollout % 2}
+            calls.append(dataclasses.replace(call, **place))
+            tokens = [*tokens, 100 + rollout, turn]
+    return calls
+
+
+def in_files(folder: Path, rows: int, group: int) -> DatasetFolder:
+    """The dataset in files of so many rows, in row groups of so many."""
+    manifest = json.loads(manifest_path(folder).read_text())
+    (part,) = folder.glob("*.parquet")
+    table, files = pq.read_table(part), []
+    part.unlink()
+    for start in range(0, table.num_rows, rows):
+        path = folder / f"part-{start:04d}.parquet"
+        pq.write_table(table.slice(start, rows), path, row_group_size=group)
+        files.append({"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
+    manifest_path(folder).write_text(json.dumps({**manifest, "files": files}))
+    return open_dataset(folder)
+
+
+def test_only_files_and_row_groups_that_hold_what_is_asked_for_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = in_files(write_dataset(tmp_path, logged()), rows=9, group=3)
+    whole, _ = read_calls(dataset)
+    assert [call.number for call in whole] == list(range(18))
+    other = dataset.path / "part-0009.parquet"
+    pq.write_table(pq.read_table(other).slice(0, 9), other, compression="none")
+    read: list[list[int]] = []
+    batches = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "iter_batches",
+        lambda self, *args, **named: read.append(named["row_groups"]) or batches(self, *args, **named),
+    )
+    calls, _ = read_calls(dataset, only=frozenset([3, 4, 5]))
+    assert read == [[1]]
+    assert [call.number for call in calls] == [3, 4, 5]
+    for mine, all_of_them in zip(calls, whole[3:6], strict=True):
+        assert mine.prompt_ids.tolist() == all_of_them.prompt_ids.tolist()
+        assert mine.prefix_len == all_of_them.prefix_len
+    with pytest.raises(DatasetError, match=r"part-0009.parquet has sha256"):
+        read_calls(dataset, only=frozenset([3, 9]))
+
+
+@pytest.mark.parametrize("mode", ["padded", "packed", "tree"])
+@pytest.mark.parametrize("oldest", [None, 0])
+def test_two_processes_have_the_micro_batches_of_one_and_each_reads_its_own_rows(
+    tmp_path: Path, mode: str, oldest: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = in_files(write_dataset(tmp_path, logged()), rows=9, group=3)
+    settings = TrainSettings(forward=mode, max_staleness=oldest, steps_per_round=2, policy_url="none")
+    forwarding = Forwarding(mode, 40, pair=0.0, dense=True, processes=2)
+    asked: list[int] = []
+
+    def watched(*args: Any, only: frozenset[int] | None = None, **named: Any) -> Any:
+        asked.append(-1 if only is None else len(only))
+        return read_calls(*args, only=only, **named)
+
+    monkeypatch.setattr("trainspan_training.reading.read_calls", watched)
+
+    def taken(team: Team) -> list[list[MicroBatch]]:
+        reading = Reading(dataset, Policy(Path(), None, "base", 1, Path()), settings, team)
+        reading.read()
+        outline: Outline = reading.plan(Config(), forwarding, find_rule(settings))
+        return [list(step.micro_batches) for step in reading.take(outline)]
+
+    whole = taken(Team())
+    shared: list[Any] = []
+    first, second = taken(Leading(shared)), taken(Following(shared))
+    trained = sum(len(batch.targets) for step in whole for batch in step)
+    assert trained == (36 if oldest is None else 18)
+    assert asked[:2] == [-1, -1]
+    assert 0 < asked[2] < trained / 2
+    for step, one, two in zip(whole, first, second, strict=True):
+        together = [batch for pair in zip(one, two, strict=True) for batch in pair]
+        for expected, found in zip(step, together, strict=False):
+            for name in ("tokens", "predicting", "targets", "calls", "sampled", "advantages", "weights"):
+                assert np.array_equal(getattr(expected, name), getattr(found, name)), name
+        assert all(len(batch.targets) == 0 for batch in together[len(step) :])

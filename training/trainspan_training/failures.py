@@ -1,0 +1,113 @@
+"""The end of a team: the first error that any of its processes ends with is what all of them end with.
+
+A process that waits for one that failed may wait without end, in whatever it does together with it. So an error is told
+beside all that: through the store by which the processes found each other. One that does not end by itself is ended.
+"""
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+from trainspan_schemas import errors
+from trainspan_schemas.errors import TrainingError, TrainspanError
+
+__all__ = ["Failures", "failed_in"]
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.25
+_HEAR_S = 5.0
+"""So long the leader, whose process holds the store, waits until the others have heard of its error."""
+_GRACE_S = 30.0
+"""So long after an error a process may take to end."""
+_CONNECT = timedelta(seconds=60)
+_MOST = 500
+"""Characters of an error that nobody expects: some are pages long, and it is told in one line."""
+_ORIGIN = "_trainspan_rank"
+
+
+def failed_in(rank: int, error: Exception) -> Exception:
+    """The error, which remembers that it is that process's, whichever raises it."""
+    setattr(error, _ORIGIN, rank)
+    return error
+
+
+class Failures:
+    """What process `rank` of `size` tells, and hears; the store is at MASTER_ADDR:MASTER_PORT, as torch has it."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._told, self._heard_by = f"trainspan/{start}/error", f"trainspan/{start}/heard"
+        self._store, self._ear = _connect(), _connect()
+        self._heard: TrainspanError | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="failures", daemon=True)
+        self._thread.start()
+
+    def first(self, error: Exception) -> Exception:
+        """Tells the others of this process's error; the one that was told first."""
+        own = _text_of(error, self._rank, self._size)
+        try:
+            told = self._store.compare_set(self._told, "", own).decode()
+        except RuntimeError:  # the leader is gone, and the store with it
+            self._thread.join(2 * _POLL_S)
+            return self._heard or error
+        mine = told == own and getattr(error, _ORIGIN, self._rank) == self._rank
+        if mine and not isinstance(error, TrainspanError):
+            log.error("%s", _error_of(own), exc_info=error)
+        if self._rank == 0:
+            self._await_hearing()
+        return _error_of(told)
+
+    def close(self) -> None:
+        """Stops listening; not after an error, so that this process is ended if it does not end."""
+        self._over.set()
+        self._thread.join()
+
+    def _await_hearing(self) -> None:
+        until = time.monotonic() + _HEAR_S
+        while time.monotonic() < until and self._store.add(self._heard_by, 0) < self._size:
+            time.sleep(_POLL_S)
+
+    def _listen(self) -> None:
+        while not self._over.wait(_POLL_S):
+            try:
+                if self._ear.check([self._told]):
+                    self._heard = _error_of(self._ear.get(self._told).decode())
+                    self._ear.add(self._heard_by, 1)
+                    break
+            except RuntimeError:  # the leader is gone
+                return
+        else:
+            return
+        if not self._over.wait(_GRACE_S):
+            sys.stderr.write(f"trainspan: {self._heard}\n")
+            sys.stderr.flush()
+            os._exit(1)
+
+
+def _connect() -> Any:
+    import torch.distributed as dist
+
+    open_store: Any = dist.TCPStore  # type: ignore[attr-defined]  # documented, and not exported explicitly
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return open_store(address, port, is_master=False, timeout=_CONNECT, wait_for_workers=False)
+
+
+def _text_of(error: Exception, rank: int, size: int) -> str:
+    if isinstance(error, TrainspanError):
+        return json.dumps([type(error).__name__, str(error)])
+    text = f"process {getattr(error, _ORIGIN, rank) + 1} of {size} failed: {type(error).__name__}: {' '.join(str(error).split())[:_MOST]}"
+    return json.dumps([TrainingError.__name__, text])
+
+
+def _error_of(told: str) -> TrainspanError:
+    kind, text = json.loads(told)
+    found: Any = getattr(errors, kind, TrainingError)
+    return found(text)  # type: ignore[no-any-return]
