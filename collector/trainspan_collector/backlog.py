@@ -14,9 +14,11 @@ __all__ = ["Backlog"]
 _LOOK_S: Final = 0.25
 _MEMORY_S: Final = 15.0
 """Time constant of the rate: longer than a checkpoint, shorter than a disk takes to fill."""
-_SLOWING: Final = (0.5, 0.75)
-"""Shares of the room for the backlog that are taken when senders begin to be slowed, and when none is let in. The rest is
-for what loading takes before it gives back what it has loaded."""
+_SLOW_FROM: Final = 0.5
+"""Share of the room for the backlog that is taken when senders begin to be slowed."""
+_NONE_FROM: Final = {True: 0.625, False: 0.75}
+"""Share from which no agent, and from which nobody else is let in: what agents send too fast leaves room for the policy server
+and the runner. The rest is for what loading takes before it gives back what it has loaded."""
 
 _COME_BACK_S: Final = 1.0
 _LONGEST_TURN_S: Final = 5.0
@@ -43,7 +45,8 @@ class Backlog:
         self._n_loaded = journal.n_appended - self._n_bytes
         self._looked = clock()
         self._bytes_per_s: float | None = None
-        self._next_turn = 0.0
+        self._next_turn = {True: 0.0, False: 0.0}
+        """Of agents, and of all others: nobody waits for an agent's turn."""
 
     def seconds(self) -> float | None:
         """How long loading what waits will take, at the rate of the last seconds that there was something to load.
@@ -57,26 +60,27 @@ class Backlog:
                 return 0.0
             return n_bytes / self._bytes_per_s if self._bytes_per_s else None
 
-    def turn(self, n_bytes: int, room_bytes: int, limit_s: float) -> float:
+    def turn(self, n_bytes: int, room_bytes: int, limit_s: float, *, untrusted: bool = False) -> float:
         """Seconds until so many bytes more may be kept; the turn is taken if they are no more than `limit_s`.
 
         `room_bytes` is the disk that is left for the journal. While the backlog has less than half of that and of its own size
-        together, nobody waits; from there on the pace falls from twice the rate of loading to none, at three quarters.
+        together, nobody waits; from there on the pace falls from twice the rate of loading to none, at five eighths for agents
+        (`untrusted`) and at three quarters for others.
         """
         with self._lock:
             self._look()
             taken = self._n_bytes / max(1, self._n_bytes + room_bytes)
-            first, last = _SLOWING
+            first, last = _SLOW_FROM, _NONE_FROM[untrusted]
             if self._n_bytes < self._least_bytes or taken < first or self._bytes_per_s is None:
                 return 0.0
             if taken >= last:
                 return limit_s + _COME_BACK_S
             pace = max(1.0, self._bytes_per_s * 2 * (last - taken) / (last - first))
             now = self._clock()
-            start = max(now, self._next_turn)
+            start = max(now, self._next_turn[untrusted])
             if start - now <= limit_s:
                 # Bounded: the pace may be next to none now, and another one soon.
-                self._next_turn = start + min(n_bytes / pace, _LONGEST_TURN_S)
+                self._next_turn[untrusted] = start + min(n_bytes / pace, _LONGEST_TURN_S)
             return start - now
 
     def _look(self) -> None:

@@ -1,14 +1,15 @@
 """What all gRPC listeners share: limits on connections and messages, and the token, asked for before a message is read."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NoReturn
 
 import grpc
 
-from trainspan_collector.access import Access, DeniedError, Right, bearer_of
+from trainspan_collector.access import Access, DeniedError, Right, Role, bearer_of
 
-__all__ = ["CallGuard", "abort", "server_options"]
+__all__ = ["CallGuard", "RoleHandlers", "abort", "server_options"]
 
 _MAX_CONNECTIONS: Final = 1000
 _MAX_CALLS: Final = 128
@@ -72,6 +73,39 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[misc]
 
         deny.experimental_thread_pool = self._pool  # type: ignore[attr-defined]
         return grpc.stream_unary_rpc_method_handler(deny)
+
+
+class RoleHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Methods for which each role has workers of its own, so that no role waits for the calls of another."""
+
+    def __init__(
+        self,
+        access: Access,
+        right: Right,
+        workers: Mapping[Role | None, int],
+        behaviors: Mapping[str, Callable[[Role | None, Any, Any], Any]],
+        *,
+        name: str,
+        make: Callable[[Any], Any] = grpc.stream_unary_rpc_method_handler,
+    ) -> None:
+        """`behaviors` are by method, and get role, messages and context. Without tokens the role is None."""
+        self._access = access
+        self._right = right
+        self._methods = frozenset(behaviors)
+        self._handlers = {}
+        for role, n_workers in workers.items():
+            pool = ThreadPoolExecutor(n_workers, thread_name_prefix=f"{name}-{role}" if role else name)
+            for method, behavior in behaviors.items():
+                of_role: Any = functools.partial(behavior, role)
+                of_role.experimental_thread_pool = pool
+                self._handlers[method, role] = make(of_role)
+
+    def service(self, handler_call_details: Any) -> Any:
+        """To be called for whom CallGuard has let in."""
+        if handler_call_details.method not in self._methods:
+            return None
+        role = self._access.authorize(self._right, bearer_of(handler_call_details.invocation_metadata))
+        return self._handlers[handler_call_details.method, role]
 
 
 def abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> NoReturn:

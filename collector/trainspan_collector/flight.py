@@ -20,8 +20,8 @@ import duckdb
 import grpc
 import pyarrow as pa
 
-from trainspan_collector.access import Right
-from trainspan_collector.calls import CallGuard, abort, server_options
+from trainspan_collector.access import Right, Role
+from trainspan_collector.calls import CallGuard, RoleHandlers, abort, server_options
 from trainspan_collector.credentials import Guard
 from trainspan_collector.database import Database
 from trainspan_collector.failures import first_line, lacks_memory
@@ -41,7 +41,12 @@ log = logging.getLogger(__name__)
 _DEFAULT_WAIT_MS: Final = 10_000
 _MAX_WAIT_MS: Final = 600_000
 _MAX_TICKET_BYTES: Final = 64 * 1024 * 1024  # a read may name many rollouts
-_WORKERS: Final = 32
+_WORKERS: Final = {Role.READER: 32, Role.RUNNER: 32, None: 32}
+"""Each read holds one until its last row is taken. A role's are its own."""
+_ACTION_WORKERS: Final = 8
+_CROWD: Final = 24
+_CROWD_S: Final = 10.0
+"""If `_CROWD` readers of a role take no rows, those end that have taken none for so long: they would keep others out."""
 _MESSAGE_S: Final = 20.0
 _STALL_S: Final = 600.0
 _END_S: Final = 20.0
@@ -77,18 +82,21 @@ class FlightServer:
         self._store: Reading | None = None
         self._is_stopped = False
         self._changed = threading.Condition()
-        self._message_patience = Patience(_MESSAGE_S)
-        self._patience = Patience(_STALL_S)
+        roles = [role for role in _WORKERS if (role is None) == guard.access.is_open]
+        self._ticket_patience = {role: Patience(_MESSAGE_S, crowd=_CROWD) for role in roles}
+        self._patience = {role: Patience(_STALL_S, crowd=_CROWD, crowd_s=_CROWD_S) for role in roles}
+        self._action_patience = Patience(_MESSAGE_S, crowd=_ACTION_WORKERS // 2)
+        reads = RoleHandlers(
+            guard.access, Right.READ, _WORKERS, {f"/{SERVICE}/DoGet": self._do_get},
+            name="flight", make=grpc.stream_stream_rpc_method_handler,
+        )  # fmt: skip
+        actions = {"DoAction": grpc.stream_stream_rpc_method_handler(self._do_action)}
         self._server = grpc.server(
-            ThreadPoolExecutor(_WORKERS, thread_name_prefix="flight"),
+            ThreadPoolExecutor(_ACTION_WORKERS, thread_name_prefix="upkeep"),
+            handlers=[reads, grpc.method_handlers_generic_handler(SERVICE, actions)],
             interceptors=[CallGuard(guard.access, lambda method: _RIGHTS.get(method.rpartition("/")[2], Right.CHANGE))],
             options=server_options(_MAX_TICKET_BYTES),
         )
-        methods = {
-            "DoGet": grpc.stream_stream_rpc_method_handler(self._do_get),
-            "DoAction": grpc.stream_stream_rpc_method_handler(self._do_action),
-        }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         self.port: int = guard.add_port(self._server, address)
 
     def start(self) -> None:
@@ -100,8 +108,8 @@ class FlightServer:
             self._is_stopped = True
             self._changed.notify_all()
         self._server.stop(grace_s).wait()
-        self._message_patience.close()
-        self._patience.close()
+        for patience in (*self._ticket_patience.values(), *self._patience.values(), self._action_patience):
+            patience.close()
 
     def open_to(self, store: Reading) -> None:
         with self._changed:
@@ -118,29 +126,24 @@ class FlightServer:
             except StoreError as error:
                 log.warning("%s", error)
 
-    def _do_get(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _do_get(self, role: Role | None, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with _refusals(context):
-            request = _parse(Ticket.FromString(self._read(messages, context)).ticket)
+            request = _parse(Ticket.FromString(_message(messages, context, self._ticket_patience[role])).ticket)
             store = self._reading(request.wait_s)
             behind = not store.loader.wait_for(store.journal.end(), request.wait_s)
             if store.loader.failure is not None:
                 raise StoreError(f"the collector is stopping, loading failed: {first_line(store.loader.failure)}")
             with contextlib.closing(_answer(store, request, "true" if behind else "false", context)) as answer:
                 for message in answer:
-                    with self._patience.waiting(context):
+                    with self._patience[role].waiting(context):
                         yield message
 
     def _do_action(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Upkeep of the store (see upkeep.py): JSON in, one JSON object out."""
         with _refusals(context):
-            action = Action.FromString(self._read(messages, context))
+            action = Action.FromString(_message(messages, context, self._action_patience))
             answer = self._reading(0.0).upkeep.do(action.type, json.loads(action.body) if action.body else {})
             yield Result(body=json.dumps(answer).encode()).SerializeToString()
-
-    def _read(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """The call's one message."""
-        with self._message_patience.waiting(context):
-            return next(messages, b"")
 
     def _reading(self, wait_s: float) -> Reading:
         with self._changed:
@@ -172,6 +175,12 @@ def _answer(
             raise StoreError(_explained(error)) from error
         finally:
             del reader  # it holds the database open, and whoever waits for the last reader wants to close it
+
+
+def _message(messages: Iterator[bytes], context: grpc.ServicerContext, patience: Patience) -> bytes:
+    """The call's one message."""
+    with patience.waiting(context):
+        return next(messages, b"")
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ class Intake:
         """Returns once all are on disk. Raises OverloadError for want of disk, StoreError where writing fails."""
         self._wait_for_disk()
         n_bytes = sum(map(len, bodies))
-        self._wait_for_turn(n_bytes)
+        self._wait_for_turn(n_bytes, untrusted=untrusted)
         with self._lock:  # until the next look: a fast sender takes much in between
             self._free_disk_bytes = max(0, self._free_disk_bytes - n_bytes)
         self._journal.append_all(signal, bodies, time.time_ns(), untrusted=untrusted)
@@ -73,12 +73,12 @@ class Intake:
                 )
             time.sleep(min(_DISK_CHECK_S, max(0.0, deadline - time.monotonic())))
 
-    def _wait_for_turn(self, n_bytes: int) -> None:
+    def _wait_for_turn(self, n_bytes: int, *, untrusted: bool) -> None:
         """So that the journal does not grow to the floor while loading is slower than the senders."""
         if self._backlog is None:
             return
         room_bytes = max(0, self._free_disk_bytes - self._min_free_disk_bytes)
-        wait_s = self._backlog.turn(n_bytes, room_bytes, self._wait_s)
+        wait_s = self._backlog.turn(n_bytes, room_bytes, self._wait_s, untrusted=untrusted)
         if wait_s > self._wait_s:
             raise OverloadError(
                 f"requests come faster than they are loaded, and {room_bytes} bytes of disk are left for those that wait: "

@@ -11,7 +11,6 @@ import grpc
 
 __all__ = ["Patience"]
 
-_CROWD_S: Final = 1.0
 _LOOK_S: Final = 0.25
 
 
@@ -26,10 +25,11 @@ class _Wait:
 class Patience:
     """Cancels calls after `limit_s` of waiting or a little more. Thread-safe; one thread for all, until `close`."""
 
-    def __init__(self, limit_s: float, *, crowd: int | None = None) -> None:
-        """Where `crowd` calls or more wait, those end that have waited for a second."""
+    def __init__(self, limit_s: float, *, crowd: int | None = None, crowd_s: float = 1.0) -> None:
+        """If `crowd` calls or more wait, those end that have waited for `crowd_s`."""
         self._limit_s = limit_s
         self._crowd = crowd
+        self._crowd_s = crowd_s
         self._waits: dict[int, _Wait] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -57,7 +57,7 @@ class Patience:
             with self._lock:
                 waits = list(self._waits.values())
             is_crowded = self._crowd is not None and len(waits) >= self._crowd
-            before = time.monotonic() - (min(_CROWD_S, self._limit_s) if is_crowded else self._limit_s)
+            before = time.monotonic() - (min(self._crowd_s, self._limit_s) if is_crowded else self._limit_s)
             for wait in waits:
                 if wait.since <= before and not wait.is_over:
                     wait.is_over = True

@@ -79,14 +79,17 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
     collect_rarely()
     memory_bytes = settings.duckdb_memory_bytes
     fronts = Fronts(settings, grpc, http, guard, Metrics(), flight=flight)
-    with _stop_signal() as stop, contextlib.closing(fronts):
+    store = store_path(settings.store).resolve()
+    with _stop_signal() as stop, _locked(store), contextlib.closing(fronts), contextlib.ExitStack() as told:
+        address = None
         while True:
             try:
                 with contextlib.ExitStack() as cleanup:
-                    loader, address = _start(settings, memory_bytes, fronts, stop, cleanup, for_readers)
+                    loader = _start(store, settings, memory_bytes, fronts, stop, cleanup)
+                    address = address or _tell_address(store, fronts, for_readers, told)
                     on_ready(address)
                     if for_readers:
-                        cleanup.callback(os.close, _watch_readers(Path(address.store)))
+                        cleanup.callback(os.close, _watch_readers(store))
                     while stop.wait() is _Asked.TO_RELOAD:
                         if not (settings.token_file or guard.tls):
                             stop.asked = True  # a terminal that was closed
@@ -124,25 +127,35 @@ def _more_memory(memory_bytes: int, failure: ReopenError) -> int:
     return min(2 * memory_bytes, most)
 
 
+@contextlib.contextmanager
+def _locked(store: Path) -> Iterator[None]:
+    """The right to write the store, also while it is opened again."""
+    _journal_folder(store).mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = StoreLock(store)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _journal_folder(store: Path) -> Path:
+    return store.with_name(store.name + ".journal")
+
+
 def _start(
+    store: Path,
     settings: CollectorSettings,
     memory_bytes: int,
     fronts: Fronts,
     stop: "_Stop",
     cleanup: contextlib.ExitStack,
-    for_readers: bool,
-) -> tuple[Loader, StoreAddress]:
-    """Starts all parts and writes the address file; `cleanup` ends them: intake, journal, loader, Flight, address file, DuckDB, lock."""
-    store = store_path(settings.store).resolve()
-    folder = store.with_name(store.name + ".journal")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    cleanup.callback(StoreLock(store).release)
+) -> Loader:
+    """Starts all parts; `cleanup` ends them: intake, journal, loader, readers, DuckDB."""
+    folder = _journal_folder(store)
     remove_leftovers(store)
     remove_query_folders(store.with_name(store.name + ".tmp"))
     database = Database(store, memory_bytes=memory_bytes)
     cleanup.callback(database.close)
-    told = cleanup.enter_context(contextlib.ExitStack())  # what Flight outlives: the address
-
     readers = Readers(SqlLimits(settings.sql_timeout_s, settings.sql_memory_bytes))
     cleanup.callback(readers.close)
     journal = Journal(folder, database.progress().position.segment, on_commit=fronts.metrics.committed)
@@ -179,6 +192,11 @@ def _start(
         StoreWatch(store, database, journal, loader, intake, fronts.budget, quarantine, backlog).state,
         Reading(database, journal, loader, readers, upkeep),
     )
+    return loader
+
+
+def _tell_address(store: Path, fronts: Fronts, for_readers: bool, told: contextlib.ExitStack) -> StoreAddress:
+    """Writes the address file, which is true until `told` ends: readers who come while the store is opened again wait at Flight."""
     address = StoreAddress(
         pid=os.getpid(),
         store=str(store),
@@ -191,7 +209,7 @@ def _start(
     )
     told.callback(os.close, write_address(address))
     told.callback(address_file(store).unlink, missing_ok=True)
-    return loader, address
+    return address
 
 
 def _watch_readers(store: Path) -> int:

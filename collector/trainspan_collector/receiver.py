@@ -23,9 +23,9 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 from grpc_health.v1.health import HealthServicer
 
-from trainspan_collector.access import Access, DeniedError, Right, Role, bearer_of
+from trainspan_collector.access import DeniedError, Right, Role
 from trainspan_collector.bodies import TooLargeError
-from trainspan_collector.calls import CallGuard, abort, server_options
+from trainspan_collector.calls import CallGuard, RoleHandlers, abort, server_options
 from trainspan_collector.credentials import Guard
 from trainspan_collector.exports import Exports
 from trainspan_collector.intake import OverloadError
@@ -71,7 +71,10 @@ class Receiver:
         self._health = HealthServicer()
         self._server = grpc.server(
             ThreadPoolExecutor(_HEALTH_WORKERS, thread_name_prefix="health"),
-            handlers=[_ExportHandlers(guard.access, self._export), self._health_handlers()],
+            handlers=[
+                RoleHandlers(guard.access, Right.WRITE, _WORKERS, self._exports_by_method(), name="otlp"),
+                self._health_handlers(),
+            ],
             interceptors=[
                 CallGuard(
                     guard.access,
@@ -99,6 +102,9 @@ class Receiver:
         self._server.stop(grace_s).wait()
         for patience in (*self._patience.values(), self._health_patience):
             patience.close()
+
+    def _exports_by_method(self) -> dict[str, Callable[[Role | None, Any, Any], bytes]]:
+        return {method: functools.partial(self._export, signal) for method, signal in _EXPORTS.items()}
 
     def _export(
         self, signal: OtlpSignal, role: Role | None, messages: Iterator[bytes], context: grpc.ServicerContext
@@ -158,27 +164,6 @@ class Receiver:
         elif remaining_s is None or remaining_s > _GIVES_UP_S:
             self._metrics.refused(_TRANSPORT, Refusal.TOO_LARGE)
         abort(context, grpc.StatusCode.CANCELLED, "the message did not come")
-
-
-class _ExportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """The Export methods, for each role with workers of its own."""
-
-    def __init__(self, access: Access, export: Callable[[OtlpSignal, Role | None, Any, Any], bytes]) -> None:
-        self._access = access
-        self._handlers = {}
-        for role, n_workers in _WORKERS.items():
-            pool = ThreadPoolExecutor(n_workers, thread_name_prefix=f"otlp-{role}" if role else "otlp")
-            for method, signal in _EXPORTS.items():
-                behavior: Any = functools.partial(export, signal, role)
-                behavior.experimental_thread_pool = pool
-                self._handlers[method, role] = grpc.stream_unary_rpc_method_handler(behavior)
-
-    def service(self, handler_call_details: Any) -> Any:
-        """To be called for whom CallGuard has let in."""
-        if handler_call_details.method not in _EXPORTS:
-            return None
-        role = self._access.authorize(Right.WRITE, bearer_of(handler_call_details.invocation_metadata))
-        return self._handlers[handler_call_details.method, role]
 
 
 def _has_ended(context: grpc.ServicerContext) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["hanging_loader", "jumping_clock", "slow_disk", "slow_loader", "small_disk"]
+__all__ = ["hanging_loader", "jumping_clock", "reopening_loader", "slow_disk", "slow_loader", "small_disk"]
 
 
 @contextmanager
@@ -83,6 +83,27 @@ import threading
 from trainspan_collector import loader
 
 loader.load = lambda *arguments: threading.Event().wait()
+""",
+    )
+
+
+def reopening_loader(folder: Path) -> Path:
+    """A loader that finds the database unusable at its first batch: the store is opened again. Then `folder`/reopened exists."""
+    return _faults(
+        folder,
+        f"""
+from pathlib import Path
+from trainspan_collector import loader
+from trainspan_collector.failures import ReopenError
+load, flag = loader.load, Path({str(folder / "reopened")!r})
+
+def load_after_reopening(*arguments):
+    if not flag.exists():
+        flag.touch()
+        raise ReopenError("planted", lacks_memory=False)
+    return load(*arguments)
+
+loader.load = load_after_reopening
 """,
     )
 
