@@ -23,6 +23,7 @@ from benchmarks.collector_requests import SPANS_PER_REQUEST, requests
 from trainspan_collector.batch import Batch
 from trainspan_collector.database import Database
 from trainspan_collector.frames import Frame, Signal, encode_header, new_marker
+from trainspan_collector.key_index import KeyIndex
 from trainspan_collector.loading import load
 from trainspan_collector.row_worker import write_table
 from trainspan_collector.rows import ROW_GROUP_ROWS
@@ -64,7 +65,7 @@ def _measure(folder: Path) -> dict[str, Any]:
             TRACES.parse(body)
     sync_s = _journal(folder / "journal", bodies, stages)
     database = Database(folder / "spans.duckdb", memory_bytes=2**28)
-    cursor = database.cursor()
+    cursor, index = database.cursor(), KeyIndex(folder / "keys")
     gathered = Batch(0)
     with tempfile.TemporaryFile() as shared:
         for number, body in enumerate(bodies, start=1):
@@ -76,12 +77,14 @@ def _measure(folder: Path) -> dict[str, Any]:
                 with stages.stage("hand over"):
                     tables = replace(tables, spans=_handed_over(tables.spans, shared))
                 with stages.stage("insert and commit"):
-                    load(cursor, tables, Progress(Position(1, number), gathered.last_seq))
+                    index.cover(cursor)
+                    load(cursor, index, tables, Progress(Position(1, number), gathered.last_seq))
                 gathered = Batch(gathered.last_seq)
     with stages.stage("checkpoint"):
         database.checkpoint()
     [(duckdb_bytes,)] = cursor.execute("SELECT sum(memory_usage_bytes)::BIGINT FROM duckdb_memory()").fetchall()
     store_bytes = (folder / "spans.duckdb").stat().st_size
+    index.close()
     database.close()
     stage_us = {name: round(1e6 * seconds / n_spans, 1) for name, seconds in stages.cpu_s.items()}
     return {

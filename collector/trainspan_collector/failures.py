@@ -15,7 +15,7 @@ class ReopenError(StoreError):
         self.lacks_memory = lacks_memory
 
     @classmethod
-    def because(cls, error: duckdb.Error) -> "ReopenError":
+    def because(cls, error: Exception) -> "ReopenError":
         return cls(first_line(error), lacks_memory=lacks_memory(error))
 
 
@@ -24,7 +24,7 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def is_invalidated(error: duckdb.Error) -> bool:
+def is_invalidated(error: Exception) -> bool:
     """A checkpoint that failed half-way, for want of memory or disk, leaves a database that only a reopening mends."""
     return "has been invalidated" in str(error)
 

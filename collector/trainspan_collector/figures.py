@@ -42,6 +42,7 @@ def figures(store: Path, cursor: duckdb.DuckDBPyConnection, journal: Journal) ->
         "store_bytes_per_call": round(used / counts["calls"]) if counts["calls"] else None,
         "wal_bytes": _size(store.with_name(f"{store.name}.wal")),
         "journal_bytes": journal.n_bytes(),
+        "key_index_bytes": sum(map(_size, store.with_name(f"{store.name}.keys").glob("*"))),
         "damaged_wal_bytes": sum(map(_size, store.parent.glob(f"{store.name}.wal.damaged-*"))),
         "quarantined_requests": len(list(store.with_name(f"{store.name}.quarantine").glob("*.pb"))),
         "duckdb_memory_bytes": duckdb_memory,
@@ -50,9 +51,9 @@ def figures(store: Path, cursor: duckdb.DuckDBPyConnection, journal: Journal) ->
 
 
 def store_files(store: Path) -> list[Path]:
-    """Every file of the store: database, write-ahead logs, journal, quarantine, address."""
+    """Every file of the store: database, write-ahead logs, journal, quarantine, index of keys, address."""
     beside = [path for path in store.parent.glob(f"{store.name}*") if path.is_file()]
-    folders = [store.with_name(f"{store.name}.{name}") for name in ("journal", "quarantine")]
+    folders = [store.with_name(f"{store.name}.{name}") for name in ("journal", "quarantine", "keys")]
     return [*beside, *(path for folder in folders for path in folder.glob("*") if path.is_file())]
 
 

@@ -19,6 +19,7 @@ from trainspan_collector.database import Database
 from trainspan_collector.failures import ReopenError, first_line, is_invalidated, lacks_memory
 from trainspan_collector.gathering import Gathering
 from trainspan_collector.journal import Journal
+from trainspan_collector.key_index import KeyIndex, KeyIndexError
 from trainspan_collector.load_counting import LoadCounting, LoadCounts
 from trainspan_collector.loading import load
 from trainspan_collector.quarantine import Quarantine
@@ -37,8 +38,8 @@ _RETRY_S = 0.5
 _MEMORY_ATTEMPTS = 3
 _CHECKPOINT_WAL_BYTES = 96 * 1024 * 1024  # DuckDB holds long texts among these in memory
 _GATHER_BYTES = 1024 * 1024
-_MAY_PASS = (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.TransactionException)
-"""What a full memory or disk raises, the last of them at COMMIT."""
+_MAY_PASS = (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.TransactionException, KeyIndexError)
+"""What a full memory or disk raises; a TransactionException comes at COMMIT."""
 _NOT_STORABLE = (duckdb.DataError, duckdb.IntegrityError, duckdb.InvalidInputException)
 """What rows raise that DuckDB does not take."""
 
@@ -64,6 +65,7 @@ class Loader:
         database: Database,
         journal: Journal,
         quarantine: Quarantine,
+        index: KeyIndex,
         *,
         interval_s: float,
         max_bytes: int,
@@ -87,6 +89,7 @@ class Loader:
         self._cursor = database.cursor()
         self._progress = database.progress()
         self._quarantine = quarantine
+        self.index = index
         self._max_bytes = max_bytes
         self._gathering: Gathering | RowProcess = self._gathering_here(self._progress)
         self._may_start_process = True
@@ -297,8 +300,9 @@ class Loader:
             self._loaded.notify_all()
 
     def _commit(self, rows: Tables, progress: Progress) -> None:
+        self.index.cover(self._cursor)
         with self._database.writing:
-            n_duplicates = load(self._cursor, rows, progress)
+            n_duplicates = load(self._cursor, self.index, rows, progress)
         self.n_duplicates += n_duplicates
         self._counting.stored(rows.tally, n_duplicates)
         if n_duplicates:

@@ -1,61 +1,94 @@
 """One batch into DuckDB: in one transaction with how far the journal is loaded, and without what is stored already."""
 
 import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
 
 import duckdb
 import pyarrow as pa
 
 from trainspan_collector.batch import Tables
+from trainspan_collector.key_index import KeyIndex
+from trainspan_collector.rows import ROW_GROUP_ROWS
 from trainspan_collector.segments import Progress
 
 __all__ = ["load"]
 
-_SAME_SPANS = """
+_SAME: Final = {
+    "spans": """
 SELECT i.seq, i.richness, s.seq, s.richness FROM incoming i
-JOIN stored.spans s ON s.span_key = i.span_key AND s.trace_id = i.trace_id
-ANTI JOIN stored.superseded d ON d.seq = s.seq
-"""
-_SAME_LOGS = "SELECT i.seq, false, s.seq, false FROM incoming i JOIN stored.logs s ON s.content_hash = i.content_hash"
-_SAME_EVALUATIONS = """
+JOIN (FROM stored.spans WHERE {near}) s ON s.span_key = i.span_key AND s.trace_id = i.trace_id
+""",
+    "logs": """
+SELECT i.seq, false, s.seq, false FROM incoming i
+JOIN (FROM stored.logs WHERE {near}) s ON s.content_hash = i.content_hash
+""",
+    "evaluations": """
 SELECT i.seq, (NOT i.untrusted, i.on_span), s.seq, (NOT s.untrusted, s.on_span) FROM incoming i
-JOIN stored.evaluations s ON s.key = i.key
-ANTI JOIN stored.superseded d ON d.seq = s.seq
-"""
+JOIN (FROM stored.evaluations WHERE {near}) s ON s.key = i.key
+""",
+}
+"""Table → SQL of the rows with the same key: number and rank of the new one and of the stored one."""
+_RANGES_AT_ONCE: Final = 64
 
 
-def load(cursor: duckdb.DuckDBPyConnection, rows: Tables, progress: Progress) -> int:
+@dataclass(frozen=True, slots=True)
+class _Inserted:
+    """Rows of one table, as the index takes them."""
+
+    hashes: Sequence[bytes]
+    seqs: Sequence[int]
+    n_duplicates: int
+
+
+def load(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, rows: Tables, progress: Progress) -> int:
     """Commits `rows` and `progress`; the number of rows that were in the batch or in the store already.
 
-    Raises duckdb.Error; the caller then rolls back.
+    `index` covers the store. Raises duckdb.Error or KeyIndexError; the caller then rolls back.
     """
     cursor.execute("BEGIN")
-    n_duplicates = rows.n_duplicates
-    for table, incoming, same in (
-        ("stored.spans", rows.spans, _SAME_SPANS),
-        ("stored.logs", rows.logs, _SAME_LOGS),
-        ("stored.evaluations", rows.evaluations, _SAME_EVALUATIONS),
-    ):
-        if incoming is not None:
-            n_duplicates += _insert(cursor, table, incoming, same)
+    tables = {"spans": rows.spans, "logs": rows.logs, "evaluations": rows.evaluations}
+    inserted = [_insert(cursor, index, name, incoming) for name, incoming in tables.items() if incoming is not None]
     cursor.execute(
         "UPDATE stored.progress SET segment = ?, byte_offset = ?, last_seq = ?",
         [progress.position.segment, progress.position.offset, progress.last_seq],
     )
     cursor.execute("COMMIT")
-    return n_duplicates
+    hashes = [key for part in inserted for key in part.hashes]
+    index.add(hashes, [seq for part in inserted for seq in part.seqs], progress.last_seq)
+    return rows.n_duplicates + sum(part.n_duplicates for part in inserted)
 
 
-def _insert(cursor: duckdb.DuckDBPyConnection, table: str, incoming: pa.Table, same: str) -> int:
-    """Inserts what is new or of greater rank than what is stored; the number of duplicates met."""
+def _insert(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, table: str, incoming: pa.Table) -> _Inserted:
+    """Inserts what is new or of greater rank than what is stored."""
     cursor.register("incoming", incoming)
     try:
-        pairs = cursor.execute(same).fetchall()
+        hashes, seqs = index.hashes(cursor, table, "incoming"), incoming["seq"].to_pylist()
+        known = {seq for seq in index.find(hashes) if seq is not None}
+        found = [
+            pair for near in _near(sorted(known)) for pair in cursor.execute(_SAME[table].format(near=near)).fetchall()
+        ]
+        pairs = [pair for pair in found if pair[2] in known]  # near it there may be one that it replaced
         replaced = [old for _, new_rank, old, old_rank in pairs if new_rank > old_rank]
-        dropped = [new for new, new_rank, _, old_rank in pairs if new_rank <= old_rank]
+        dropped = {new for new, new_rank, _, old_rank in pairs if new_rank <= old_rank}
         if replaced:
             cursor.execute("INSERT INTO stored.superseded SELECT unnest(?)", [replaced])
-        cursor.execute(f"INSERT INTO {table} BY NAME SELECT * FROM incoming WHERE NOT list_contains(?, seq)", [dropped])
+        cursor.execute(
+            f"INSERT INTO stored.{table} BY NAME SELECT * FROM incoming WHERE NOT list_contains(?, seq)", [[*dropped]]
+        )
     finally:
         with contextlib.suppress(duckdb.TransactionException):  # the transaction has failed; the next one replaces it
             cursor.unregister("incoming")
-    return len(pairs)
+    kept = [(key, seq) for key, seq in zip(hashes, seqs, strict=True) if seq not in dropped]
+    return _Inserted([key for key, _ in kept], [seq for _, seq in kept], len(pairs))
+
+
+def _near(seqs: Sequence[int]) -> Iterator[str]:
+    """SQL conditions that hold for rows with these numbers, in order, and for few others: of row groups without one nothing is read."""
+    starts = [seq for before, seq in pairwise([-ROW_GROUP_ROWS, *seqs]) if seq - before >= ROW_GROUP_ROWS]
+    ends = [seq for seq, after in pairwise([*seqs, 2**63]) if after - seq >= ROW_GROUP_ROWS]
+    ranges = [f"seq BETWEEN {first} AND {last}" for first, last in zip(starts, ends, strict=True)]
+    for start in range(0, len(ranges), _RANGES_AT_ONCE):
+        yield " OR ".join(ranges[start : start + _RANGES_AT_ONCE])

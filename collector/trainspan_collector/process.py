@@ -24,6 +24,7 @@ from trainspan_collector.flight import Reading
 from trainspan_collector.fronts import Fronts
 from trainspan_collector.intake import Intake
 from trainspan_collector.journal import Journal
+from trainspan_collector.key_index import KeyIndex
 from trainspan_collector.listeners import Address, Tls
 from trainspan_collector.loader import Loader
 from trainspan_collector.metrics import Metrics
@@ -160,10 +161,13 @@ def _start(
     cleanup.callback(readers.close)
     journal = Journal(folder, database.progress().position.segment, on_commit=fronts.metrics.committed)
     quarantine = Quarantine(store.with_name(store.name + ".quarantine"))
+    index = KeyIndex(store.with_name(store.name + ".keys"))
+    cleanup.callback(index.close)
     loader = Loader(
         database,
         journal,
         quarantine,
+        index,
         interval_s=settings.load_interval_s,
         max_bytes=settings.load_max_bytes,
         checkpoint_bytes=settings.checkpoint_bytes,

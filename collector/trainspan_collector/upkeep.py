@@ -85,7 +85,7 @@ class Upkeep:
     def _verify(self, body: Mapping[str, Any]) -> dict[str, Any]:
         self._loader.wait_for(self._journal.end(), _BARRIER_S)
         with self._readers.snapshot(self._database) as snapshot:
-            return verify(self._store, snapshot.cursor, self._journal)
+            return verify(self._store, snapshot.cursor, self._journal, self._loader.index, up_to_seq=snapshot.watermark)
 
     def _stats(self, body: Mapping[str, Any]) -> dict[str, Any]:
         self._loader.wait_for(self._journal.end(), body.get("wait_ms", 1000 * _BARRIER_S) / 1000)
@@ -141,6 +141,7 @@ class Upkeep:
                 rewriting.finish(progress)
                 with self._database.writing, self._readers.alone(_READER_GRACE_S, _READER_END_S):
                     self._database.replace_with(rewriting.path)
+                self._loader.index.clear()
                 self._journal.release(max(end, progress.position))
 
             self._loader.between_loads(take_its_place)

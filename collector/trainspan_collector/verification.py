@@ -9,6 +9,7 @@ from trainspan_collector.failures import first_line
 from trainspan_collector.figures import store_files
 from trainspan_collector.frames import Damage, Frame, scan_frames
 from trainspan_collector.journal import Journal
+from trainspan_collector.key_index import KeyIndex, KeyIndexError
 from trainspan_collector.segments import marker_of
 
 __all__ = ["verify"]
@@ -31,7 +32,9 @@ _QUESTIONS: Final = {
 """What must be none → SQL that counts it."""
 
 
-def verify(store: Path, cursor: duckdb.DuckDBPyConnection, journal: Journal) -> dict[str, Any]:
+def verify(
+    store: Path, cursor: duckdb.DuckDBPyConnection, journal: Journal, index: KeyIndex, *, up_to_seq: int
+) -> dict[str, Any]:
     """`{"ok", "problems": [...], "rows": {...}, "journal_requests": n}`; reads every byte of the store once."""
     problems: list[str] = []
     rows: dict[str, int] = {}
@@ -49,6 +52,7 @@ def verify(store: Path, cursor: duckdb.DuckDBPyConnection, journal: Journal) -> 
         else:
             if count:
                 problems.append(f"{count} {words}")
+    problems += _index(index, cursor, up_to_seq)
     n_requests, damage = _journal(journal)
     problems += damage
     for path in store_files(store):
@@ -56,6 +60,14 @@ def verify(store: Path, cursor: duckdb.DuckDBPyConnection, journal: Journal) -> 
         if mode & 0o077:
             problems.append(f"{path} can be read by others (mode {mode:o}): chmod 600 it")
     return {"ok": not problems, "problems": problems, "rows": rows, "journal_requests": n_requests}
+
+
+def _index(index: KeyIndex, cursor: duckdb.DuckDBPyConnection, up_to_seq: int) -> list[str]:
+    try:
+        n_lacking = index.count_lacking(cursor, up_to_seq)
+    except (duckdb.Error, KeyIndexError) as error:
+        return [f"the index of keys cannot be compared: {first_line(error)}"]
+    return [f"{n_lacking} rows that the index of keys lacks"] if n_lacking else []
 
 
 def _journal(journal: Journal) -> tuple[int, list[str]]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,30 +12,14 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from tests.support.collector import Attribute, event, key_values, span, trace_id, trace_request
+from tests.support.filling import Filling
 from trainspan_collector import reads
-from trainspan_collector.batch import Batch
 from trainspan_collector.database import Database
-from trainspan_collector.frames import Frame, Signal
-from trainspan_collector.loading import load
+from trainspan_collector.frames import Signal
 from trainspan_collector.reads import READS, named_read
-from trainspan_collector.segments import Position, Progress
 from trainspan_schemas import keys
 
 MEMORY_BYTES = 2**28
-
-
-class Filling:
-    """Loads spans and records into a store, as the loader does."""
-
-    def __init__(self, database: Database) -> None:
-        self._cursor = database.cursor()
-        self.last_seq = 0
-
-    def add(self, signal: Signal, body: bytes) -> None:
-        batch = Batch(self.last_seq)
-        batch.add(Frame(signal, 1, body, 0))
-        self.last_seq = batch.last_seq
-        load(self._cursor, batch.tables(), Progress(Position(1, self.last_seq), self.last_seq))
 
 
 def _identity(random: Random) -> dict[str, Any]:
@@ -114,8 +99,10 @@ def _differing(database: Database, name: str) -> list[Mapping[str, object]]:
 
 @pytest.fixture(scope="module")
 def tangled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    database = Database(tmp_path_factory.mktemp("tangled") / "s.duckdb", memory_bytes=MEMORY_BYTES)
-    tangle(Random(0), Filling(database))
+    folder = tmp_path_factory.mktemp("tangled")
+    database = Database(folder / "s.duckdb", memory_bytes=MEMORY_BYTES)
+    with closing(Filling(database, folder / "keys")) as filling:
+        tangle(Random(0), filling)
     yield database
     database.close()
 
@@ -130,7 +117,8 @@ def test_rows_are_those_of_the_whole_store(tangled: Database, name: str) -> None
 def test_rows_are_those_of_the_whole_store_in_ten_stores(tmp_path: Path) -> None:
     for seed in range(1, 11):
         database = Database(tmp_path / f"{seed}.duckdb", memory_bytes=MEMORY_BYTES)
-        tangle(Random(seed), Filling(database))
+        with closing(Filling(database, tmp_path / f"{seed}.keys")) as filling:
+            tangle(Random(seed), filling)
         for name in READS:
             assert _differing(database, name) == [], (seed, name)
         database.close()
@@ -196,9 +184,9 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Database,
     folder = tmp_path_factory.mktemp("regular")
     small, large = (Database(folder / name, memory_bytes=MEMORY_BYTES) for name in ("small", "large"))
     for database, n_rollouts in ((small, 300), (large, 3_000)):
-        filling = Filling(database)
-        for first in range(0, n_rollouts, 100):
-            _add_rollouts(filling, range(first, first + 100))
+        with closing(Filling(database, folder / f"{n_rollouts}.keys")) as filling:
+            for first in range(0, n_rollouts, 100):
+                _add_rollouts(filling, range(first, first + 100))
     yield small, large
     small.close()
     large.close()

@@ -1,0 +1,61 @@
+"""A store that is filled without a collector: batches loaded as the loader does, and many rows at once by SQL."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.support.collector import trace_request
+from trainspan_collector.batch import Batch
+from trainspan_collector.database import Database
+from trainspan_collector.frames import Frame, Signal
+from trainspan_collector.key_index import KeyIndex
+from trainspan_collector.loading import load
+from trainspan_collector.segments import Position, Progress
+
+__all__ = ["Filling", "add_many"]
+
+
+class Filling:
+    """Loads spans and records into a store; to be closed."""
+
+    def __init__(self, database: Database, index_folder: Path) -> None:
+        self.cursor = database.cursor()
+        self.index = KeyIndex(index_folder)
+        self.last_seq = database.progress().last_seq
+
+    def add(self, signal: Signal, body: bytes, *, untrusted: bool = False) -> int:
+        """The number of duplicates."""
+        batch = Batch(self.last_seq)
+        batch.add(Frame(signal, 1, body, 0, untrusted=untrusted))
+        self.last_seq = batch.last_seq
+        self.index.cover(self.cursor)
+        progress = Progress(Position(1, self.last_seq), self.last_seq)
+        return load(self.cursor, self.index, batch.tables(), progress)
+
+    def add_spans(self, spans: Sequence[Span]) -> int:
+        return self.add(Signal.TRACES, trace_request(*spans).SerializeToString())
+
+    def close(self) -> None:
+        self.index.close()
+        self.cursor.close()
+
+
+def add_many(database: Database, n_spans: int) -> None:
+    """Spans with ids of their own, as if they had been loaded."""
+    cursor = database.cursor()
+    last_seq = database.progress().last_seq
+    cursor.execute(
+        """
+INSERT INTO stored.spans BY NAME
+SELECT
+    $after + i AS seq, hash(i) AS span_key, 9223372036854775807 AS richness, printf('%016x%016x', hash(-i), i) AS trace_id,
+    printf('%016x', hash(i)) AS span_id, 's' AS name, 1 AS kind, 1 AS start_ns, 2 AS end_ns, 0 AS status_code,
+    '' AS status_message, '' AS scope_name, '{}' AS scope_json, '{}' AS attributes, '{}' AS resource, '[]' AS events,
+    '[]' AS links, '' AS trace_state, 0 AS flags, 0 AS dropped_attributes, 0 AS dropped_events, 0 AS dropped_links,
+    false AS is_call, false AS untrusted, 1 AS received_ns, '' AS attribute_keys
+FROM range(1, $n + 1) t(i)
+""",
+        {"after": last_seq, "n": n_spans},
+    )
+    cursor.execute("UPDATE stored.progress SET last_seq = ?", [last_seq + n_spans])
