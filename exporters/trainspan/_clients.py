@@ -1,10 +1,13 @@
-"""Wraps the HTTP clients that agents use, when they are imported: httpx2 and httpx, requests, aiohttp.
+"""Wraps the HTTP clients that agents use, when they are imported: httpx2 and httpx, requests, urllib3, urllib, aiohttp.
 
-openai 3 sends through httpx2, openai 1 and 2 through httpx.
+openai 3 sends through httpx2, openai 1 and 2 through httpx. A client may be the transport of another one, as urllib3 is
+of requests: the outermost one completes and counts the request.
 """
 
 import functools
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +15,7 @@ import wrapt
 
 from trainspan import _capture
 from trainspan._guard import guarded
-from trainspan._http import PolicyRequest, answered, failed, is_policy, prepare, strip
+from trainspan._http import PolicyRequest, answered, failed, is_policy, prepare, sending, strip
 
 __all__ = ["wrap_clients"]
 
@@ -20,7 +23,14 @@ __all__ = ["wrap_clients"]
 @functools.cache
 def wrap_clients() -> None:
     """Wraps those that are imported, and the others when they will be; once in a process."""
-    wraps = {"httpx": _wrap_httpx, "httpx2": _wrap_httpx, "requests": _wrap_requests, "aiohttp": _wrap_aiohttp}
+    wraps = {
+        "httpx": _wrap_httpx,
+        "httpx2": _wrap_httpx,
+        "requests": _wrap_requests,
+        "urllib3.connectionpool": _wrap_urllib3,
+        "urllib.request": _wrap_urllib,
+        "aiohttp": _wrap_aiohttp,
+    }
     for module, wrap in wraps.items():
         wrapt.register_post_import_hook(guarded(wrap), module)
 
@@ -32,8 +42,7 @@ def _prepare(message: Any) -> PolicyRequest | None:
 
 def _content(message: Any) -> bytes | None:
     """What is in memory of a request of httpx or requests; a body that is streamed out stays unread."""
-    content = getattr(message, "_content", None) or getattr(message, "body", None)
-    return content.encode() if isinstance(content, str) else content if isinstance(content, bytes) else None
+    return _bytes(getattr(message, "_content", None) or getattr(message, "body", None))
 
 
 def _wrap_httpx(module: ModuleType) -> None:
@@ -43,10 +52,11 @@ def _wrap_httpx(module: ModuleType) -> None:
         exchange = _capture.begin(module, message, request)
         outgoing = (exchange and exchange.outgoing()) or message
         try:
-            response = wrapped(outgoing, *rest, **options)
-            if exchange and exchange.refused(outgoing, response.status_code):
-                response.close()
-                response = wrapped(message, *rest, **options)
+            with sending(request):
+                response = wrapped(outgoing, *rest, **options)
+                if exchange and exchange.refused(outgoing, response.status_code):
+                    response.close()
+                    response = wrapped(message, *rest, **options)
         except Exception:
             failed(request)
             raise
@@ -63,10 +73,11 @@ def _wrap_httpx(module: ModuleType) -> None:
         exchange = _capture.begin(module, message, request)
         outgoing = (exchange and exchange.outgoing()) or message
         try:
-            response = await wrapped(outgoing, *rest, **options)
-            if exchange and exchange.refused(outgoing, response.status_code):
-                await response.aclose()
-                response = await wrapped(message, *rest, **options)
+            with sending(request):
+                response = await wrapped(outgoing, *rest, **options)
+                if exchange and exchange.refused(outgoing, response.status_code):
+                    await response.aclose()
+                    response = await wrapped(message, *rest, **options)
         except Exception:
             failed(request)
             raise
@@ -106,7 +117,8 @@ def _send_requests(wrapped: Callable[..., Any], _session: Any, args: tuple[Any, 
     """Redirects come through here again, each as a request of its own."""
     request = _prepare(args[0] if args else kwargs["request"])
     try:
-        response = wrapped(*args, **kwargs)
+        with sending(request):
+            response = wrapped(*args, **kwargs)
     except Exception:
         failed(request)
         raise
@@ -114,12 +126,96 @@ def _send_requests(wrapped: Callable[..., Any], _session: Any, args: tuple[Any, 
     return response
 
 
+def _wrap_urllib3(module: ModuleType) -> None:
+    def urlopen(wrapped: Callable[..., Any], pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Retries and redirects come through here again, inside of this one."""
+        named = dict(zip(("method", "url", "body", "headers"), args, strict=False)) | kwargs
+        request = _prepare_urllib3(module, pool, named)
+        try:
+            with sending(request):
+                response = wrapped(*args[4:], **named)
+        except Exception:
+            failed(request)
+            raise
+        answered(request, response.status)
+        return response
+
+    wrapt.wrap_function_wrapper(module.HTTPConnectionPool, "urlopen", urlopen)
+
+
+@guarded
+def _prepare_urllib3(module: ModuleType, pool: Any, named: dict[str, Any]) -> PolicyRequest | None:
+    """Completes the headers among the arguments of `urlopen`."""
+    headers = module.HTTPHeaderDict(pool.headers if named.get("headers") is None else named["headers"])
+    before = dict(headers)
+    host = f"[{pool.host}]" if ":" in pool.host else pool.host
+    url = str(named["url"])
+    if "://" not in url:
+        url = f"{pool.scheme}://{host}:{pool.port or ''}{url}"
+    request = prepare(str(named["method"]), url, headers, lambda: _bytes(named.get("body")))
+    if dict(headers) != before:
+        named["headers"] = headers
+    return request
+
+
+class _UrllibHeaders(MutableMapping[str, str]):
+    """The headers of a `urllib.request.Request`; what is set is not copied to where a redirect leads."""
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+
+    def __getitem__(self, name: str) -> str:
+        value = self._request.get_header(name.capitalize())
+        if value is None:
+            raise KeyError(name)
+        return str(value)
+
+    def __setitem__(self, name: str, value: str) -> None:
+        del self[name]
+        self._request.add_unredirected_header(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        self._request.remove_header(name.capitalize())
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self._request.header_items())
+
+    def __len__(self) -> int:
+        return len(self._request.header_items())
+
+
+def _wrap_urllib(module: ModuleType) -> None:
+    wrapt.wrap_function_wrapper(module.AbstractHTTPHandler, "do_open", _send_urllib)
+
+
+def _send_urllib(wrapped: Callable[..., Any], _handler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Each hop of a redirect comes through here."""
+    message = args[1] if len(args) > 1 else kwargs["req"]
+    request = prepare(message.get_method(), message.full_url, _UrllibHeaders(message), lambda: _bytes(message.data))
+    try:
+        with sending(request):
+            response = wrapped(*args, **kwargs)
+    except Exception:
+        failed(request)
+        raise
+    answered(request, response.status)
+    return response
+
+
+def _bytes(body: Any) -> bytes | None:
+    return body.encode() if isinstance(body, str) else body if isinstance(body, bytes) else None
+
+
+_aiohttp_body: ContextVar[Any] = ContextVar("trainspan-aiohttp-body", default=None)
+"""What the running code posts through aiohttp: bytes, text, or an object that becomes JSON."""
+
+
 def _wrap_aiohttp(module: ModuleType) -> None:
     """By a trace configuration on every new session: its callbacks see, and may change, the headers of each hop."""
     config = module.TraceConfig()
 
     async def on_start(_session: Any, context: Any, params: Any) -> None:
-        context.trainspan = prepare(params.method, str(params.url), params.headers)
+        context.trainspan = prepare(params.method, str(params.url), params.headers, _posted)
 
     async def on_redirect(_session: Any, _context: Any, params: Any) -> None:
         location = params.response.headers.get("Location") or params.response.headers.get("URI") or ""
@@ -142,4 +238,19 @@ def _wrap_aiohttp(module: ModuleType) -> None:
         kwargs["trace_configs"] = [*(kwargs.get("trace_configs") or ()), config]
         return wrapped(*args, **kwargs)
 
+    async def request(
+        wrapped: Callable[..., Awaitable[Any]], _session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        token = _aiohttp_body.set(kwargs.get("data") if kwargs.get("json") is None else kwargs["json"])
+        try:
+            return await wrapped(*args, **kwargs)
+        finally:
+            _aiohttp_body.reset(token)
+
     wrapt.wrap_function_wrapper(module.ClientSession, "__init__", init)
+    wrapt.wrap_function_wrapper(module.ClientSession, "_request", request)
+
+
+def _posted() -> bytes | None:
+    body = _aiohttp_body.get()
+    return json.dumps(body).encode() if isinstance(body, (dict, list)) else _bytes(body)

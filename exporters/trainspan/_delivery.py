@@ -1,7 +1,8 @@
-"""Bounds what the exporters may cost the agent, and tells the loss once.
+"""Bounds what the exporters to the collector may cost the agent, and tells the loss once.
 
-The SDK's exporters retry per batch, and log per retry; at exit the batches follow one another. Here an export gets two
-seconds instead of ten, at exit what is left of one budget; failures are counted, and a single line names the loss.
+The agent's own exporters, which send elsewhere, keep their timeouts, their retries and their messages. The SDK's
+exporters retry per batch, and log per retry; at exit the batches follow one another. Here an export gets two seconds
+instead of ten, at exit what is left of one budget; failures are counted, and a single line names the loss.
 """
 
 import os
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from logging import LogRecord, getLogger
 from types import ModuleType
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import wrapt
 from opentelemetry import trace
@@ -22,7 +24,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from trainspan._guard import guarded, logger
 
-__all__ = ["after_fork_in_parent", "before_fork", "flush", "forget", "report_loss", "watch_exporters"]
+__all__ = ["after_fork_in_parent", "before_fork", "flush", "forget", "report_loss", "resume", "watch_exporters"]
 
 EXPORT_TIMEOUT_S: Final = 2.0
 """Of one export, where nobody set another. By no variable: Python's SDK reads it as seconds, child processes in other
@@ -51,6 +53,11 @@ _NOISY_LOGGERS: Final = (
     "opentelemetry.exporter.otlp.proto.http._log_exporter",
 )
 _FAILURES: Final = {"spans": SpanExportResult.FAILURE, "log records": LogRecordExportResult.FAILURE}
+_ENDPOINT_VARIABLES: Final = (
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT",
+)
 _NOISE: Final = ("Transient error", "Failed to export", "Shutdown in progress", "Exporter already shutdown")
 
 
@@ -70,6 +77,8 @@ class _Losses:
 
 
 _losses = _Losses()
+_thread = threading.local()
+"""`exporting`: whether the thread is in an export to the collector."""
 
 
 def before_fork() -> None:
@@ -102,13 +111,17 @@ def watch_exporters() -> None:
 def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
     def watch(module: ModuleType) -> None:
         def export(wrapped: Callable[..., Any], exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not _sends_to_collector(exporter):
+                return wrapped(*args, **kwargs)
             held = _losses.exporting.acquire(timeout=LOCK_PATIENCE_S)
+            _thread.exporting = True
             try:
                 if _has_no_time(exporter):
                     _note(exporter, what, args, delivered=False)
                     return _FAILURES[what]
                 result = wrapped(*args, **kwargs)
             finally:
+                _thread.exporting = False
                 if held:
                     _losses.exporting.release()
             _note(exporter, what, args, delivered=getattr(result, "name", "SUCCESS") == "SUCCESS")
@@ -121,7 +134,18 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
 
 
 def _is_no_noise(record: LogRecord) -> bool:
-    return not str(record.msg).startswith(_NOISE)
+    return not (getattr(_thread, "exporting", False) and str(record.msg).startswith(_NOISE))
+
+
+@guarded
+def _sends_to_collector(exporter: Any) -> bool:
+    """Whether it sends to the host and port that the environment names, as those do that the SDK makes from it."""
+    collectors = {_host_and_port(os.environ[name]) for name in _ENDPOINT_VARIABLES if name in os.environ}
+    return _host_and_port(str(exporter._endpoint)) in collectors
+
+
+def _host_and_port(endpoint: str) -> str:
+    return urlsplit(endpoint if "//" in endpoint else f"//{endpoint}").netloc
 
 
 @guarded
@@ -164,6 +188,11 @@ def flush(budget_s: float = EXIT_BUDGET_S) -> None:
     _losses.exit_deadline_s = time.monotonic() + budget_s
     for provider in (trace.get_tracer_provider(), get_logger_provider()):
         _flush_provider(provider)
+
+
+def resume() -> None:
+    """After a flush at an end that did not come."""
+    _losses.exit_deadline_s = None
 
 
 @guarded

@@ -4,14 +4,13 @@ Not seen: SIGKILL, and the code of a `raise SystemExit(n)` outside of the progra
 """
 
 import atexit
+import functools
 import os
-import signal
 import sys
 import threading
-from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from trainspan import _delivery, _process, _system_exit
+from trainspan import _delivery, _process, _sigterm, _system_exit
 from trainspan._guard import guarded
 from trainspan_schemas.status import RolloutStatus
 
@@ -26,6 +25,7 @@ def watch_exits() -> None:
     atexit.register(_at_exit)
     _system_exit.watch()
     _watch_os_exit()
+    _watch_exec()
     _watch_sigterm()
     os.register_at_fork(
         before=guarded(_delivery.before_fork),
@@ -69,17 +69,41 @@ def _watch_os_exit() -> None:
 
 
 @guarded
+def _watch_exec() -> None:
+    """All of `os.exec*` goes through these two."""
+    execve = os.execve
+
+    @functools.wraps(os.execv)
+    def replace(path: Any, argv: Any, /) -> NoReturn:
+        replace_with_environment(path, argv, os.environ)
+
+    @functools.wraps(execve)
+    def replace_with_environment(path: Any, argv: Any, env: Any) -> NoReturn:
+        following = dict(env)
+        _before_exec(following)
+        try:
+            execve(path, argv, following)
+        finally:  # it failed
+            _after_failed_exec()
+
+    os.execv, os.execve = replace, replace_with_environment
+
+
+@guarded
+def _before_exec(environ: dict[str, str]) -> None:
+    _process.replaced(environ)
+    _delivery.flush()
+
+
+@guarded
+def _after_failed_exec() -> None:
+    _process.resume()
+    _delivery.resume()
+
+
+@guarded
 def _watch_sigterm() -> None:
-    """Only where nobody else handles it; the process still dies of the signal."""
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        return
-
-    def on_sigterm(number: int, _frame: FrameType | None) -> None:
-        _end_abruptly("cancelled")
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-    signal.signal(signal.SIGTERM, on_sigterm)
+    _sigterm.watch(lambda: _end_abruptly("cancelled"))
 
 
 @guarded

@@ -6,14 +6,19 @@ Each step stands alone: one that fails is logged once and left out, and neither 
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
 
 from opentelemetry import trace
+from opentelemetry.instrumentation import auto_instrumentation
 
 from trainspan import _agent, _boundary, _clients, _delivery, _exit, _process, _stamp
 from trainspan._guard import guarded
 from trainspan._switch import is_disabled
 
-__all__ = ["install"]
+__all__ = ["hand_down", "install"]
+
+_CHILDREN: Final = str(Path(__file__).parent / "_children")
 
 
 class _State:
@@ -36,6 +41,20 @@ def install() -> None:
     )
     for step in steps:
         guarded(step)()
+
+
+@guarded
+def hand_down() -> None:
+    """Runs after the instrumentors (entry point `opentelemetry_post_instrument`): what child processes import first.
+
+    OpenTelemetry's own folder is off PYTHONPATH while its `initialize` runs, which leaves it as it is if it is there.
+    """
+    theirs = str(Path(auto_instrumentation.__file__).parent)
+    if not _State.installed or not {theirs, _CHILDREN} & set(sys.path):
+        return  # a program that instruments itself leaves its children alone
+    inherited = os.environ.get("PYTHONPATH")
+    rest = [path for path in inherited.split(os.pathsep) if path not in (_CHILDREN, theirs)] if inherited else []
+    os.environ["PYTHONPATH"] = os.pathsep.join([_CHILDREN, theirs, *rest])
 
 
 def _stamp_spans() -> None:

@@ -6,7 +6,9 @@ rollout's identity and the calling agent's name. Identity goes to the policy's o
 
 import functools
 import os
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -20,7 +22,7 @@ from trainspan._scope import Scope, current_scope
 from trainspan_schemas.identity import TraceParent, strip_identity
 from trainspan_schemas.keys import API_KEY_PREFIX, NO_BOUNDARY, ROLLOUT_PATH_PREFIX
 
-__all__ = ["GENERATION_PATHS", "PolicyRequest", "answered", "failed", "is_policy", "prepare"]
+__all__ = ["GENERATION_PATHS", "PolicyRequest", "answered", "failed", "is_policy", "prepare", "sending", "strip"]
 
 GENERATION_PATHS: Final = ("/chat/completions", "/completions", "/responses", "/messages")
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -36,6 +38,24 @@ class PolicyRequest:
     is_generation: bool
     agent: str | None
     """Name of the calling agent, for a generation."""
+    method: str
+
+
+_outer: ContextVar[PolicyRequest | None] = ContextVar("trainspan-policy-request", default=None)
+"""The request that a client of the running code is sending."""
+
+
+@contextmanager
+def sending(request: PolicyRequest | None) -> Iterator[None]:
+    """Marks the code inside as the sending of `request`: a client that this one uses as its transport sends the same one."""
+    if request is None:
+        yield
+        return
+    token = _outer.set(request)
+    try:
+        yield
+    finally:
+        _outer.reset(token)
 
 
 @functools.lru_cache(maxsize=64)
@@ -63,18 +83,22 @@ def is_policy(url: str) -> bool:
 def prepare(
     method: str, url: str, headers: MutableMapping[str, str], body: Callable[[], bytes | None] = lambda: None
 ) -> PolicyRequest | None:
-    """Completes the headers of a request that is about to be sent; None where it does not go to the policy.
+    """Completes the headers of a request that is about to be sent; None if it does not go to the policy.
 
-    `body` gives the request's content where it is in memory; it is read, never changed.
+    None also if another client, which has completed it, sends it through this one: it counts there.
+    `body` gives the request's content if it is in memory; it is read, never changed.
     """
     if not is_policy(url):
         strip(headers)
+        return None
+    is_generation = method.upper() == "POST" and urlsplit(url).path.rstrip("/").endswith(GENERATION_PATHS)
+    outer = _outer.get()
+    if outer is not None and (outer.method, outer.is_generation) == (method.upper(), is_generation):
         return None
     scope = current_scope()
     parent = _parent_to_send(url, headers, scope)
     if parent is not None:
         headers["traceparent"] = str(parent)
-    is_generation = method.upper() == "POST" and urlsplit(url).path.rstrip("/").endswith(GENERATION_PATHS)
     agent = calling_agent(body) if is_generation else None
     members = [strip_identity(headers.get("baggage", ""))]  # without what a public caller said of identity
     if scope is not None:
@@ -82,7 +106,7 @@ def prepare(
     if scope is None or is_outside_of_requests():
         members.append(f"{NO_BOUNDARY}=true")
     headers["baggage"] = ",".join(filter(None, members))
-    return PolicyRequest(scope, is_generation, agent)
+    return PolicyRequest(scope, is_generation, agent, method.upper())
 
 
 @guarded

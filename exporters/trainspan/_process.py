@@ -24,6 +24,7 @@ from trainspan._scope import Scope, process_scope, scope_in, set_process_scope
 from trainspan_schemas import keys
 from trainspan_schemas.identity import (
     ENV_BAGGAGE,
+    ENV_EXEC_CALLS,
     ENV_REPORT,
     ENV_TRACEPARENT,
     ENV_TRACESTATE,
@@ -34,7 +35,7 @@ from trainspan_schemas.identity import (
 )
 from trainspan_schemas.status import RolloutStatus
 
-__all__ = ["PROCESS_SPAN_NAME", "begin", "begin_forked", "end"]
+__all__ = ["PROCESS_SPAN_NAME", "begin", "begin_forked", "end", "replaced", "resume"]
 
 PROCESS_SPAN_NAME: Final = "trainspan.process"
 
@@ -46,10 +47,14 @@ class _Ending:
 def begin(environ: MutableMapping[str, str]) -> None:
     """Attaches the environment's context to the main thread, starts the process span, and exports both to children."""
     base, identity, provisional = _from_environment(environ)
+    replaced_calls = environ.pop(ENV_EXEC_CALLS, "")
     if identity is None and not processes_are_rollouts():
         context.attach(base)
         return
-    if identity is not None:
+    if identity is not None and provisional and replaced_calls.isdecimal():
+        scope = Scope(identity, "process", start_span(keys.ROLLOUT_SPAN_NAME, base, identity))
+        scope.calls = int(replaced_calls)
+    elif identity is not None:
         span = start_span(PROCESS_SPAN_NAME, base, identity)
         scope = Scope(identity, "runner", span, provisional=provisional)
     else:
@@ -91,6 +96,27 @@ def end(status: RolloutStatus, error: BaseException | None = None) -> None:
         if error is not None:
             scope.span.record_exception(error)
         scope.span.end()
+
+
+def replaced(environ: MutableMapping[str, str]) -> None:
+    """Before `exec`: the program that takes this one's place goes on with the rollout if it is the process's own.
+
+    Its span is then never sent from here; `environ`, the next program's environment, says how many calls it saw. In a
+    rollout of a runner or a parent the process span ends here, and the next program has one of its own.
+    """
+    scope = process_scope()
+    if scope is None or _Ending.done:
+        return
+    if scope.boundary == "process" and not scope.holds_rollouts:
+        environ[ENV_EXEC_CALLS] = str(scope.calls)
+    else:
+        end("ok")
+
+
+def resume() -> None:
+    """After an `exec` that failed: this program goes on."""
+    if _Ending.done:
+        begin_forked()
 
 
 def _own_rollout(base: Context) -> Scope:

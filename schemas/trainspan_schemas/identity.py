@@ -15,6 +15,7 @@ from trainspan_schemas.signing import sign, verify
 
 __all__ = [
     "ENV_BAGGAGE",
+    "ENV_EXEC_CALLS",
     "ENV_REPORT",
     "ENV_TASK",
     "ENV_TASK_FILE",
@@ -32,6 +33,7 @@ Split = Literal["train", "val"]
 ENV_TRACEPARENT = "TRACEPARENT"
 ENV_TRACESTATE = "TRACESTATE"
 ENV_BAGGAGE = "BAGGAGE"
+ENV_EXEC_CALLS = "TRAINSPAN_EXEC_CALLS"  # model calls of the program that this one replaces by exec in its own rollout
 ENV_TASK = "TRAINSPAN_TASK"  # JSON {"id", "input"}, never the answer; unset if it exceeds what one variable can hold
 ENV_TASK_FILE = "TRAINSPAN_TASK_FILE"  # path of a file with the same JSON
 ENV_REPORT = "TRAINSPAN_REPORT"  # folder where each agent process leaves an AgentReport for its runner

@@ -1,0 +1,41 @@
+"""What Python programs that an instrumented agent starts import first: instruments them if trainspan is installed there.
+
+`opentelemetry-instrument` puts a folder of its own on PYTHONPATH, which every program below inherits. A Python of
+another environment would print a traceback for it; this file, found before that one, does nothing there. It runs in any
+Python 3, and must import nothing but the standard library until it knows.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _is_agents_environment():
+    try:
+        names = ("trainspan", "opentelemetry.instrumentation.auto_instrumentation")
+        return all(importlib.util.find_spec(name) is not None for name in names)
+    except (ImportError, ValueError):
+        return False
+
+
+def _next_sitecustomize():
+    """The one that the program would have had without either of ours."""
+    hidden = {_HERE} | {
+        path for path in sys.path if path.endswith(os.path.join("instrumentation", "auto_instrumentation"))
+    }
+    paths = [path for path in sys.path if os.path.abspath(path) not in hidden and path not in hidden]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", paths)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if _is_agents_environment():
+    from opentelemetry.instrumentation.auto_instrumentation import initialize
+
+    initialize()
+else:
+    _next_sitecustomize()
