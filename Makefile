@@ -2,6 +2,7 @@
 PYTHON ?= python3
 TORCH_INDEX_URL ?= https://download.pytorch.org/whl/cpu
 ROUNDS ?=
+WORKERS ?= 2
 BIN := .venv/bin
 SETUP := .venv/setup-done
 AGENTS := .venv-agents/setup-done
@@ -39,7 +40,7 @@ demo-control: $(SETUP)
 	@$(BIN)/python examples/calculator/demo.py --control $(if $(ROUNDS),--rounds $(ROUNDS))
 
 test: $(SETUP) $(AGENTS)
-	@$(BIN)/pytest -m "not slow and not gpu"
+	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "not slow and not gpu"
 
 test-slow: $(SETUP) $(AGENTS)
 	@$(BIN)/pytest -m "slow and not gpu"

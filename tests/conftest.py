@@ -1,6 +1,7 @@
 """Settings of all tests."""
 
 import os
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,3 +18,21 @@ os.environ.setdefault("TRAINSPAN_COLLECTOR__HTTP", "off")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SkipGuard(), "skip-guard")
+
+
+_LONGEST_FOLDERS_FIRST: Final = ("loop", "serving", "agents", "training")
+"""Folders whose tests share servers and models for the session: with `pytest -n`, one worker runs each of them."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `pytest -n … --dist loadgroup`: what workers share out are these folders and all other files."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    groups = {}
+    for item in items:
+        folder = item.path.parent.name
+        groups[item] = folder if folder in _LONGEST_FOLDERS_FIRST else f"{folder}/{item.path.stem}"
+        item.add_marker(pytest.mark.xdist_group(groups[item]))
+    if config.getoption("dist", "no") != "no" or hasattr(config, "workerinput"):
+        order = {folder: place for place, folder in enumerate(_LONGEST_FOLDERS_FIRST)}
+        items.sort(key=lambda item: order.get(groups[item], len(order)))

@@ -17,7 +17,7 @@ from tests.support.places import ROOT, DemoRun, Place, make_place
 
 pytestmark = pytest.mark.timeout(600)
 
-AGENTS = 64
+AGENTS = 24
 
 
 def blocks() -> list[list[str]]:
