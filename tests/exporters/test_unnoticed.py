@@ -319,3 +319,30 @@ def test_a_program_that_replaces_itself_is_one_rollout(
     assert rollout.attributes[keys.ROLLOUT_STATUS] == "agent_error"
     assert rollout.attributes[keys.ROLLOUT_CALLS] == 2
     assert {span.trace_id for span in recorder.spans} == {rollout.trace_id}
+
+
+def test_under_gevent_the_program_ends_quietly_and_sends_all(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
+) -> None:
+    source = """
+        from gevent import monkey
+        monkey.patch_all()
+        import os, time
+        import gevent, httpx
+        from opentelemetry import trace
+
+        def ask(number):
+            body = {"model": "policy", "messages": [{"role": "user", "content": str(number)}]}
+            with trace.get_tracer("agent").start_as_current_span("work"):
+                return httpx.post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json=body).status_code
+
+        asked = [gevent.spawn(ask, number) for number in range(5)]
+        gevent.joinall(asked)
+        time.sleep(.5)
+        print({greenlet.value for greenlet in asked})
+    """
+    ran = run(write(tmp_path, source), wired | WITHOUT_OPENAI, timeout_s=25)
+    assert (ran.code, ran.stdout, ran.stderr) == (0, "{200}\n", "")
+    rollout = recorder.one(keys.ROLLOUT_SPAN_NAME)
+    assert (rollout.attributes[keys.ROLLOUT_STATUS], rollout.attributes[keys.ROLLOUT_CALLS]) == ("ok", 5)
+    assert len(recorder.named("work")) == 5

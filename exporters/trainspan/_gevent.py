@@ -1,0 +1,96 @@
+"""Keeps the exporting threads real under gevent.
+
+`gevent.monkey.patch_all` replaces the locks of `threading` while the SDK's batch processors are at work in threads of
+their own. The event that wakes such a thread would then be half a real one and half gevent's: programs hang at their end.
+Here it becomes one of real locks, so that exports go on beside the greenlets and block none of them.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import wrapt
+from opentelemetry import trace
+from opentelemetry._logs import get_logger_provider
+
+from trainspan._guard import guarded
+
+__all__ = ["watch_gevent"]
+
+_allocate_lock = threading.Lock  # as it is before gevent patches it
+
+
+class ThreadEvent:
+    """What a batch processor needs of `threading.Event`, for one waiting thread, out of real locks."""
+
+    def __init__(self) -> None:
+        self._set = False
+        self._wake = _allocate_lock()
+        self._wake.acquire()
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        """Wakes the thread that waits."""
+        self._set = True
+        if self._wake.locked():
+            try:
+                self._wake.release()
+            except RuntimeError:  # another thread was faster
+                return
+
+    def clear(self) -> None:
+        self._set = False
+        self._wake.acquire(blocking=False)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether it was set within `timeout` seconds."""
+        _know_thread()
+        if not self._set:
+            self._wake.acquire(timeout=-1 if timeout is None else timeout)
+        return self._set
+
+
+@guarded
+def _know_thread() -> None:
+    """The end of a thread looks itself up by `get_ident`, which gives another number since the patch."""
+    active: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]
+    if threading.get_ident() in active:
+        return
+    native = threading.get_native_id()
+    for thread in list(active.values()):
+        if thread.native_id == native:
+            active[threading.get_ident()] = thread
+
+
+def watch_gevent() -> None:
+    """Wraps gevent's patches, when they are imported."""
+    wrapt.register_post_import_hook(guarded(_wrap), "gevent.monkey")
+
+
+def _wrap(module: ModuleType) -> None:
+    def patch_thread(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        patched = wrapped(*args, **kwargs)
+        _keep_workers()
+        return patched
+
+    wrapt.wrap_function_wrapper(module, "patch_thread", patch_thread)
+
+
+@guarded
+def _keep_workers() -> None:
+    for processor in _batch_processors():
+        if not isinstance(processor._worker_awaken, ThreadEvent):
+            processor._worker_awaken = ThreadEvent()
+
+
+def _batch_processors() -> Iterator[Any]:
+    traces = getattr(trace.get_tracer_provider(), "_active_span_processor", None)
+    logs = getattr(get_logger_provider(), "_multi_log_record_processor", None)
+    processors = (*getattr(traces, "_span_processors", ()), *getattr(logs, "_log_record_processors", ()))
+    for processor in processors:
+        batch = getattr(processor, "_batch_processor", None)
+        if batch is not None and hasattr(batch, "_worker_awaken"):
+            yield batch
