@@ -13,7 +13,7 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def _is_agents_environment():
+def _is_agents_environment() -> bool:
     try:
         names = ("trainspan", "opentelemetry.instrumentation.auto_instrumentation")
         return all(importlib.util.find_spec(name) is not None for name in names)
@@ -21,7 +21,7 @@ def _is_agents_environment():
         return False
 
 
-def _next_sitecustomize():
+def _next_sitecustomize() -> None:
     """The one that the program would have had without either of ours."""
     hidden = {_HERE} | {
         path for path in sys.path if path.endswith(os.path.join("instrumentation", "auto_instrumentation"))
