@@ -12,7 +12,7 @@ from typing import Final
 from opentelemetry import trace
 from opentelemetry.instrumentation import auto_instrumentation
 
-from trainspan import _agent, _boundary, _clients, _delivery, _exit, _gevent, _process, _stamp
+from trainspan import _agent, _boundary, _clients, _delivery, _exit, _gevent, _noise, _process, _stamp
 from trainspan._guard import guarded
 from trainspan._switch import is_disabled
 
@@ -39,6 +39,7 @@ def install() -> None:
         _agent.watch_frameworks,
         _exit.watch_exits,
         _gevent.watch_gevent,
+        _noise.quiet_instrumentors,
     )
     for step in steps:
         guarded(step)()

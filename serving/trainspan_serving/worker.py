@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from .proof import compare, compare_adapter
+from .seeds import rewind_cpu_generators
 
 __all__ = ["PolicyWorker"]
+
+rewind_cpu_generators()
 
 
 def _is_news(record: logging.LogRecord) -> bool:

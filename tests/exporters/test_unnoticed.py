@@ -346,3 +346,22 @@ def test_under_gevent_the_program_ends_quietly_and_sends_all(
     rollout = recorder.one(keys.ROLLOUT_SPAN_NAME)
     assert (rollout.attributes[keys.ROLLOUT_STATUS], rollout.attributes[keys.ROLLOUT_CALLS]) == ("ok", 5)
     assert len(recorder.named("work")) == 5
+
+
+def test_warnings_that_only_instrumentors_cause_are_left_out(tmp_path: Path, wired: dict[str, str]) -> None:
+    source = """
+        import openai
+        from opentelemetry import trace
+        from opentelemetry.instrumentation.threading import ThreadingInstrumentor
+
+        ThreadingInstrumentor().instrument()
+        messages = [{"role": "user", "content": "u"}]
+        client = openai.OpenAI()
+        client.chat.completions.create(model="policy", messages=messages, temperature=openai.omit, top_p=openai.omit)
+        with trace.get_tracer("agent").start_as_current_span("own") as span:
+            span.set_attribute("own", object)
+    """
+    ran = run(write(tmp_path, source), wired)
+    assert ran.code == 0
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("Invalid type `<class 'type'>` for attribute value.")

@@ -89,7 +89,7 @@ Faulty = tuple[RunningServer, OtlpSink, Path]
 
 @contextlib.contextmanager
 def _faulty(models: Models, root: Path) -> Iterator[Faulty]:
-    """With short timeouts, an API key and sampling by split."""
+    """With short timeouts, an API key, sampling by split, and prompts of more than 256 tokens read in parts."""
     checkpoints = root / "checkpoints"
     shutil.copytree(models.folder(1), checkpoints / "policy-000001")
     shutil.copytree(models.folder(2), checkpoints / "policy-000002")
@@ -105,7 +105,7 @@ def _faulty(models: Models, root: Path) -> Iterator[Faulty]:
             "0.5",
         )
         flags = ["--worker-extension-cls", "tests.support.faulty.FaultyWorker", "--api-key", "sesame"]
-        flags += ["--middleware", "tests.support.faulty.FaultyEngine"]
+        flags += ["--middleware", "tests.support.faulty.FaultyEngine", "--max-num-batched-tokens", "256"]
         environment = {
             "TRAINSPAN_SERVING__SWAP_TIMEOUT_S": "0.2",
             "TRAINSPAN_SERVING__DRAIN_TIMEOUT_S": "0.6",

@@ -53,6 +53,25 @@ def test_the_canary_is_red_for_tied_heads_left_unpacked_for_frozen_weights_and_f
     assert told["choices"][0]["token_ids"] == greedy_ids(models.base, LONG_PROMPT, 8)
 
 
+def test_a_seeded_request_whose_prompt_is_read_in_parts_samples_what_it_samples_otherwise(faulty: Faulty) -> None:
+    server, _, _ = faulty
+    prompt = LONG_PROMPT[::-1]
+    body = {
+        "model": "policy",
+        "prompt": prompt,
+        "max_tokens": 12,
+        "seed": 11,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    answers = [server.post("/v1/completions", body, KEY) for _ in range(2)]  # the second finds 256 tokens in the cache
+    assert [status for status, _, _ in answers] == [200, 200]
+    in_parts, at_once = (told["choices"][0]["token_ids"] for _, told, _ in answers)
+    assert in_parts == at_once
+    other = server.post("/v1/completions", {**body, "seed": 12}, KEY)[1]["choices"][0]["token_ids"]
+    assert other != at_once
+
+
 @pytest.mark.parametrize("fault", [None, "unpacked", "frozen"])
 def test_an_update_too_small_for_the_scores_is_told_by_what_the_kernels_hold(
     faulty: Faulty, models: Models, fault: str | None
