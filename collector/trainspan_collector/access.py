@@ -1,37 +1,30 @@
 """Who may do what: bearer tokens, one or more per role, from a file that only its owner reads.
 
-One rule for every listener: a request carries `authorization: Bearer TOKEN`. Without a token file everybody is trusted.
+One rule for every listener: a request carries `authorization: Bearer TOKEN`. Where nobody configured tokens, who sends
+telemetry without one is an agent.
 """
 
 import hashlib
 import hmac
-import tomllib
 from collections.abc import Iterable, Mapping
-from enum import Enum, StrEnum
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.roles import Role, read_tokens
+from trainspan_schemas.secret_files import check_is_private
 
 __all__ = ["Access", "DeniedError", "Right", "Role", "bearer_of"]
 
 MIN_TOKEN_CHARACTERS: Final = 16
-
-
-class Role(StrEnum):
-    """What a token's holder is."""
-
-    AGENT = "agent"
-    """Sends spans; its word on identities and evaluations is kept and marked as untrusted."""
-    SERVING = "serving"
-    RUNNER = "runner"
-    READER = "reader"
+_UNKNOWN: Final = "the token is not known here: take one of the collector's token file, which is that of its TRAINSPAN_HOME by default"
 
 
 class Right(Enum):
     """What a request wants to do, and the roles that may."""
 
-    WRITE = "send telemetry", frozenset({Role.AGENT, Role.SERVING, Role.RUNNER})
+    WRITE = "send telemetry", frozenset({Role.AGENT, Role.SERVING, Role.RUNNER, Role.USER})
     READ = "read the store", frozenset({Role.READER, Role.RUNNER})
     CHANGE = "do upkeep of the store", frozenset({Role.RUNNER})
 
@@ -51,28 +44,22 @@ class DeniedError(Exception):
 class Access:
     """The tokens, as hashes. Thread-safe."""
 
-    def __init__(self, tokens: Mapping[str, Role] | None = None) -> None:
-        """Without `tokens` everybody may do everything."""
-        self._roles = {_digest(token): role for token, role in (tokens or {}).items()}
-
-    @property
-    def is_open(self) -> bool:
-        return not self._roles
+    def __init__(self, tokens: Mapping[str, Role], *, admits_agents: bool = False) -> None:
+        """`admits_agents`: who shows no token may send telemetry, as an agent."""
+        self._roles = {_digest(token): role for token, role in tokens.items()}
+        self.admits_agents = admits_agents
 
     @classmethod
-    def from_file(cls, path: Path) -> "Access":
+    def from_file(cls, path: Path, *, admits_agents: bool = False) -> "Access":
         """Reads TOML lines `role = "token"` or `role = ["new", "old"]`.
 
         Raises ConfigError where others can read the file, or it has no, weak, or doubly used tokens.
         """
         try:
-            if path.stat().st_mode & 0o077:
-                raise ConfigError(f"token file {path} can be read by others: chmod 600 {path}")
-            given = tomllib.loads(path.read_text())
+            check_is_private(path, "token file")
         except OSError as error:
             raise ConfigError(f"token file {path} cannot be read: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f'token file {path} is no TOML of role = "token": {error}') from error
+        given = read_tokens(path)
         tokens: dict[str, Role] = {}
         for name, value in given.items():
             if name not in set(Role):
@@ -84,13 +71,11 @@ class Access:
                 tokens[token] = Role(name)
         if not tokens:
             raise ConfigError(f'token file {path} has no token: write lines like reader = "…"')
-        return cls(tokens)
+        return cls(tokens, admits_agents=admits_agents)
 
     def with_token(self, token: str, role: Role) -> "Access":
-        """These tokens and one more; where none are in use there is no need for it."""
-        if self.is_open:
-            return self
-        more = Access()
+        """These tokens and one more."""
+        more = Access({}, admits_agents=self.admits_agents)
         more._roles = {**self._roles, _digest(token): role}
         return more
 
@@ -98,16 +83,16 @@ class Access:
         """From now on the tokens are those of `other`."""
         self._roles = other._roles
 
-    def authorize(self, right: Right, authorization: str | None) -> Role | None:
-        """The sender's role; None where no tokens are in use. Raises DeniedError."""
-        if self.is_open:
-            return None
+    def authorize(self, right: Right, authorization: str | None) -> Role:
+        """The sender's role. Raises DeniedError."""
+        if authorization is None and self.admits_agents and right is Right.WRITE:
+            return Role.AGENT
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise DeniedError("send the header authorization: Bearer TOKEN", is_known=False)
         role = self._role_of(token.strip())
         if role is None:
-            raise DeniedError("the token is not known here", is_known=False)
+            raise DeniedError(_UNKNOWN, is_known=False)
         if role not in right.roles:
             allowed = ", ".join(sorted(right.roles))
             raise DeniedError(f"the role {role} may not {right.words}; these may: {allowed}", is_known=True)

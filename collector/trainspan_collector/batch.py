@@ -132,7 +132,7 @@ class Batch:
     def _span_rows(self, span: Span, origin: Origin, frame: Frame) -> Iterator[SpanRow | EvaluationRow]:
         events = span_events(span)
         row, plain = read_span(
-            self._next_seq(), span, events, origin, untrusted=frame.untrusted, received_ns=frame.received_ns
+            self._next_seq(), span, events, origin, sender=frame.sender, received_ns=frame.received_ns
         )
         self.tally.add(row, plain)
         yield row
@@ -148,7 +148,7 @@ class Batch:
                     stated_time_ns=event.time_ns,
                     received_ns=frame.received_ns,
                     span_rollout=(row.rollout_id, row.attempt),
-                    untrusted=frame.untrusted,
+                    sender=frame.sender,
                 )
 
     def _log_rows(self, frame: Frame) -> Iterator[LogRow | EvaluationRow]:
@@ -162,9 +162,7 @@ class Batch:
 
     def _record_rows(self, record: LogRecord, origin: Origin, frame: Frame) -> Iterator[LogRow | EvaluationRow]:
         attributes = read_attributes(record.attributes)
-        row = read_log(
-            self._next_seq(), record, attributes, origin, untrusted=frame.untrusted, received_ns=frame.received_ns
-        )
+        row = read_log(self._next_seq(), record, attributes, origin, sender=frame.sender, received_ns=frame.received_ns)
         yield row
         if row.event_name == keys.EVALUATION_EVENT:
             yield read_evaluation(
@@ -176,7 +174,7 @@ class Batch:
                 time_ns=row.time_ns,
                 stated_time_ns=signed(record.time_unix_nano or record.observed_time_unix_nano),
                 received_ns=frame.received_ns,
-                untrusted=frame.untrusted,
+                sender=frame.sender,
             )
 
     def _put(self, rows: dict[_Key, _Row], key: _Key, row: _Row, rank: Callable[[_Row], int]) -> None:

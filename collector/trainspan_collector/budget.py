@@ -5,12 +5,13 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
-from trainspan_collector.access import Role
 from trainspan_collector.intake import OverloadError
 from trainspan_collector.metrics import Refusal
+from trainspan_schemas.roles import Role
 
 __all__ = ["Budget", "Share"]
 
+_AGENTS: Final = (Role.AGENT, Role.USER)
 _AGENTS_PART: Final = 0.75
 """Of the budget: agents that send slowly never take what the policy server and the runner need."""
 
@@ -29,9 +30,9 @@ class Budget:
         return self._n_bytes
 
     @contextlib.contextmanager
-    def share(self, role: Role | None, n_bytes: int = 0) -> Iterator["Share"]:
+    def share(self, role: Role, n_bytes: int = 0) -> Iterator["Share"]:
         """What one request holds, given back at the block's end. Raises OverloadError where there is no room in time."""
-        share = Share(self, int(self.max_bytes * _AGENTS_PART) if role is Role.AGENT else self.max_bytes)
+        share = Share(self, int(self.max_bytes * _AGENTS_PART) if role in _AGENTS else self.max_bytes)
         try:
             if n_bytes:
                 share.grow(n_bytes)

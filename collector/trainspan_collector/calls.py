@@ -82,19 +82,19 @@ class RoleHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self,
         access: Access,
         right: Right,
-        workers: Mapping[Role | None, int],
-        behaviors: Mapping[str, Callable[[Role | None, Any, Any], Any]],
+        workers: Mapping[Role, int],
+        behaviors: Mapping[str, Callable[[Role, Any, Any], Any]],
         *,
         name: str,
         make: Callable[[Any], Any] = grpc.stream_unary_rpc_method_handler,
     ) -> None:
-        """`behaviors` are by method, and get role, messages and context. Without tokens the role is None."""
+        """`behaviors` are by method, and get role, messages and context."""
         self._access = access
         self._right = right
         self._methods = frozenset(behaviors)
         self._handlers = {}
         for role, n_workers in workers.items():
-            pool = ThreadPoolExecutor(n_workers, thread_name_prefix=f"{name}-{role}" if role else name)
+            pool = ThreadPoolExecutor(n_workers, thread_name_prefix=f"{name}-{role}")
             for method, behavior in behaviors.items():
                 of_role: Any = functools.partial(behavior, role)
                 of_role.experimental_thread_pool = pool

@@ -8,9 +8,10 @@ from typing import Any
 
 import grpc
 
-from trainspan_collector.access import Access, Role
+from trainspan_collector.access import Access
 from trainspan_collector.listeners import Tls
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.roles import Role
 
 __all__ = ["Guard"]
 
@@ -20,12 +21,13 @@ log = logging.getLogger(__name__)
 class Guard:
     """Who may do what, and how connections are encrypted. `reload` is for one thread, the rest thread-safe."""
 
-    def __init__(self, access: Access, tls: Tls | None, own_token: str | None = None) -> None:
+    def __init__(self, access: Access, tls: Tls | None, own_token: str, token_file: Path | None = None) -> None:
         """`own_token` is for commands of the same user, in the store's address file."""
         self.access = access
         self.tls = tls
         self.own_token = own_token
-        self._contexts: list[ssl.SSLContext] = []
+        self.token_file = token_file
+        self._served = tls
 
     def add_port(self, server: grpc.Server, address: str) -> int:
         """The port that `server` got. Raises RuntimeError where it is taken."""
@@ -36,23 +38,26 @@ class Guard:
         return int(server.add_secure_port(address, credentials))
 
     def follow(self, context: ssl.SSLContext) -> None:
-        """From now on `context` gets what is read anew."""
-        self._contexts.append(context)
+        """From now on each handshake of `context` is made with what was read last; `context` itself stays as it is."""
 
-    def reload(self, token_file: str | None) -> None:
+        def choose(connection: ssl.SSLObject | ssl.SSLSocket, _name: str, _context: ssl.SSLContext) -> None:
+            if self.tls is not None and self.tls is not self._served:
+                connection.context = self.tls.context
+
+        context.sni_callback = choose  # asked at every handshake, also of clients that name no server
+
+    def reload(self) -> None:
         """Reads tokens and certificate again; connections that are open go on. Files that are wrong change nothing."""
         try:
-            access = Access.from_file(Path(token_file)) if token_file else None
+            access = Access.from_file(self.token_file) if self.token_file else None
             tls = Tls.load(str(self.tls.certificate_file), str(self.tls.key_file)) if self.tls else None
         except ConfigError as error:
             log.error("not read anew, the tokens and certificates of before stay in use: %s", error)
             return
         if access is not None:
-            self.access.replace_by(access if self.own_token is None else access.with_token(self.own_token, Role.RUNNER))
+            self.access.replace_by(access.with_token(self.own_token, Role.RUNNER))
         if tls is not None:
             self.tls = tls
-            for context in self._contexts:
-                context.load_cert_chain(tls.certificate_file, tls.key_file)
         log.warning("tokens and certificates read anew")
 
     def _newer_configuration(self) -> Callable[[], "grpc.ServerCertificateConfiguration | None"]:

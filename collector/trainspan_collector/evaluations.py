@@ -6,6 +6,7 @@ from hashlib import blake2b
 
 from trainspan_collector import attributes as look
 from trainspan_collector.rows import EvaluationRow
+from trainspan_collector.trust import Sender, is_trusted_evaluation
 from trainspan_collector.values import Json
 from trainspan_schemas import keys
 
@@ -23,7 +24,7 @@ def read_evaluation(
     stated_time_ns: int,
     received_ns: int,
     span_rollout: tuple[str | None, int | None] = (None, None),
-    untrusted: bool = False,
+    sender: Sender = Sender.RUNNER,
 ) -> EvaluationRow:
     """A row; `span_rollout` is (rollout id, attempt) of the span that the event lies on.
 
@@ -36,6 +37,7 @@ def read_evaluation(
     name = look.text(attributes, keys.EVALUATION_NAME)
     score = look.number(attributes, keys.EVALUATION_SCORE)
     label = look.text(attributes, keys.EVALUATION_LABEL)
+    source = look.text(attributes, keys.EVALUATION_SOURCE)
     evaluation_id = look.text(attributes, keys.EVALUATION_ID)
     return EvaluationRow(
         seq=seq,
@@ -49,10 +51,10 @@ def read_evaluation(
         score=score,
         label=label,
         explanation=look.text(attributes, keys.EVALUATION_EXPLANATION),
-        source=look.text(attributes, keys.EVALUATION_SOURCE),
+        source=source,
         of_item=look.text(attributes, keys.EVALUATION_OF),
         time_ns=time_ns,
-        untrusted=untrusted,
+        untrusted=not is_trusted_evaluation(sender, source),
         received_ns=received_ns,
     )
 

@@ -5,7 +5,6 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from trainspan_collector.access import Role
 from trainspan_collector.bodies import TooLargeError
 from trainspan_collector.budget import Budget, Share
 from trainspan_collector.frames import Signal
@@ -15,7 +14,9 @@ from trainspan_collector.otlp import Rejections, log_records
 from trainspan_collector.pieces import SMALL_BYTES, cut
 from trainspan_collector.redaction import Redaction
 from trainspan_collector.signals import METRICS, TRACES, OtlpSignal, Outcome
+from trainspan_collector.trust import Sender
 from trainspan_schemas.errors import InvalidRecordError, StoreError
+from trainspan_schemas.roles import Role
 
 __all__ = ["Exports"]
 
@@ -60,9 +61,7 @@ class Exports:
         with self._parsing if n_bytes > SMALL_BYTES else contextlib.nullcontext():
             yield
 
-    def take(
-        self, signal: OtlpSignal, body: bytes, role: Role | None, transport: str, share: Share | None = None
-    ) -> Outcome:
+    def take(self, signal: OtlpSignal, body: bytes, role: Role, transport: str, share: Share | None = None) -> Outcome:
         """Returns once what `body` holds is on disk; metrics are only counted. `share` is where its bytes count already.
 
         Raises InvalidRecordError where the body is no such request, TooLargeError where it has too many items, OverloadError
@@ -87,16 +86,14 @@ class Exports:
             log.warning("partial success %s", outcome.message)
         return outcome
 
-    def _take(self, signal: OtlpSignal, body: bytes, role: Role | None, share: Share) -> tuple[Outcome, int]:
+    def _take(self, signal: OtlpSignal, body: bytes, role: Role, share: Share) -> tuple[Outcome, int]:
         """What became of it, and the number of items taken."""
         if len(body) > SMALL_BYTES:
             share.grow(len(body))  # its pieces
         with self.parsing(len(body)):
             outcome, n_items, stored = self._read(signal, body)
         if stored:
-            _keep(
-                self._intake, Signal.TRACES if signal is TRACES else Signal.LOGS, stored, untrusted=role is Role.AGENT
-            )
+            _keep(self._intake, Signal.TRACES if signal is TRACES else Signal.LOGS, stored, Sender.of(role))
         return outcome, n_items
 
     def _read(self, signal: OtlpSignal, body: bytes) -> tuple[Outcome, int, list[bytes]]:
@@ -124,10 +121,10 @@ class Exports:
         return Outcome(rejections.n_rejected, rejections.message), n_items, stored
 
 
-def _keep(intake: Intake | None, signal: Signal, bodies: list[bytes], *, untrusted: bool) -> None:
+def _keep(intake: Intake | None, signal: Signal, bodies: list[bytes], sender: Sender) -> None:
     if intake is None:
         raise OverloadError("the store is being opened", _WRITE_RETRY_S, Refusal.NOT_READY)
     try:
-        intake.keep(signal, bodies, untrusted=untrusted)
+        intake.keep(signal, bodies, sender)
     except StoreError as error:
         raise OverloadError(str(error), _WRITE_RETRY_S, Refusal.WRITE_FAILED) from error

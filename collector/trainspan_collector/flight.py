@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 _DEFAULT_WAIT_MS: Final = 10_000
 _MAX_WAIT_MS: Final = 600_000
 _MAX_TICKET_BYTES: Final = 64 * 1024 * 1024  # a read may name many rollouts
-_WORKERS: Final = {Role.READER: 32, Role.RUNNER: 32, None: 32}
+_WORKERS: Final = {Role.READER: 32, Role.RUNNER: 32}
 """Each read holds one until its last row is taken. A role's are its own."""
 _ACTION_WORKERS: Final = 8
 _CROWD: Final = 24
@@ -82,9 +82,8 @@ class FlightServer:
         self._store: Reading | None = None
         self._is_stopped = False
         self._changed = threading.Condition()
-        roles = [role for role in _WORKERS if (role is None) == guard.access.is_open]
-        self._ticket_patience = {role: Patience(_MESSAGE_S, crowd=_CROWD) for role in roles}
-        self._patience = {role: Patience(_STALL_S, crowd=_CROWD, crowd_s=_CROWD_S) for role in roles}
+        self._ticket_patience = {role: Patience(_MESSAGE_S, crowd=_CROWD) for role in _WORKERS}
+        self._patience = {role: Patience(_STALL_S, crowd=_CROWD, crowd_s=_CROWD_S) for role in _WORKERS}
         self._action_patience = Patience(_MESSAGE_S, crowd=_ACTION_WORKERS // 2)
         reads = RoleHandlers(
             guard.access, Right.READ, _WORKERS, {f"/{SERVICE}/DoGet": self._do_get},
@@ -126,7 +125,7 @@ class FlightServer:
             except StoreError as error:
                 log.warning("%s", error)
 
-    def _do_get(self, role: Role | None, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _do_get(self, role: Role, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with _refusals(context):
             request = _parse(Ticket.FromString(_message(messages, context, self._ticket_patience[role])).ticket)
             store = self._reading(request.wait_s)

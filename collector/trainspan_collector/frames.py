@@ -1,7 +1,7 @@
 """The journal's file format: frames of one OTLP request each, with length and checksum.
 
 A frame is a header (the file's marker, then little-endian kind, body bytes, CRC-32 of kind, time and body, receive time) and
-the body: the request's protobuf bytes, uncompressed. The kind is the signal, with a bit for senders that are not trusted.
+the body: the request's protobuf bytes, uncompressed. The kind is the signal, and who sent it.
 
 A reader that meets damage looks for the next intact frame, also within what may be a sender's text. So each file has a random
 marker that no sender can know, and no text holds a frame of it.
@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+
+from trainspan_collector.trust import Sender
 
 __all__ = [
     "HEADER_BYTES",
@@ -34,7 +36,8 @@ _CHECKED = struct.Struct("<IQ")
 HEADER_BYTES = _MARKER_BYTES + _HEADER.size
 MAX_BODY_BYTES = 2**31 - 1
 _SIGNAL_BITS = 0xFF
-_UNTRUSTED_BIT = 0x100
+_SENDER_BITS = 0x3
+_SENDER_SHIFT = 8
 
 
 class Signal(IntEnum):
@@ -55,8 +58,7 @@ class Frame:
     body: bytes
     end: int
     """Offset of the byte after the frame."""
-    untrusted: bool = False
-    """It came with the token of a role whose word on identities and evaluations does not count (see access.py)."""
+    sender: Sender = Sender.RUNNER
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,9 @@ def new_marker() -> bytes:
     return secrets.token_bytes(_MARKER_BYTES)
 
 
-def encode_header(signal: Signal, received_ns: int, body: bytes, *, untrusted: bool = False) -> bytes:
+def encode_header(signal: Signal, received_ns: int, body: bytes, sender: Sender = Sender.RUNNER) -> bytes:
     """What stands between the file's marker and the body."""
-    kind = signal | _UNTRUSTED_BIT if untrusted else signal
+    kind = signal | sender << _SENDER_SHIFT
     return _HEADER.pack(kind, len(body), _checksum(kind, received_ns, body), received_ns)
 
 
@@ -112,7 +114,7 @@ def _frame_at(data: bytes, marker: bytes, position: int) -> Frame | None:
     body = data[start:end]
     if _checksum(kind, received_ns, body) != checksum:
         return None
-    return Frame(Signal(kind & _SIGNAL_BITS), received_ns, body, end, bool(kind & _UNTRUSTED_BIT))
+    return Frame(Signal(kind & _SIGNAL_BITS), received_ns, body, end, Sender(kind >> _SENDER_SHIFT & _SENDER_BITS))
 
 
 def _may_continue(data: bytes, marker: bytes, position: int) -> bool:

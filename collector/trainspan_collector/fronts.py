@@ -124,6 +124,6 @@ class Fronts:
             access=self.guard.access,
             metrics=self.metrics,
             max_request_bytes=self._settings.max_request_bytes,
-            hosts=self._hosts() if self.guard.access.is_open else None,
+            hosts=self._hosts() if self.guard.access.admits_agents else None,
         )
         return HttpServer(address, web, guard=self.guard)

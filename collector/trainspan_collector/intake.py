@@ -10,6 +10,7 @@ from trainspan_collector.backlog import Backlog
 from trainspan_collector.frames import Signal
 from trainspan_collector.journal import Journal
 from trainspan_collector.metrics import Refusal
+from trainspan_collector.trust import Sender
 
 __all__ = ["Intake", "OverloadError"]
 
@@ -52,14 +53,14 @@ class Intake:
         """As of the last look."""
         return self._free_disk_bytes
 
-    def keep(self, signal: Signal, bodies: Sequence[bytes], *, untrusted: bool = False) -> None:
+    def keep(self, signal: Signal, bodies: Sequence[bytes], sender: Sender = Sender.RUNNER) -> None:
         """Returns once all are on disk. Raises OverloadError for want of disk, StoreError where writing fails."""
         self._wait_for_disk()
         n_bytes = sum(map(len, bodies))
         self._wait_for_turn(n_bytes, untrusted=untrusted)
         with self._lock:  # until the next look: a fast sender takes much in between
             self._free_disk_bytes = max(0, self._free_disk_bytes - n_bytes)
-        self._journal.append_all(signal, bodies, time.time_ns(), untrusted=untrusted)
+        self._journal.append_all(signal, bodies, time.time_ns(), sender)
 
     def _wait_for_disk(self) -> None:
         deadline = time.monotonic() + self._wait_s

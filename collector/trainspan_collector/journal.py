@@ -16,6 +16,7 @@ from pathlib import Path
 
 from trainspan_collector.frames import Signal, encode_header, new_marker
 from trainspan_collector.segments import SUFFIX, Entry, Position, Segment, read_segments, segment_name
+from trainspan_collector.trust import Sender
 from trainspan_schemas.errors import StoreError
 
 __all__ = ["Journal", "sync_folder"]
@@ -67,13 +68,15 @@ class Journal:
         self._writer = threading.Thread(target=self._write_all, name="journal", daemon=True)
         self._writer.start()
 
-    def append(self, signal: Signal, body: bytes, received_ns: int, *, untrusted: bool = False) -> None:
+    def append(self, signal: Signal, body: bytes, received_ns: int, sender: Sender = Sender.RUNNER) -> None:
         """Returns once the request is on disk. Raises StoreError where it could not be written."""
-        self.append_all(signal, (body,), received_ns, untrusted=untrusted)
+        self.append_all(signal, (body,), received_ns, sender)
 
-    def append_all(self, signal: Signal, bodies: Sequence[bytes], received_ns: int, *, untrusted: bool = False) -> None:
+    def append_all(
+        self, signal: Signal, bodies: Sequence[bytes], received_ns: int, sender: Sender = Sender.RUNNER
+    ) -> None:
         """Returns once all requests are on disk. Raises StoreError where one could not be written."""
-        all_waiting = [_Waiting(encode_header(signal, received_ns, body, untrusted=untrusted), body) for body in bodies]
+        all_waiting = [_Waiting(encode_header(signal, received_ns, body, sender), body) for body in bodies]
         with self._changed:
             if self._closing:
                 raise StoreError("the journal is closed: the collector is stopping")

@@ -4,6 +4,7 @@ import errno
 import ipaddress
 import socket
 import ssl
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,8 @@ class Tls:
     key_file: Path
     certificate: bytes
     key: bytes
+    context: ssl.SSLContext
+    """With these bytes, whatever the files hold by now."""
 
     @classmethod
     def load(cls, certificate_file: str | None, key_file: str | None) -> "Tls | None":
@@ -60,13 +63,24 @@ class Tls:
         if not certificate_file or not key_file:
             raise ConfigError("TLS needs both --tls-cert and --tls-key")
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate_file, key_file, password="")
             certificate, key = Path(certificate_file).read_bytes(), Path(key_file).read_bytes()
+            context = _context(certificate, key)
         except OSError as error:  # ssl.SSLError is one
             raise ConfigError(
                 f"--tls-cert {certificate_file} and --tls-key {key_file} are no PEM certificate with its key: {error}"
             ) from error
-        return cls(Path(certificate_file), Path(key_file), certificate, key)
+        return cls(Path(certificate_file), Path(key_file), certificate, key, context)
+
+
+def _context(certificate: bytes, key: bytes) -> ssl.SSLContext:
+    """A server's context with this pair. Raises ssl.SSLError where it is none."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.TemporaryDirectory(prefix="trainspan-") as folder:  # mode 0700: OpenSSL reads files alone
+        files = [Path(folder) / name for name in ("certificate", "key")]
+        for file, data in zip(files, (certificate, key), strict=True):
+            file.write_bytes(data)
+        context.load_cert_chain(*files, password="")
+    return context
 
 
 def bind(address: Address, make: Callable[[str], _Server]) -> _Server:

@@ -7,6 +7,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from trainspan_collector import attributes as look
 from trainspan_collector.rows import LogRow
 from trainspan_collector.spans import Origin, signed
+from trainspan_collector.trust import Sender, is_trusted_evaluation
 from trainspan_collector.values import Attributes, Json, to_json_text, to_plain
 from trainspan_schemas import keys
 
@@ -14,9 +15,13 @@ __all__ = ["read_log"]
 
 
 def read_log(
-    seq: int, record: LogRecord, attributes: Attributes, origin: Origin, *, untrusted: bool, received_ns: int
+    seq: int, record: LogRecord, attributes: Attributes, origin: Origin, *, sender: Sender, received_ns: int
 ) -> LogRow:
     """A row; the time of a record that has none is the observed one, else when it came."""
+    event_name = record.event_name or look.text(attributes.plain, "event.name")
+    untrusted = sender is Sender.AGENT
+    if event_name == keys.EVALUATION_EVENT:
+        untrusted = not is_trusted_evaluation(sender, look.text(attributes.plain, keys.EVALUATION_SOURCE))
     time_ns = signed(record.time_unix_nano or record.observed_time_unix_nano)
     return LogRow(
         seq=seq,
@@ -25,7 +30,7 @@ def read_log(
         observed_ns=signed(record.observed_time_unix_nano),
         trace_id=_id(record.trace_id, 16),
         span_id=_id(record.span_id, 8),
-        event_name=record.event_name or look.text(attributes.plain, "event.name"),
+        event_name=event_name,
         severity=record.severity_number,
         severity_text=record.severity_text,
         body=to_json_text(to_plain(record.body)),

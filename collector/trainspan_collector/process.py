@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from types import FrameType
 
-from trainspan_collector.access import Access, Role
+from trainspan_collector.access import Access
 from trainspan_collector.allocation import available_memory_bytes, bound_freed_memory, collect_rarely
 from trainspan_collector.backlog import Backlog
 from trainspan_collector.credentials import Guard
@@ -38,6 +38,7 @@ from trainspan_collector.store_state import StoreWatch
 from trainspan_collector.upkeep import Upkeep
 from trainspan_schemas.errors import ConfigError, StoreError
 from trainspan_schemas.home import store_path
+from trainspan_schemas.roles import Role, make_home_token_file
 from trainspan_schemas.settings import CollectorSettings
 from trainspan_schemas.store import StoreAddress, address_file, is_last_reader, readers_file, write_address
 
@@ -65,12 +66,13 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
         settings = replace(settings, retention_days=None)
     if settings.flight == "off":
         raise ConfigError("--flight off: the store is read through Flight alone; give --flight HOST:PORT")
-    access = Access.from_file(Path(settings.token_file)) if settings.token_file else Access()
-    own_token = secrets.token_urlsafe(32) if for_readers or not access.is_open else None
-    if own_token is not None:
-        access = access.with_token(own_token, Role.RUNNER)
-    guard = Guard(access, Tls.load(settings.tls_cert, settings.tls_key), own_token)
-    remote = settings.insecure_allow_remote or (guard.tls is not None and not access.is_open)
+    token_file = None if for_readers else _token_file(settings)
+    access = Access.from_file(token_file, admits_agents=not settings.token_file) if token_file else Access({})
+    own_token = secrets.token_urlsafe(32)
+    guard = Guard(
+        access.with_token(own_token, Role.RUNNER), Tls.load(settings.tls_cert, settings.tls_key), own_token, token_file
+    )
+    remote = settings.insecure_allow_remote or (guard.tls is not None and settings.token_file is not None)
     grpc = None if settings.grpc == "off" else Address.parse("--grpc", settings.grpc, allow_remote=remote)
     http = None if settings.http == "off" else Address.parse("--http", settings.http, allow_remote=remote)
     flight = Address.parse("--flight", settings.flight, allow_remote=remote)
@@ -95,7 +97,7 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
                         if not (settings.token_file or guard.tls):
                             stop.asked = True  # a terminal that was closed
                             break
-                        guard.reload(settings.token_file)
+                        guard.reload()
                     log.info("draining")
                 failure = loader.failure
             except ReopenError as error:
@@ -110,6 +112,11 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
                 memory_bytes = _more_memory(memory_bytes, failure)
             log.error("opening the store again duckdb_memory_bytes=%d reason=%r", memory_bytes, first_line(failure))
             time.sleep(_REOPEN_S)
+
+
+def _token_file(settings: CollectorSettings) -> Path:
+    """The one that was configured, else that of the state folder. Raises ConfigError where that cannot be made."""
+    return (Path(settings.token_file) if settings.token_file else make_home_token_file()).resolve()
 
 
 def _allow_many_connections() -> None:
@@ -209,6 +216,7 @@ def _tell_address(store: Path, fronts: Fronts, for_readers: bool, told: contextl
         flight=fronts.flight_address or "",
         tls=fronts.guard.tls is not None,
         token=fronts.guard.own_token,
+        token_file=str(fronts.guard.token_file) if fronts.guard.token_file else None,
         for_readers=for_readers,
     )
     told.callback(os.close, write_address(address))

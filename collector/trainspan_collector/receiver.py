@@ -33,10 +33,11 @@ from trainspan_collector.metrics import Metrics, Refusal
 from trainspan_collector.patience import Patience
 from trainspan_collector.signals import SIGNALS, OtlpSignal
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.roles import Role
 
 __all__ = ["Receiver"]
 
-_WORKERS: Final = {Role.AGENT: 64, Role.SERVING: 32, Role.RUNNER: 32, None: 64}
+_WORKERS: Final = {Role.AGENT: 64, Role.SERVING: 32, Role.RUNNER: 32, Role.USER: 32}
 """Each waiting acknowledgement holds one. A role's are its own, so that no other waits for its senders."""
 _EXPORTS: Final = {f"/{signal.service}/Export": signal for signal in SIGNALS}
 _HEALTH_WORKERS: Final = 16
@@ -62,11 +63,7 @@ class Receiver:
     ) -> None:
         self._exports = exports
         self._metrics = metrics
-        self._patience = {
-            role: Patience(_MESSAGE_S, crowd=n_workers // 2)
-            for role, n_workers in _WORKERS.items()
-            if (role is None) == guard.access.is_open
-        }
+        self._patience = {role: Patience(_MESSAGE_S, crowd=n_workers // 2) for role, n_workers in _WORKERS.items()}
         self._health_patience = Patience(_HEALTH_S)
         self._health = HealthServicer()
         self._server = grpc.server(
@@ -103,11 +100,11 @@ class Receiver:
         for patience in (*self._patience.values(), self._health_patience):
             patience.close()
 
-    def _exports_by_method(self) -> dict[str, Callable[[Role | None, Any, Any], bytes]]:
+    def _exports_by_method(self) -> dict[str, Callable[[Role, Any, Any], bytes]]:
         return {method: functools.partial(self._export, signal) for method, signal in _EXPORTS.items()}
 
     def _export(
-        self, signal: OtlpSignal, role: Role | None, messages: Iterator[bytes], context: grpc.ServicerContext
+        self, signal: OtlpSignal, role: Role, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> bytes:
         body = self._read(role, messages, context)
         try:
@@ -121,7 +118,7 @@ class Receiver:
         answer: bytes = signal.answer(outcome).SerializeToString()
         return answer
 
-    def _read(self, role: Role | None, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+    def _read(self, role: Role, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """The request's one message."""
         body = None
         with self._patience[role].waiting(context) as wait, contextlib.suppress(grpc.RpcError):

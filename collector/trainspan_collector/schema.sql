@@ -59,7 +59,7 @@ CREATE TABLE IF NOT EXISTS stored.spans (
     logprobs FLOAT[],
     finish_reason VARCHAR,
     delivered BOOLEAN,
-    untrusted BOOLEAN,           -- came with a token of the role agent
+    untrusted BOOLEAN,           -- its sender may not say this (see trust.py)
     received_ns BIGINT,          -- when the collector got it: its age
     operation VARCHAR,           -- from here on: what readers would search the attributes for, see facts.py
     request_model VARCHAR,
@@ -231,7 +231,12 @@ rewards AS (
     FROM rollout_spans r
     JOIN stored.bound_evaluations e ON e.rollout_id = r.rollout_id
     WHERE e.name = 'reward'
-        AND NOT e.untrusted
+        -- Of an agent, what came within its rollout's trace, if the runner left the reward to it.
+        AND (
+            NOT e.untrusted
+            OR NOT r.untrusted AND r.rollout_judge IS NULL AND e.trace_id = r.trace_id
+                AND coalesce(contains(r.attribute_keys, chr(10) || 'trainspan.rollout.own_reward' || chr(10)), false)
+        )
         AND coalesce(
             e.attempt, (SELECT max(later.attempt) FROM rollout_spans later WHERE later.rollout_id = e.rollout_id)
         ) = r.attempt

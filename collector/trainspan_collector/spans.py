@@ -11,6 +11,7 @@ from trainspan_collector import attributes as look
 from trainspan_collector.facts import read_facts
 from trainspan_collector.rows import SpanRow
 from trainspan_collector.tokens import pack_ids, pack_logprobs
+from trainspan_collector.trust import Sender, is_trusted_span
 from trainspan_collector.values import Attributes, Json, read_attributes, to_json_text, to_plain
 from trainspan_schemas import keys
 from trainspan_schemas.errors import InvalidRecordError
@@ -18,6 +19,7 @@ from trainspan_schemas.errors import InvalidRecordError
 __all__ = ["Origin", "read_origin", "read_span", "signed", "span_events"]
 
 _MAX_INT64: Final = 2**63 - 1
+_VERDICT: Final = 7 << 60  # more than any span of tokens
 _PACKERS: Final = {
     keys.PROMPT_TOKEN_IDS: pack_ids,
     keys.COMPLETION_TOKEN_IDS: pack_ids,
@@ -73,7 +75,7 @@ def span_events(span: Span) -> list[Event]:
 
 
 def read_span(
-    seq: int, span: Span, events: list[Event], origin: Origin, *, untrusted: bool, received_ns: int
+    seq: int, span: Span, events: list[Event], origin: Origin, *, sender: Sender, received_ns: int
 ) -> tuple[SpanRow, Mapping[str, Json]]:
     """The row, and the attributes for look-up."""
     read = read_attributes(span.attributes, _PACKERS)
@@ -83,6 +85,10 @@ def read_span(
     attempt = look.integer(plain, keys.ATTEMPT)
     prompt, completion = packed.get(keys.PROMPT_TOKEN_IDS), packed.get(keys.COMPLETION_TOKEN_IDS)
     is_call = prompt is not None or completion is not None
+    status_of_rollout, boundary = look.text(plain, keys.ROLLOUT_STATUS), look.text(plain, keys.ROLLOUT_BOUNDARY)
+    judge = look.text(plain, keys.ROLLOUT_JUDGE)
+    untrusted = not is_trusted_span(sender, status=status_of_rollout, boundary=boundary, judge=judge)
+    is_verdict = sender is Sender.RUNNER and status_of_rollout is not None
     end_ns = signed(span.end_time_unix_nano)
     text, events_json, links_json = _with_more(read.text, malformed), _events_json(events), _links_json(span)
     status = span.status
@@ -94,7 +100,7 @@ def read_span(
     row = SpanRow(  # by position: names would take 2 µs a span, a tenth of all this
         seq,
         int.from_bytes(span.span_id, "big"),
-        _richness(size, has_tokens=is_call, has_ended=end_ns > 0, untrusted=untrusted),
+        _richness(size, has_tokens=is_call, has_ended=end_ns > 0, untrusted=untrusted, is_verdict=is_verdict),
         span.trace_id.hex(),
         span.span_id.hex(),
         span.parent_span_id.hex() if any(span.parent_span_id) else None,
@@ -123,9 +129,9 @@ def read_span(
         look.integer(plain, keys.ROUND),
         look.text(plain, keys.SPLIT),
         look.text(plain, keys.GEN_AI_AGENT_NAME),
-        look.text(plain, keys.ROLLOUT_STATUS),
-        look.text(plain, keys.ROLLOUT_BOUNDARY),
-        look.text(plain, keys.ROLLOUT_JUDGE),
+        status_of_rollout,
+        boundary,
+        judge,
         look.integer(plain, keys.ROLLOUT_CALLS),
         is_call,
         look.integer(plain, keys.CALL_INDEX),
@@ -155,9 +161,10 @@ def _pack_tokens(values: Mapping[str, AnyValue]) -> tuple[dict[str, bytes], dict
     return packed, malformed
 
 
-def _richness(size: int, *, has_tokens: bool, has_ended: bool, untrusted: bool) -> int:
-    """Orders spans with the same ids: first trusted ones, then those with tokens, those that have ended, the larger."""
-    richness = has_tokens << 62 | has_ended << 61 | size
+def _richness(size: int, *, has_tokens: bool, has_ended: bool, untrusted: bool, is_verdict: bool) -> int:
+    """Orders spans with the same ids: first the runner's rollout spans, then trusted ones, those with tokens, those that have
+    ended, the larger."""
+    richness = _VERDICT | size if is_verdict else has_tokens << 62 | has_ended << 61 | size
     return richness - 2**63 if untrusted else richness
 
 

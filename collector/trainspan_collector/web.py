@@ -16,7 +16,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 from google.rpc.status_pb2 import Status
 
-from trainspan_collector.access import Access, DeniedError, Right, Role
+from trainspan_collector.access import Access, DeniedError, Right
 from trainspan_collector.bodies import TooLargeError, gunzip, too_many_bytes
 from trainspan_collector.budget import Share
 from trainspan_collector.exports import Exports
@@ -26,6 +26,7 @@ from trainspan_collector.origins import ForeignError, check_origin
 from trainspan_collector.otlp_json import from_json, parsed_bytes, to_json
 from trainspan_collector.signals import SIGNALS, OtlpSignal
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.roles import Role
 
 __all__ = ["Web"]
 
@@ -75,7 +76,7 @@ class Web:
         max_request_bytes: int,
         hosts: frozenset[str] | None,
     ) -> None:
-        """`hosts` are the names in a Host header that are answered, beside addresses; None: any, since tokens are in use."""
+        """`hosts` are the names in a Host header that are answered, beside addresses; None: any, since nobody is let in without a token."""
         self._exports = exports
         self._access = access
         self._metrics = metrics
@@ -126,9 +127,7 @@ class Web:
         known = ", ".join((*self._signals, "/healthz", "/readyz", "/metrics"))
         raise _RefusedError(404, f"no such path: {path[:100]!r}; there are {known}", Refusal.NOT_FOUND)
 
-    async def _export(
-        self, signal: OtlpSignal, role: Role | None, headers: dict[str, str], receive: Receive
-    ) -> _Answer:
+    async def _export(self, signal: OtlpSignal, role: Role, headers: dict[str, str], receive: Receive) -> _Answer:
         media_type = _media_type(headers)
         if media_type not in (_JSON, _PROTOBUF):
             message = f"content type {media_type[:100]!r} is none of {_PROTOBUF}, {_JSON}"
@@ -145,7 +144,7 @@ class Web:
             return _Answer(200, headers["content-type"], await self._in_thread(take))
 
     def _take(
-        self, signal: OtlpSignal, body: bytes, compressed: bool, is_json: bool, role: Role | None, share: Share
+        self, signal: OtlpSignal, body: bytes, compressed: bool, is_json: bool, role: Role, share: Share
     ) -> bytes:
         """The response's body. In a thread of its own: this waits for the disk."""
         try:
@@ -203,7 +202,7 @@ class Web:
         except TimeoutError as error:
             raise _RefusedError(408, f"the body was not there after {_BODY_S:.0f} s", Refusal.TOO_SLOW) from error
 
-    def _authorized(self, right: Right, headers: dict[str, str]) -> Role | None:
+    def _authorized(self, right: Right, headers: dict[str, str]) -> Role:
         try:
             return self._access.authorize(right, headers.get("authorization"))
         except DeniedError as error:

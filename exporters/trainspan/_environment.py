@@ -3,11 +3,15 @@
 The command loads the entry-point group `opentelemetry_environment_variables` before it replaces itself by the program,
 so the SDK sees them. What the user has set stays, and all of it reaches child processes: each value here means the same
 to OpenTelemetry in every language. Names here must not begin with `OTEL_`: the command would make arguments of them.
+
+A program that is started by hand gets the token of the role `user`, if this user's collector listens where it sends to: so
+its rewards are known as the user's. A runner's agent has been given its own headers, and gets nothing here.
 """
 
 import os
 from typing import Final
 
+from trainspan._guard import guarded
 from trainspan._switch import is_disabled
 
 __all__ = ["DEFAULTS"]
@@ -25,6 +29,26 @@ DEFAULTS: Final = {
     "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "10000",  # the SDK's 128 cut long conversations
 }
 
+_HEADERS: Final = "OTEL_EXPORTER_OTLP_HEADERS"
+_OF_SIGNALS: Final = tuple(
+    f"OTEL_EXPORTER_OTLP_{signal}_{kind}"
+    for signal in ("TRACES", "LOGS", "METRICS")
+    for kind in ("ENDPOINT", "HEADERS")
+)
+
+
+@guarded
+def _show_whose_program_it_is() -> None:
+    if _HEADERS in os.environ or any(name in os.environ for name in _OF_SIGNALS):
+        return
+    from trainspan_schemas.senders import known_headers
+
+    store = os.environ.get("TRAINSPAN_COLLECTOR__STORE")
+    if headers := known_headers("user", os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"], store=store):
+        os.environ[_HEADERS] = headers
+
+
 if not is_disabled():
     for _name, _value in DEFAULTS.items():
         os.environ.setdefault(_name, _value)
+    _show_whose_program_it_is()

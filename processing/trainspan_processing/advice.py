@@ -32,7 +32,10 @@ ADVICE: Final[dict[DropReason, str]] = {
     "mixed_versions": "calls span weight swaps without exact borders: let the server drain before it swaps",
     "attributes_dropped": "span attributes were cut: raise OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT and unset length limits",
     "redacted": "redaction removed what training needs: narrow the blocked keys",
-    "untrusted": "rewards came from a role that is not trusted: send them with the runner's token",
+    "untrusted": "these calls were sent by the agent's side, not by the policy server: with TRAINSPAN_CAPTURE=client and agents "
+    "that you trust, pass --admit untrusted",
+    "untrusted_reward": "the rewards came from a process that the collector does not know as yours: run the agent where "
+    "$TRAINSPAN_HOME is the collector's, or through `trainspan rollout`, or pass --admit untrusted_reward",
     "unsigned": "callers named rollouts of a runner without its signature: let the policy server have the runner's key "
     "([serving] signing_key_file), and pass on `baggage` or the whole base URL where an agent makes its requests itself",
     "stale": "calls are older than --max-staleness versions: raise it, or collect with the current policy",

@@ -109,6 +109,7 @@ SPANS: Final[Schema] = {
     "judge": pl.String,
     "group_size": pl.Int32,
     "is_signed": pl.Boolean,
+    "own_reward": pl.Boolean,
     "untrusted": pl.Boolean,
 }
 """Every span but the calls with tokens, narrowed. `status` makes it a rollout's own span, on which

@@ -25,7 +25,8 @@ def rollout_table(
     """Rollouts from CALLS (ordered), OTHERS that were recorded without tokens, SPANS, the client call spans that a call covers,
     and the names of the models served.
 
-    Columns: rollout_id, attempt, task_id, run_id, round, split, status, judge, group_size, `is_signed` (by its runner),
+    Columns: rollout_id, attempt, task_id, run_id, round, split, status, judge, group_size, `is_signed` (by its runner), `by_runner` (a
+    runner's span is there), `own_reward` (the runner left the reward to the agent),
     trace_id and span_id of the rollout span, start_ns, end_ns (of the rollout span, else of its spans), service_name,
     n_calls (u32), `complete` (nothing of it is missing), `pending` (not complete, but its last sign of life is younger
     than `settle_s`), `superseded` (a later attempt exists).
@@ -46,6 +47,7 @@ def rollout_table(
         .join(_open_client_calls(identified, covered.lazy(), served), on=ROLLOUT_KEY, how="left")
         .with_columns(
             pl.coalesce("stated_calls", "stated_elsewhere").alias("expected"),
+            pl.col("by_runner", "own_reward").fill_null(False),
             pl.col("n_calls", "n_requests", "n_bare", "n_missing", "open_with_id", "open_without_id").fill_null(0),
         )
     )
@@ -120,12 +122,15 @@ def _rollout_spans(spans: pl.LazyFrame) -> pl.LazyFrame:
     """The rollout span of each rollout: a trusted one first, the runner's before the agent's own."""
     rank = pl.col("boundary").replace_strict(_BOUNDARY_RANK, default=len(_BOUNDARY_RANK), return_dtype=pl.UInt8)
     facts = ("status", "judge", "stated_calls", "group_size", "service_name", *SPAN_KEY, "start_ns", "end_ns")
-    signed = (pl.col("is_signed") & (pl.col("boundary") == "runner")).alias("is_signed")
+    is_runners = pl.col("boundary") == "runner"
+    by_runner = (is_runners & ~pl.col("untrusted").fill_null(False)).fill_null(False)
+    signed = (pl.col("is_signed") & is_runners).alias("is_signed")
+    own_reward = by_runner & pl.col("judge").is_null() & pl.col("own_reward").fill_null(False)
     return (
         spans.filter(pl.col("status").is_not_null())
         .sort("untrusted", rank, "start_ns", *SPAN_KEY)
         .unique(ROLLOUT_KEY, keep="first", maintain_order=True)
-        .select(*ROLLOUT_KEY, *facts, signed)
+        .select(*ROLLOUT_KEY, *facts, signed, by_runner.alias("by_runner"), own_reward.alias("own_reward"))
     )
 
 

@@ -13,18 +13,22 @@ from .frames import ROLLOUT_KEY
 from .source import Source
 from .stored import stored_rollouts
 from .survey import Survey
+from .trainability import UNTRUSTED_REWARD, admitted_reasons
+from .trust import with_admitted_rewards
 
 __all__ = ["select"]
 
 
 def select(source: Source, survey: Survey, settings: DatasetSettings) -> Survey:
-    """The survey with `selected` on calls and rollouts, and `split` as the settings want it.
+    """The survey with `selected` on calls and rollouts, `split` as the settings want it, and the rewards that they admit.
 
     Raises UsageError for malformed settings, DatasetError where the filter raises.
     """
     rollouts = _with_split(survey.rollouts, settings.split)
     calls = survey.calls.with_columns(_is_named("agent", settings.agents) & _is_named("policy_name", settings.policies))
     chosen = replace(survey, rollouts=rollouts, calls=calls)
+    if UNTRUSTED_REWARD in admitted_reasons(settings.admit):
+        chosen = replace(chosen, evaluations=with_admitted_rewards(survey.evaluations, rollouts))
     return chosen if settings.filter is None else _filtered(source, chosen, settings.filter)
 
 

@@ -47,6 +47,7 @@ def _any_key(*names: str, prefixes: Sequence[str] = ()) -> pl.Expr:
 
 _SIGNS: Final = {
     "is_signed": _any_key(keys.ROLLOUT_SIGNED),
+    "own_reward": _any_key(keys.ROLLOUT_OWN_REWARD),
     "is_bare_call": _any_key(keys.LOGPROBS_MODE, keys.CALL_INDEX),
     "of_dialect": _any_key(
         *("openinference.span.kind", "traceloop.span.kind", "llm.request.type"),

@@ -21,6 +21,7 @@ from .rollouts import rollout_table
 from .source import Selection, Source
 from .spans import narrow_spans, system_hashes
 from .surroundings import Surroundings, read_surroundings
+from .trust import with_own_rewards
 from .twins import Twins, find_twins
 from .waiting import find_groups
 
@@ -137,7 +138,7 @@ def _survey(
     rollouts = rollouts.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left").with_columns(_ALL_SELECTED)
     if around.are_counted:
         evaluations = pl.concat([evaluations, around.evaluations])
-    evaluations = with_feedback(evaluations, feedback, calls)
+    evaluations = with_feedback(with_own_rewards(evaluations, rollouts), feedback, calls)
     agents = _with_agents(calls, twins, _prompts(source, calls, twins, spans), rollouts)
     return Survey(agents, spans, evaluations, twins, rollouts, others, answers, served)
 

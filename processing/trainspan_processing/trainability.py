@@ -4,7 +4,7 @@
    belongs to, it is none of the agents and policies asked for, it came with an agent's token instead of the policy server's,
    or its caller named a rollout without the signature of the runner that began it
 2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status where it is not ok and no
-   reward is given for that, `judge_error`, `untrusted` (its only rewards are), `no_reward`
+   reward is given for that, `judge_error`, `untrusted_reward` (its only rewards are untrusted), `no_reward`
 3. `redacted`, `incomplete`, `overlong` (where such calls are masked), `not_delivered`, `attributes_dropped`, `multimodal`,
    `constrained`, `greedy`, `sampling_truncated`, `unstated_sampling`
 4. `no_token_ids`, `no_logprobs`, `mixed_versions`, `stale`, `too_long`, `unused_choice` (choices.py)
@@ -22,11 +22,21 @@ from trainspan_schemas.errors import UsageError
 
 from .overlong import is_overlong
 
-__all__ = ["GROUP_REASONS", "admitted_reasons", "call_reason", "early_reason", "rollout_reason", "token_reason"]
+__all__ = [
+    "GROUP_REASONS",
+    "UNTRUSTED_REWARD",
+    "admitted_reasons",
+    "call_reason",
+    "early_reason",
+    "rollout_reason",
+    "token_reason",
+]
 
 GROUP_REASONS: Final = ("singleton_group", "zero_spread_group")
 
-_ADMISSIBLE: Final = ("unsigned", "unstated_sampling")
+UNTRUSTED_REWARD: Final = "untrusted_reward"
+
+_ADMISSIBLE: Final = ("unsigned", "unstated_sampling", "untrusted", UNTRUSTED_REWARD)
 _CUT_OFF: Final = ["abort", "cancelled", "error", "incomplete"]
 _GREEDY_BELOW: Final = 1e-5  # vLLM samples greedily below it
 
@@ -53,7 +63,7 @@ def rollout_reason() -> pl.Expr:
     status = pl.when(~pl.col("teaches")).then(pl.col("status"))
     late = [
         ("judge_error", pl.col("reward_failed")),
-        ("untrusted", pl.col("reward").is_null() & pl.col("reward_untrusted")),
+        (UNTRUSTED_REWARD, pl.col("reward").is_null() & pl.col("reward_untrusted")),
         ("no_reward", pl.col("reward").is_null()),
     ]
     return pl.coalesce(early_reason(), status, _first(late))

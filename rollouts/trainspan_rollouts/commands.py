@@ -27,6 +27,7 @@ from trainspan_schemas.identity import (
     ENV_TRACESTATE,
 )
 from trainspan_schemas.keys import ROLLOUT_PATH_PREFIX
+from trainspan_schemas.senders import without_credentials
 from trainspan_schemas.status import RolloutStatus
 from trainspan_schemas.worker import AgentReport
 
@@ -41,7 +42,7 @@ MAX_STRING_BYTES: Final = 32 * 4096
 """Linux's limit on one argument or environment variable, with its name and closing NUL (execve(2), MAX_ARG_STRLEN)."""
 
 _INSTRUMENT: Final = "opentelemetry-instrument"
-_OTLP_HEADERS: Final = re.compile(r"OTEL_EXPORTER_OTLP_(\w+_)?HEADERS")
+_PRIVATE: Final = frozenset({"TRAINSPAN_HOME", "TRAINSPAN_SERVER_PLAN", "TRAINSPAN_SERVER_LINK"})
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
 
@@ -63,12 +64,12 @@ def instrumented(command: Sequence[str], environ: Mapping[str, str]) -> list[str
 
 
 def agent_environment(
-    environ: Mapping[str, str], policy_url: str, collector: str, otlp_headers: str | None = None
+    environ: Mapping[str, str], policy_url: str, collector: str, otlp_headers: str = ""
 ) -> dict[str, str]:
     """The environment of every agent process, before what is of one rollout only.
 
-    The runner's own settings are not in it: they name tasks, judge and tokens. `otlp_headers` are the agent's, as in
-    OTEL_EXPORTER_OTLP_HEADERS, None: those of the runner's environment.
+    The runner's own settings and credentials are not in it: they name tasks, judge and tokens. `otlp_headers` are the
+    agent's, as in OTEL_EXPORTER_OTLP_HEADERS.
     Where no environment with `opentelemetry-instrument` is on PATH, this program's own comes first there: `python` is
     then the one that trainspan is installed for, as if its environment were activated.
     """
@@ -81,20 +82,20 @@ def agent_environment(
         ENV_REPORT,
         "TRAINSPAN_BOUNDARY",
     }
-    chosen = {name: value for name, value in environ.items() if name not in inherited and not _is_runners_setting(name)}
+    kept = without_credentials(environ).items()
+    chosen = {name: value for name, value in kept if name not in inherited and not _is_runners(name)}
     if shutil.which(_INSTRUMENT, path=chosen.get("PATH")) is None:
         chosen["PATH"] = os.pathsep.join(filter(None, (str(Path(sys.executable).parent), chosen.get("PATH"))))
     chosen["OPENAI_BASE_URL"] = chosen["TRAINSPAN_POLICY_URL"] = policy_url
     chosen["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector
     chosen.setdefault("OPENAI_API_KEY", "trainspan")
-    if otlp_headers is not None:
-        chosen = {name: value for name, value in chosen.items() if not _OTLP_HEADERS.fullmatch(name)}
-        chosen["OTEL_EXPORTER_OTLP_HEADERS"] = otlp_headers
+    chosen["OTEL_EXPORTER_OTLP_HEADERS"] = otlp_headers
     return chosen
 
 
-def _is_runners_setting(name: str) -> bool:
-    return name.startswith("TRAINSPAN_") and "__" in name
+def _is_runners(name: str) -> bool:
+    """Whether a variable is a setting of trainspan's own processes, or says where their secrets lie."""
+    return name.startswith("TRAINSPAN_") and ("__" in name or name in _PRIVATE)
 
 
 class CommandExecutor:

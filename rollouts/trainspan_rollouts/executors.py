@@ -1,5 +1,6 @@
 """Which way to execute an agent its target asks for."""
 
+import logging
 import os
 from collections.abc import Sequence
 
@@ -7,11 +8,15 @@ from trainspan_rollouts.commands import CommandExecutor, agent_environment
 from trainspan_rollouts.execution import Executor
 from trainspan_rollouts.pool import WorkerPool
 from trainspan_rollouts.records import RunSettings
-from trainspan_schemas.errors import UsageError
+from trainspan_schemas.endpoint import headers_of
+from trainspan_schemas.errors import ConfigError, UsageError
 from trainspan_schemas.functions import is_function_name
-from trainspan_schemas.roles import otlp_headers_of
+from trainspan_schemas.roles import Role
+from trainspan_schemas.senders import sender_headers
 
 __all__ = ["choose_executor"]
+
+_log = logging.getLogger(__name__)
 
 
 def choose_executor(settings: RunSettings) -> Executor:
@@ -24,12 +29,33 @@ def choose_executor(settings: RunSettings) -> Executor:
             raise UsageError(f"{name} = {getattr(settings, name):g}: it must be positive")
     if settings.retries < 0:
         raise UsageError(f"retries = {settings.retries}: it must not be negative")
-    headers = otlp_headers_of(settings.token_file, "agent") if settings.token_file else None
-    environ = agent_environment(os.environ, settings.policy_url, settings.collector, headers)
+    environ = agent_environment(os.environ, settings.policy_url, settings.collector, _agent_headers(settings))
     if _is_function(settings.target):
         workers = min(settings.workers, settings.concurrency)
         return WorkerPool(settings.target[0], workers, settings.timeout_s, environ)
     return CommandExecutor(settings.target, settings.policy_url, settings.timeout_s, environ)
+
+
+def _agent_headers(settings: RunSettings) -> str:
+    """With the agent's token, if there is one; a collector on this machine that was given no token file needs none.
+
+    Raises ConfigError for a `token_file` without it.
+    """
+    try:
+        headers = sender_headers(
+            Role.AGENT, settings.collector, {}, token_file=settings.token_file, store=settings.store
+        )
+    except ConfigError:
+        if settings.token_file:
+            raise
+        headers = None
+    if headers is None and "authorization" in headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")):
+        _log.warning(
+            "event=agents_without_token collector=%s: OTEL_EXPORTER_OTLP_HEADERS is the runner's and is not handed to agents; "
+            "give --token-file a file with lines for runner and agent",
+            settings.collector,
+        )
+    return headers or ""
 
 
 def _is_function(target: Sequence[str]) -> bool:

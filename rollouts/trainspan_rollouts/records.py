@@ -35,7 +35,10 @@ class RunSettings:
     policy_url: str = "http://127.0.0.1:8000/v1"
     collector: str = "http://127.0.0.1:4317"
     token_file: str | None = None
-    """The collector's role tokens; None: runner and agents send what OTEL_EXPORTER_OTLP_HEADERS says."""
+    """The collector's role tokens; None: those of the collector on this machine, else the runner sends what
+    OTEL_EXPORTER_OTLP_HEADERS says."""
+    store: str | None = None
+    """The collector's store, beside which it says which tokens it asks for; None: the default one."""
     signing_key_file: str | None = None
     """What identities and URLs are signed with; None: `$TRAINSPAN_HOME/signing-key`."""
     resume: bool = False

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import time
 import uuid
@@ -22,7 +23,8 @@ from trainspan_rollouts.tasks import Task, count_tasks, read_tasks
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.identity import Identity
 from trainspan_schemas.keys import REWARD
-from trainspan_schemas.roles import otlp_headers_of
+from trainspan_schemas.roles import Role
+from trainspan_schemas.senders import sender_headers
 from trainspan_schemas.signing import signing_key
 from trainspan_schemas.status import RolloutStatus
 
@@ -96,8 +98,10 @@ class _Run:
         self._complained: set[str] = set()
 
     def _headers(self) -> str | None:
-        file = self._settings.token_file
-        return otlp_headers_of(file, "runner") if file else None
+        settings = self._settings
+        return sender_headers(
+            Role.RUNNER, settings.collector, os.environ, token_file=settings.token_file, store=settings.store
+        )
 
     async def execute(self) -> RunResult:
         start_s = time.monotonic()

@@ -1,5 +1,6 @@
 """The rollout spans, which the runner owns: ids known before the agent starts, verdicts on them at the end."""
 
+import secrets
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -7,6 +8,7 @@ from typing import Any, Final
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
@@ -33,7 +35,9 @@ class RolloutSpans:
             on_waiting=lambda span: ledger.waits(*_attempt(span), _to_record(span)),
         )
         self._sender.resend([_from_record(record) for record in ledger.undelivered()])
-        self._provider = TracerProvider(sampler=ALWAYS_ON, resource=_RESOURCE, shutdown_on_exit=False)
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON, resource=_RESOURCE, shutdown_on_exit=False, id_generator=_SecretIds()
+        )
         self._provider.add_span_processor(self._sender)
         self._tracer = self._provider.get_tracer("trainspan_rollouts")
 
@@ -45,6 +49,16 @@ class RolloutSpans:
     def close(self, timeout_s: float) -> int:
         """Sends what is left, for at most `timeout_s`; the number of verdicts that the collector has not acknowledged."""
         return self._sender.close(timeout_s)
+
+
+class _SecretIds(IdGenerator):
+    """Ids that nobody can guess, whatever others are known: only who was handed a rollout's trace can reward within it."""
+
+    def generate_trace_id(self) -> int:
+        return secrets.randbits(128) or 1
+
+    def generate_span_id(self) -> int:
+        return secrets.randbits(64) or 1
 
 
 class RolloutSpan:
@@ -71,11 +85,12 @@ class RolloutSpan:
         error: str | None = None,
     ) -> None:
         """Ends it with its verdict: each score an event `gen_ai.evaluation.result`."""
-        attributes: dict[str, str | int | None] = {
+        attributes: dict[str, str | int | bool | None] = {
             keys.ROLLOUT_STATUS: status,
             keys.ROLLOUT_BOUNDARY: "runner",
             keys.ROLLOUT_CALLS: calls,
             keys.ROLLOUT_JUDGE: judge,
+            keys.ROLLOUT_OWN_REWARD: True if judge is None else None,
         }
         self._span.set_attributes({key: value for key, value in attributes.items() if value is not None})
         for name, score in (scores or {}).items():

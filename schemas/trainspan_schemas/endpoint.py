@@ -1,18 +1,20 @@
 """Where a reader finds the store, and what it shows there: a Flight location, a bearer token, whom to trust.
 
 Flight and OTLP ask for the same things, so a reader of a remote store takes them from the variables that OTLP exporters
-read: `OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_EXPORTER_OTLP_CERTIFICATE`.
+read: `OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_EXPORTER_OTLP_CERTIFICATE`. On this machine the state folder has a token.
 """
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.roles import Role, home_token_file, token_of
 
-__all__ = ["StoreEndpoint", "headers_of"]
+__all__ = ["StoreEndpoint", "headers_of", "is_this_machine"]
 
 _HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 _CERTIFICATE = "OTEL_EXPORTER_OTLP_CERTIFICATE"
@@ -33,13 +35,16 @@ class StoreEndpoint:
 
     @classmethod
     def of_address(cls, location: str, environ: Mapping[str, str]) -> "StoreEndpoint":
-        """A remote one. Raises ConfigError where the certificate file cannot be read."""
+        """One that was named by its address. Raises ConfigError where the certificate or the token file cannot be read."""
         certificate = environ.get(_CERTIFICATE)
         try:
             roots = Path(certificate).read_bytes() if certificate else None
         except OSError as error:
             raise ConfigError(f"{_CERTIFICATE} {certificate}: {error.strerror}") from error
-        return cls(location, headers_of(environ.get(_HEADERS, "")).get("authorization"), roots)
+        authorization = headers_of(environ.get(_HEADERS, "")).get("authorization")
+        if authorization is None and is_this_machine(location) and home_token_file().exists():
+            authorization = f"Bearer {token_of(home_token_file(), Role.RUNNER)}"
+        return cls(location, authorization, roots)
 
     @property
     def connect_options(self) -> dict[str, Any]:
@@ -60,3 +65,12 @@ def headers_of(text: str) -> dict[str, str]:
     """`k=v,k=v` with percent-encoded values, as in OTEL_EXPORTER_OTLP_HEADERS; names in lower case."""
     pairs = (item.partition("=") for item in text.split(",") if "=" in item)
     return {name.strip().lower(): unquote(value.strip()) for name, _, value in pairs}
+
+
+def is_this_machine(url: str) -> bool:
+    """Whether a URL, or HOST:PORT, names a loopback address."""
+    try:
+        host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -4,6 +4,8 @@ import os
 import secrets
 from pathlib import Path
 
+from .secret_files import make_secret_file
+
 __all__ = [
     "checkpoints_dir",
     "datasets_dir",
@@ -40,25 +42,15 @@ def runs_dir() -> Path:
 def token() -> str:
     """The secret that guards the policy server's swap; made on first use, file mode 0600."""
     path = home() / "token"
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        pass
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return path.read_text().strip()
-    secret = secrets.token_urlsafe(32)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secret + "\n")
-    return secret
+    if not path.exists():
+        make_secret_file(path, secrets.token_urlsafe(32) + "\n")
+    return path.read_text().strip()
 
 
 def remember_served_model(model: str) -> None:
     """Keeps which model `trainspan serve` was given, so that `trainspan train` can start from it by itself."""
     path = home() / "served-model"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(model + "\n")
     temporary.replace(path)

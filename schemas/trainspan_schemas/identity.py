@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote_plus
 
 from trainspan_schemas import keys
 from trainspan_schemas.signing import sign, verify
@@ -152,7 +152,7 @@ def parse_baggage(header: str) -> dict[str, str]:
     for member in header.split(","):
         key, separator, value = member.partition(";")[0].partition("=")
         if separator and key.strip():
-            members[key.strip()] = unquote(value.strip())
+            members[key.strip()] = unquote_plus(value.strip())  # OpenTelemetry for Python writes a space as +
     return members
 
 

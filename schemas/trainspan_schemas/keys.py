@@ -21,6 +21,9 @@ ROLLOUT_CALLS: Final = "trainspan.rollout.calls"  # int: calls the agent's side 
 ROLLOUT_BOUNDARY: Final = "trainspan.rollout.boundary"  # "runner" | "explicit" | "request" | "process"
 ROLLOUT_SIGNED: Final = "trainspan.rollout.signed"  # true: the runner signed what it handed to the agent
 ROLLOUT_JUDGE: Final = "trainspan.rollout.judge"  # "module:function"; then only evaluations of source "judge" count
+ROLLOUT_OWN_REWARD: Final = (
+    "trainspan.rollout.own_reward"  # true: the runner has no judge, the agent's own rewards count
+)
 GROUP_SIZE: Final = "trainspan.group.size"  # int: rollouts that the runner makes of this task in this round
 ROLLOUT_SPAN_NAME: Final = "trainspan.rollout"
 

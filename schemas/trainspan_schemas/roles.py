@@ -1,24 +1,76 @@
-"""The collector's role tokens, as its clients send them: OTLP headers from the file that names a token per role."""
+"""The collector's role tokens: the file that names a token per role, made by whoever needs it first."""
 
+import secrets
 import tomllib
+from enum import StrEnum
 from pathlib import Path
+from typing import Any, Final
 from urllib.parse import quote
 
-from trainspan_schemas.errors import ConfigError
+from .errors import ConfigError
+from .home import home
+from .secret_files import make_secret_file
 
-__all__ = ["otlp_headers_of"]
+__all__ = [
+    "TOKEN_FILE",
+    "Role",
+    "home_token_file",
+    "make_home_token_file",
+    "otlp_headers_of",
+    "read_tokens",
+    "token_of",
+]
+
+TOKEN_FILE: Final = "tokens.toml"
 
 
-def otlp_headers_of(file: str, role: str) -> str:
-    """A value for OTEL_EXPORTER_OTLP_HEADERS with the (first) token of `role`. Raises ConfigError where there is none."""
+class Role(StrEnum):
+    """What a token's holder is."""
+
+    AGENT = "agent"
+    """Sends telemetry; its word on identities and rewards is stored as untrusted."""
+    SERVING = "serving"
+    """Sends calls; its word on rollouts and rewards is stored as untrusted."""
+    RUNNER = "runner"
+    """Sends rollouts and verdicts, reads, and does upkeep."""
+    READER = "reader"
+    """Reads."""
+    USER = "user"
+    """A program that the user starts by hand: sends telemetry, and rewards its rollouts; is no runner's and no judge's word."""
+
+
+def home_token_file() -> Path:
+    """The file of who configured none: `$TRAINSPAN_HOME/tokens.toml`, whether it exists or not."""
+    return home() / TOKEN_FILE
+
+
+def make_home_token_file() -> Path:
+    """The same, with a token for every role, made if it was not there. Raises ConfigError where that fails."""
+    path = home_token_file()
+    if not path.exists():
+        make_secret_file(path, "".join(f'{role} = "{secrets.token_hex(32)}"\n' for role in Role))
+    return path
+
+
+def read_tokens(file: str | Path) -> dict[str, Any]:
+    """What the file says: role → token, or list of tokens. Raises ConfigError for one that is no such file."""
     try:
-        given = tomllib.loads(Path(file).read_text())
+        return tomllib.loads(Path(file).read_text())
     except OSError as error:
         raise ConfigError(f"token file {file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f'token file {file} is no TOML of role = "token": {error}') from error
-    token = given.get(role)
+
+
+def token_of(file: str | Path, role: str) -> str:
+    """The (first) token of `role`. Raises ConfigError where there is none."""
+    token = read_tokens(file).get(role)
     token = token[0] if isinstance(token, list) and token else token
     if not isinstance(token, str):
         raise ConfigError(f'token file {file} has no token of the role {role}: add a line {role} = "…"')
-    return f"authorization={quote(f'Bearer {token}')}"
+    return token
+
+
+def otlp_headers_of(file: str | Path, role: str) -> str:
+    """A value for OTEL_EXPORTER_OTLP_HEADERS with the (first) token of `role`. Raises ConfigError where there is none."""
+    return f"authorization={quote(f'Bearer {token_of(file, role)}')}"

@@ -59,7 +59,8 @@ class CollectorSettings:
     retention_days: float | None = None
     """Days after which a trace that gets nothing new is deleted; default: never."""
     token_file: str | None = None
-    """TOML file, mode 0600, of lines `role = "token"` for the roles agent, serving, runner and reader; default: no tokens."""
+    """TOML file, mode 0600, of lines `role = "token"` for the roles agent, serving, runner, reader and user; default:
+    `$TRAINSPAN_HOME/tokens.toml`, which is made, and then who sends without a token is an agent."""
     tls_cert: str | None = None
     """PEM certificate chain of all listeners; default: no TLS."""
     tls_key: str | None = None
@@ -67,10 +68,10 @@ class CollectorSettings:
     blocked_keys: str = ""
     """Comma-separated attribute keys that are removed before storing; one that ends in `*` stands for all that begin so."""
     allowed_hosts: str = ""
-    """Comma-separated names in the Host header that OTLP/HTTP answers where no tokens are in use, beside localhost and this
+    """Comma-separated names in the Host header that OTLP/HTTP answers where no token file is set, beside localhost and this
     machine's own; addresses always are."""
     insecure_allow_remote: bool = False
-    """Listen on addresses that other machines can reach, without tokens and TLS."""
+    """Listen on addresses that other machines can reach, without a token file and TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ class ServingSettings:
     collector: str = "http://127.0.0.1:4317"
     """OTLP/gRPC endpoint for call spans; "none" switches capture's export off."""
     token_file: str | None = None
-    """The collector's token file, for the token of `serving`; default: as OTEL_EXPORTER_OTLP_HEADERS says."""
+    """The collector's token file, for the token of `serving`; default: that of the collector on this machine, else as
+    OTEL_EXPORTER_OTLP_HEADERS says."""
     dtype: str | None = None
     """Weights' dtype; default float32 on a CPU, bfloat16 on a GPU."""
     max_model_len: int | None = None
@@ -149,8 +151,8 @@ class RolloutsSettings:
     """The key that identities and URLs are signed with; default `$TRAINSPAN_HOME/signing-key`, which is made if it is not
     there. A policy server with another state folder needs a copy."""
     token_file: str | None = None
-    """The collector's token file: the runner sends the token of `runner`, agents are given that of `agent`; default: as
-    OTEL_EXPORTER_OTLP_HEADERS says."""
+    """The collector's token file: the runner sends the token of `runner`, agents are given that of `agent`; default: that of the
+    collector on this machine, else as OTEL_EXPORTER_OTLP_HEADERS says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +210,8 @@ class DatasetSettings:
     admit: str | None = None
     """Reasons for which calls are not left out: `unstated_sampling`, calls that a client recorded without stating temperature,
     top_p and constraints, if the server's defaults are 1, 1 and none; `unsigned`, calls whose caller named a rollout without its
-    runner's signature, if the policy server cannot have the runner's key."""
+    runner's signature, if the policy server cannot have the runner's key; `untrusted_reward`, rewards that a process without
+    the tokens gave to rollouts that no runner began; `untrusted`, calls that were recorded by the agent's side."""
     max_staleness: int | None = None
     """Greatest (newest version − call's version) that is still trained; default: no limit."""
     max_tokens: int | None = None

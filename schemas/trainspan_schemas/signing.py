@@ -6,12 +6,12 @@ signature is the first half of an HMAC-SHA256 (RFC 2104), in hex.
 
 import hashlib
 import hmac
-import os
 import secrets
 from pathlib import Path
 
 from .errors import ConfigError
 from .home import home
+from .secret_files import check_is_private, make_secret_file
 
 __all__ = ["KEY_FILE", "SIGNATURE_CHARS", "sign", "signing_key", "verify"]
 
@@ -30,17 +30,7 @@ def signing_key(file: str | None = None) -> bytes:
     except FileNotFoundError as error:
         if file:
             raise ConfigError(f"signing key {path} does not exist: copy the one of the other machine there") from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as opened:
-        opened.write(secrets.token_hex(32) + "\n")
-    try:
-        os.link(temporary, path)  # whole or not at all, and never over another process's
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink()
+    make_secret_file(path, secrets.token_hex(32) + "\n")
     return _read(path)
 
 
@@ -57,13 +47,12 @@ def verify(key: bytes, text: str, signature: str | None) -> bool:
 def _read(path: Path) -> bytes:
     """Raises FileNotFoundError, ConfigError."""
     try:
-        mode, key = path.stat().st_mode, path.read_bytes().strip()
+        check_is_private(path, "signing key")
+        key = path.read_bytes().strip()
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ConfigError(f"signing key {path} cannot be read: {error.strerror}") from error
-    if mode & 0o077:
-        raise ConfigError(f"signing key {path} can be read by others: chmod 600 {path}")
     if len(key) < SIGNATURE_CHARS:
         raise ConfigError(
             f"signing key {path} is shorter than {SIGNATURE_CHARS} characters: delete it to have a new one made"

@@ -30,6 +30,7 @@ DropReason = Literal[
     "attributes_dropped",
     "redacted",
     "untrusted",
+    "untrusted_reward",
     "unsigned",
     "stale",
     "too_long",

@@ -45,6 +45,8 @@ class StoreAddress:
     """Whether all of them are encrypted."""
     token: str | None = None
     """Where tokens are in use: one for readers of this file, made anew with each start."""
+    token_file: str | None = None
+    """Where tokens are in use that senders have too: the file with one for each role."""
     for_readers: bool = False
     """It was started by readers, for their own time, and takes no telemetry."""
 

@@ -55,19 +55,23 @@ def serve(
     settings: ServingSettings,
     flags: Sequence[str] = (),
     *,
+    store: str | None = None,
     on_ready: Callable[[str, int], None] = lambda url, version: None,
 ) -> int:
     """Serves until SIGTERM or SIGINT; 0 after a clean stop.
 
-    `flags` go to vLLM after ours, so they win. `on_ready(base URL, policy version)` is called at each (re)start.
+    `flags` go to vLLM after ours, so they win; `store` is the collector's (see ServerPlan).
+    `on_ready(base URL, policy version)` is called at each (re)start.
     Raises CheckpointError, UsageError and ProcessError before vLLM starts, ProcessError when it does not stay up.
     """
-    launch = prepare(settings, flags, os.environ)
+    launch = prepare(settings, flags, os.environ, store)
     remember_served_model(launch.plan.model)
     return Supervisor(launch.plan, launch.host, launch.port, launch.flags, launch.environment, on_ready).run()
 
 
-def prepare(settings: ServingSettings, flags: Sequence[str], environ: Mapping[str, str]) -> Launch:
+def prepare(
+    settings: ServingSettings, flags: Sequence[str], environ: Mapping[str, str], store: str | None = None
+) -> Launch:
     """Checks everything that can be checked without vLLM, and fixes flags and environment.
 
     Raises CheckpointError, UsageError or ProcessError.
@@ -89,7 +93,7 @@ def prepare(settings: ServingSettings, flags: Sequence[str], environ: Mapping[st
         _check_model(Path(model))
     version_ = version_of(adapter.folder if adapter else Path(model))
     port = _check_port(settings.host, settings.port)
-    plan = make_plan(settings, model, adapter.folder if adapter else None, version_, port, environ)
+    plan = make_plan(settings, model, adapter.folder if adapter else None, version_, port, environ, store)
     on_cpu = _is_cpu_build()
     defaults = {**_PRIVATE, **(_CPU if on_cpu else {}), "VLLM_LOGGING_LEVEL": "WARNING"}
     if is_local:

@@ -15,7 +15,8 @@ from trainspan_schemas.checkpoint import META_FILE, CheckpointMeta
 from trainspan_schemas.config import load_settings, override
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.home import checkpoints_dir, home, token
-from trainspan_schemas.roles import otlp_headers_of
+from trainspan_schemas.roles import Role, token_of
+from trainspan_schemas.senders import sender_headers
 from trainspan_schemas.settings import ServingSettings
 
 __all__ = ["PLAN_VARIABLE", "ServerPlan", "make_plan", "plan_of_process", "version_of"]
@@ -40,9 +41,11 @@ class ServerPlan:
     collector: str | None
     """OTLP/gRPC URL; None: calls are counted, not sent."""
     otlp_headers: str
-    """As in OTEL_EXPORTER_OTLP_HEADERS; used if there is no token file."""
+    """As in OTEL_EXPORTER_OTLP_HEADERS; used if there are no tokens at hand."""
     token_file: str | None
-    """The collector's token file; read again when the collector refuses the token."""
+    """The collector's token file, if one is set; read again when the collector refuses the token."""
+    store: str | None
+    """The collector's store, beside which it says which tokens it asks for; None: the default one."""
     otlp_certificate: str | None
     """As in OTEL_EXPORTER_OTLP_CERTIFICATE."""
     token: str
@@ -65,7 +68,11 @@ class ServerPlan:
 
     def current_headers(self) -> str:
         """As in OTEL_EXPORTER_OTLP_HEADERS, with the token as the file has it now. Raises ConfigError."""
-        return otlp_headers_of(self.token_file, "serving") if self.token_file else self.otlp_headers
+        if self.collector is None:
+            return ""
+        given = {"OTEL_EXPORTER_OTLP_HEADERS": self.otlp_headers}
+        found = sender_headers(Role.SERVING, self.collector, given, token_file=self.token_file, store=self.store)
+        return found or self.otlp_headers
 
     def serving(self, model: str, adapter: str | None, version: int) -> "ServerPlan":
         """The same plan from other weights."""
@@ -73,13 +80,19 @@ class ServerPlan:
 
 
 def make_plan(
-    settings: ServingSettings, model: str, adapter: Path | None, version: int, port: int, environ: Mapping[str, str]
+    settings: ServingSettings,
+    model: str,
+    adapter: Path | None,
+    version: int,
+    port: int,
+    environ: Mapping[str, str],
+    store: str | None = None,
 ) -> ServerPlan:
     """The plan for weights that were chosen already; paths become absolute."""
     state = home() / "serving" / f"{quote(settings.served_name, safe='')}-{port}"
     token_file = str(Path(settings.token_file).resolve()) if settings.token_file else None
     if token_file:
-        otlp_headers_of(token_file, "serving")  # a file without this role is refused before vLLM starts
+        token_of(token_file, Role.SERVING)  # a file without this role is refused before vLLM starts
     return ServerPlan(
         model=str(Path(model).resolve()) if Path(model).is_dir() else model,
         adapter=str(adapter.resolve()) if adapter else None,
@@ -91,6 +104,7 @@ def make_plan(
         collector=None if settings.collector == "none" else settings.collector,
         otlp_headers=environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""),
         token_file=token_file,
+        store=str(Path(store).resolve()) if store else None,
         otlp_certificate=environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE"),
         token=token(),
         temperatures=_temperatures(settings),
@@ -120,13 +134,16 @@ def plan_of_process(args: Any, environ: Mapping[str, str]) -> ServerPlan:
         return ServerPlan(**json.loads(environ[PLAN_VARIABLE]))
     names = args.served_model_name
     name = names[0] if isinstance(names, list) and names else names or args.model
+    loaded = load_settings(None, environ)
     settings = override(
-        load_settings(None, environ).serving,
+        loaded.serving,
         served_name=name,
         host=args.host or "127.0.0.1",
         sleep=args.enable_sleep_mode,
     )
-    return make_plan(settings, args.model, None, version_of(Path(args.model)), args.port, environ)
+    return make_plan(
+        settings, args.model, None, version_of(Path(args.model)), args.port, environ, loaded.collector.store
+    )
 
 
 def version_of(folder: Path) -> int:

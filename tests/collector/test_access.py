@@ -62,6 +62,11 @@ def _bearer(token: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"} if token is not None else {}
 
 
+def _shown(token: str | None) -> dict[str, str | None]:
+    """Headers of an HTTP request, which has the address file's token unless they say otherwise."""
+    return {"authorization": None, **_bearer(token)}
+
+
 def _grpc_code(collector: CollectorProcess, method: str, token: str | None, body: bytes = b"") -> grpc.StatusCode:
     with grpc.insecure_channel(str(collector.address.grpc)) as channel:
         try:
@@ -110,7 +115,7 @@ def test_each_role_may_do_its_part_on_every_listener(
         ("/healthz", "GET", OK),
         ("/readyz", "GET", OK),
     ):
-        answer = request(guarded.address, path, b"", method=method, headers=_bearer(token))
+        answer = request(guarded.address, path, b"", method=method, headers=_shown(token))
         assert answer.status == http_status[expected], path
         if expected != OK:
             assert answer.error.code == grpc_of_status[answer.status]
@@ -139,7 +144,7 @@ def test_a_token_is_asked_for_before_a_body_is_read(guarded: CollectorProcess) -
                 call()
             assert caught.value.code() == WHO
     never.set()
-    stated = {"Content-Length": "1000"}
+    stated = {**_shown(None), "Content-Length": "1000"}
     assert request(guarded.address, "/v1/traces", None, headers=stated, timeout_s=10).status == 401
 
 
@@ -219,13 +224,6 @@ def test_log_records_are_marked_and_an_agents_copy_does_not_stand_in_for_a_trust
     assert _flight(guarded, records, token) == [{"untrusted": False}, {"untrusted": True}]
     evaluations = "SELECT untrusted FROM evaluations WHERE time_ns = 5"
     assert _flight(guarded, evaluations, token) == [{"untrusted": False}]
-
-
-def test_without_tokens_nothing_is_untrusted(collector: CollectorProcess) -> None:
-    answer = request(collector.address, "/v1/traces", trace_request(span(8, 1)).SerializeToString())
-    assert answer.status == 200
-    sql = f"SELECT untrusted FROM spans WHERE trace_id = '{trace_id(8).hex()}'"
-    assert _flight(collector, sql, None) == [{"untrusted": False}]
 
 
 def test_commands_of_the_same_user_read_by_the_stores_path_without_a_token_of_their_own(

@@ -34,7 +34,9 @@ def _opened(folder: Path) -> Iterator[tuple[Fronts, Journal, StoreAddress]]:
     journal = Journal(folder)
     intake = Intake(journal, folder, min_free_disk_bytes=0, wait_s=0.1)
     any_port = [Address.parse(option, "127.0.0.1:0", allow_remote=False) for option in ("--grpc", "--http")]
-    fronts = Fronts(CollectorSettings(), any_port[0], any_port[1], Guard(Access(), None), Metrics())
+    fronts = Fronts(
+        CollectorSettings(), any_port[0], any_port[1], Guard(Access({}, admits_agents=True), None, ""), Metrics()
+    )
     try:
         fronts.bind()
         fronts.open_to(intake, lambda: STATE)

@@ -54,7 +54,9 @@ class InProcess:
         self.batch = Batch(0)
         exports = Exports(Redaction(["text"]), Metrics(), Budget(2**30, 1), max_items=100_000)
         exports.attach(Intake(journal, folder, min_free_disk_bytes=0, wait_s=1))
-        self._web = Web(exports, access=Access(), metrics=Metrics(), max_request_bytes=MAX_BYTES, hosts=None)
+        self._web = Web(
+            exports, access=Access({}, admits_agents=True), metrics=Metrics(), max_request_bytes=MAX_BYTES, hosts=None
+        )
 
     async def answer_all(self, requests: list[Hostile]) -> list[tuple[int, dict[str, str], bytes]]:
         return await asyncio.gather(*(self._answer(made) for made in requests))

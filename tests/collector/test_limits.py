@@ -22,6 +22,7 @@ from tests.support.collector import (
     ANY_PORT,
     TRACES,
     CollectorProcess,
+    call_options,
     export,
     get,
     running,
@@ -236,7 +237,7 @@ def test_a_ticket_of_200_mib_is_refused_and_takes_little_memory(collector: Colle
     with _risen_at_most(collector, 100), flight.connect(f"grpc://{collector.address.flight}") as client:
         ticket = flight.Ticket(b" " * (200 * MIB))
         with pytest.raises((flight.FlightError, OSError, ValueError), match="larger than max"):
-            client.do_get(ticket).read_all()
+            client.do_get(ticket, call_options(collector.address)).read_all()
 
 
 @pytest.mark.parametrize(
@@ -289,7 +290,8 @@ def _stalled(collector: CollectorProcess, ticket: dict[str, Any]) -> "subprocess
 import json, time
 from pyarrow import flight
 client = flight.connect("grpc://{collector.address.flight}")
-reader = client.do_get(flight.Ticket(json.dumps({ticket!r}).encode()))
+options = flight.FlightCallOptions(headers={collector.address.endpoint.call_headers!r})
+reader = client.do_get(flight.Ticket(json.dumps({ticket!r}).encode()), options)
 reader.read_chunk()
 print("reading", flush=True)
 time.sleep(600)
@@ -318,7 +320,7 @@ def test_a_reader_that_takes_no_rows_holds_up_neither_a_compaction_nor_the_end(
     try:
         began = time.monotonic()
         with flight.connect(f"grpc://{filled.address.flight}") as client:
-            [answer] = client.do_action(flight.Action("compact", b"{}"))
+            [answer] = client.do_action(flight.Action("compact", b"{}"), call_options(filled.address))
         assert json.loads(answer.body.to_pybytes())["rows"]["spans"] == 12_800
         assert time.monotonic() - began < 45  # ten seconds are theirs
         readers.append(_stalled(filled, ticket))

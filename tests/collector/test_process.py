@@ -22,6 +22,7 @@ from tests.support.collector import (
     spawn_collector,
     trace_request,
 )
+from trainspan_schemas.endpoint import StoreEndpoint
 from trainspan_schemas.store import address_file, open_store, running_collector
 
 
@@ -65,15 +66,16 @@ def test_a_signal_under_load_drains_everything_acknowledged_into_the_file(tmp_pa
     assert not address_file(store).exists()
     assert not list(tmp_path.glob("spans.duckdb.journal/*.journal"))  # all of it is checkpointed
     with open_store(str(store)) as endpoint:  # a reader starts a collector of its own
-        found = _count(endpoint.location)
+        found = _count(endpoint)
     assert found >= len(acknowledged) >= 50
 
 
-def _count(address: str) -> int:
+def _count(endpoint: StoreEndpoint) -> int:
     from pyarrow import flight
 
-    with flight.connect(address) as client:
-        table = client.do_get(flight.Ticket(b'{"sql": "SELECT count(*) AS n FROM spans"}')).read_all()
+    with flight.connect(endpoint.location) as client:
+        options = flight.FlightCallOptions(headers=endpoint.call_headers)
+        table = client.do_get(flight.Ticket(b'{"sql": "SELECT count(*) AS n FROM spans"}'), options).read_all()
     count: int = table["n"][0].as_py()
     return count
 

@@ -12,6 +12,7 @@ from pyarrow import flight
 
 from tests.support.collector import (
     CollectorProcess,
+    call_options,
     event,
     export,
     export_logs,
@@ -261,7 +262,9 @@ def test_queries_that_exhaust_memory_fail_alone_and_loading_goes_on(small: Colle
 def test_a_stream_that_nobody_drains_blocks_neither_loading_nor_other_readers(collector: CollectorProcess) -> None:
     export(collector.address, *(span(3_000, number, {"text": "x" * 20_000}) for number in range(1, 1_000)))
     with flight.connect(f"grpc://{collector.address.flight}") as client:
-        undrained = client.do_get(flight.Ticket(json.dumps({"read": "spans"}).encode()))
+        undrained = client.do_get(
+            flight.Ticket(json.dumps({"read": "spans"}).encode()), call_options(collector.address)
+        )
         first = undrained.read_chunk().data.num_rows
         export(collector.address, span(3_001, 1))
         assert [row["trace_id"] for row in read(collector.address, "spans")].count(trace_id(3_001).hex()) == 1

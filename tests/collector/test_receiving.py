@@ -26,6 +26,7 @@ from tests.support.collector import (
     channel,
     export,
     read,
+    runner_metadata,
     running,
     select,
     send,
@@ -55,7 +56,12 @@ def _refusal(collector: CollectorProcess, method: str, body: bytes, **options: o
 def test_the_sdk_exporter_delivers_every_field_of_a_span(
     collector: CollectorProcess, compression: grpc.Compression
 ) -> None:
-    exporter = OTLPSpanExporter(endpoint=f"http://{collector.address.grpc}", insecure=True, compression=compression)
+    exporter = OTLPSpanExporter(
+        endpoint=f"http://{collector.address.grpc}",
+        insecure=True,
+        compression=compression,
+        headers=runner_metadata(str(collector.address.grpc)),
+    )
     provider = TracerProvider(resource=Resource({"service.name": "agent", "replicas": 2}))
     provider.add_span_processor(BatchSpanProcessor(exporter))
     tracer = provider.get_tracer("my.scope", "1.2", attributes={"scoped": True})

@@ -73,6 +73,45 @@ def test_a_new_certificate_is_served_on_every_listener(tmp_path: Path) -> None:
         _until(lambda: {_served(port) for port in ports} == {after})
 
 
+def test_a_certificate_without_its_key_changes_nothing_and_the_log_says_so(tmp_path: Path) -> None:
+    first = make_certificate(tmp_path)
+    other = make_certificate(tmp_path, "other")
+    arguments = ("--tls-cert", str(first.certificate), "--tls-key", str(first.key))
+    with running(tmp_path / "spans.duckdb", *arguments, http=ANY_PORT) as collector:
+        ports = [address.rpartition(":")[2] for address in _addresses(collector)]
+        before, key = ssl.PEM_cert_to_DER_cert(first.certificate.read_text()), first.key.read_bytes()
+        for file in (first.key, first.certificate):  # one of the pair is changed, and both
+            file.write_bytes((other.key if file == first.key else other.certificate).read_bytes())
+            collector.process.send_signal(signal.SIGHUP)
+            deadline = time.monotonic() + 1.5
+            while time.monotonic() < deadline and file == first.key:
+                assert {_served(port) for port in ports} == {before}
+        after = ssl.PEM_cert_to_DER_cert(other.certificate.read_text())
+        _until(lambda: {_served(port) for port in ports} == {after})
+        first.key.write_bytes(key)
+        collector.process.send_signal(signal.SIGHUP)
+        time.sleep(1)
+        assert {_served(port) for port in ports} == {after}
+        collector.terminate()
+        assert collector.process.stderr is not None
+        assert collector.process.stderr.read().count("not read anew") == 2
+
+
+def test_no_handshake_fails_while_certificates_are_read_anew(tmp_path: Path) -> None:
+    first = make_certificate(tmp_path)
+    arguments = ("--tls-cert", str(first.certificate), "--tls-key", str(first.key))
+    with running(tmp_path / "spans.duckdb", *arguments, http=ANY_PORT) as collector:
+        port = str(collector.address.http).rpartition(":")[2]
+        served = set()
+        for _ in range(6):
+            make_certificate(tmp_path)
+            collector.process.send_signal(signal.SIGHUP)
+            deadline = time.monotonic() + 0.3
+            while time.monotonic() < deadline:
+                served.add(_served(port))
+        assert len(served) > 3
+
+
 def _addresses(collector: CollectorProcess) -> list[str]:
     return [str(collector.address.grpc), str(collector.address.http), collector.address.flight]
 

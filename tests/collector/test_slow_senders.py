@@ -40,7 +40,7 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreAd
     journal = Journal(tmp_path)
     intake = Intake(journal, tmp_path, min_free_disk_bytes=0, wait_s=0.1)
     ports = [Address.parse(option, "127.0.0.1:0", allow_remote=False) for option in ("--grpc", "--http")]
-    fronts = Fronts(CollectorSettings(), ports[0], ports[1], Guard(Access(), None), Metrics())
+    fronts = Fronts(CollectorSettings(), ports[0], ports[1], Guard(Access({}, admits_agents=True), None, ""), Metrics())
     try:
         fronts.bind()
         fronts.open_to(intake, lambda: StoreState(True, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0, 0, 0))

@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 
 from tests.processing.traces import SECOND, START_NS, TestRollout, send
+from tests.support.collector import remember
 from trainspan_processing.build import BuiltDataset, Request, build_dataset
 from trainspan_processing.ledger import read_ledger
 from trainspan_processing.rewards import bind_rewards
@@ -51,6 +52,7 @@ class RunningCollector:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         assert address.grpc is not None
+        remember(address)
         self.grpc = address.grpc
         return self
 

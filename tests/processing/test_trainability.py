@@ -97,7 +97,10 @@ def test_calls_that_do_not_state_their_sampling_are_trained_once_the_user_admits
     built = bench.build(round_=0, admit="unstated_sampling")
     assert built.manifest["dropped"] == {"sampling_truncated": 2}
     assert set(rows(built)["temperature"]) == {1.0}
-    with pytest.raises(UsageError, match="admit = 'greedy': what can be admitted is unsigned, unstated_sampling"):
+    with pytest.raises(
+        UsageError,
+        match="admit = 'greedy': what can be admitted is unsigned, unstated_sampling, untrusted, untrusted_reward",
+    ):
         bench.build(round_=0, out=bench.out / "other", admit="greedy")
 
 
@@ -263,7 +266,7 @@ def test_what_came_with_an_agents_token_where_others_are_demanded_is_untrusted()
             "reward": [None, 1.0, None],
         }
     )
-    assert rollouts.select(rollout_reason()).to_series().to_list() == ["untrusted", None, "no_reward"]
+    assert rollouts.select(rollout_reason()).to_series().to_list() == ["untrusted_reward", None, "no_reward"]
 
 
 @pytest.mark.parametrize(

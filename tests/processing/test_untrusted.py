@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from trainspan_processing.build import BuiltDataset, Request, build_dataset
 from trainspan_processing.stored import StoredRollout
 from trainspan_processing.survey import Clock
 from trainspan_schemas import keys
+from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.settings import DatasetSettings
 
 _ROLES = ("agent", "serving", "runner")
@@ -32,14 +34,14 @@ def _token(role: str) -> str:
 
 def _only(rollout: TestRollout, add: Callable[[TestRollout], object]) -> TestRollout:
     """What `add` adds to the rollout, without its own span."""
-    part = TestRollout(rollout.rollout_id, task=rollout.task)
+    part = TestRollout(rollout.rollout_id, task=rollout.task, attempt=rollout.attempt)
     part.spans.clear()
     add(part)
     return part
 
 
-def _build(collector: CollectorProcess, out: Path) -> BuiltDataset:
-    request = Request([str(collector.store)], out, DatasetSettings(baseline="dr_grpo"), round=0)
+def _build(collector: CollectorProcess, out: Path, **settings: Any) -> BuiltDataset:
+    request = Request([str(collector.store)], out, DatasetSettings(**{"baseline": "dr_grpo", **settings}), round=0)
     return build_dataset(request, Clock(lambda: START_NS + 10**13, lambda _: None))
 
 
@@ -56,8 +58,8 @@ def test_a_reward_or_a_call_that_came_with_an_agents_token_does_not_count(
     send(address, [forged, *pays, step], _token("agent"))
     send(address, [a.reward(1.0), b.reward(0.0), paid], _token("runner"))
     built = _build(guarded, tmp_path / "dataset")
-    assert built.manifest["dropped"] == {"untrusted": 2}
-    assert built.manifest["dropped_rollouts"] == {"untrusted": 1}
+    assert built.manifest["dropped"] == {"untrusted": 1, "untrusted_reward": 1}
+    assert built.manifest["dropped_rollouts"] == {"untrusted_reward": 1}
     table = rows(built).select("rollout_id", "call_index", "return", "advantage").rows()
     assert table == [("a", 0, 1.0, 0.5), ("b", 0, 0.0, -0.5)]
 
@@ -148,6 +150,80 @@ def test_a_reward_function_sees_no_evaluation_of_an_agent(guarded: CollectorProc
     settings = DatasetSettings(baseline="dr_grpo", reward=f"{__name__}:sum_of_evaluations")
     request = Request([str(guarded.store)], tmp_path / "dataset", settings, round=0)
     built = build_dataset(request, Clock(lambda: START_NS + 10**13, lambda _: None))
+    assert rows(built).select("rollout_id", "return").rows() == [("a", 1.0), ("b", 0.0)]
+
+
+def _left_to_its_agent(name: str, **more: Any) -> TestRollout:
+    """A rollout whose runner has no judge."""
+    rollout = TestRollout(name, **more)
+    rollout.root_span.attributes[keys.ROLLOUT_OWN_REWARD] = True
+    return rollout
+
+
+def _record(name: str, score: float, trace_id: str, **attempt: Any) -> TestRollout:
+    """An evaluation record of a rollout, within a trace."""
+    rollout = TestRollout(name).log_reward(score, at=5.0 + score, **attempt)
+    rollout.spans.clear()
+    rollout.logs[-1].trace_id = bytes.fromhex(trace_id)
+    return rollout
+
+
+@pytest.mark.parametrize("by_function", [False, True])
+def test_an_agents_own_reward_counts_within_its_rollouts_trace_where_the_runner_left_it_to_it(
+    guarded: CollectorProcess, tmp_path: Path, by_function: bool
+) -> None:
+    """For the dataset and for reward functions; another rollout's agent cannot send it, nor that of an earlier attempt."""
+    address = str(guarded.address.grpc)
+    a, b, first = (_left_to_its_agent(name) for name in ("a", "b", "c"))
+    second = _left_to_its_agent("c", attempt=1)
+    send(address, [_only(each, lambda part: part.call(0, [1], [2])) for each in (a, b, second)], _token("serving"))
+    send(address, [a, b, first, second], _token("runner"))
+    for rollout, score in ((a, 1.0), (b, 0.5), (second, 0.0)):
+        send(address, [_record(rollout.rollout_id, score, rollout.trace_id)], _token("agent"))
+    for name, trace, attempt in (
+        ("b", a, {}),
+        ("b", a, {keys.ATTEMPT: 0}),
+        ("c", first, {keys.ATTEMPT: 1}),
+        ("c", first, {}),
+    ):
+        send(address, [_record(name, 100.0, trace.trace_id, **attempt)], _token("agent"))
+    function = {"reward": f"{__name__}:sum_of_evaluations"} if by_function else {}
+    built = _build(guarded, tmp_path / "dataset", baseline="none", **function)
+    assert rows(built).select("rollout_id", "attempt", "return").rows() == [("a", 0, 1.0), ("b", 0, 0.5), ("c", 1, 0.0)]
+
+
+def test_the_rewards_of_programs_without_the_users_token_count_once_the_user_admits_them(
+    guarded: CollectorProcess, tmp_path: Path
+) -> None:
+    """Of rollouts that no runner began: a runner's stay the runner's."""
+    address = str(guarded.address.grpc)
+    a, b, judged = TestRollout("a"), TestRollout("b"), TestRollout("judged", judge="m:f")
+    for by_hand in (a, b):
+        by_hand.root_span.attributes[keys.ROLLOUT_BOUNDARY] = "process"
+    send(address, [_only(each, lambda part: part.call(0, [1], [2])) for each in (a, b, judged)], _token("serving"))
+    send(
+        address,
+        [a.reward(1.0), b.reward(0.0), _only(judged, lambda part: part.log_reward(100.0, at=5.0))],
+        _token("agent"),
+    )
+    send(address, [judged], _token("runner"))
+    with pytest.raises(DatasetError, match=r"untrusted_reward.*--admit untrusted_reward"):
+        _build(guarded, tmp_path / "none")
+    built = _build(guarded, tmp_path / "admitted", admit="untrusted_reward", min_coverage=0.0)
+    assert rows(built).select("rollout_id", "return").rows() == [("a", 1.0), ("b", 0.0)]
+    assert built.manifest["dropped_rollouts"] == {"untrusted_reward": 1}
+
+
+def test_calls_that_agents_recorded_are_trained_once_the_user_admits_them(
+    guarded: CollectorProcess, tmp_path: Path
+) -> None:
+    address = str(guarded.address.grpc)
+    a, b = TestRollout("a"), TestRollout("b")
+    send(address, [_only(each, lambda part: part.call(0, [1], [2])) for each in (a, b)], _token("agent"))
+    send(address, [a.reward(1.0), b.reward(0.0)], _token("runner"))
+    with pytest.raises(DatasetError, match=r"untrusted.*--admit untrusted"):
+        _build(guarded, tmp_path / "none")
+    built = _build(guarded, tmp_path / "admitted", admit="untrusted")
     assert rows(built).select("rollout_id", "return").rows() == [("a", 1.0), ("b", 0.0)]
 
 

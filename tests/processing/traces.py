@@ -14,6 +14,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeL
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
+from tests.support.collector import runner_metadata
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity
 from trainspan_schemas.tokens import encode_ids, encode_logprobs
@@ -222,8 +223,8 @@ def _ns(seconds: float) -> int:
 
 
 def send(address: str, rollouts: Sequence[TestRollout], token: str | None = None) -> None:
-    """Exports all spans and log records to an OTLP/gRPC receiver at HOST:PORT."""
-    metadata = [("authorization", f"Bearer {token}")] if token else []
+    """Exports all spans and log records to an OTLP/gRPC receiver at HOST:PORT; without a token as the runner, with "" as nobody."""
+    metadata = runner_metadata(address) if token is None else [("authorization", f"Bearer {token}")] if token else []
     with grpc.insecure_channel(address) as channel:
         spans = [span.proto() for rollout in rollouts for span in rollout.spans]
         TraceServiceStub(channel).Export(ExportTraceServiceRequest(resource_spans=spans), timeout=30, metadata=metadata)

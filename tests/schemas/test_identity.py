@@ -48,3 +48,15 @@ def test_a_traceparent_is_printed_as_it_was_read() -> None:
     parsed = TraceParent.parse(text)
     assert parsed == TraceParent("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", sampled=False)
     assert str(parsed) == text
+
+
+def test_a_client_that_writes_a_space_as_a_plus_loses_neither_identity_nor_signature() -> None:
+    """OpenTelemetry for Python takes baggage apart and puts it together again so."""
+    key = b"k" * 32
+    signed = Identity("r 1+1", "run", "a task", 0, 3, "val").signed(key)
+    again = signed.to_baggage().replace("%20", "+")
+    assert "a+task" in again
+    found = Identity.from_attributes(parse_baggage(again))
+    assert found == signed
+    assert found is not None
+    assert found.is_signed(key)

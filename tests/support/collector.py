@@ -5,10 +5,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pyarrow as pa
@@ -26,6 +26,9 @@ LOGS = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
 METRICS = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 
 ANY_PORT = "127.0.0.1:0"
+_tokens: dict[str, str] = {}
+"""HOST:PORT of OTLP/gRPC → the runner's token in the address file, of the collectors that were remembered."""
+
 Attribute = str | bool | int | float | bytes | list[Any] | dict[str, Any] | None
 
 
@@ -97,6 +100,7 @@ def _wait_until_ready(store: Path, process: "subprocess.Popen[str]", timeout_s: 
     while time.monotonic() < deadline:
         address = running_collector(store)
         if address is not None and address.pid == process.pid:
+            remember(address)
             return address
         if process.poll() is not None:
             assert process.stderr is not None
@@ -108,9 +112,47 @@ def _wait_until_ready(store: Path, process: "subprocess.Popen[str]", timeout_s: 
 
 @contextmanager
 def channel(address: StoreAddress) -> Iterator[grpc.Channel]:
-    options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(str(address.grpc), options=options) as opened:
+    """To its OTLP listener, as the runner."""
+    with open_channel(address) as opened:
         yield opened
+
+
+def open_channel(
+    address: StoreAddress, *, token: str | None = None, options: Sequence[tuple[str, Any]] = ()
+) -> grpc.Channel:
+    """With a token on every call: that of its address file, which is a runner's, or the one given; none where it is ""."""
+    all_options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1), *options]
+    opened = grpc.insecure_channel(str(address.grpc), options=all_options)
+    shown = address.token if token is None else token
+    return grpc.intercept_channel(opened, _Bearer(shown)) if shown else opened
+
+
+class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.StreamUnaryClientInterceptor):  # type: ignore[misc]
+    def __init__(self, token: str) -> None:
+        self._metadata = ("authorization", f"Bearer {token}")
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        return continuation(self._with_token(details), request)
+
+    def intercept_stream_unary(self, continuation: Any, details: Any, requests: Any) -> Any:
+        return continuation(self._with_token(details), requests)
+
+    def _with_token(self, details: Any) -> "_Details":
+        metadata = list(details.metadata or ())
+        if not any(key == "authorization" for key, _ in metadata):
+            metadata.append(self._metadata)
+        return _Details(details.method, details.timeout, metadata, details.credentials)
+
+
+class _Details(NamedTuple):
+    """What grpc.ClientCallDetails is to have."""
+
+    method: str
+    timeout: float | None
+    metadata: list[tuple[str, str]]
+    credentials: Any
+    wait_for_ready: bool | None = None
+    compression: Any = None
 
 
 def export(address: StoreAddress, *spans: Span, resource: Mapping[str, Attribute] | None = None) -> bytes:
@@ -184,7 +226,23 @@ def any_value(value: Attribute) -> AnyValue:
 def get(address: StoreAddress, ticket: object) -> pa.Table:
     """The answer to a Flight ticket."""
     with flight.connect(f"grpc://{address.flight}") as client:
-        return client.do_get(flight.Ticket(json.dumps(ticket).encode())).read_all()
+        return client.do_get(flight.Ticket(json.dumps(ticket).encode()), call_options(address)).read_all()
+
+
+def remember(address: StoreAddress) -> None:
+    """From now on `runner_metadata` knows this collector's token."""
+    _tokens[str(address.grpc)] = str(address.token)
+
+
+def runner_metadata(grpc_address: str) -> list[tuple[str, str]]:
+    """gRPC metadata by which a remembered collector takes a sender for the runner."""
+    token = _tokens.get(grpc_address)
+    return [("authorization", f"Bearer {token}")] if token else []
+
+
+def call_options(address: StoreAddress) -> flight.FlightCallOptions:
+    """For calls of a Flight client: those of who can read the address file."""
+    return flight.FlightCallOptions(headers=address.endpoint.call_headers)
 
 
 def read(address: StoreAddress, name: str, **parameters: object) -> list[dict[str, Any]]:

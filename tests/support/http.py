@@ -5,7 +5,7 @@ import gzip
 import http.client
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from google.protobuf.json_format import Parse
@@ -38,18 +38,25 @@ def request(
     *,
     method: str = "POST",
     content_type: str | None = PROTOBUF,
-    headers: dict[str, str] | None = None,
+    headers: Mapping[str, str | None] | None = None,
     tls: ssl.SSLContext | None = None,
     timeout_s: float = 30,
 ) -> Answer:
-    """One request; a body that is not bytes is sent chunked, a chunk an item."""
+    """One request; a body that is not bytes is sent chunked, a chunk an item.
+
+    It shows the address file's token, which is a runner's, unless `headers` have an authorization of their own, or None.
+    """
     host, _, port = str(address.http).rpartition(":")
     connection = (
         http.client.HTTPSConnection("localhost", int(port), context=tls, timeout=timeout_s)
         if tls
         else http.client.HTTPConnection(host, int(port), timeout=timeout_s)
     )
-    named = {**({"Content-Type": content_type} if content_type else {}), **(headers or {})}
+    shown = {"authorization": f"Bearer {address.token}"} if address.token else {}
+    if any(name.lower() == "authorization" for name in headers or {}):
+        shown = {}
+    wanted = {**({"Content-Type": content_type} if content_type else {}), **shown, **(headers or {})}
+    named = {name: value for name, value in wanted.items() if value is not None}
     chunked = body is not None and not isinstance(body, bytes)
     if chunked:
         named["Transfer-Encoding"] = "chunked"

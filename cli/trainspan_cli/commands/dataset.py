@@ -57,7 +57,10 @@ def dataset(
     ] = None,
     split: Annotated[str | None, typer.Option(help="recorded, all, or the share of tasks to train on.")] = None,
     admit: Annotated[
-        str | None, typer.Option(help="Do not leave calls out for these: unsigned, unstated_sampling.")
+        str | None,
+        typer.Option(
+            help="Do not leave calls out for these: unsigned, unstated_sampling, untrusted, untrusted_reward."
+        ),
     ] = None,
     wait_s: Annotated[float | None, typer.Option(help="Wait so long for rollouts that are still arriving.")] = None,
     settle_s: Annotated[float | None, typer.Option(help="Silence after which a rollout counts as unfinished.")] = None,

@@ -32,7 +32,7 @@ def reward(
 
     from trainspan_cli.feedback import Feedback, send_feedback
     from trainspan_schemas.errors import UsageError
-    from trainspan_schemas.roles import otlp_headers_of
+    from trainspan_schemas.senders import sender_headers
 
     if (rollout is None) == (response is None):
         raise UsageError("name what is rewarded: either --rollout ID or --response ID")
@@ -40,8 +40,9 @@ def reward(
         raise UsageError(f"--value {value}: a reward is a finite number")
     chosen = settings(config)
     tokens = str(token_file) if token_file else chosen.rollouts.token_file
-    headers = otlp_headers_of(tokens, "runner") if tokens else os.environ.get("OTEL_EXPORTER_OTLP_HEADERS")
     url = collector or chosen.rollouts.collector
+    headers = sender_headers("runner", url, os.environ, token_file=tokens, store=chosen.collector.store)
+    headers = headers or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS")
     feedback = Feedback(value, name, source, rollout, response, explanation)
     evaluation_id = send_feedback(feedback, url, headers)
     if format == "json":

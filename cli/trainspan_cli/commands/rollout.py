@@ -62,8 +62,9 @@ def rollout(
         raise UsageError(f"--format {format}: it is table or json")
     if split not in (None, "train", "val"):
         raise UsageError(f"--split {split}: it is train or val")
+    loaded = settings(config)
     chosen = override(
-        settings(config).rollouts,
+        loaded.rollouts,
         tasks=tasks,
         n=n,
         concurrency=concurrency,
@@ -89,6 +90,7 @@ def rollout(
         split=cast("Split | None", split),
         limit=limit,
         resume=resume,
+        store=loaded.collector.store,
         **wanted,
     )
     os.environ.setdefault("OPENAI_API_KEY", "trainspan")  # a judge may stand in a module that makes a client

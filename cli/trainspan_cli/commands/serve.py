@@ -75,7 +75,7 @@ def serve(
         else:
             print(f"serving policy version {version} at {url}", flush=True)
 
-    return run(section, flags, on_ready=announce)
+    return run(section, flags, store=loaded.collector.store, on_ready=announce)
 
 
 def _served_lora_rank(settings: Settings) -> int | None:

@@ -37,7 +37,7 @@ def tell_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
     this_attempt = pl.col("attempt").fill_null(evidence.rollout["attempt"]) == evidence.rollout["attempt"]
     stored = evidence.survey.evaluations.filter((pl.col("rollout_id") == evidence.rollout["rollout_id"]) & this_attempt)
     bound = evidence.own(evidence.draft.rewarded.edges).sort("time_ns", "name", "score", nulls_last=True)
-    recorded = stored.filter(~pl.col("untrusted").fill_null(False)).unique(same, keep="first").select(*same, *SPAN_KEY)
+    recorded = stored.sort("untrusted", maintain_order=True).unique(same, keep="first").select(*same, *SPAN_KEY)
     told = []
     for edge in bound.join(recorded, on=same, how="left", nulls_equal=True, maintain_order="left").iter_rows(
         named=True
@@ -81,7 +81,7 @@ def _why_not(evidence: Evidence, name: str, score: float | None, *, untrusted: b
     if score is None or not math.isfinite(score):
         return "it has no score that is a number"
     if untrusted:
-        return "it came with an agent's token, and only those of other roles are trusted"
+        return "its sender may not reward this rollout: it is no runner, and no process that the user started"
     if (evidence.own(evidence.draft.rewarded.edges)["rule"] == STATUS_RULE).any():
         return "[dataset] status_rewards gives the rollout's status a reward in place of any other"
     return "the rollout has a judge, and only the judge's own event counts"

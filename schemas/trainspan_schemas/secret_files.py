@@ -1,0 +1,38 @@
+"""Secrets in files of mode 0600, in folders of mode 0700: made once, whole, whoever else makes them at the same time."""
+
+import os
+import secrets
+from pathlib import Path
+
+from .errors import ConfigError
+
+__all__ = ["check_is_private", "make_secret_file"]
+
+
+def make_secret_file(path: Path, text: str) -> None:
+    """Writes `text` to `path` unless the file exists: of two processes one wins, and both then read the same file.
+
+    Raises ConfigError where the folder or the file cannot be made.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be made: {error.strerror}; set TRAINSPAN_HOME to a folder that this user can write"
+        ) from error
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()
+
+
+def check_is_private(path: Path, what: str) -> None:
+    """Raises ConfigError where other users can read the file, OSError where it is not there."""
+    if path.stat().st_mode & 0o077:
+        raise ConfigError(f"{what} {path} can be read by others: chmod 600 {path}")

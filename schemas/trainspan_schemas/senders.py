@@ -1,0 +1,72 @@
+"""Which credentials a sender of telemetry shows to the collector, without anything being configured.
+
+Tokens of a state folder go to this machine's own collector alone, never to another host.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+from .endpoint import headers_of, is_this_machine
+from .errors import ConfigError
+from .home import store_path
+from .roles import make_home_token_file, otlp_headers_of
+from .store import running_collector
+
+__all__ = ["known_headers", "sender_headers", "without_credentials"]
+
+_HEADERS: Final = "OTEL_EXPORTER_OTLP_HEADERS"
+_SIGNALS: Final = ("TRACES", "LOGS", "METRICS")
+_OTLP_PORT: Final = 4317
+
+
+def sender_headers(
+    role: str, collector: str, environ: Mapping[str, str], *, token_file: str | None = None, store: str | None = None
+) -> str | None:
+    """What a process of `role` sends to `collector`, a URL, as in OTEL_EXPORTER_OTLP_HEADERS; None: what that variable says.
+
+    The first that applies: `token_file`; the file that the running collector of `store` names; a token that the environment
+    holds; for a collector on this machine the file of the state folder, which is made if it is not there. Raises ConfigError.
+    """
+    if token_file:
+        return otlp_headers_of(token_file, role)
+    given = headers_of(environ.get(_HEADERS, ""))
+    found = known_headers(role, collector, store=store)
+    if found is None and "authorization" not in given and is_this_machine(collector):
+        found = otlp_headers_of(make_home_token_file(), role)
+    if found is None:
+        return None
+    others = (f"{key}={quote(value)}" for key, value in given.items() if key != "authorization")
+    return ",".join((*others, found))
+
+
+def known_headers(role: str, collector: str, *, store: str | None = None) -> str | None:
+    """The same of the collector that runs for `store` and listens at `collector`; None where it has no token of this role."""
+    running = running_collector(store_path(store))
+    if running is None or running.token_file is None:
+        return None
+    addresses = (address for address in (running.grpc, running.http) if address)
+    if not is_this_machine(collector) or _port(collector) not in {
+        int(address.rpartition(":")[2]) for address in addresses
+    }:
+        return None
+    try:
+        return otlp_headers_of(running.token_file, role)
+    except ConfigError:  # of a file that the user made, which need not have every role
+        return None
+
+
+def without_credentials(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a process that is not to send with this one's credentials: without its OTLP headers.
+
+    The headers of a signal that goes to an endpoint of its own stay: they are for that endpoint.
+    """
+    kept = {name: value for name, value in environ.items() if name != _HEADERS}
+    for signal in _SIGNALS:
+        if not kept.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"):
+            kept.pop(f"OTEL_EXPORTER_OTLP_{signal}_HEADERS", None)
+    return kept
+
+
+def _port(url: str) -> int:
+    return urlsplit(url if "//" in url else f"//{url}").port or _OTLP_PORT
