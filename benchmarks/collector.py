@@ -232,7 +232,7 @@ def _flow(address: StoreAddress, seconds: float, taken: list[float]) -> None:
             if due > now:
                 time.sleep(due - now)
             sent = time.monotonic()
-            export(next(bodies), timeout=60)
+            export(next(bodies), timeout=60, metadata=_bearer(address).items())
             taken.append(time.monotonic() - sent)
 
 
@@ -241,11 +241,19 @@ def _channel(address: StoreAddress) -> grpc.Channel:
     return grpc.insecure_channel(str(address.grpc), options=options)
 
 
+def _bearer(address: StoreAddress) -> dict[str, str]:
+    return {"authorization": f"Bearer {address.token}"}
+
+
+def _call_options(address: StoreAddress) -> flight.FlightCallOptions:
+    return flight.FlightCallOptions(headers=address.endpoint.call_headers)
+
+
 def _send(address: StoreAddress, stop_at: float, bodies: Iterator[bytes], taken: list[float]) -> None:
     with _channel(address) as channel:
         export = channel.unary_unary(_EXPORT)
         while (began := time.monotonic()) < stop_at:
-            export(next(bodies), timeout=60)
+            export(next(bodies), timeout=60, metadata=_bearer(address).items())
             taken.append(time.monotonic() - began)
 
 
@@ -253,7 +261,8 @@ def _send_http(address: StoreAddress, stop_at: float, bodies: Iterator[bytes], t
     host, _, port = str(address.http).rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
     while (began := time.monotonic()) < stop_at:
-        connection.request("POST", "/v1/traces", next(bodies), {"Content-Type": "application/x-protobuf"})
+        headers = {"Content-Type": "application/x-protobuf", **_bearer(address)}
+        connection.request("POST", "/v1/traces", next(bodies), headers)
         response = connection.getresponse()
         if response.status != 200:
             raise RuntimeError(f"HTTP {response.status}: {response.read()[:200]!r}")
@@ -264,7 +273,8 @@ def _send_http(address: StoreAddress, stop_at: float, bodies: Iterator[bytes], t
 
 def _count(address: StoreAddress, *, wait_ms: int) -> int:
     ticket = {"sql": "SELECT count(*) AS n FROM spans", "wait_ms": wait_ms}
-    table = flight.connect(f"grpc://{address.flight}").do_get(flight.Ticket(json.dumps(ticket).encode())).read_all()
+    client, options = flight.connect(f"grpc://{address.flight}"), _call_options(address)
+    table = client.do_get(flight.Ticket(json.dumps(ticket).encode()), options).read_all()
     count: int = table["n"][0].as_py()
     return count
 
@@ -301,7 +311,7 @@ def _pss_mib(pid: int) -> int:
 
 def _stats(address: StoreAddress) -> dict[str, Any]:
     with flight.connect(f"grpc://{address.flight}") as client:
-        [result] = client.do_action(flight.Action("stats", b'{"wait_ms": 0}'))
+        [result] = client.do_action(flight.Action("stats", b'{"wait_ms": 0}'), _call_options(address))
     answer: dict[str, Any] = json.loads(result.body.to_pybytes())
     return answer
 

@@ -227,11 +227,11 @@ def _fill(store: Path, rollouts: int) -> None:
     random = np.random.default_rng(0)
     options = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(address.grpc, options=options) as channel:
-        stub = TraceServiceStub(channel)
+        stub, metadata = TraceServiceStub(channel), [("authorization", f"Bearer {address.token}")]
         for start in range(0, rollouts, 32):
             spans = [span for number in range(start, min(start + 32, rollouts)) for span in _rollout(number, random)]
             resource_spans = ResourceSpans(scope_spans=[ScopeSpans(spans=spans)])
-            stub.Export(ExportTraceServiceRequest(resource_spans=[resource_spans]), timeout=60)
+            stub.Export(ExportTraceServiceRequest(resource_spans=[resource_spans]), timeout=60, metadata=metadata)
 
 
 def _rollout(number: int, random: np.random.Generator) -> Iterator[Span]:

@@ -76,10 +76,10 @@ def _context(certificate: bytes, key: bytes) -> ssl.SSLContext:
     """A server's context with this pair. Raises ssl.SSLError where it is none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.TemporaryDirectory(prefix="trainspan-") as folder:  # mode 0700: OpenSSL reads files alone
-        files = [Path(folder) / name for name in ("certificate", "key")]
-        for file, data in zip(files, (certificate, key), strict=True):
-            file.write_bytes(data)
-        context.load_cert_chain(*files, password="")
+        certificate_file, key_file = Path(folder) / "certificate", Path(folder) / "key"
+        certificate_file.write_bytes(certificate)
+        key_file.write_bytes(key)
+        context.load_cert_chain(certificate_file, key_file, password="")
     return context
 
 

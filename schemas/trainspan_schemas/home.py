@@ -10,6 +10,7 @@ __all__ = [
     "checkpoints_dir",
     "datasets_dir",
     "home",
+    "make_home",
     "remember_served_model",
     "runs_dir",
     "served_model",
@@ -21,6 +22,13 @@ __all__ = [
 def home() -> Path:
     """The state folder; not created."""
     return Path(os.environ.get("TRAINSPAN_HOME") or ".trainspan")
+
+
+def make_home() -> Path:
+    """The state folder, made with mode 0700 if it was not there."""
+    path = home()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
 
 
 def store_path(setting: str | None = None) -> Path:
@@ -49,8 +57,7 @@ def token() -> str:
 
 def remember_served_model(model: str) -> None:
     """Keeps which model `trainspan serve` was given, so that `trainspan train` can start from it by itself."""
-    path = home() / "served-model"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = make_home() / "served-model"
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(model + "\n")
     temporary.replace(path)

@@ -1,4 +1,7 @@
-"""Secrets in files of mode 0600, in folders of mode 0700: made once, whole, whoever else makes them at the same time."""
+"""Secrets in files of mode 0600, in folders of mode 0700: made once, whole, whoever else makes them at the same time.
+
+A folder that is there keeps its mode.
+"""
 
 import os
 import secrets

@@ -21,7 +21,7 @@ class SeededGenerator(torch.Generator):
     """
 
     def __new__(cls, generator: torch.Generator, output_token_ids: list[int]) -> "SeededGenerator":
-        return super().__new__(cls, device="cpu")
+        return super().__new__(cls, device="cpu")  # type: ignore[call-arg]
 
     def __init__(self, generator: torch.Generator, output_token_ids: list[int]) -> None:
         self.set_state(generator.get_state())
@@ -32,10 +32,11 @@ class SeededGenerator(torch.Generator):
         """Always 0."""
         return 0
 
-    def set_offset(self, offset: int) -> None:
+    def set_offset(self, offset: int) -> "SeededGenerator":
         """Undoes the draws for a part of the prompt."""
         if not self._output_token_ids:
             self.set_state(self._begin)
+        return self
 
 
 def rewind_cpu_generators() -> None:

@@ -80,6 +80,7 @@ class Stack:
             "OPENAI_BASE_URL": f"{self.server.url}/v1",
             "OPENAI_API_KEY": name,
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{self.collector.address.grpc}",
+            "TRAINSPAN_HOME": str(self.collector.store.parent),
             "OTEL_RESOURCE_ATTRIBUTES": f"case={name}",
             **(extra or {}),
         }
@@ -133,7 +134,7 @@ def stack(agents_environment: Path, tmp_path_factory: pytest.TempPathFactory) ->
     model = make_tiny_model(root / "model", context=2048, chat_template=TOOL_TEMPLATE)
     record = root / "engine.jsonl"
     record.touch()
-    with running(root / "spans.duckdb") as collector:
+    with running(root / "home" / "spans.duckdb") as collector:
         arguments = ("--collector", f"http://{collector.address.grpc}", "--checkpoints", str(root / "checkpoints"))
         flags = (*FORCED_TOOLS, "--middleware", "tests.support.engine_record.EngineRecorder")
         with policy_server(

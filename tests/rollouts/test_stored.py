@@ -37,8 +37,10 @@ def judge(task, result):
 """
 
 
-def test_the_stored_rollouts_have_the_rewards_and_statuses_of_the_run(tmp_path: Path, policy: OpenAIServer) -> None:
-    store = tmp_path / "spans.duckdb"
+def test_the_stored_rollouts_have_the_rewards_and_statuses_of_the_run(
+    tmp_path: Path, home: Path, policy: OpenAIServer
+) -> None:
+    store = home / "spans.duckdb"
     write(tmp_path, SOURCE)
     path = write_tasks(tmp_path, *({"id": name, "input": name} for name in ("return", "api", "plain", "raise", "none")))
     collector = subprocess.Popen(
@@ -54,7 +56,7 @@ def test_the_stored_rollouts_have_the_rewards_and_statuses_of_the_run(tmp_path: 
             "--flight",
             "127.0.0.1:0",
         ],
-        env=environment({}),
+        env=environment({"TRAINSPAN_HOME": str(home)}),
         stderr=subprocess.DEVNULL,
     )
     try:

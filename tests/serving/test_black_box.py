@@ -8,10 +8,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.serving.servers import Stack
+from tests.serving.servers import Models, Stack
 from tests.support.otlp_recorder import OtlpRecorder
+from tests.support.policy_server import policy_server
 from trainspan_rollouts import RunSettings, run_rollouts
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity, TraceParent
@@ -139,3 +141,19 @@ def test_a_node_agent_with_the_openai_package(base_policy: Stack, parent: TraceP
         spans.sort(key=lambda span: span.attributes[keys.CALL_INDEX])
         assert [span.attributes[keys.GEN_AI_RESPONSE_ID] for span in spans] == json.loads(done.stdout)
         assert all(span.attributes[keys.CALL_DELIVERED] for span in spans)
+
+
+@pytest.mark.slow
+def test_with_require_signature_only_a_runners_rollouts_are_answered(
+    models: Models, parent: TraceParent, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    strict = {"TRAINSPAN_SERVING__REQUIRE_SIGNATURE": "true"}
+    with policy_server(models.base, home, "--collector", "none", environment=strict) as server:
+        signed = f"{parent}.{parent.signature(signing_key(str(home / KEY_FILE)))}"
+        made_up = f"{parent}.{parent.signature(b'k' * 32)}"
+        answers = [
+            httpx.post(f"{server.url}{path}/v1/chat/completions", content=BODY, headers={"content-type": "application/json"}, timeout=60)
+            for path in ("", f"/rollout/{parent}", f"/rollout/{made_up}", f"/rollout/{signed}")
+        ]  # fmt: skip
+    assert [answer.status_code for answer in answers] == [401, 401, 401, 200]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainspan_schemas.errors import ProcessError
-from trainspan_schemas.home import runs_dir
+from trainspan_schemas.home import make_home, runs_dir
 
 from .task_pool import TaskPool
 
@@ -35,6 +35,7 @@ class RunFolder:
         """A new run; its id starts with the time, so that names sort by age."""
         run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:8]}"
         folder = cls(runs_dir() / run_id)
+        make_home()
         folder.path.mkdir(parents=True)
         folder.write("run.json", {"run_id": run_id, "status": "running", "settings": settings})
         return folder

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.home import runs_dir
+from trainspan_schemas.home import make_home, runs_dir
 from trainspan_schemas.settings import Settings
 
 from .run_folder import RunFolder
@@ -35,7 +35,8 @@ class SeedSeries:
     @classmethod
     def open(cls, settings: Settings, seeds: int, *, resume: bool) -> "SeedSeries":
         """A new series, or with `resume` the newest one, if it is unfinished and has the same settings and number of seeds."""
-        runs_dir().mkdir(parents=True, exist_ok=True)
+        make_home()
+        runs_dir().mkdir(exist_ok=True)
         known = sorted(runs_dir().glob("series-*.json"))
         if resume and known:
             series = cls(known[-1], settings, seeds)
