@@ -33,7 +33,6 @@ from trainspan_collector.metrics import Metrics, Refusal
 from trainspan_collector.patience import Patience
 from trainspan_collector.signals import SIGNALS, OtlpSignal
 from trainspan_schemas.errors import InvalidRecordError
-from trainspan_schemas.roles import Role
 
 __all__ = ["Receiver"]
 
