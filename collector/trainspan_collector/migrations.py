@@ -55,7 +55,7 @@ UPDATE stored.logs SET untrusted = coalesce(event_name = '{keys.EVALUATION_EVENT
     AND (EXISTS (FROM stored.spans WHERE untrusted) OR EXISTS (FROM stored.evaluations WHERE untrusted))
     AND seq + 1 NOT IN (SELECT seq FROM stored.evaluations WHERE NOT untrusted AND NOT on_span);
 """,
-    5: "",  # the views alone
+    5: "ALTER TABLE stored.spans ADD COLUMN IF NOT EXISTS own_reward BOOLEAN;",
 }
 """Version → what makes the tables of the version before into its own. When older rows came is not known: they count as
 received when they say that they happened."""

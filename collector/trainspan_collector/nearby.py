@@ -34,7 +34,7 @@ SEEDS: Final = {
 
 _COLUMNS: Final = (
     "seq, trace_id, span_id, is_call, rollout_id, attempt, task_id, run_id, round, split, untrusted, rollout_status,"
-    " rollout_boundary, rollout_judge, rollout_calls, start_ns, end_ns"
+    " rollout_boundary, rollout_judge, rollout_calls, own_reward, start_ns, end_ns"
 )
 """What the views use of a span; its payload is joined to what is chosen."""
 

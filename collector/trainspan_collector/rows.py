@@ -74,6 +74,7 @@ class SpanRow(NamedTuple):
     redacted: str | None
     call_facts: str | None
     attribute_keys: str
+    own_reward: bool | None
 
 
 class LogRow(NamedTuple):

@@ -68,7 +68,8 @@ CREATE TABLE IF NOT EXISTS stored.spans (
     policy_version_spans VARCHAR,
     redacted VARCHAR,
     call_facts VARCHAR,
-    attribute_keys VARCHAR
+    attribute_keys VARCHAR,
+    own_reward BOOLEAN           -- of a rollout span: the runner left the reward to the agent
 );
 
 CREATE TABLE IF NOT EXISTS stored.logs (
@@ -227,7 +228,7 @@ WITH rollout_spans AS (
     ) = 1
 ),
 rewards AS (
-    SELECT r.seq, sum(e.score) AS reward
+    SELECT r.seq, sum(e.score ORDER BY e.score) AS reward
     FROM rollout_spans r
     JOIN stored.bound_evaluations e ON e.rollout_id = r.rollout_id
     WHERE e.name = 'reward'
@@ -235,7 +236,7 @@ rewards AS (
         AND (
             NOT e.untrusted
             OR NOT r.untrusted AND r.rollout_judge IS NULL AND e.trace_id = r.trace_id
-                AND coalesce(contains(r.attribute_keys, chr(10) || 'trainspan.rollout.own_reward' || chr(10)), false)
+                AND coalesce(r.own_reward, false)
         )
         AND coalesce(
             e.attempt, (SELECT max(later.attempt) FROM rollout_spans later WHERE later.rollout_id = e.rollout_id)

@@ -145,6 +145,7 @@ def read_span(
         untrusted,
         received_ns,
         *facts,
+        look.boolean(plain, keys.ROLLOUT_OWN_REWARD),
     )
     return row, plain
 
