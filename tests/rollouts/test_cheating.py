@@ -86,7 +86,7 @@ def test_the_runners_settings_and_signal_headers_stay_out_of_an_agents_environme
     assert chosen["OTEL_EXPORTER_OTLP_HEADERS"] == "authorization=Bearer%20agent"
     assert chosen["TRAINSPAN_DISABLED"] == "0"
     assert not {"TRAINSPAN_ROLLOUTS__JUDGE", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"} & chosen.keys()
-    assert agent_environment(given, "u", "c")["OTEL_EXPORTER_OTLP_TRACES_HEADERS"] == "authorization=Bearer%20runner"
+    assert "OTEL_EXPORTER_OTLP_TRACES_HEADERS" not in agent_environment(given, "u", "c")
 
 
 def test_in_the_store_a_cheating_agent_has_the_verdicts_reward(
