@@ -32,8 +32,8 @@ ADVICE: Final[dict[DropReason, str]] = {
     "mixed_versions": "calls span weight swaps without exact borders: let the server drain before it swaps",
     "attributes_dropped": "span attributes were cut: raise OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT and unset length limits",
     "redacted": "redaction removed what training needs: narrow the blocked keys",
-    "untrusted": "these calls were sent by the agent's side, not by the policy server: with TRAINSPAN_CAPTURE=client and agents "
-    "that you trust, pass --admit untrusted",
+    "untrusted": "these calls did not come with the policy server's token: serve where $TRAINSPAN_HOME is the collector's, or "
+    "set [serving] token_file; if agents that you trust recorded them (TRAINSPAN_CAPTURE=client), pass --admit untrusted",
     "untrusted_reward": "the rewards came from a process that the collector does not know as yours: run the agent where "
     "$TRAINSPAN_HOME is the collector's, or through `trainspan rollout`, or pass --admit untrusted_reward",
     "unsigned": "callers named rollouts of a runner without its signature: let the policy server have the runner's key "

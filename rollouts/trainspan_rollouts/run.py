@@ -20,6 +20,7 @@ from trainspan_rollouts.ledger import RunLedger, ledger_file
 from trainspan_rollouts.records import Progress, RunResult, RunSettings
 from trainspan_rollouts.spans import RolloutSpans
 from trainspan_rollouts.tasks import Task, count_tasks, read_tasks
+from trainspan_schemas.endpoint import headers_of
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.identity import Identity
 from trainspan_schemas.keys import REWARD
@@ -90,7 +91,13 @@ class _Run:
         file = ledger_file(settings.run_id, settings.round, settings.split)
         self._ledger = RunLedger(file, settings.tasks, settings.target, resume=settings.resume)
         self._spans = RolloutSpans(settings.collector, self._headers, self._ledger)
-        self._headers()  # a token file that cannot be used is refused before anything runs
+        if self._headers() is None and "authorization" not in headers_of(
+            os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")
+        ):
+            _log.warning(
+                "event=runner_without_token collector=%s: a trainspan collector takes its verdicts for an agent's; give --token-file",
+                settings.collector,
+            )
         self._status: Counter[str] = Counter()
         self._rewarded = self._resumed = 0
         self._reward_sum = 0.0

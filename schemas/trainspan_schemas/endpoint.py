@@ -5,6 +5,7 @@ read: `OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_EXPORTER_OTLP_CERTIFICATE`. On this
 """
 
 import ipaddress
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,9 +69,9 @@ def headers_of(text: str) -> dict[str, str]:
 
 
 def is_this_machine(url: str) -> bool:
-    """Whether a URL, or HOST:PORT, names a loopback address."""
+    """Whether a URL, or HOST:PORT, names a loopback address, or this machine by its name."""
     try:
         host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host in ("localhost", socket.gethostname().lower()) or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

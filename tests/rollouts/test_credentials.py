@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from tests.support.collector import CollectorProcess, running, select
 from tests.support.openai_server import OpenAIServer
 from tests.support.programs import environment, write
 from trainspan_rollouts.commands import agent_environment
+from trainspan_rollouts.ledger import RunLedger
+from trainspan_rollouts.spans import RolloutSpans
+from trainspan_schemas.identity import Identity
 from trainspan_schemas.roles import Role, token_of
 
 HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
@@ -182,6 +186,19 @@ def test_the_users_tokens_go_to_no_other_listener(tmp_path: Path, home: Path, co
         )  # fmt: skip
         shown.append(done.stdout.strip())
     assert shown == [f"authorization=Bearer%20{token_of(home / 'tokens.toml', Role.USER)}", "None", "None"]
+
+
+def test_the_runners_trace_ids_do_not_follow_from_others(tmp_path: Path) -> None:
+    """Those of OpenTelemetry's own generator repeat with the state of the interpreter's, which its outputs tell."""
+    ledger = RunLedger(tmp_path / "ledger", tmp_path, (), resume=False)
+    spans = RolloutSpans("http://127.0.0.1:1", lambda: None, ledger)
+    parents = []
+    for _ in range(2):
+        random.seed(1)
+        parents.append(spans.begin(Identity("r"), 1).parent)
+    assert parents[0].trace_id != parents[1].trace_id
+    assert parents[0].span_id != parents[1].span_id
+    assert spans.close(0.1) == 0
 
 
 def test_a_reward_from_the_command_line_needs_no_setting(

@@ -102,6 +102,7 @@ def test_asynchronous_rollouts_share_a_worker_and_each_is_a_trace_with_its_own_s
     assert number.attributes == {
         **identity.attributes(),
         keys.ROLLOUT_SIGNED: True,
+        keys.ROLLOUT_OWN_REWARD: True,
         keys.ROLLOUT_STATUS: "ok",
         keys.ROLLOUT_BOUNDARY: "runner",
         keys.ROLLOUT_CALLS: 2,
