@@ -1,10 +1,18 @@
-"""What DuckDB's errors mean for the collector."""
+"""What errors of DuckDB and of the system mean for the collector."""
+
+import errno
+from typing import Final
 
 import duckdb
 
 from trainspan_schemas.errors import StoreError
 
-__all__ = ["ReopenError", "first_line", "is_invalidated", "lacks_memory"]
+__all__ = ["ReopenError", "first_line", "is_invalidated", "lacks_memory", "may_pass"]
+
+_PASSING: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT}
+)
+"""A process, or the machine, has too many files open, too little memory or too full a disk."""
 
 
 class ReopenError(StoreError):
@@ -33,3 +41,8 @@ def lacks_memory(error: Exception) -> bool:
     """DuckDB handles 2,048 rows at a time: with long texts that can be more than its memory limit."""
     text = str(error)
     return isinstance(error, duckdb.OutOfMemoryException) or "failed to pin" in text or "failed to allocate" in text
+
+
+def may_pass(error: OSError) -> bool:
+    """Whether it says of the machine's state now, and nothing of the file."""
+    return error.errno in _PASSING

@@ -58,6 +58,7 @@ class Journal:
         self._last_segment = max([last_segment, *self._sizes])
         self.n_appended = sum(self._sizes.values())
         """Bytes written so far, those of earlier processes that are still there included."""
+        self._folder_file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # else a segment would need two at once
         self._file: int | None = None
         self._marker = b""
         self._pending: list[_Waiting] = []
@@ -175,6 +176,7 @@ class Journal:
             self._changed.notify_all()
         self._writer.join()
         self._seal()
+        os.close(self._folder_file)
 
     def _end(self) -> Position:
         last = max(
@@ -241,7 +243,7 @@ class Journal:
             with self._changed:
                 self._last_segment, self._file = segment, file
                 self._names[segment], self._sizes[segment] = name, 0
-            sync_folder(self.folder)
+            os.fsync(self._folder_file)
         assert self._file is not None
         return self._file
 

@@ -85,6 +85,8 @@ def _lack(row: SpanRow, plain: Mapping[str, Json]) -> str | None:
         return "no_logprobs"
     if row.finish_reason is None:
         return "incomplete"
+    if row.finish_reason == keys.ENDED_BY_SERVER:
+        return "ended_by_server"
     if row.delivered is False:
         return "not_delivered"
     if look.boolean(plain, keys.SAMPLING_CONSTRAINED):

@@ -16,7 +16,7 @@ import duckdb
 
 from trainspan_collector.batch import Batch, Tables
 from trainspan_collector.database import Database
-from trainspan_collector.failures import ReopenError, first_line, is_invalidated, lacks_memory
+from trainspan_collector.failures import ReopenError, first_line, is_invalidated, lacks_memory, may_pass
 from trainspan_collector.gathering import Gathering
 from trainspan_collector.journal import Journal
 from trainspan_collector.key_index import KeyIndex, KeyIndexError
@@ -102,6 +102,8 @@ class Loader:
         self._thread = threading.Thread(target=self._run, name="loader", daemon=True)
         self.failure: Exception | None = None
         self.n_duplicates = 0
+        self.n_put_off = 0
+        """Times that loading was put off for want of files, memory or disk."""
 
     def start(self) -> None:
         self._thread.start()
@@ -198,6 +200,18 @@ class Loader:
                 log.error("%s: rows are made in the collector's own process from here on", error)
                 self._may_start_process = False
                 self._gathering = self._gathering_here(self._progress)
+            except OSError as error:
+                if stopping or not may_pass(error):
+                    raise
+                self._put_off(error)
+
+    def _put_off(self, error: OSError) -> None:
+        """Goes back to what is loaded, in a while: what was read since then is in the journal."""
+        self.n_put_off += 1
+        log.warning("loading put off error=%s", error)
+        self._gather_here()
+        self._gathering = self._gathering_here(self._progress)
+        self._stopping.wait(_RETRY_S)
 
     def _do_jobs(self) -> None:
         while self._jobs:
@@ -294,6 +308,7 @@ class Loader:
                     raise ReopenError.because(error) from error
                 if self._stopping.is_set():
                     raise
+            self.n_put_off += 1
             self._stopping.wait(_RETRY_S)
         with self._loaded:
             self._progress = progress

@@ -63,6 +63,7 @@ class StoreState:
     disk_free_bytes: int
     store_bytes: int
     quarantined_requests: int
+    loads_put_off: int
 
 
 class Metrics:
@@ -151,5 +152,6 @@ class _StateGauges(Collector):
             ("disk_free_bytes", "Free disk where the store lies.", state.disk_free_bytes),
             ("store_bytes", "Size of the DuckDB file and its write-ahead log.", state.store_bytes),
             ("quarantined_requests", "Requests put aside since the start.", state.quarantined_requests),
+            ("loads_put_off", "Loads tried again for want of files, memory or disk.", state.loads_put_off),
         ):
             yield GaugeMetricFamily(_PREFIX + name, help_text, value=value)

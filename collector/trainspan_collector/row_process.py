@@ -19,6 +19,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from trainspan_collector.batch import Tables
+from trainspan_collector.failures import may_pass
 from trainspan_collector.gathering import Gathered, Taken
 from trainspan_collector.journal import Journal
 from trainspan_collector.quarantine import Quarantine
@@ -37,13 +38,21 @@ class RowProcessError(Exception):
 
 
 class RowProcess:
-    """As `Gathering`; its methods raise RowProcessError. It fills the next batch while the one taken is loaded."""
+    """As `Gathering`; its methods raise RowProcessError, or OSError for want of files or memory.
+
+    It fills the next batch while the one taken is loaded.
+    """
 
     def __init__(self, journal: Journal, gathered: Gathered, quarantine: Quarantine, *, max_bytes: int) -> None:
         self._journal = journal
         self._quarantine = quarantine
         ours, theirs = socket.socketpair()
-        self._shared = _file_in_memory()
+        try:
+            self._shared = _file_in_memory()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
         descriptors = (theirs.fileno(), self._shared)
         try:
             with theirs, signals_blocked():
@@ -56,6 +65,8 @@ class RowProcess:
         except OSError as error:
             ours.close()
             os.close(self._shared)
+            if may_pass(error):
+                raise
             raise RowProcessError(f"the process that makes rows did not start: {error}") from error
         self._connection: Connection[object, object] = Connection(ours.detach())
         self._filled = Filled(is_full=False, read_to=gathered.read_to, n_quarantined=0, peak_bytes=0)

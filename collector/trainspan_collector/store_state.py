@@ -45,10 +45,11 @@ class StoreWatch:
             disk_free_bytes=self.intake.free_disk_bytes,
             store_bytes=self.store.stat().st_size + self.database.wal_bytes(),
             quarantined_requests=self.quarantine.n_requests,
+            loads_put_off=self.loader.n_put_off,
         )
 
     def _lag_s(self) -> float:
-        with contextlib.suppress(FileNotFoundError):  # loaded and deleted meanwhile
+        with contextlib.suppress(OSError):  # loaded and deleted meanwhile, or too many files are open
             entries, _ = self.journal.read(self.loader.position, 1)
             if entries:
                 return max(0.0, time.time() - entries[0].frame.received_ns / 1e9)
