@@ -9,6 +9,18 @@ from openai import AsyncOpenAI
 ROLLOUTS_PER_ROUND = 8
 
 
+async def solve_or_find_nobody(task: dict[str, Any]) -> float:
+    """Task t0 asks a policy that is out of reach; the others get 0 or 1."""
+    away = task["id"] == "t0"
+    client = AsyncOpenAI(**({"base_url": "http://127.0.0.1:1/v1", "max_retries": 0} if away else {}))
+    await client.chat.completions.create(
+        model="policy", messages=[{"role": "user", "content": str(task["input"])}], max_tokens=8
+    )
+    with Path(os.environ["FICKLE_COUNT"]).open("ab") as file:
+        file.write(b".")
+        return float(file.tell() % 2)
+
+
 async def solve(task: dict[str, Any]) -> float | None:
     """Asks once; the reward of rollout i of round r by line r of PLAN: `same` (1), `none`, `crash`, or `mixed` (0 and 1)."""
     with Path(os.environ["FICKLE_COUNT"]).open("ab") as file:

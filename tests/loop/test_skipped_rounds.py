@@ -23,22 +23,22 @@ def _records(place: Place) -> list[dict[str, Any]]:
     return [json.loads(line) for lines in found for line in lines]
 
 
-def test_rounds_without_contrast_rewards_or_success_never_end_the_loop(tmp_path: Path) -> None:
+def _prepare(tmp_path: Path, agent: str, rounds: int) -> tuple[Place, dict[str, str], list[str]]:
+    """A place, and the environment and command of a loop on two tasks there."""
     place = make_place(tmp_path / "home")
     calculator = tmp_path / "inputs"
     calculator.mkdir()
     make_tiny_model(calculator / "model")
     tasks = [json.dumps({"id": f"t{number}", "input": f"1 + {number}"}) for number in range(2)]
     (calculator / "tasks.jsonl").write_text("\n".join(tasks) + "\n")
-    (tmp_path / "plan").write_text(" ".join(PLAN))
     config = tmp_path / "trainspan.toml"
     write_loop_config(
         config,
         calculator,
         rollouts={"n": 4, "judge": ""},
         loop={
-            "target": "tests/loop/fickle_agent.py:solve",
-            "rounds": 4,
+            "target": f"tests/loop/fickle_agent.py:{agent}",
+            "rounds": rounds,
             "tasks_per_round": 2,
             "eval_tasks": 0,
             "val_tasks": 0,
@@ -47,7 +47,22 @@ def test_rounds_without_contrast_rewards_or_success_never_end_the_loop(tmp_path:
     )
     config.write_text(config.read_text().replace('judge = ""\n', ""))
     environ = {**place.environ, "FICKLE_PLAN": str(tmp_path / "plan"), "FICKLE_COUNT": str(tmp_path / "count")}
-    command = ["trainspan", "loop", "--config", str(config), "--resume", "--format", "json"]
+    return place, environ, ["trainspan", "loop", "--config", str(config), "--resume", "--format", "json"]
+
+
+def test_rollouts_that_never_reached_the_policy_cost_a_round_no_wait(tmp_path: Path) -> None:
+    place, environ, command = _prepare(tmp_path, "solve_or_find_nobody", 1)
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    records = [record for record in _records(place) if record["kind"] == "round"]
+    assert len(records) == 1, done.stderr[-3000:]
+    assert records[0]["rollout"]["status"] == {"infra_error": 4, "ok": 4}
+    assert (records[0]["dataset"]["rows"], records[0]["policy_version"]) == (4, 1)
+    assert records[0]["seconds"]["dataset"] < 20, "they will not come: 30 s are waited for rollouts that may"
+
+
+def test_rounds_without_contrast_rewards_or_success_never_end_the_loop(tmp_path: Path) -> None:
+    (tmp_path / "plan").write_text(" ".join(PLAN))
+    place, environ, command = _prepare(tmp_path, "solve", 4)
     killed = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 240
     while not _records(place):

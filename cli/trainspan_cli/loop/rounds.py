@@ -135,7 +135,7 @@ class Loop:
             checks += collected.checks
             rollout, seconds["rollouts"] = collected.result, collected.seconds
             self._screen.stage("dataset")
-            built = self._stages.dataset(round_)
+            built = self._stages.dataset(round_, are_stored=collected.is_stored)
             seconds["dataset"] = built.seconds
             if built.nothing is not None:
                 seconds["total"] = time.monotonic() - began

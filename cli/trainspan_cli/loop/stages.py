@@ -35,6 +35,8 @@ class Collected:
     """What the command told, and `sampled_tokens` (by the server) in `sampling_seconds` (while it ran)."""
     checks: list[dict[str, Any]]
     seconds: float
+    is_stored: bool
+    """Whether the collector has every rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +93,21 @@ class Stages:
         sampling_s = time.monotonic() - began
         counts = meter.stop(result["total"], result["calls"])
         result |= {"sampled_tokens": meter.sampled_tokens(), "sampling_seconds": sampling_s}
-        return Collected(result, [check.record() for check in stage_checks(counts)], time.monotonic() - began)
+        checks = [check.record() for check in stage_checks(counts)]
+        return Collected(result, checks, time.monotonic() - began, counts.stored_rollouts >= counts.rollouts)
 
-    def dataset(self, round_: int) -> Built:
-        """Builds the round's dataset, which the trainer takes up at once."""
+    def dataset(self, round_: int, *, are_stored: bool) -> Built:
+        """Builds the round's dataset, which the trainer takes up at once.
+
+        The runner has ended: where all of its rollouts `are_stored`, a group that lacks some waits for nobody.
+        """
         began = time.monotonic()
         if self._settings.serving.sleep:
             self._services.policy.sleep()
         arguments = ["--store", str(self._services.store), "--out", str(self._folder.datasets)]
         arguments += ["--run", self._folder.run_id, "--round", str(round_), "--wait-s", "30", "--settle-s", "20"]
+        if are_stored:
+            arguments += ["--group-wait-s", "0"]
         told: dict[str, Any] = {}
         code, message = self._command("dataset", arguments, [], told.update, admitted=(0, NOTHING_TO_TRAIN))
         if code == NOTHING_TO_TRAIN:
