@@ -20,6 +20,8 @@ ADVICE: Final[dict[DropReason, str]] = {
     "incomplete": "answers were cut off before a finish reason: see the policy server's log",
     "overlong": "calls ended by length, and [dataset] overlong masks them: raise the agent's max_tokens, or take overlong = keep",
     "not_delivered": "clients hung up before the whole answer came: raise their timeout",
+    "ended_by_server": "a swap of weights, or an order to sleep, ended calls that took longer than [serving] drain_timeout_s: raise "
+    "it, or shorten the agent's max_tokens",
     "superseded_by_retry": "only last attempts are trained: look why they were retried",
     "no_token_ids": "the server recorded no token ids: serve the policy with `trainspan serve`",
     "no_logprobs": "the server recorded no usable log-probabilities: serve the policy with `trainspan serve`",

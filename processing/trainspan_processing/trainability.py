@@ -5,8 +5,8 @@
    or its caller named a rollout without the signature of the runner that began it
 2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status where it is not ok and no
    reward is given for that, `judge_error`, `untrusted_reward` (its only rewards are untrusted), `no_reward`
-3. `redacted`, `incomplete`, `overlong` (where such calls are masked), `not_delivered`, `attributes_dropped`, `multimodal`,
-   `constrained`, `greedy`, `sampling_truncated`, `unstated_sampling`
+3. `redacted`, `ended_by_server`, `incomplete`, `overlong` (where such calls are masked), `not_delivered`,
+   `attributes_dropped`, `multimodal`, `constrained`, `greedy`, `sampling_truncated`, `unstated_sampling`
 4. `no_token_ids`, `no_logprobs`, `mixed_versions`, `stale`, `too_long`, `unused_choice` (choices.py)
 5. `singleton_group`, `zero_spread_group`: the call is sound, but its rollout has nothing to be compared with
 `late_after_consumed` is counted by the ledger: such calls belong to rollouts that an earlier dataset used. `group_unfinished`
@@ -18,6 +18,7 @@ from typing import Final
 
 import polars as pl
 
+from trainspan_schemas import keys
 from trainspan_schemas.errors import UsageError
 
 from .overlong import is_overlong
@@ -97,6 +98,7 @@ def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool =
     ]
     how = [
         ("redacted", pl.col("redacted")),
+        ("ended_by_server", pl.col("finish_reason") == keys.ENDED_BY_SERVER),
         ("incomplete", pl.col("finish_reason").is_in(_CUT_OFF) | pl.col("finish_reason").is_null()),
         ("overlong", is_overlong() & mask_overlong),
         ("not_delivered", ~pl.col("delivered")),

@@ -86,6 +86,10 @@ EVALUATION_OF: Final = "trainspan.evaluation.of"  # "rollout" | "call"
 
 REWARD: Final = "reward"  # the evaluation name that is the reward by default
 
+ENDED_BY_SERVER: Final = (
+    "ended_by_server"  # finish reason of a call that the server ended to exchange weights or to sleep
+)
+
 OPERATION_CHAT: Final = "chat"
 OPERATION_TEXT_COMPLETION: Final = "text_completion"
 OPERATION_INVOKE_AGENT: Final = "invoke_agent"

@@ -84,6 +84,9 @@ class ServingSettings:
     """Folder of checkpoints; default `$TRAINSPAN_HOME/checkpoints`."""
     host: str = "127.0.0.1"
     port: int = 8000
+    allowed_hosts: str = ""
+    """Comma-separated names in the Host header with which a swap (and an order to sleep or wake) is accepted, beside localhost,
+    this machine's own and `host`; addresses always are."""
     served_name: str = "policy"
     """Model name that clients use."""
     collector: str = "http://127.0.0.1:4317"
@@ -110,10 +113,15 @@ class ServingSettings:
     """Override a client's temperature, top_p and top_k for training rollouts: temperature 1, nothing truncated."""
     val_temperature: float | None = None
     """Sample validation rollouts at this temperature (0: greedy), nothing truncated; default: as the client asks."""
+    body_timeout_s: float = 60.0
+    """How long the body of a request may take to arrive before it gets 408."""
+    max_body_bytes: int = 64 * 1024 * 1024
+    """Greatest size of a request's body; a longer one gets 413."""
     swap_timeout_s: float = 30.0
     """How long requests are held while weights are swapped before they get 503 with Retry-After."""
-    drain_timeout_s: float = 120.0
-    """How long a swap waits for requests under way before it gives up and the earlier policy goes on."""
+    drain_timeout_s: float = 60.0
+    """How long a swap, or an order to sleep, waits for generations under way; those that take longer are then ended, and their
+    clients get 503 (an error event in a stream)."""
     canary_tolerance: float | None = None
     """Greatest mean |Δ log-probability| server − trainer at a swap; default: 1e-4 at every token if both compute in float32,
     else a mean of 0.2."""
@@ -239,6 +247,8 @@ class TrainSettings:
     """Folder of checkpoints; default `$TRAINSPAN_HOME/checkpoints`."""
     policy_url: str = "http://127.0.0.1:8000"
     """Policy server to swap after each round, or "none"."""
+    publish_timeout_s: float = 300.0
+    """How long a swap is asked for again while the server is busy, or away after it was there in the same round."""
     learning_rate: float | None = None
     """Of AdamW; default: what fits the model: 2e-5 up to 135 million weights, falling to 1e-6 at a billion; ten times as much
     for an adapter."""

@@ -19,6 +19,7 @@ DropReason = Literal[
     "incomplete",
     "overlong",
     "not_delivered",
+    "ended_by_server",
     "superseded_by_retry",
     "no_token_ids",
     "no_logprobs",

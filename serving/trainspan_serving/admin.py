@@ -4,15 +4,17 @@ import hmac
 import ipaddress
 import json
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from dataclasses import asdict
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from trainspan_schemas.errors import CheckpointError
 
+from .body import BodyError, ClientGoneError, read_body
 from .candidates import CheckpointNotFoundError
 from .export import Exporter
-from .policy import PolicyServer, SwapUndoneError
+from .policy import BusyError, CanaryFailedError, LoadFailedError, PolicyServer
 from .response import answer_json
 
 __all__ = ["ADMIN_PREFIX", "handle_admin", "state_of"]
@@ -23,6 +25,7 @@ _MAX_BODY_BYTES = 65_536
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
 
 
 class _Refusal(Exception):
@@ -42,6 +45,7 @@ def state_of(server: PolicyServer, exporter: Exporter) -> dict[str, Any]:
         "model": server.plan.served_name,
         "dtype": server.dtype,
         "in_flight": server.gate.in_flight,
+        "requests_ended": server.requests_ended,
         "open": server.gate.is_open,
         "asleep": server.asleep,
         "canary": server.canary.as_json() if server.canary else None,
@@ -55,19 +59,32 @@ async def handle_admin(
     exporter: Exporter,
     scope: MutableMapping[str, Any],
     receive: Receive,
-    send: Callable[[Message], Awaitable[None]],
+    send: Send,
 ) -> None:
-    """Answers one request; every refusal is one line of JSON, `{"error": …}`."""
+    """Answers one request; every refusal is one line of JSON: `{"error": text, "reason": name}`.
+
+    `canary_failed` (409) is a verdict on the checkpoint; `busy` (503) and `load_failed` (500) are none.
+    """
     try:
         await answer_json(send, 200, await _answer(server, exporter, scope, receive))
-    except _Refusal as refusal:
-        await answer_json(send, refusal.status, {"error": refusal.reason})
-    except SwapUndoneError as error:
-        await answer_json(send, 409, {"error": str(error), "canary": error.canary.as_json()})
+    except ClientGoneError:
+        return
+    except (_Refusal, BodyError) as refusal:
+        await _refuse(send, refusal.status, str(refusal), "refused")
+    except CanaryFailedError as error:
+        await _refuse(send, 409, str(error), "canary_failed", canary=error.canary.as_json())
+    except BusyError as error:
+        await _refuse(send, 503, str(error), "busy")
+    except LoadFailedError as error:
+        await _refuse(send, 500, str(error), "load_failed")
     except CheckpointNotFoundError as error:
-        await answer_json(send, 404, {"error": str(error)})
+        await _refuse(send, 404, str(error), "not_found")
     except CheckpointError as error:
-        await answer_json(send, 400, {"error": str(error)})
+        await _refuse(send, 400, str(error), "unfit")
+
+
+async def _refuse(send: Send, status: int, error: str, reason: str, **further: object) -> None:
+    await answer_json(send, status, {"error": error, "reason": reason, **further})
 
 
 async def _answer(
@@ -81,49 +98,48 @@ async def _answer(
     if method != "POST":
         raise _Refusal(405, f"{method} is not allowed here: {'GET or POST' if what == 'policy' else 'POST'}")
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    _check_headers(headers, server.plan.token, server.plan.host)
+    plan = server.plan
+    _check_headers(
+        headers, plan.token, {"localhost", socket.gethostname().lower(), plan.host.lower(), *plan.allowed_hosts}
+    )
+    body = await read_body(scope, receive, max_bytes=_MAX_BODY_BYTES, timeout_s=plan.body_timeout_s)
     if what == "policy":
-        result = await server.swap(*_parse(await _read_body(receive)))
-        body = {"version": result.version, "checkpoint": result.checkpoint}
-        return {**body, "canary": result.canary.as_json(), "seconds": result.seconds}
-    if not server.plan.sleep:
+        result = await server.swap(*_parse(body))
+        told = {"version": result.version, "checkpoint": result.checkpoint}
+        return {**told, "canary": result.canary.as_json(), "seconds": result.seconds}
+    if not plan.sleep:
         raise _Refusal(409, "this server does not sleep: start it with --sleep")
     await (server.sleep() if what == "sleep" else server.wake())
     return {"asleep": server.asleep, "version": server.policy.version}
 
 
-def _check_headers(headers: dict[str, str], token: str, bind_host: str) -> None:
+def _check_headers(headers: dict[str, str], token: str, names: Collection[str]) -> None:
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), token.encode()):
         raise _Refusal(401, "this needs `Authorization: Bearer TOKEN` with the token in $TRAINSPAN_HOME/token")
-    if not _is_own_host(headers.get("host", ""), bind_host):
-        raise _Refusal(400, f"Host {headers.get('host', '')!r} is not this server: name it by address, or as localhost")
+    host = headers.get("host", "")
+    if not _is_address_or_among(host, names):
+        raise _Refusal(
+            400,
+            f"Host {host[:100]!r} is not this server: name it by address or as localhost, or list it in [serving] allowed_hosts",
+        )
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise _Refusal(400, "this needs `Content-Type: application/json`")
 
 
-def _is_own_host(header: str, bind_host: str) -> bool:
-    """An address cannot be rebound by a foreign DNS name; a name must be one of ours."""
-    host = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
-    host = host.strip("[]").lower()
-    if host in ("localhost", bind_host.lower(), socket.gethostname().lower()):
+def _is_address_or_among(header: str, names: Collection[str]) -> bool:
+    """An address cannot be rebound by a foreign name server; a name must be one of ours."""
+    try:
+        host = (urlsplit(f"//{header}").hostname or "").lower()
+    except ValueError:
+        return False
+    if host in names:
         return True
     try:
         ipaddress.ip_address(host)
     except ValueError:
         return False
     return True
-
-
-async def _read_body(receive: Receive) -> bytes:
-    body = b""
-    while True:
-        message = await receive()
-        body += bytes(message.get("body", b""))
-        if len(body) > _MAX_BODY_BYTES:
-            raise _Refusal(413, f"the body is longer than {_MAX_BODY_BYTES} bytes")
-        if message["type"] == "http.disconnect" or not message.get("more_body", False):
-            return body
 
 
 def _parse(body: bytes) -> tuple[str, int]:

@@ -41,6 +41,10 @@ class Exchange:
         """Choices of all generations so far; a further generation's choices are numbered on from here."""
         self.delivered = False
         self.generations: list[Generation] = []
+        self.ended_because: str | None = None
+        """Why the server lets it generate no more, as its client is told."""
+        self.is_cut = False
+        """Whether a generation was ended, or not begun, for that."""
         self._running = 0
         self._open = True
         self._on_settled: list[Callable[[], None]] = []
@@ -62,8 +66,12 @@ class Exchange:
         self._open = False
         self._settle()
 
+    @property
+    def is_settled(self) -> bool:
+        return not self._open and not self._running
+
     def _settle(self) -> None:
-        if not self._open and not self._running:
+        if self.is_settled:
             actions, self._on_settled = self._on_settled, []
             for action in actions:
                 action()
@@ -87,17 +95,31 @@ class EngineTap:
         self._temperatures = temperatures
         self._logprobs_mode = "processed" if "processed" in str(engine.model_config.logprobs_mode) else "raw"
         self._counter = counter
+        self._live: set[Exchange] = set()
+        """Those that are not settled."""
+        self.cut_requests = 0
+        """Requests of clients that `end_all` has ended."""
         engine.generate = self.generate
 
     @contextlib.contextmanager
     def exchange(self, exchange: Exchange) -> Iterator[None]:
         """Generations started in this block, and in tasks started in it, belong to `exchange`."""
+        self._live.add(exchange)
+        exchange.when_settled(lambda: self._live.discard(exchange))
         exchange.when_settled(lambda: self._emit(exchange))
         token = _CURRENT.set(exchange)
         try:
             yield
         finally:
             _CURRENT.reset(token)
+
+    def end_all(self, why: str) -> None:
+        """No exchange that is live passes on anything more of the engine, or generates again: its client gets an error.
+
+        What runs in the engine is left there; see `Engine.abort`.
+        """
+        for exchange in self._live:
+            exchange.ended_because = exchange.ended_because or why
 
     def generate(self, prompt: Any, sampling_params: Any, request_id: str, **options: Any) -> AsyncGenerator[Any, None]:
         """As the engine client's; the outputs are passed on as they are."""
@@ -121,12 +143,17 @@ class EngineTap:
     async def _observe(
         self, exchange: Exchange, generation: Generation, outputs: AsyncGenerator[Any, None]
     ) -> AsyncGenerator[Any, None]:
+        if exchange.ended_because:
+            raise self._cut(exchange, exchange.ended_because)
         if exchange.call_index is None:
             key = exchange.caller.counter_key
             exchange.call_index = 0 if key is None else self._counter.next(key)
         exchange.begin(generation)
+        self._live.add(exchange)
         try:
             async for output in outputs:
+                if exchange.ended_because:
+                    raise self._cut(exchange, exchange.ended_because)
                 generation.add(output)
                 yield output
         finally:
@@ -134,13 +161,26 @@ class EngineTap:
                 await outputs.aclose()
             finally:
                 exchange.end_generation()
+                if exchange.is_settled:
+                    self._live.discard(exchange)
+
+    def _cut(self, exchange: Exchange, why: str) -> Exception:
+        """The error that vLLM answers with 503, or with an error event in a stream that has begun."""
+        from vllm.exceptions import RetryableRequestError
+
+        if not exchange.is_cut:
+            exchange.is_cut = True
+            self.cut_requests += not exchange.internal
+        return RetryableRequestError(why)
 
     def _emit(self, exchange: Exchange) -> None:
         end_ns = time.time_ns()
         for generation in exchange.generations:
             for choice, attributes in generation.choices(exchange.endpoint):
                 attributes.update(self._attributes_of(exchange))
-                attributes[keys.CALL_DELIVERED] = exchange.delivered and choice.finished
+                attributes[keys.CALL_DELIVERED] = exchange.delivered and choice.finished and not exchange.is_cut
+                if exchange.is_cut and not choice.finished:
+                    attributes[keys.GEN_AI_FINISH_REASONS] = [keys.ENDED_BY_SERVER]
                 if generation.adapter is None:
                     attributes[keys.POLICY_NAME] = self._policy_name
                 if exchange.policy.base:
@@ -155,7 +195,7 @@ class EngineTap:
                         start_ns=exchange.start_ns,
                         end_ns=end_ns,
                         attributes=attributes,
-                        error=None if choice.finished else "the generation did not finish",
+                        error=None if choice.finished else exchange.ended_because or "the generation did not finish",
                         link=exchange.caller.link,
                     )
                 )

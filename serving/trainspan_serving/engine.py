@@ -10,13 +10,9 @@ from .candidates import Limits
 from .response import one_line
 from .served import Adapter, Policy
 
-__all__ = ["BackgroundRequestsError", "Engine"]
+__all__ = ["Engine"]
 
 _log = logging.getLogger(__name__)
-
-
-class BackgroundRequestsError(Exception):
-    """Requests that did not come through our gate did not end in time."""
 
 
 class Engine:
@@ -53,24 +49,28 @@ class Engine:
         """Names the full weights; the engine reports the name with every generation."""
         await self._client.update_weight_version(str(version))
 
-    async def pause(self, limit_s: float) -> None:
-        """Waits until nothing runs, and lets nothing begin. Raises BackgroundRequestsError, going on, after `limit_s`."""
+    async def pause(self, limit_s: float) -> bool:
+        """Waits until nothing runs, and lets nothing begin; False after `limit_s`: then only the latter holds."""
         try:
             await asyncio.wait_for(self._client.pause_generation(mode="wait"), limit_s)
-        except TimeoutError as error:
-            await self._client.resume_generation()
-            raise BackgroundRequestsError from error
+        except TimeoutError:
+            return False
+        return True
 
     async def abort(self) -> None:
         """Ends what runs, and lets nothing begin."""
         await self._client.pause_generation(mode="abort")
+
+    async def resume(self) -> None:
+        """Lets generation go on."""
+        await self._client.resume_generation()
 
     async def load(self, policy: Policy) -> None:
         """Loads full weights into the paused engine, which goes on afterwards. Raises what vLLM raises."""
         await self._client.collective_rpc("trainspan_reload", args=(str(policy.weights),))
         await self._forget_prefixes()
         await self.label(policy.version)
-        await self._client.resume_generation()
+        await self.resume()
 
     async def compare(self, folder: Path, seed: int) -> dict[str, list[str]] | None:
         """Which tensors of a folder the engine computes with; see `proof.compare`. None if that cannot be told.
@@ -111,13 +111,9 @@ class Engine:
     async def remove_adapter(self, adapter: Adapter) -> None:
         await self._client.remove_lora(adapter.request.lora_int_id)
 
-    async def sleep(self, limit_s: float) -> None:
-        """Frees the accelerator's memory; weights are kept in main memory. Raises BackgroundRequestsError."""
-        try:
-            await asyncio.wait_for(self._client.sleep(level=1, mode="wait"), limit_s)
-        except TimeoutError as error:
-            await self._client.resume_generation()
-            raise BackgroundRequestsError from error
+    async def sleep(self) -> None:
+        """Frees the accelerator's memory of the paused engine; weights are kept in main memory."""
+        await self._client.sleep(level=1, mode="wait")
 
     async def wake(self) -> None:
         """Takes the memory back; generation goes on."""

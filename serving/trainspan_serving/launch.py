@@ -21,6 +21,7 @@ from trainspan_schemas.settings import ServingSettings
 from .adapters import SERVED_MODULES, is_adapter, read_adapter
 from .delivery import parse_endpoint
 from .plan import ServerPlan, make_plan, version_of
+from .replicas import refuse_replicas, replicas_of
 from .supervisor import Supervisor
 from .weights import has_tokenizer
 
@@ -74,10 +75,11 @@ def prepare(
 ) -> Launch:
     """Checks everything that can be checked without vLLM, and fixes flags and environment.
 
-    Raises CheckpointError, UsageError or ProcessError.
+    Raises CheckpointError, ConfigError, UsageError or ProcessError.
     """
     if importlib.util.find_spec("vllm") is None:
         raise ProcessError("serve needs vLLM: pip install 'trainspan[serve-cpu]', or 'trainspan[serve]' on a GPU")
+    refuse_replicas(*replicas_of(flags, environ))
     if settings.collector != "none":
         parse_endpoint(settings.collector)
     chosen = _choose_model(settings)

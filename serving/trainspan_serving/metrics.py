@@ -41,6 +41,8 @@ class PolicyMetrics:
         yield CounterMetricFamily("trainspan_policy_swap_seconds", seconds, value=server.swap_seconds)
         held = "Requests answered with 503 because the policy was exchanged, or asleep, for too long."
         yield CounterMetricFamily("trainspan_requests_held_too_long", held, value=server.gate.refused)
+        ended = "Requests ended because they outlived the drain time of a swap or of an order to sleep."
+        yield CounterMetricFamily("trainspan_requests_ended_by_server", ended, value=server.requests_ended)
         for name, value, text in (
             ("calls_spooled", counts.spooled + counts.recovered, "Calls that wait on disk for the collector."),
             ("policy_version", server.policy.version, "Version of the policy in service."),

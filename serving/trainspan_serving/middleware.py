@@ -2,20 +2,22 @@
 
 import asyncio
 import atexit
+import hmac
 import logging
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from trainspan_schemas import keys
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.signing import signing_key
 
 from .admin import ADMIN_PREFIX, handle_admin
-from .caller import identify
+from .answer import Answer
+from .body import BodyError, ClientGoneError, read_body, replayed
+from .caller import Caller, identify
 from .capture import EngineTap, Exchange
 from .counter import CallCounter
 from .delivery import CollectorClient, Metadata
@@ -25,7 +27,7 @@ from .link import report
 from .metrics import PolicyMetrics
 from .plan import ServerPlan, plan_of_process
 from .policy import PolicyServer
-from .response import answer_json, one_line
+from .response import answer_error, answer_json, one_line
 from .spool import Spool
 from .state import StateFolder, claim_state
 
@@ -40,6 +42,18 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _FLUSH_S = 5.0
+_GUARDED = ("/v1", "/v2", "/inference", "/cohere")
+"""Paths for which vLLM asks for its API key."""
+_WITHOUT_WEIGHTS = frozenset(
+    [
+        "/tokenize",
+        "/detokenize",
+        "/v1/messages/count_tokens",
+        *(f"/v1/{kind}/render" for kind in ("chat/completions", "completions", "messages", "responses")),
+        *(f"/v1/{kind}/derender" for kind in ("chat/completions", "completions")),
+    ]
+)
+"""Requests that the tokenizer answers: no swap waits for them, and they wait for none. Any other POST counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,28 +91,51 @@ class PolicyMiddleware:
         try:
             caller = identify(scope, parts.api_keys, parts.signing_key)
         except InvalidRecordError as error:
-            await answer_json(send, 400, {"error": {"message": str(error), "type": "BadRequestError", "code": 400}})
+            await answer_error(send, 400, str(error))
             return
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
+        if _lacks_key(scope, parts.api_keys):
+            await answer_json(send, 401, {"error": "Unauthorized"})  # as vLLM does, but before the body is read
+            return
         if server.plan.require_signature and not caller.is_signed:
             message = "this server answers only rollouts that a runner with its signing key has begun"
-            await answer_json(send, 401, {"error": {"message": message, "type": "AuthenticationError", "code": 401}})
+            await answer_error(send, 401, message)
             return
-        limit_s = server.plan.swap_timeout_s
-        if not await server.gate.enter(limit_s):
+        limits = server.plan
+        try:
+            body = await read_body(scope, receive, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s)
+        except ClientGoneError:
+            return
+        except BodyError as error:
+            await answer_error(send, error.status, str(error))
+            return
+        receive = replayed(body, receive)
+        if scope["path"] in _WITHOUT_WEIGHTS:
+            await self._app(scope, receive, send)
+        else:
+            await self._generate(parts, caller, scope, receive, send)
+
+    async def _generate(self, parts: _Parts, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        """Has vLLM answer what may touch the weights; held while these change."""
+        server, limit_s = parts.server, parts.server.plan.swap_timeout_s
+        entered = await server.gate.enter(limit_s)
+        if entered is None:
             why = "it sleeps" if server.asleep else "new weights are being loaded"
-            message = f"the policy server has held this request for {limit_s:g} s because {why}; try again"
-            body = {"error": {"message": message, "type": "ServiceUnavailableError", "code": 503}}
-            await answer_json(send, 503, body, [(b"retry-after", b"1")])
+            await answer_error(
+                send, 503, f"the policy server has held this request for {limit_s:g} s because {why}; try again"
+            )
             return
         exchange = Exchange(caller, scope["path"], server.policy)
-        exchange.when_settled(server.gate.leave)
-        answer = _Answer(receive, send, exchange.policy.version)
+        exchange.when_settled(lambda: server.gate.leave(entered))
+        answer = Answer(receive, send, exchange)
         try:
             with parts.tap.exchange(exchange):
                 await self._app(scope, answer.receive, answer.send)
+        except Exception:
+            if not await answer.end_stream():
+                raise
         finally:
             exchange.end_http(delivered=answer.delivered)
 
@@ -156,29 +193,13 @@ def _exporter(plan: ServerPlan, state: Path) -> Exporter:
     return Exporter(client, Spool(state / "spool", plan.spool_max_bytes))
 
 
-class _Answer:
-    """Adds the policy version to the answer, and knows whether the client was sent all of it."""
-
-    def __init__(self, receive: Receive, send: Send, version: int) -> None:
-        self._receive, self._send = receive, send
-        self._header = (keys.HEADER_POLICY_VERSION.encode(), str(version).encode())
-        self._good = self._gone = False
-        self.delivered = False
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        self._gone |= message["type"] == "http.disconnect"
-        return message
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._good = message["status"] == 200
-            message = {**message, "headers": [*message.get("headers", ()), self._header]}
-        last = message["type"] == "http.response.body" and not message.get("more_body", False)
-        gone = self._gone
-        await self._send(message)
-        if last:
-            self.delivered = self._good and not gone
+def _lacks_key(scope: Scope, api_keys: Sequence[str]) -> bool:
+    """Whether vLLM would answer 401."""
+    if not api_keys or not scope["path"].startswith(_GUARDED):
+        return False
+    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    scheme, _, key = given.partition(b" ")
+    return scheme.lower() != b"bearer" or not any(hmac.compare_digest(key, known.encode()) for known in api_keys)
 
 
 def _metadata(headers: str) -> Metadata:

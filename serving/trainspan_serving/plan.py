@@ -19,6 +19,8 @@ from trainspan_schemas.roles import Role, token_of
 from trainspan_schemas.senders import sender_headers
 from trainspan_schemas.settings import ServingSettings
 
+from .replicas import refuse_replicas, replicas_of
+
 __all__ = ["PLAN_VARIABLE", "ServerPlan", "make_plan", "plan_of_process", "version_of"]
 
 PLAN_VARIABLE = "TRAINSPAN_SERVER_PLAN"
@@ -36,6 +38,8 @@ class ServerPlan:
     served_name: str
     checkpoints: str
     host: str
+    allowed_hosts: tuple[str, ...]
+    """Further names in the Host header of a swap."""
     state: str
     """Folder for what outlives the process: spool and call numbers."""
     collector: str | None
@@ -59,6 +63,8 @@ class ServerPlan:
     sleep: bool
     """Whether it may be put to sleep."""
     spool_max_bytes: int
+    body_timeout_s: float
+    max_body_bytes: int
     swap_timeout_s: float
     drain_timeout_s: float
     canary_tolerance: float | None
@@ -100,6 +106,7 @@ def make_plan(
         served_name=settings.served_name,
         checkpoints=str(checkpoints_dir(settings.checkpoints).resolve()),
         host=settings.host,
+        allowed_hosts=tuple(name.strip().lower() for name in settings.allowed_hosts.split(",") if name.strip()),
         state=str(state.resolve()),
         collector=None if settings.collector == "none" else settings.collector,
         otlp_headers=environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""),
@@ -112,6 +119,8 @@ def make_plan(
         require_signature=settings.require_signature,
         sleep=settings.sleep,
         spool_max_bytes=settings.spool_max_bytes,
+        body_timeout_s=settings.body_timeout_s,
+        max_body_bytes=settings.max_body_bytes,
         swap_timeout_s=settings.swap_timeout_s,
         drain_timeout_s=settings.drain_timeout_s,
         canary_tolerance=settings.canary_tolerance,
@@ -126,8 +135,11 @@ def _temperatures(settings: ServingSettings) -> dict[str, float]:
 def plan_of_process(args: Any, environ: Mapping[str, str]) -> ServerPlan:
     """The plan of this server process; `args` are vLLM's.
 
-    Raises ConfigError where vLLM is to run several API server processes: each would see a part of the requests only.
+    Raises ConfigError where vLLM is to run several engines, or several API server processes: each would see a part of the
+    requests only.
     """
+    refuse_replicas(getattr(args, "data_parallel_size", 1), "--data-parallel-size")
+    refuse_replicas(*replicas_of((), environ))
     if getattr(args, "api_server_count", 1) not in (None, 1):
         raise ConfigError("the trainspan middleware needs one API server: start vLLM with --api-server-count 1")
     if PLAN_VARIABLE in environ:

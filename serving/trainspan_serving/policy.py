@@ -17,7 +17,8 @@ from trainspan_schemas.errors import CheckpointError
 from .canary import ABSENT, CanaryReport, Loaded, judge, prime, read_through_cache, score
 from .candidates import Candidate, find_candidate
 from .capture import EngineTap
-from .engine import BackgroundRequestsError, Engine
+from .drain import Drain
+from .engine import Engine
 from .gate import Gate
 from .link import report
 from .plan import ServerPlan
@@ -25,17 +26,25 @@ from .response import one_line
 from .served import Adapter, Policy
 from .weights import Weights, read_weights
 
-__all__ = ["PolicyServer", "SwapResult", "SwapUndoneError"]
+__all__ = ["BusyError", "CanaryFailedError", "LoadFailedError", "PolicyServer", "SwapResult"]
 
 _log = logging.getLogger(__name__)
 
 
-class SwapUndoneError(CheckpointError):
-    """The exchange was not made, or was undone: the earlier policy is in service."""
+class CanaryFailedError(CheckpointError):
+    """The checkpoint is not what the engine then computed with: the earlier policy is in service."""
 
-    def __init__(self, message: str, canary: CanaryReport = ABSENT) -> None:
+    def __init__(self, message: str, canary: CanaryReport) -> None:
         super().__init__(message)
         self.canary = canary
+
+
+class LoadFailedError(Exception):
+    """The engine could not load a checkpoint that fits: the earlier policy is in service."""
+
+
+class BusyError(Exception):
+    """Another change is under way: nothing was looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,7 @@ class PolicyServer:
         self.plan = plan
         self.canary: CanaryReport | None = None
         self.swaps: Counter[str] = Counter()
-        """Outcome (a canary status, `refused` or `undone`) → number."""
+        """Outcome (a canary status, `undone`, `failed`, `refused` or `busy`) → number."""
         self.swap_seconds = 0.0
         """All successful exchanges together."""
         self.asleep = False
@@ -89,11 +98,16 @@ class PolicyServer:
         """What is computed in, e.g. "float32"."""
         return self._engine.dtype
 
+    @property
+    def requests_ended(self) -> int:
+        """Requests that outlived the drain time of a swap, or of an order to sleep."""
+        return self._tap.cut_requests
+
     async def swap(self, checkpoint: str, version: int) -> SwapResult:
         """Serves `checkpoint` (a name under `--checkpoints`) as `version`.
 
-        Raises CheckpointError where it does not fit (nothing was touched), SwapUndoneError where requests did not end
-        in time or the canary failed (the earlier policy is in service).
+        Raises CheckpointError where it does not fit, BusyError during another change (nothing was touched),
+        CanaryFailedError or LoadFailedError where the earlier policy is in service again.
         """
         seconds: dict[str, float] = {}
         try:
@@ -103,8 +117,8 @@ class PolicyServer:
                         candidate = await asyncio.to_thread(self._validate, checkpoint, version)
                     exchange = self._exchange_adapter if candidate.weights is None else self._exchange_weights
                     canary = await exchange(candidate, seconds)
-        except CheckpointError as error:
-            self.swaps["undone" if isinstance(error, SwapUndoneError) else "refused"] += 1
+        except (CheckpointError, LoadFailedError, BusyError) as error:
+            self.swaps[_outcome_of(error)] += 1
             raise
         self.canary = canary
         self.swaps[canary.status] += 1
@@ -117,18 +131,18 @@ class PolicyServer:
     async def sleep(self) -> None:
         """Holds new requests, lets those under way end, and gives the accelerator's memory back until `wake` or a swap.
 
-        Raises SwapUndoneError where requests did not end in time: the server goes on.
+        Raises BusyError during another change.
         """
         async with self._alone():
             if self.asleep:
                 return
+            drain = self._drain("the server goes to sleep")
             try:
-                await self._drain_gate()
-                await self._engine.sleep(self.plan.drain_timeout_s)
-            except BackgroundRequestsError as error:
-                self.gate.open()
-                raise SwapUndoneError(self._background_requests()) from error
-            except SwapUndoneError:
+                await drain.close_gate()
+                await drain.pause_engine()
+                await self._engine.sleep()
+            except Exception:
+                await self._engine.resume()
                 self.gate.open()
                 raise
             self.asleep = True
@@ -142,8 +156,10 @@ class PolicyServer:
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
         """One change at a time."""
+        if self._broken:
+            raise BusyError("the server restarts; try again")
         if self._changing.locked():
-            raise SwapUndoneError("another swap is under way; try again")
+            raise BusyError("another swap is under way, or an order to sleep or wake; try again")
         async with self._changing:
             yield
 
@@ -171,7 +187,7 @@ class PolicyServer:
                 canary = await self._check(candidate, policy)
         except Exception as error:
             await self._discard(adapter)
-            raise SwapUndoneError(f"loading {name} failed: {one_line(error)}") from error
+            raise LoadFailedError(f"loading {name} failed: {one_line(error)}") from error
         finally:
             self.gate.open()
         if canary.status == "stale":
@@ -185,13 +201,14 @@ class PolicyServer:
         assert candidate.weights is not None
         earlier, name = self.policy, candidate.folder.name
         policy = Policy(candidate.version, candidate.folder, base=candidate.base)
+        drain = self._drain(f"version {candidate.version} of the weights is loaded")
         try:
             with _timed(seconds, "drain"):
-                await self._drain_gate()
+                await drain.close_gate()
                 await self._wake()
                 if candidate.canary:
                     await prime(self._tap, candidate.canary, earlier)
-                await self._pause()
+                await drain.pause_engine()
             try:
                 with _timed(seconds, "reload"):
                     await self._engine.load(policy)
@@ -199,7 +216,7 @@ class PolicyServer:
                     canary = await self._check(candidate, policy)
             except Exception as error:
                 await self._undo(earlier)
-                raise SwapUndoneError(f"loading {name} failed: {one_line(error)}") from error
+                raise LoadFailedError(f"loading {name} failed: {one_line(error)}") from error
             if canary.status == "stale":
                 await self._undo(earlier)
                 self._refuse_stale(canary, name)
@@ -211,21 +228,8 @@ class PolicyServer:
             if not self._broken:
                 self.gate.open()
 
-    async def _drain_gate(self) -> None:
-        """Holds what comes through our gate, and waits for what went through it."""
-        limit_s = self.plan.drain_timeout_s
-        if not await self.gate.close(limit_s):
-            raise SwapUndoneError(f"{self.gate.in_flight} requests were still under way after {limit_s:g} s; try again")
-
-    async def _pause(self) -> None:
-        """Holds what does not come through our gate."""
-        try:
-            await self._engine.pause(self.plan.drain_timeout_s)
-        except BackgroundRequestsError as error:
-            raise SwapUndoneError(self._background_requests()) from error
-
-    def _background_requests(self) -> str:
-        return f"background requests were still under way after {self.plan.drain_timeout_s:g} s; try again"
+    def _drain(self, why: str) -> Drain:
+        return Drain(self.gate, self._tap, self._engine, self.plan.drain_timeout_s, why)
 
     async def _wake(self) -> None:
         if self.asleep:
@@ -259,7 +263,7 @@ class PolicyServer:
     def _refuse_stale(self, canary: CanaryReport, name: str) -> None:
         self.canary = canary
         what = f"{name} is not what is served: {canary.evidence}"
-        raise SwapUndoneError(f"{what}; version {self.policy.version} stays in service", canary)
+        raise CanaryFailedError(f"{what}; version {self.policy.version} stays in service", canary)
 
     async def _undo(self, earlier: Policy) -> None:
         """Loads the earlier weights again.
@@ -278,6 +282,12 @@ class PolicyServer:
     async def _discard(self, adapter: Adapter | None) -> None:
         if adapter is not None:
             await self._engine.remove_adapter(adapter)
+
+
+def _outcome_of(error: Exception) -> str:
+    """As `PolicyServer.swaps` counts it."""
+    named = {CanaryFailedError: "undone", LoadFailedError: "failed", BusyError: "busy"}
+    return named.get(type(error), "refused")
 
 
 def _local_folder(model: str) -> Path:

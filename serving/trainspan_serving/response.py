@@ -1,23 +1,43 @@
 """A whole JSON answer over ASGI."""
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import Any, Final
 
-__all__ = ["answer_json", "one_line"]
+__all__ = ["answer_error", "answer_json", "one_line"]
+
+_HEADERS: Final[Mapping[int, Sequence[tuple[bytes, bytes]]]] = {
+    408: [(b"connection", b"close")],
+    413: [(b"connection", b"close")],
+    503: [(b"retry-after", b"1")],
+}
+"""What belongs to an answer of ours: the rest of a body that was not read is nobody's, and a busy server is asked again."""
+
+_TYPES: Final = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    408: "RequestTimeoutError",
+    413: "RequestTooLargeError",
+    503: "ServiceUnavailableError",
+}
 
 
 async def answer_json(
     send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
     status: int,
     body: object,
-    headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> None:
-    """Sends `body` with `status`; `headers` come on top of type and length."""
+    """Sends `body` with `status`."""
     data = json.dumps(body).encode()
     fixed = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
+    await send({"type": "http.response.start", "status": status, "headers": [*fixed, *_HEADERS.get(status, ())]})
     await send({"type": "http.response.body", "body": data})
+
+
+async def answer_error(send: Callable[[MutableMapping[str, Any]], Awaitable[None]], status: int, message: str) -> None:
+    """An error in the form of OpenAI's API."""
+    body = {"error": {"message": message, "type": _TYPES[status], "code": status}}
+    await answer_json(send, status, body)
 
 
 def one_line(error: Exception) -> str:

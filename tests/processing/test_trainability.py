@@ -17,6 +17,9 @@ from trainspan_schemas.status import DROP_REASONS
 
 _CALLS: dict[str, list[dict[str, Any]]] = {
     "incomplete": [{"gen_ai.response.finish_reasons": None}, {"gen_ai.response.finish_reasons": ["abort"]}],
+    "ended_by_server": [
+        {"gen_ai.response.finish_reasons": ["ended_by_server"], "trainspan.call.delivered": False},
+    ],
     "not_delivered": [{"trainspan.call.delivered": False}],
     "attributes_dropped": [{"dropped_attributes": 1}],
     "multimodal": [{"trainspan.call.multimodal": True}],

@@ -1,7 +1,6 @@
 """Models, checkpoints and servers shared by the tests of the policy server."""
 
 import contextlib
-import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.serving.servers import LAUNCHES, Faulty, Models, Plain, Stack
+from tests.serving.servers import LAUNCHES, Faulty, Models, Plain, Stack, publish_base
 from tests.support.canary import write_checkpoint_files
 from tests.support.policy_server import RunningServer
 from tests.support.tiny_model import make_tiny_model
@@ -82,15 +81,7 @@ def plain(servers: Servers) -> Plain:
 def base_policy(stack: Stack, models: Models) -> Stack:
     """The server with version 0 in service."""
     if stack.server.policy()["version"] != 0:
-        publish_base(models)
+        publish_base(models, models.checkpoints)
         status, answer = stack.server.swap("policy-000000", 0)
         assert status == 200, answer
     return stack
-
-
-def publish_base(models: Models) -> None:
-    """Version 0 as a checkpoint, so that it can be swapped in again."""
-    folder = models.checkpoints / "policy-000000"
-    if not folder.exists():
-        shutil.copytree(models.base, folder)
-        write_checkpoint_files(folder, 0, models.folder(1))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.serving.traffic import LONG_PROMPT, greedy
 from tests.support.adapters import adapter_logprobs, load_adapter, make_adapter
-from tests.support.canary import logprobs_of
+from tests.support.canary import logprobs_of, write_checkpoint_files
 from tests.support.faulty import FAULT_VARIABLE
 from tests.support.otlp_sink import OtlpSink, free_port, otlp_sink
 from tests.support.plain_vllm import plain_vllm
@@ -22,7 +22,7 @@ from trainspan_schemas.checkpoint import CANARY_FILE, CheckpointMeta
 from trainspan_schemas.settings import ServingSettings
 from trainspan_serving.launch import prepare
 
-__all__ = ["HUB_ID", "LAUNCHES", "Faulty", "Models", "Plain", "Stack"]
+__all__ = ["HUB_ID", "LAUNCHES", "Faulty", "Models", "Plain", "Stack", "publish_base"]
 
 FLAGS = ("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}')
 """Random weights would fill a JSON text with spaces for ever."""
@@ -38,6 +38,14 @@ class Models:
 
     def folder(self, version: int) -> Path:
         return self.checkpoints / f"policy-{version:06d}" if version else self.base
+
+
+def publish_base(models: Models, checkpoints: Path) -> None:
+    """Version 0 as a checkpoint, so that it can be swapped in again."""
+    folder = checkpoints / "policy-000000"
+    if not folder.exists():
+        shutil.copytree(models.base, folder)
+        write_checkpoint_files(folder, 0, models.folder(1))
 
 
 class Stack:
@@ -109,6 +117,9 @@ def _faulty(models: Models, root: Path) -> Iterator[Faulty]:
         environment = {
             "TRAINSPAN_SERVING__SWAP_TIMEOUT_S": "0.2",
             "TRAINSPAN_SERVING__DRAIN_TIMEOUT_S": "0.6",
+            "TRAINSPAN_SERVING__BODY_TIMEOUT_S": "1.5",
+            "TRAINSPAN_SERVING__MAX_BODY_BYTES": "200000",
+            "TRAINSPAN_SERVING__ALLOWED_HOSTS": "policy.example, second.example",
             FAULT_VARIABLE: str(root / "fault"),
         }
         with policy_server(models.base, root, *arguments, flags=flags, environment=environment) as server:

@@ -99,6 +99,49 @@ def test_several_api_servers_are_refused_for_each_would_count_and_hold_a_part_on
         plan_of_process(Namespace(api_server_count=2), {})
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--data-parallel-size", "2"],
+        ["--max-num-seqs", "4", "--data-parallel-size=2"],
+        ["--data_parallel_size", "2"],
+        ["-dp", "2", "--max-num-seqs", "4"],
+        ["-dp=2"],
+        ["--config", "block.yaml"],
+        ["--config=flow.yaml"],
+    ],
+)
+def test_several_engines_are_refused_before_vllm_is_loaded(
+    home: Path, models: Models, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    monkeypatch.chdir(home)
+    (home / "block.yaml").write_text("max-num-seqs: 4\n# data-parallel-size: 1\ndata-parallel-size: 2\n")
+    (home / "flow.yaml").write_text('{"port": 1, "data_parallel_size": 2}')
+    with pytest.raises(
+        ConfigError, match=r"asks for 2 engines, and a swap is proved of one: start a policy server for"
+    ):
+        launch_of(home, *flags, model=str(models.base))
+
+
+def test_one_engine_is_not_refused_however_it_is_asked_for(
+    home: Path, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    (home / "two.yaml").write_text("data-parallel-size: 2\n")
+    (home / "none.yaml").write_text("# data-parallel-size: 2\nport: 2\n")
+    for flags in (["-dp", "1"], ["-dpl", "2"], ["--config", "two.yaml", "-dp", "1"], ["--config", "none.yaml"]):
+        launch_of(home, *flags, model=str(models.base))
+
+
+def test_several_engines_of_the_environment_or_of_a_vllm_that_was_started_by_hand_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--data-parallel-size asks for 2 engines"):
+        plan_of_process(Namespace(data_parallel_size=2), {})
+    with pytest.raises(ConfigError, match="VLLM_DP_SIZE asks for 4 engines"):
+        plan_of_process(Namespace(), {"VLLM_DP_SIZE": "4"})
+    with pytest.raises(ConfigError, match="VLLM_DP_SIZE asks for 3 engines"):
+        prepare(ServingSettings(), (), {"VLLM_DP_SIZE": "3"})
+
+
 def test_a_vllm_that_was_started_by_hand_has_a_plan_of_its_arguments_and_the_settings(
     home: Path, models: Models
 ) -> None:

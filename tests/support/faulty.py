@@ -2,7 +2,7 @@
 
 `unpacked`: weights are reloaded as plain vLLM does, without packing the output head anew. `frozen`: they are not reloaded
 at all. `forgotten reset`: the prefix cache is not emptied, though the server is told that it was. `broken generation`:
-every generation fails after its first output.
+every generation fails after its first output. `broken load`: weights cannot be loaded, but for those of version 0.
 """
 
 import os
@@ -26,6 +26,8 @@ class FaultyWorker(PolicyWorker):
     """For `--worker-extension-cls`."""
 
     def trainspan_reload(self: Any, weights_path: str) -> None:
+        if fault() == "broken load" and not weights_path.endswith(("base", "policy-000000")):
+            raise OSError("planted")
         if fault() == "unpacked":
             self.reload_weights(weights_path=weights_path)
         elif fault() != "frozen":

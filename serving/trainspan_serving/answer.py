@@ -1,0 +1,81 @@
+"""What a client is sent: vLLM's answer with the policy's version, or why the server has ended it."""
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from trainspan_schemas import keys
+
+from .capture import Exchange
+
+__all__ = ["Answer"]
+
+Message = MutableMapping[str, Any]
+
+
+class Answer:
+    """Stands between the application and the client of one exchange, and knows whether all of a good answer was sent."""
+
+    def __init__(
+        self,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
+        exchange: Exchange,
+    ) -> None:
+        self._receive, self._send, self._exchange = receive, send, exchange
+        self._good = self._gone = self._is_stream = False
+        self.delivered = False
+        self._is_ended = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._gone |= message["type"] == "http.disconnect"
+        return message
+
+    async def send(self, message: Message) -> None:
+        if self._exchange.is_cut and self._is_stream:
+            await self.end_stream()
+            return
+        if message["type"] == "http.response.start":
+            message = self._started(message)
+        last = message["type"] == "http.response.body" and not message.get("more_body", False)
+        gone = self._gone
+        await self._send(message)
+        if last:
+            self.delivered = self._good and not gone
+
+    async def end_stream(self) -> bool:
+        """Ends a stream that the server has cut off with an error of its protocol; whether there was such a stream.
+
+        vLLM 0.32 itself cannot put an error into a stream of `/v1/responses` or `/v1/messages`.
+        """
+        if not (self._exchange.is_cut and self._is_stream):
+            return False
+        if not self._is_ended:
+            self._is_ended = True
+            text = _error_event(self._exchange.endpoint, str(self._exchange.ended_because))
+            await self._send({"type": "http.response.body", "body": text.encode()})
+        return True
+
+    def _started(self, message: Message) -> Message:
+        headers = list(message.get("headers", ()))
+        self._good = message["status"] == 200
+        self._is_stream = any(
+            name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
+        )
+        headers.append((keys.HEADER_POLICY_VERSION.encode(), str(self._exchange.policy.version).encode()))
+        if self._exchange.is_cut and message["status"] == 503:
+            headers.append((b"retry-after", b"1"))
+        return {**message, "headers": headers}
+
+
+def _error_event(endpoint: str, why: str) -> str:
+    """The last event of a stream, as OpenAI's and Anthropic's clients read it."""
+    if endpoint == "/v1/messages":
+        error: dict[str, Any] = {"type": "overloaded_error", "message": why}
+        return f"event: error\ndata: {json.dumps({'type': 'error', 'error': error})}\n\n"
+    if endpoint == "/v1/responses":
+        event = {"type": "error", "code": "server_error", "message": why, "param": None, "sequence_number": 0}
+        return f"event: error\ndata: {json.dumps(event)}\n\n"
+    error = {"message": why, "type": "ServiceUnavailableError", "param": None, "code": 503}
+    return f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n"

@@ -1,0 +1,57 @@
+"""Data parallelism inside vLLM is refused: of several engines a swap would hear the first one's answer only.
+
+vLLM calls all engines to load weights, yet returns one result, and spreads the canary's requests among them: an engine
+that kept the earlier weights would go unnoticed.
+"""
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trainspan_schemas.errors import ConfigError
+
+__all__ = ["refuse_replicas", "replicas_of"]
+
+_VARIABLE = "VLLM_DP_SIZE"
+_IN_YAML = re.compile(r"""^[^#\n]*?\bdata[-_]parallel[-_]size\b["']?\s*:\s*["']?(\d+)""", re.MULTILINE)
+
+
+def refuse_replicas(size: int, said_by: str) -> None:
+    """Raises ConfigError for more than one engine."""
+    if size > 1:
+        raise ConfigError(
+            f"{said_by} asks for {size} engines, and a swap is proved of one: start a policy server for each instead, or "
+            "split the model with --tensor-parallel-size"
+        )
+
+
+def replicas_of(flags: Sequence[str], environ: Mapping[str, str]) -> tuple[int, str]:
+    """How many engines vLLM's flags, their `--config` file or the environment ask for, and which of them does."""
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--data-parallel-size", "-dp")
+    parser.add_argument("--config")
+    known, _ = parser.parse_known_args([_with_dashes(flag) for flag in flags])
+    if known.data_parallel_size is not None:
+        return _number(known.data_parallel_size), "--data-parallel-size"
+    if known.config and (found := _IN_YAML.search(_text(Path(known.config)))):
+        return int(found[1]), f"data-parallel-size in {known.config}"
+    return _number(environ.get(_VARIABLE, "1")), _VARIABLE
+
+
+def _with_dashes(flag: str) -> str:
+    """vLLM takes `--data_parallel_size` too."""
+    name, equals, value = flag.partition("=")
+    return (name.replace("_", "-") if name.startswith("--") else name) + equals + value
+
+
+def _number(text: str) -> int:
+    """1 where vLLM itself will say what is wrong."""
+    return int(text) if text.isdigit() else 1
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,99 @@
+"""Bodies as an ASGI server hands them over: whole, in pieces, too long, too slow, or left in the middle."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from trainspan_serving.body import BodyError, ClientGoneError, read_body, replayed
+from trainspan_serving.gate import Gate
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+
+def received(*messages: dict[str, Any] | float) -> Receive:
+    """Gives the messages in turn, after the seconds that stand between them; then nothing comes any more."""
+    left = list(messages)
+
+    async def receive() -> dict[str, Any]:
+        while left and isinstance(left[0], float):
+            await asyncio.sleep(left.pop(0))  # type: ignore[arg-type]
+        if not left:
+            await asyncio.Event().wait()
+        return left.pop(0)  # type: ignore[return-value]
+
+    return receive
+
+
+def piece(body: bytes, *, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+GONE = {"type": "http.disconnect"}
+
+
+def read(receive: Receive, length: bytes | None = None, *, max_bytes: int = 10, timeout_s: float = 5.0) -> bytes:
+    headers = [] if length is None else [(b"content-length", length)]
+    return asyncio.run(read_body({"headers": headers}, receive, max_bytes=max_bytes, timeout_s=timeout_s))
+
+
+def test_pieces_make_the_body() -> None:
+    assert read(received(piece(b"abc"), piece(b""), piece(b"de", more=False))) == b"abcde"
+    assert read(received(piece(b"", more=False))) == b""
+    assert read(received({"type": "http.request"})) == b""
+    assert read(received(piece(b"0123456789", more=False)), b"10") == b"0123456789"
+
+
+@pytest.mark.parametrize("length", [b"11", b"9" * 5000])
+def test_a_length_that_is_announced_and_too_great_is_refused_unread(length: bytes) -> None:
+    async def receive() -> dict[str, Any]:
+        raise AssertionError("asked for the body")
+
+    with pytest.raises(BodyError, match="the body is longer than 10 bytes") as caught:
+        read(receive, length)
+    assert caught.value.status == 413
+
+
+def test_a_chunked_body_is_refused_at_the_first_byte_too_many() -> None:
+    with pytest.raises(BodyError, match="longer than 10 bytes"):
+        read(received(piece(b"01234"), piece(b"56789"), piece(b"x")))
+
+
+def test_a_body_that_trickles_is_given_a_time_and_not_a_time_for_each_piece() -> None:
+    with pytest.raises(BodyError, match=r"did not arrive within 0\.1 s; [12] bytes of it came") as caught:
+        read(received(piece(b"a"), 0.06, piece(b"b"), 0.06, piece(b"c"), 0.06, piece(b"d")), timeout_s=0.1)
+    assert caught.value.status == 408
+
+
+@pytest.mark.parametrize("before", [(), (piece(b"ab"),)])
+def test_a_client_that_leaves_before_its_body_is_whole_is_not_answered(before: tuple[dict[str, Any], ...]) -> None:
+    with pytest.raises(ClientGoneError):
+        read(received(*before, GONE))
+
+
+def test_the_application_gets_the_body_once_and_then_what_comes_after_it() -> None:
+    async def messages() -> list[dict[str, Any]]:
+        receive = replayed(b"abc", received(GONE))
+        return [await receive(), await receive()]
+
+    assert asyncio.run(messages()) == [piece(b"abc", more=False), GONE]
+
+
+def test_who_is_forgotten_may_leave_later_and_counts_for_nobody_else() -> None:
+    async def run() -> list[object]:
+        gate = Gate()
+        stuck = await gate.enter(1)
+        assert stuck is not None
+        seen: list[object] = [await gate.close(0.0), gate.in_flight]
+        gate.forget()
+        seen += [gate.in_flight, await gate.close(0.0), await gate.enter(0.01), gate.refused]
+        gate.open()
+        other = await gate.enter(1)
+        gate.leave(stuck)
+        seen += [gate.in_flight, await gate.close(0.01)]
+        assert other is not None
+        gate.leave(other)
+        return [*seen, await gate.close(0.01)]
+
+    assert asyncio.run(run()) == [False, 1, 0, True, None, 1, 1, False, True]
