@@ -104,6 +104,8 @@ class CheckpointMeta:
     """Name of the policy whose calls it was trained on; None if its datasets name none."""
     base_digest: str | None = None
     """`digest_of_model` of `base`, which tells it from other models wherever it lies; None in checkpoints that do not say."""
+    micro_batch_tokens: int | None = None
+    """Tokens of a forward pass that its steps were planned with: with others the same steps round otherwise."""
 
     def write(self, folder: Path) -> None:
         (folder / META_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")

@@ -16,25 +16,34 @@ class PolicyServer:
     """Status and body of each answer in turn; the last one stays."""
     asked: list[tuple[str, str | None, dict[str, Any]]] = field(default_factory=list)
     """(path, Authorization, body) of each request."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """What it says of itself when it is asked what it serves."""
 
 
 @contextmanager
-def policy_server(*answers: tuple[int, dict[str, Any]]) -> Iterator[PolicyServer]:
+def policy_server(*answers: tuple[int, dict[str, Any]], port: int = 0) -> Iterator[PolicyServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             server.asked.append((self.path, self.headers["Authorization"], body))
-            status, answer = server.answers[min(len(server.asked), len(server.answers)) - 1]
+            self._answer(*server.answers[min(len(server.asked), len(server.answers)) - 1])
+
+        def do_GET(self) -> None:
+            self._answer(200, server.state)
+
+        def _answer(self, status: int, answer: dict[str, Any]) -> None:
             content = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))
+            if status == 503:
+                self.send_header("Retry-After", "0")
             self.end_headers()
             self.wfile.write(content)
 
         def log_message(self, *_: Any) -> None: ...
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server = PolicyServer(f"http://127.0.0.1:{http.server_port}", list(answers))
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -59,7 +59,7 @@ def test_an_adapter_goes_back_to_its_parent_and_to_no_change_at_version_0(
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=5), round_=0)
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=6), round_=1)
     write_dataset(tmp_path / "other", sample_rollouts(model, rollouts=4, seed=6), round_=1)
-    stale = {"error": "canary is stale", "canary": {"status": "stale"}}
+    stale = {"error": "canary is stale", "reason": "canary_failed", "canary": {"status": "stale"}}
     with policy_server((409, stale), (200, {"version": 1})) as server:
         refused, second = run(adapter_settings(model_dir, policy_url=server.url), rounds=2)
     run(adapter_settings(model_dir), rounds=1, datasets=tmp_path / "other", checkpoints=tmp_path / "undisturbed")

@@ -10,7 +10,7 @@ import pytest
 from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.errors import CheckpointError
 from trainspan_training.checkpoints import Checkpoints
-from trainspan_training.ledger import Entry, Ledger
+from trainspan_training.ledger import Entry, Event, Ledger
 
 DIES = """
 import os, sys
@@ -136,12 +136,13 @@ def test_a_refused_first_checkpoint_leaves_no_latest(tmp_path: Path) -> None:
     assert write(checkpoints, 1, "b").name == "policy-000001"
 
 
-def test_the_outcome_of_publishing_is_asked_for_until_it_is_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("event", "is_pending"), [("published", False), ("unpublished", True)])
+def test_a_checkpoint_is_pending_until_a_policy_server_has_it(tmp_path: Path, event: Event, is_pending: bool) -> None:
     checkpoints = Checkpoints(tmp_path)
     folder = write(checkpoints, 1, "a")
     assert checkpoints.pending() == folder
-    checkpoints.ledger.append(Entry("unpublished", "a", folder.name))
-    assert checkpoints.pending() is None
+    checkpoints.ledger.append(Entry(event, "a", folder.name))
+    assert checkpoints.pending() == (folder if is_pending else None)
 
 
 def test_pruning_keeps_the_newest_and_the_last_two_optimizer_states(tmp_path: Path) -> None:
@@ -155,6 +156,18 @@ def test_pruning_keeps_the_newest_and_the_last_two_optimizer_states(tmp_path: Pa
     states = {path.name for path in (tmp_path / "optimizer").iterdir()}
     assert states == {"policy-000004", "policy-000005"}
     assert all(checkpoints.ledger.of_dataset(f"dataset {version}") for version in range(1, 6))
+
+
+def test_pruning_keeps_what_a_server_that_is_behind_serves(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for version in range(1, 7):
+        write(checkpoints, version, f"dataset {version}")
+        event: Event = "published" if version in (1, 3) else "unpublished"
+        checkpoints.ledger.append(Entry(event, f"dataset {version}", f"policy-{version:06d}"))
+    checkpoints.prune(1, {"policy-000002", "another-model"})
+    assert names(tmp_path) == {f"policy-{version:06d}" for version in (2, 3, 5, 6)}
+    checkpoints.prune(1)
+    assert names(tmp_path) == {f"policy-{version:06d}" for version in (3, 5, 6)}
 
 
 def test_a_state_counts_once_all_of_its_parts_are_there_and_is_cleared_away_otherwise(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_a_checkpoint_is_swapped_in_with_the_token(run: Run, tmp_path: Path, mod
 def test_a_refused_checkpoint_gives_way_to_its_parent(run: Run, tmp_path: Path, model: Any) -> None:
     for round_ in range(3):
         write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=round_), round_=round_)
-    stale = {"error": "canary is stale", "canary": {"status": "stale", "max_abs_diff": 0.3}}
+    stale = {"error": "canary is stale", "reason": "canary_failed", "canary": {"status": "stale", "max_abs_diff": 0.3}}
     with policy_server((200, {"version": 1}), (409, stale), (200, {"version": 2})) as server:
         first, refused, third = run(dataclasses.replace(GENTLE, policy_url=server.url), rounds=3)
     assert (first.version, refused.version, third.version) == (1, 1, 2)

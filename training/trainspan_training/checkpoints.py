@@ -15,6 +15,7 @@ import fcntl
 import os
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from trainspan_schemas.checkpoint import CheckpointMeta, checkpoint_name, read_latest, write_latest
@@ -53,10 +54,10 @@ class Checkpoints:
         return read_latest(self.root)
 
     def pending(self) -> Path | None:
-        """`latest`, if the trainer was stopped before it knew whether the policy server has it."""
+        """`latest`, if the policy server has not got it: the trainer was stopped before it knew, or the server busy or away."""
         latest = self.latest()
         entry = latest and self.ledger.of_checkpoint(latest.name)
-        return latest if entry and entry.event == "trained" else None
+        return latest if entry and entry.event in ("trained", "unpublished") else None
 
     def state_folder(self, name: str) -> Path:
         """Where the parts of a checkpoint's optimizer state lie."""
@@ -116,11 +117,15 @@ class Checkpoints:
         self._set_aside(folder, meta)
         return self.latest()
 
-    def prune(self, keep: int) -> None:
-        """Deletes all but the newest `keep` checkpoints, never `latest` or its parent, and old optimizer states."""
+    def prune(self, keep: int, served: Collection[str] = ()) -> None:
+        """Deletes all but the newest `keep` checkpoints, and old optimizer states.
+
+        Never `latest` or its parent, nor what a policy server serves, and goes back to where a swap fails: what it says
+        (`served`), and the last one that was swapped in.
+        """
         latest = self.latest()
         parent = CheckpointMeta.read(latest).parent if latest else None
-        kept = {latest.name if latest else None, parent}
+        kept = {latest.name if latest else None, parent, self.ledger.last_published(), *served}
         for folder in self._folders()[: -max(keep, 1)]:
             if folder.name not in kept:
                 _delete(folder)

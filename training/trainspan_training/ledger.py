@@ -1,8 +1,9 @@
 """What became of each dataset: an append-only file next to the checkpoints, so that nothing is trained twice.
 
 One JSON object per line, synced before the trainer goes on. The events of a round, in order:
-`trained` (the checkpoint stands whole on disk), then one of `published`, `unpublished` (no server, or out of reach) and
-`refused` (the server kept the old policy). Instead of `trained`: `skipped` (no rows, unreadable) or `aborted` (diverged).
+`trained` (the checkpoint stands whole on disk), then one of `published`, `unpublished` (no server, or it was busy or out of
+reach: the checkpoint is swapped in when the trainer starts again, or by the next round) and `refused` (its canary failed,
+the server kept the old policy). Instead of `trained`: `skipped` (no rows, unreadable) or `aborted` (diverged).
 """
 
 import json
@@ -55,6 +56,10 @@ class Ledger:
     def of_checkpoint(self, name: str) -> Entry | None:
         """The newest entry of a checkpoint."""
         return next((entry for entry in reversed(self.entries) if entry.checkpoint == name), None)
+
+    def last_published(self) -> str | None:
+        """The checkpoint that was swapped in last."""
+        return next((entry.checkpoint for entry in reversed(self.entries) if entry.event == "published"), None)
 
 
 def _read(path: Path) -> list[Entry]:

@@ -27,6 +27,8 @@ class Owed:
     policy: Policy
     parent: Policy
     dataset: DatasetFolder
+    micro_batch_tokens: int | None
+    """What its steps were planned with; None if its checkpoint does not say."""
 
 
 def find_owed(book: Checkpoints, policy: Policy, datasets: Path) -> Owed | None:
@@ -46,7 +48,7 @@ def find_owed(book: Checkpoints, policy: Policy, datasets: Path) -> Owed | None:
     if parent.checkpoint and not book.state_files(parent.checkpoint):
         log.warning("the state of %s cannot be made again: its parent %s has none", policy.name, parent.name)
         return None
-    return Owed(policy, parent, dataset)
+    return Owed(policy, parent, dataset, meta.micro_batch_tokens)
 
 
 def _find(datasets: Path, sha256: str | None) -> DatasetFolder | None:

@@ -52,7 +52,12 @@ class Result:
         if self.record is None or self.error:
             return f"round {self.round}: {self.error or self.skipped}; policy {self.version} stays"
         record = self.record
-        swap = {"off": "not published", "unreachable": "no policy server", "swapped": "swapped in"}
+        swap = {
+            "off": "not published",
+            "unreachable": "no policy server",
+            "busy": "the policy server is busy",
+            "swapped": "swapped in",
+        }
         return (
             f"round {self.round}: {self.checkpoint}, {record.rows} calls of {record.rollouts} rollouts, "
             f"reward {record.reward_mean:.3f}, loss {record.loss:.4f}, grad norm {record.grad_norm:.3f}, kl {record.kl:.4f}, "

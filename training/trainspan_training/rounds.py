@@ -123,7 +123,7 @@ class Rounds:
         name = owed.policy.name
         log.warning("no optimizer state of %s: its steps are made again from %s", name, owed.parent.name)
         try:
-            outline, steps = self._read(owed.dataset)
+            outline, steps = self._read(owed.dataset, self._forwarding_of(owed))
         except (DatasetError, TrainingError) as error:
             log.warning("the state of %s cannot be made again, Adam starts afresh: %s", name, error)
             self._files.restore(owed.policy)
@@ -145,7 +145,7 @@ class Rounds:
 
     def _round(self, dataset: DatasetFolder) -> Generator[list[MicroBatch], None, Result]:
         try:
-            outline, steps = self._read(dataset)
+            outline, steps = self._read(dataset, self._forwarding)
         except (DatasetError, TrainingError) as error:
             if not self._keep_going:
                 raise
@@ -177,7 +177,7 @@ class Rounds:
             with self._timed("save"):
                 scores = score_prompts(self.trainer.policy, self._prompts, self._canary_dtype)
                 canary = make_canary(self._prompts, scores, self._scores, self._canary_dtype)
-                saved = self._files.save(self._policy, dataset, canary)
+                saved = self._files.save(self._policy, dataset, canary, self._forwarding.tokens)
         except (OSError, SafetensorError) as error:
             return self._abort(dataset, record, f"cannot save {record.checkpoint}: {error}", consume=False)
         return self._publish(dataset, saved, scores, record)
@@ -190,14 +190,25 @@ class Rounds:
             if self.trainer.failure:
                 break
 
-    def _read(self, dataset: DatasetFolder) -> tuple[Outline, list[Step]]:
+    def _read(self, dataset: DatasetFolder, forwarding: Forwarding) -> tuple[Outline, list[Step]]:
         """The plan of all processes, and this one's part of it with its rows."""
         reading = Reading(dataset, self._policy, self._settings, self.trainer.team)
         with self._timed("read"):
             reading.read()
         with self._timed("plan"):
-            outline = reading.plan(self._config(), self._forwarding, self._rule)
+            outline = reading.plan(self._config(), forwarding, self._rule)
             return outline, reading.take(outline)
+
+    def _forwarding_of(self, owed: Owed) -> Forwarding:
+        """With the micro-batches that the round had: what is free now may choose others, whose sums round otherwise."""
+        tokens = owed.micro_batch_tokens or self._forwarding.tokens
+        if tokens <= self._forwarding.longest:
+            return replace(self._forwarding, tokens=tokens)
+        log.warning(
+            "memory has no room for the %d tokens at a time of %s: its steps are made with %d, equal but for rounding",
+            *(tokens, owed.policy.name, self._forwarding.tokens),
+        )
+        return self._forwarding
 
     def _prepare(self, steps: Sequence[Step], staleness: Staleness) -> Prepared:
         """This process's steps, with the log-probabilities that they need."""
@@ -276,7 +287,7 @@ class Rounds:
     ) -> Result:
         name = saved.folder.name
         with self._timed("swap"):
-            swap = self._files.lead(lambda _: publish(self._settings.policy_url, name, saved.version))
+            swap = self._files.lead(lambda _: self._swap_in(saved))
         if swap.outcome == "refused":
             log.error("checkpoint=%s refused by the policy server: %s", name, swap.error)
             self._files.drop_state()
@@ -292,8 +303,16 @@ class Rounds:
             self._files.lead(lambda book: book.ledger.append(entry))
             self._policy, self._scores = saved, scores
             self._files.keep_state()
+        self._files.prune(self._settings.policy_url)
         self._files.lead(lambda book: self._note(book, record))
         return self._result(dataset, record, swap, error=record.error)
+
+    def _swap_in(self, saved: Policy) -> Swap:
+        settings, was_there = self._settings, self._server_dtype is not None
+        patience_s = settings.publish_timeout_s
+        return publish(
+            settings.policy_url, saved.folder.name, saved.version, patience_s=patience_s, was_there=was_there
+        )
 
     def _abort(
         self, dataset: DatasetFolder, record: metrics.RoundRecord, failure: str, *, consume: bool = True

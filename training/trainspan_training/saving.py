@@ -18,6 +18,7 @@ from .adam import StateWriter, load_optimizer
 from .adapter import AdapterWeights
 from .checkpoints import Checkpoints
 from .policy import Policy
+from .publish import served_folders
 from .trainer import TransitionGRPOTrainer
 from .transitions import DatasetFolder
 from .weights import FullWeights, Written, hash_of
@@ -39,7 +40,7 @@ class PolicyFiles:
         self._keep = keep
         self._state: StateWriter | None = None
 
-    def save(self, parent: Policy, dataset: DatasetFolder, canary: Canary) -> Policy:
+    def save(self, parent: Policy, dataset: DatasetFolder, canary: Canary, micro_batch_tokens: int) -> Policy:
         """The new policy, whole on disk but for Adam's state, whose space is taken. See `keep_state`, `drop_state`.
 
         Raises OSError (and leaves nothing) where it cannot be written.
@@ -54,6 +55,7 @@ class PolicyFiles:
             dataset.sha256,
             policy=trained_on,
             base_digest=parent.base_digest,
+            micro_batch_tokens=micro_batch_tokens,
         )
         temporary: Path = self.lead(lambda book: book.begin(meta))
         try:
@@ -77,12 +79,18 @@ class PolicyFiles:
         self._weights.complete(temporary, parent, written)
         canary.write(temporary)
         replace(meta, weights_sha256=hash_of(written)).write(temporary)
-        folder = book.commit(meta)
-        try:
-            book.prune(self._keep)
-        except OSError as error:
-            log.warning("checkpoints that are not kept any more cannot be deleted: %s", error)
-        return folder
+        return book.commit(meta)
+
+    def prune(self, policy_url: str) -> None:
+        """Deletes old checkpoints, never what the policy server at this address says that it serves."""
+
+        def delete(book: Checkpoints) -> None:
+            try:
+                book.prune(self._keep, served_folders(policy_url))
+            except OSError as error:
+                log.warning("checkpoints that are not kept any more cannot be deleted: %s", error)
+
+        self.lead(delete)
 
     def _reserve(self, name: str) -> None:
         """Takes the space of Adam's state. Raises OSError in every process where one has too little."""

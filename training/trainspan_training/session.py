@@ -175,22 +175,26 @@ class _Session:
 
 
 def _start(book: Checkpoints, settings: TrainSettings) -> Policy:
-    _publish_pending(settings.policy_url, book)
+    _publish_pending(settings, book)
     return starting_policy(book, settings.model or served_model(), settings.adapter)
 
 
-def _publish_pending(url: str, checkpoints: Checkpoints) -> None:
-    """Swaps in `latest` where an earlier trainer was stopped before it could."""
+def _publish_pending(settings: TrainSettings, checkpoints: Checkpoints) -> None:
+    """Swaps in `latest` where an earlier trainer was stopped before it could, or met a server that was busy or away."""
     folder = checkpoints.pending()
-    if folder is None:
+    if folder is None or settings.policy_url == "none":
         return
     meta = CheckpointMeta.read(folder)
-    swap = publish(url, folder.name, meta.version)
-    log.warning("checkpoint=%s was not published when the trainer stopped: now %s", folder.name, swap.outcome)
+    swap = publish(
+        settings.policy_url, folder.name, meta.version, patience_s=settings.publish_timeout_s, was_there=False
+    )
+    log.warning("checkpoint=%s had not been swapped in: now %s", folder.name, swap.outcome)
     if swap.outcome == "refused":
         checkpoints.refuse(folder, str(swap.error))
-    else:
-        checkpoints.ledger.append(Entry(EVENTS[swap.outcome], meta.dataset_sha256, folder.name, swap.error))
+        return
+    event, before = EVENTS[swap.outcome], checkpoints.ledger.of_checkpoint(folder.name)
+    if before is None or before.event != event:
+        checkpoints.ledger.append(Entry(event, meta.dataset_sha256, folder.name, swap.error))
 
 
 def _share_cores(processes: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -12,8 +13,13 @@ from trainspan_schemas.home import token
 __all__ = ["PolicyClient"]
 
 _ORDER_TIMEOUT_S = 180.0
-"""Covers requests that are still under way, and moving the weights."""
+"""Covers requests that are still under way, moving the weights, and another order that the server is busy with."""
+_BUSY_WAIT_S = 1.0
 _COUNTER = r"^{}\{{[^}}]*\}} (\S+)$"
+
+
+class _BusyError(PolicyServerError):
+    """It does something else, and says that it will do this later."""
 
 
 class PolicyClient:
@@ -63,7 +69,16 @@ class PolicyClient:
         path = f"/trainspan/{what}"
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token()}"}
         request = urllib.request.Request(self.url + path, data=b"{}", headers=headers)
-        self._ask(path, request, _ORDER_TIMEOUT_S)
+        deadline = time.monotonic() + _ORDER_TIMEOUT_S
+        while True:
+            try:
+                self._ask(path, request, max(1.0, deadline - time.monotonic()))
+            except _BusyError:
+                if time.monotonic() + _BUSY_WAIT_S > deadline:
+                    raise
+                time.sleep(_BUSY_WAIT_S)
+            else:
+                return
 
     def _ask(self, path: str, request: urllib.request.Request, timeout_s: float) -> str:
         try:
@@ -71,7 +86,8 @@ class PolicyClient:
                 body: str = response.read().decode()
         except urllib.error.HTTPError as error:
             said = error.read(500).decode(errors="replace")
-            raise PolicyServerError(f"the policy server answered {path} with {error.code}: {said}") from error
+            kind = _BusyError if error.code == 503 else PolicyServerError
+            raise kind(f"the policy server answered {path} with {error.code}: {said}") from error
         except (urllib.error.URLError, OSError) as error:
             raise PolicyServerError(f"no answer from the policy server at {self.url}{path}: {error}") from error
         return body
