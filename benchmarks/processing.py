@@ -53,9 +53,9 @@ class _Recorded(Source):
     ) -> Iterator[pl.DataFrame]:
         key = (name, tuple(selection.rollout_ids or ()), selection.without_rollout, tuple(columns), store)
         if key not in self._kept:
-            self._behind.extents = self.extents
+            self._behind.extents, self._behind.is_held = self.extents, self.is_held
             self._kept[key] = list(self._behind.read(name, selection, columns, store=store, **more))
-            self.watermarks = self._behind.watermarks
+            self.watermarks, self.reached = self._behind.watermarks, self._behind.reached
         yield from self._kept[key]
 
     def tokens(self, store: int, seqs: Sequence[int], columns: Sequence[str]) -> Iterator[pl.DataFrame]:

@@ -70,9 +70,8 @@ def _facts(account: "RolloutAccount") -> Text:
     text.append_text(_plain(" · ".join(filter(None, place))))
     if account.reason:
         text.append_text(_plain(f"\nnot trained: {account.reason}", "red"))
-    if account.dataset:
-        agrees = "its rows hold exactly these advantages" if account.agrees else "its rows hold OTHER advantages"
-        text.append_text(_plain(f"\n{account.dataset}: {agrees}", "green" if account.agrees else "red"))
+    if account.verdict:
+        text.append_text(_plain(f"\n{account.verdict}", "green" if account.agrees else "red"))
     return text
 
 

@@ -4,7 +4,7 @@ Rollouts are compared all together, so a few numbers of each rollout and call st
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,19 +16,17 @@ from .draft import credit, judged_others, limits, newest_version, plan_for, rewa
 from .evaluations import COUNTED, EVALUATION_COLUMNS, collect_evaluations, count_evaluations
 from .fates import fates_of
 from .frames import ROLLOUT_KEY, SPAN_KEY, compact, empty
-from .inventory import Inventory, take_inventory
 from .ledger import Ledger
 from .payload import chunk_number
 from .plan import Plan, RewardName
 from .rows import ROW_ORDER, Limits
+from .settling import Moment, settle
 from .source import Selection, Source
-from .surroundings import Surroundings, read_surroundings
-from .survey import Clock, Survey, survey_when_settled
+from .survey import Clock, Survey, survey_chunks
 from .waiting import Groups, find_groups
 
 __all__ = ["Assembly", "assemble"]
 
-_PAUSE_S: Final = 0.5
 _OF_ROLLOUT: Final = [*ROLLOUT_KEY, "run_id", "round", "task_id", "reward", "end_ns"]
 _OF_CALL: Final = [
     *("rollout", "store", "seq", *SPAN_KEY, *ROLLOUT_KEY, "run_id", "round", "task_id", "agent"),
@@ -69,6 +67,8 @@ class Assembly:
     function_error: str | None
     folder: Path
     """Of the sound calls of each part."""
+    as_of_ns: int
+    """The time at which rollouts were pending and groups waited."""
 
     def chunks(self) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """The sound calls with their credit, in the order of datasets, with PAYLOAD of those that only clients recorded.
@@ -132,82 +132,32 @@ def assemble(
     """Surveys, rewards and credits all rollouts of the selection that no earlier dataset used; `folder` takes the calls.
 
     Waits up to `wait_s` for rollouts that are still arriving, and leaves groups that lack rollouts to the next dataset for up
-    to `group_wait_s`, if `may_leave_groups`. Of a selection that is more than one chunk, rollouts that had
-    not begun to arrive are left to the next dataset. Raises UsageError for unknown names of credit and baseline, and for
-    functions that do not keep to their form.
+    to `group_wait_s`, if `may_leave_groups`. Raises UsageError for unknown names of credit and baseline, and for functions
+    that do not keep to their form.
     """
     with_state = states_are_needed(settings)
-    deadline_ns = clock.now_ns() + int(settings.wait_s * 1e9)
-    inventory, fresh = _look(source, selection, ledger, clock, deadline_ns)
-    selections, around = _chunked(source, selection, inventory, fresh)
-    used = inventory.calls_of(ledger.used)
-    del inventory, fresh
-    parts: list[_Part] = []
-    while len(parts) < len(selections):
-        around = replace(around, are_counted=len(parts) == len(selections) - 1)
-        survey = survey_when_settled(
+    moment = settle(source, selection, settings, ledger, clock)
+
+    def take(survey: Survey, number: int) -> _Part:
+        return _done(source, survey, settings, folder, number, with_state=with_state)
+
+    if moment.survey is not None:
+        parts = [take(moment.survey, 0)]
+    else:
+        parts, _ = survey_chunks(
             source,
-            selections[len(parts)],
+            moment.selections,
             ledger,
-            clock,
+            take,
+            now_ns=moment.now_ns,
             settle_s=settings.settle_s,
-            wait_s=max(0, deadline_ns - clock.now_ns()) / 1e9,
-            # A chunk shows parts of groups.
-            group_wait_s=settings.group_wait_s if len(selections) == 1 else 0.0,
-            around=around,
+            around=moment.around,
         )
-        news = survey.served - around.served
-        around = replace(around, served=survey.served, covered=_covered(around, survey))
-        if parts and news:
-            # Which models are ours decides on the calls of earlier chunks, too: they are gone through again.
-            parts = []
-            continue
-        parts.append(_done(source, survey, settings, folder, len(parts), with_state=with_state))
-    now_ns = clock.now_ns()
     together = pl.concat(part.rollouts for part in parts)
-    groups = find_groups(together, ledger, now_ns, settings.group_wait_s if may_leave_groups else 0.0)
+    groups = find_groups(together, ledger, moment.now_ns, settings.group_wait_s if may_leave_groups else 0.0)
     names = [reward.name for reward in parts[0].rewards]
-    before = _evaluations_of_used(source, selection, used, names)
-    return _together(parts, together, groups, settings, ledger, folder, used, before)
-
-
-def _look(
-    source: Source, selection: Selection, ledger: Ledger, clock: Clock, deadline_ns: int
-) -> tuple[Inventory, Inventory]:
-    """(what there is, what of it no dataset used); waits where all was used."""
-    while True:
-        inventory = take_inventory(source, selection)
-        fresh = inventory.without(ledger.used.select(ROLLOUT_KEY))
-        left_s = (deadline_ns - clock.now_ns()) / 1e9
-        if fresh.holdings.height or not inventory.holdings.height or left_s <= 0:
-            return inventory, fresh
-        clock.sleep(min(_PAUSE_S, left_s))
-
-
-def _chunked(
-    source: Source, selection: Selection, inventory: Inventory, fresh: Inventory
-) -> tuple[list[Selection], Surroundings]:
-    """The selection as it is where it is one chunk, else in parts that are chosen by rollout ids."""
-    chunks = fresh.chunks()
-    if fresh is inventory and len(chunks) <= 1 and selection.rollout_ids is None:
-        return [selection], Surroundings()
-    around = read_surroundings(source, selection)
-    if selection.rollout_ids is None:
-        around = replace(around, evaluations=_homeless(source, selection, inventory))
-    return [replace(selection, rollout_ids=chunk) for chunk in chunks or [[]]], around
-
-
-def _homeless(source: Source, selection: Selection, inventory: Inventory) -> pl.DataFrame:
-    """EVALUATIONS of rollouts that there are not: a chunk would not show them."""
-    known = inventory.holdings.select("rollout_id").unique()
-    batches = source.read("evaluations", selection, EVALUATION_COLUMNS)
-    return collect_evaluations(batch.join(known, on="rollout_id", how="anti") for batch in batches)
-
-
-def _covered(around: Surroundings, survey: Survey) -> pl.DataFrame:
-    """The keys of the surroundings' spans that calls surveyed so far cover."""
-    found = survey.twins.links.join(around.spans, on=SPAN_KEY, how="semi").select(SPAN_KEY)
-    return pl.concat([around.covered, found])
+    before = _evaluations_of_used(source, selection, moment.used, names)
+    return _together(parts, together, groups, settings, ledger, folder, moment, before)
 
 
 def _done(
@@ -254,7 +204,7 @@ def _together(
     settings: DatasetSettings,
     ledger: Ledger,
     folder: Path,
-    used: pl.DataFrame,
+    moment: Moment,
     evaluations_of_used: pl.DataFrame,
 ) -> Assembly:
     compared = pl.concat(part.compared for part in parts).rename({"rollout": "in_part"}).sort(ROLLOUT_KEY)
@@ -282,7 +232,8 @@ def _together(
         fates=pl.concat([*(part.fates for part in parts), waiting]),
         others=fates_of(judged.with_columns(pl.lit(0, dtype=pl.UInt32).alias("position"))),
         limits=limits(settings, max((part.newest for part in parts if part.newest is not None), default=None)),
-        used=used,
+        used=moment.used,
+        as_of_ns=moment.now_ns,
         evaluations=pl.concat([*(part.evaluations for part in parts), evaluations_of_used])
         .group_by("rollout_id")
         .agg(pl.col("rewards").max()),

@@ -17,7 +17,7 @@ from trainspan_schemas.settings import DatasetSettings
 from .assembly import Assembly, assemble
 from .fates import NO_ROLLOUT, fates_of
 from .frames import compact
-from .ledger import Ledger, next_round, read_ledger, write_ledger
+from .ledger import next_round, read_ledger, write_ledger
 from .manifest import make_manifest
 from .outcome import (
     check_outcome,
@@ -29,6 +29,7 @@ from .outcome import (
     take_accounts,
 )
 from .quality.page import QUALITY_PAGE, quality_page
+from .recorded import Recorded
 from .rows import RowCounts, make_rows
 from .source import Selection, Source
 from .survey import Clock
@@ -52,10 +53,8 @@ class Request:
     allow_behind: bool = False
     number: int | None = None
     """The dataset's number; None: the round, else the next free one."""
-    rollout_ids: Sequence[str] | None = None
-    """Only these rollouts."""
-    earlier: Ledger | None = None
-    """What earlier datasets have seen; None: those in `out`."""
+    recorded: Recorded | None = None
+    """Build what this saw, as it saw it; None: what the stores hold now and no dataset in `out` used."""
 
     @property
     def target(self) -> Path:
@@ -87,18 +86,20 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
     if target.exists():
         return _existing(target, request)
     settings, is_round = request.settings, request.round is not None
-    ledger = request.earlier or read_ledger(request.out)
-    with Source(request.stores, request.allow_behind) as source, scratch_folder(target) as scratch:
-        selection = Selection(request.run_id, request.round, request.rollout_ids)
+    recorded = request.recorded
+    selection, opened = Selection(request.run_id, request.round), Source(request.stores, request.allow_behind)
+    if recorded is not None:
+        selection, clock = recorded.selection, recorded.clock(clock)
+        opened = recorded.open(request.stores, allow_behind=request.allow_behind)
+    ledger = read_ledger(request.out) if recorded is None else recorded.earlier
+    with opened as source, scratch_folder(target) as scratch:
         with tempfile.TemporaryDirectory(dir=scratch.root) as calls:
             # A round has no next dataset that could take what is left behind.
-            may_leave = not is_round and request.earlier is None
-            assembly = assemble(source, selection, settings, ledger, clock, Path(calls), may_leave_groups=may_leave)
+            assembly = assemble(source, selection, settings, ledger, clock, Path(calls), may_leave_groups=not is_round)
             files, counts, fates = _write_rows(source, assembly, scratch.rows)
         shares = assembly.shares if assembly.plan.needs_history else assembly.shares.clear()
         unowned = assembly.others.filter(pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
-        recount = is_round or request.earlier is not None
-        lines = ledger_lines(pl.concat([fates, unowned]), assembly.rollouts, shares, ledger, recount=recount)
+        lines = ledger_lines(pl.concat([fates, unowned]), assembly.rollouts, shares, ledger, recount=is_round)
         late = late_calls(assembly.used, ledger)
         late_rewards = late_evaluations(assembly.evaluations, ledger)
         accounts = take_accounts(pl.concat([fates, assembly.others]), lines, late)

@@ -83,12 +83,16 @@ class Draft:
         return self.calls.filter(pl.col("reason").is_null())
 
 
-def draft_dataset(source: Source, survey: Survey, settings: DatasetSettings, ledger: Ledger) -> Draft:
-    """Rewards, compares and credits what was surveyed.
+def draft_dataset(
+    source: Source, survey: Survey, settings: DatasetSettings, ledger: Ledger, held: pl.DataFrame | None = None
+) -> Draft:
+    """Rewards, compares and credits what was surveyed, but for rollouts that are `held` (rollout_id, attempt) for their group.
 
     Raises UsageError for unknown names of credit and baseline, and for functions that do not keep to their form.
     """
     part = reward_part(source, survey, settings, with_state=states_are_needed(settings))
+    if held is not None and held.height:
+        part = _without(part, held)
     plan = plan_for(settings, part.rewarded.rewards, part.compared)
     credited = credit(part.credited, part.compared, ledger, plan)
     return Draft(
@@ -99,6 +103,22 @@ def draft_dataset(source: Source, survey: Survey, settings: DatasetSettings, led
         terms=credited.terms,
         others=judged_others(part.others, any_call=part.calls.height > 0),
         limits=limits(settings, newest_version(part.calls)),
+    )
+
+
+def _without(part: Part, held: pl.DataFrame) -> Part:
+    """The part with nothing of these rollouts compared; their sound calls are `group_unfinished`."""
+    numbers = part.compared.join(held, on=ROLLOUT_KEY, how="semi")["rollout"]
+    is_held = pl.col("rollout").is_in(numbers.implode()).fill_null(value=False)
+    waits = pl.when(is_held).then(pl.lit("group_unfinished"))
+    return replace(
+        part,
+        compared=part.compared.join(held, on=ROLLOUT_KEY, how="anti", maintain_order="left"),
+        calls=part.calls.with_columns(
+            pl.coalesce("reason", waits).alias("reason"),
+            *(pl.when(~is_held).then(name).alias(name) for name in ("rollout", "group_id")),
+        ),
+        credited=part.credited.filter(~is_held),
     )
 
 

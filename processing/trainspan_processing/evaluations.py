@@ -25,7 +25,7 @@ EVALUATION_COLUMNS: Final = [name for name in EVALUATIONS if name != "response_i
 """Columns asked of the read `evaluations`."""
 
 FEEDBACK_QUERY: Final = f"""
-    SELECT time_ns, attributes, untrusted
+    SELECT seq, time_ns, attributes, untrusted
     FROM logs
     WHERE event_name = '{keys.EVALUATION_EVENT}' AND span_id IS NULL
         AND contains(attributes, '"{keys.GEN_AI_RESPONSE_ID}"')"""

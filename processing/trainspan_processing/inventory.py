@@ -50,10 +50,19 @@ class Inventory:
         others = self.holdings.join(rollouts, on=ROLLOUT_KEY, how="anti")
         if others.height == self.holdings.height:
             return self
+        return self.of(others.select("rollout_id"))
+
+    def of(self, rollouts: pl.DataFrame) -> "Inventory":
+        """Only the rollouts with these `rollout_id`s, and those that share a trace with one of them."""
         related = _related(self.holdings)
-        kept = related.join(others.select("rollout_id"), on="rollout_id", how="semi").select("relation")
+        kept = related.join(rollouts, on="rollout_id", how="semi").select("relation")
         kept = related.join(kept, on="relation", how="semi").select("rollout_id")
         return replace(self, holdings=self.holdings.join(kept, on="rollout_id", how="semi"))
+
+    def sizes(self) -> pl.DataFrame:
+        """rollout_id and the number of `items` (u32) stored of it, calls and other spans."""
+        items = (pl.col("calls").sum() + pl.col("spans").sum()).cast(pl.UInt32).alias("items")
+        return self.holdings.group_by("rollout_id").agg(items)
 
     def chunks(self) -> list[list[str]]:
         """Rollout ids, in the order of datasets, in chunks of about `spans_per_chunk` spans.
@@ -85,8 +94,9 @@ def take_inventory(source: Source, selection: Selection) -> Inventory:
         for batch in source.read("holdings", selection, list(_READ))
     ]
     rows = pl.concat(held) if held else empty({"store": pl.UInt8, **_READ})
-    source.extents = Extents.of(rows, source.watermarks)
-    counted = rows.filter("is_selected").group_by(_KEY, maintain_order=True).agg(pl.col("calls", "spans").sum())
+    source.extents = Extents.of(rows, source.reached)
+    shown = rows.filter(pl.col("is_selected") & source.is_within("first_seq"))
+    counted = shown.group_by(_KEY, maintain_order=True).agg(pl.col("calls", "spans").sum())
     return Inventory(compact(counted))
 
 

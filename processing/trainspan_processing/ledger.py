@@ -66,10 +66,10 @@ class Ledger:
         return pl.concat([whole.select(*HISTORY), pl.DataFrame(parts, schema=HISTORY)])
 
 
-def read_ledger(out: Path, *, without: Path | None = None, only: Sequence[Path] | None = None) -> Ledger:
-    """The ledger of all datasets under `out` but for the folder `without`, or of the folders `only`."""
+def read_ledger(out: Path, *, only: Sequence[Path] | None = None) -> Ledger:
+    """The ledger of all datasets under `out`, or of the folders `only`."""
     frames = [pl.DataFrame(schema=LEDGER)]
-    folders = tuple(folder for folder in (dataset_dirs(out) if only is None else only) if folder != without)
+    folders = tuple(dataset_dirs(out) if only is None else only)
     for folder in folders:
         path = ledger_path(folder)
         try:

@@ -85,6 +85,7 @@ def make_manifest(
         "functions": _function_digests(settings),
         "trainspan": version("trainspan"),
         "inputs": [dict(item) for item in inputs],
+        "as_of_ns": assembly.as_of_ns,
         "earlier": [{"name": path.name, "ledger_sha256": _digest(ledger_path(path))} for path in earlier],
         "files": [asdict(file) for file in files],
         "ledger": {"name": LEDGER_FILE, "sha256": _digest(folder / LEDGER_FILE)},
@@ -100,7 +101,10 @@ def _function_digests(settings: Mapping[str, Any]) -> dict[str, str]:
     names = {value for value in settings.values() if isinstance(value, str) and is_function_name(value)}
     found = {}
     for name in sorted(names):
-        source = inspect.getsourcefile(inspect.unwrap(load_function(name)))
+        try:
+            source = inspect.getsourcefile(inspect.unwrap(load_function(name)))
+        except TypeError:  # an object that can be called, or one written in C
+            source = None
         found[name] = _digest(Path(source)) if source else "unknown"
     return found
 

@@ -1,18 +1,16 @@
-"""Makes a published dataset again: from its own manifest, the same rollouts, and what earlier datasets had seen."""
+"""Makes a published dataset again, from its manifest and what its run saw (recorded.py)."""
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.settings import DatasetSettings
 
 from .build import BuiltDataset, Request, build_dataset
-from .fates import NO_ROLLOUT
-from .ledger import ledger_path, read_ledger
+from .frames import ROLLOUT_KEY
 from .published import Published, open_published
+from .recorded import recorded
 from .survey import Clock
 
 __all__ = ["Rebuilt", "rebuild"]
@@ -35,37 +33,25 @@ def rebuild(original: Path, out: Path, stores: Sequence[str] | None, clock: Cloc
     published = open_published(original)
     if out.resolve() == published.path.resolve().parent:
         raise DatasetError(f"{original} lies in {out}: name another --out to make it again")
-    recorded = published.manifest["settings"]
+    said = published.manifest["settings"]
     known = {item.name for item in fields(DatasetSettings)}
-    settings = DatasetSettings(**{key: value for key, value in recorded.items() if key in known}, out=str(out))
-    seen = [rollout for rollout in published.seen()["rollout_id"].to_list() if not rollout.startswith(NO_ROLLOUT)]
+    settings = DatasetSettings(**{key: value for key, value in said.items() if key in known}, out=str(out))
+    chosen = tuple(stores or published.stores)
     request = Request(
-        stores=tuple(stores or published.stores),
+        stores=chosen,
         out=out,
         settings=settings,
-        run_id=recorded["run_id"],
-        round=recorded["round"],
+        run_id=said["run_id"],
+        round=said["round"],
         number=published.manifest["round"],
-        rollout_ids=sorted(set(seen)),
-        earlier=read_ledger(published.path.parent, only=_earlier(published)),
+        recorded=recorded(published, chosen),
     )
     built = build_dataset(request, clock)
-    return Rebuilt(built, _differences(published.manifest, built.manifest))
+    return Rebuilt(built, _differences(published, open_published(built.path)))
 
 
-def _earlier(published: Published) -> list[Path]:
-    """The folders of the datasets whose ledgers it was built with, unchanged."""
-    folders = []
-    for entry in published.manifest["earlier"]:
-        folder = published.path.parent / entry["name"]
-        ledger = ledger_path(folder)
-        if not ledger.is_file() or hashlib.sha256(ledger.read_bytes()).hexdigest() != entry["ledger_sha256"]:
-            raise DatasetError(f"{folder}, which {published.path} was built after, is gone or changed: put it back")
-        folders.append(folder)
-    return folders
-
-
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def _differences(original: Published, again: Published) -> list[str]:
+    before, after = original.manifest, again.manifest
     old, new = ({file["name"]: file["sha256"] for file in manifest["files"]} for manifest in (before, after))
     if old == new:
         return []
@@ -77,6 +63,8 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
             found.append(f"{name} has changed")
     if before["trainspan"] != after["trainspan"]:
         found.append(f"trainspan {before['trainspan']} became {after['trainspan']}")
+    if lost := original.seen().join(again.seen(), on=ROLLOUT_KEY, how="anti").height:
+        found.append(f"{lost} of the rollouts that it saw are not in the stores, or were used by an earlier dataset")
     if before["rewards"] != after["rewards"]:
-        found.append("rewards differ: some came after the dataset was built")
+        found.append("rewards differ: some came after the dataset was built, or are not in the stores")
     return found

@@ -59,7 +59,11 @@ class Source:
     stores: Sequence[str]
     allow_behind: bool = False
     watermarks: dict[int, int] = field(default_factory=dict)
-    """Store number → highest `seq` that a read has seen."""
+    """Store number → highest `seq` that a read has seen, or the one that is held."""
+    is_held: bool = False
+    """Whether reads leave out what came after the watermarks: then all of them show the stores at one moment."""
+    reached: dict[int, int] = field(default_factory=dict)
+    """Store number → highest `seq` of the store, as far as reads have shown it."""
     extents: Extents | None = None
     """Where rollouts lie, once they were counted; reads of some of them then leave out the rest of the store."""
     _clients: list[Any] = field(default_factory=list)
@@ -91,11 +95,14 @@ class Source:
 
         `more` are further parameters of the read.
         """
+        is_cut = self.is_held and name in _PLACED_READS
+        wanted = list(dict.fromkeys((*columns, "seq"))) if is_cut else list(columns)
         for number in range(len(self._clients)) if store is None else (store,):
             for parameters in selection.parameters():
-                asked = {**parameters, **self._places(name, number, parameters), **more, "columns": list(columns)}
+                asked = {**parameters, **self._places(name, number, parameters), **more, "columns": wanted}
                 ticket = {"read": name, "parameters": asked, "wait_ms": WAIT_MS}
-                yield from self._stream(number, ticket)
+                for batch in self._stream(number, ticket):
+                    yield self._up_to_watermark(number, batch).select(*columns, "store") if is_cut else batch
 
     def tokens(self, store: int, seqs: Sequence[int], columns: Sequence[str]) -> Iterator[pl.DataFrame]:
         """Batches of the read `tokens`: of the calls with these `seq` in the store numbered `store`."""
@@ -104,9 +111,17 @@ class Source:
             yield from self._stream(store, {"read": "tokens", "parameters": asked, "wait_ms": WAIT_MS})
 
     def query(self, sql: str) -> Iterator[pl.DataFrame]:
-        """Batches of one SELECT, from all stores."""
+        """Batches of one SELECT, from all stores; rows with a `seq` are cut at the watermark if it is held."""
         for number in range(len(self._clients)):
-            yield from self._stream(number, {"sql": sql, "wait_ms": WAIT_MS})
+            for batch in self._stream(number, {"sql": sql, "wait_ms": WAIT_MS}):
+                yield self._up_to_watermark(number, batch) if "seq" in batch.columns else batch
+
+    def is_within(self, seq: str) -> pl.Expr:
+        """Whether the column `seq` of a frame with `store` is within the held watermarks; true if none is held."""
+        if not self.is_held:
+            return pl.lit(value=True)
+        last = pl.col("store").replace_strict(self.watermarks, default=None, return_dtype=pl.Int64)
+        return (pl.col(seq) <= last).fill_null(value=False)
 
     def attributes(self, spans: pl.DataFrame) -> Iterator[pl.DataFrame]:
         """trace_id, span_id and `attributes` of `spans` (with `store`, `seq`, trace_id, span_id), in batches, in any order.
@@ -128,6 +143,11 @@ class Source:
                 left = left.join(batch, on=SPAN_KEY, how="anti")
             if left.is_empty():
                 return
+
+    def _up_to_watermark(self, number: int, batch: pl.DataFrame) -> pl.DataFrame:
+        if not self.is_held:
+            return batch
+        return batch.filter(pl.col("seq") <= self.watermarks.get(number, 0))
 
     def _places(self, name: str, number: int, parameters: Mapping[str, Any]) -> dict[str, object]:
         if self.extents is None or "rollout_ids" not in parameters or name not in _PLACED_READS:
@@ -164,7 +184,9 @@ class Source:
 
     def _check_watermark(self, number: int, metadata: dict[bytes, bytes]) -> None:
         reached = int(metadata.get(b"watermark", b"0"))
-        self.watermarks[number] = max(reached, self.watermarks.get(number, 0))
+        self.reached[number] = max(reached, self.reached.get(number, 0))
+        if not self.is_held:
+            self.watermarks[number] = self.reached[number]
         if metadata.get(b"behind") == b"true" and not self.allow_behind:
             raise StoreError(
                 f"store {self.stores[number]} has not loaded all that it acknowledged (reached seq {reached}): "

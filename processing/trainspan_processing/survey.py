@@ -1,8 +1,8 @@
-"""The first pass: everything about the selected rollouts but their tokens, and the wait for what is still arriving."""
+"""The first pass: everything about the selected rollouts but their tokens."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 import polars as pl
 
@@ -23,13 +23,12 @@ from .spans import narrow_spans, system_hashes
 from .surroundings import Surroundings, read_surroundings
 from .trust import with_own_rewards
 from .twins import Twins, find_twins
-from .waiting import find_groups
 
-__all__ = ["Clock", "Survey", "survey_when_settled"]
+__all__ = ["Clock", "Survey", "survey_chunks", "take_survey"]
+
+_Taken = TypeVar("_Taken")
 
 _ALL_SELECTED: Final = pl.lit(True).alias("selected")
-_FIRST_PAUSE_S: Final = 0.1
-_LONGEST_PAUSE_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,45 +62,21 @@ class Survey:
     """Names of the models that calls were made to, those of the surroundings among them."""
 
 
-def survey_when_settled(
+def take_survey(
     source: Source,
     selection: Selection,
     ledger: Ledger,
-    clock: Clock,
     *,
+    now_ns: int,
     settle_s: float,
-    wait_s: float,
-    group_wait_s: float = 0.0,
     around: Surroundings | None = None,
 ) -> Survey:
-    """Surveys until no rollout for training is pending and no group waits for its last ones, or `wait_s` is over.
+    """Surveys the rollouts of the selection that the ledger has not used.
 
-    `around` is read where it is not given and the selection names rollouts.
+    `around` is read if it is not given and the selection names rollouts.
     """
-    deadline = clock.now_ns() + int(wait_s * 1e9)
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        if around is None and selection.rollout_ids is not None:
-            around = read_surroundings(source, selection)
-        survey = _survey(source, selection, ledger, around or Surroundings(), clock.now_ns(), settle_s)
-        rollouts = survey.rollouts
-        waited_for = (
-            rollouts.is_empty()
-            or rollouts.filter(
-                pl.col("pending") & (pl.col("split") != "val").fill_null(True) & ~pl.col("superseded")
-            ).height
-            or find_groups(rollouts, ledger, clock.now_ns(), group_wait_s).waiting
-        )
-        left_s = (deadline - clock.now_ns()) / 1e9
-        if not waited_for or left_s <= 0:
-            return survey
-        clock.sleep(min(pause_s, left_s))
-        pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
-
-
-def _survey(
-    source: Source, selection: Selection, ledger: Ledger, around: Surroundings, now_ns: int, settle_s: float
-) -> Survey:
+    if around is None:
+        around = Surroundings() if selection.rollout_ids is None else read_surroundings(source, selection)
     spans = narrow_spans(source, selection)
     evaluations = collect_evaluations(source.read("evaluations", selection, EVALUATION_COLUMNS))
     feedback = around.feedback if around.feedback is not None else collect_feedback(source.query(FEEDBACK_QUERY))
@@ -141,6 +116,39 @@ def _survey(
     evaluations = with_feedback(with_own_rewards(evaluations, rollouts), feedback, calls)
     agents = _with_agents(calls, twins, _prompts(source, calls, twins, spans), rollouts)
     return Survey(agents, spans, evaluations, twins, rollouts, others, answers, served)
+
+
+def survey_chunks(
+    source: Source,
+    selections: Sequence[Selection],
+    ledger: Ledger,
+    take: Callable[[Survey, int], _Taken],
+    *,
+    now_ns: int,
+    settle_s: float,
+    around: Surroundings,
+) -> tuple[list[_Taken], Surroundings]:
+    """What `take` makes of the survey of each selection and its number, and the surroundings as they are known then.
+
+    Which models are served decides on the calls of earlier chunks too: if a chunk names a new one, all are gone through again.
+    """
+    taken: list[_Taken] = []
+    while len(taken) < len(selections):
+        around = replace(around, are_counted=len(taken) == len(selections) - 1)
+        survey = take_survey(source, selections[len(taken)], ledger, now_ns=now_ns, settle_s=settle_s, around=around)
+        news = survey.served - around.served
+        around = replace(around, served=survey.served, covered=_covered(around, survey))
+        if taken and news:
+            taken = []
+            continue
+        taken.append(take(survey, len(taken)))
+    return taken, around
+
+
+def _covered(around: Surroundings, survey: Survey) -> pl.DataFrame:
+    """The keys of the surroundings' spans that calls surveyed so far cover."""
+    found = survey.twins.links.join(around.spans, on=SPAN_KEY, how="semi").select(SPAN_KEY)
+    return pl.concat([around.covered, found])
 
 
 def _with(own: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:

@@ -20,7 +20,7 @@ from trainspan_processing.build import BuiltDataset, Request, build_dataset
 from trainspan_processing.ledger import read_ledger
 from trainspan_processing.rewards import bind_rewards
 from trainspan_processing.source import Selection, Source
-from trainspan_processing.survey import Clock, Survey, survey_when_settled
+from trainspan_processing.survey import Clock, Survey, take_survey
 from trainspan_schemas.settings import DatasetSettings
 from trainspan_schemas.store import running_collector
 
@@ -116,7 +116,7 @@ class Bench:
         """What the first pass sees of the run in the first store."""
         with Source([str(self.collectors[0].store)]) as source:
             ledger = read_ledger(self.out)
-            return survey_when_settled(source, Selection(self.run_id), ledger, self.clock, settle_s=60.0, wait_s=0.0)
+            return take_survey(source, Selection(self.run_id), ledger, now_ns=self.now, settle_s=60.0)
 
     def edges(self) -> list[tuple[str, str, int | None, float]]:
         """(rollout, rule, call index or None for the rollout, score) of each reward, sorted."""

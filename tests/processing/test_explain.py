@@ -191,7 +191,7 @@ def test_rows_with_other_advantages_are_told(bench: Bench) -> None:
     manifest_path(built.path).write_text(json.dumps(manifest))
     account = _explain(bench, "a", built)
     assert account.agrees is False
-    assert "ITS ROWS HOLD OTHER ADVANTAGES" in explanation_page(account)
+    assert "its rows hold OTHER advantages" in explanation_page(account)
 
 
 def test_the_beginning_of_an_id_is_enough_where_it_is_one_rollouts(bench: Bench) -> None:

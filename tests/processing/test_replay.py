@@ -84,14 +84,21 @@ def test_a_baseline_that_remembers_is_made_again_with_the_memory_it_had(bench: B
         _rebuild(bench, second, tmp_path / "changed")
 
 
-def test_a_reward_that_came_since_is_told(bench: Bench, tmp_path: Path) -> None:
-    _send(bench)
+def test_a_reward_that_came_since_changes_nothing_in_its_own_store_and_is_told_of_another(
+    bench: Bench, tmp_path: Path
+) -> None:
+    _send(bench, stores=(0, 1))
     built = bench.build()
     late = bench.rollout("r0", status=None)
     late.spans.clear()
-    bench.send(late.log_reward(5.0, at=9_000.0))
-    again = _rebuild(bench, built, tmp_path / "again")
-    assert again.differences == ["rows: 15 became 15", "rewards differ: some came after the dataset was built"]
+    late.log_reward(5.0, at=9_000.0)
+    for store in (0, 1):
+        bench.send(late, store=store)
+    assert _rebuild(bench, built, tmp_path / "again").differences == []
+    assert _rebuild(bench, built, tmp_path / "other", (1,)).differences == [
+        "rows: 15 became 15",
+        "rewards differ: some came after the dataset was built, or are not in the stores",
+    ]
 
 
 def test_it_is_not_made_again_over_itself(bench: Bench) -> None:

@@ -7,6 +7,7 @@ import polars as pl
 from tests.processing.conftest import RunningCollector
 from tests.processing.traces import TestRollout, chain
 from trainspan_processing.frames import SPAN_KEY
+from trainspan_processing.inventory import take_inventory
 from trainspan_processing.source import Selection, Source
 
 _PLACE = ["seq", *SPAN_KEY]
@@ -47,3 +48,23 @@ def test_of_a_span_that_was_replaced_meanwhile_its_successors_attributes_are_rea
         assert json.loads(found.filter(span_id=span_id)["attributes"].item())["color"] == "ultramarine"
         gone = before.with_columns(pl.lit("f" * 32).alias("trace_id"), pl.lit(10**12).alias("seq"))
         assert sum(batch.height for batch in source.attributes(gone)) == 0
+
+
+def test_reads_of_one_moment_leave_out_what_came_since(collectors: list[RunningCollector], run_id: str) -> None:
+    def sent(name: str) -> None:
+        collectors[0].send([chain(TestRollout(f"{run_id}-{name}", run=run_id), 1).reward(1.0)])
+
+    def counts() -> list[int]:
+        reads = {"spans": ["span_id"], "calls": ["n_tokens"], "evaluations": ["score"]}
+        made = [pl.concat(source.read(name, Selection(run_id), wanted)) for name, wanted in reads.items()]
+        assert [frame.columns for frame in made] == [[*wanted, "store"] for wanted in reads.values()]
+        return [frame.height for frame in made] + [take_inventory(source, Selection(run_id)).sizes().height]
+
+    sent("a")
+    with Source([str(collectors[0].store)]) as source:
+        assert take_inventory(source, Selection(run_id)).sizes().rows() == [(f"{run_id}-a", 2)]
+        source.is_held = True
+        sent("b")
+        assert counts() == [2, 1, 1, 1]
+        source.is_held = False
+        assert counts() == [4, 2, 2, 2]

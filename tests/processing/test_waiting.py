@@ -2,6 +2,7 @@
 
 import json
 
+import polars as pl
 import pytest
 
 from tests.processing.conftest import Bench, rows
@@ -105,6 +106,50 @@ def test_the_command_waits_for_the_last_rollouts_where_it_is_told_to_wait(bench:
     built = bench.build(baseline="dr_grpo", wait_s=30.0)
     assert rows(built)["advantage"].to_list() == [-1.0, 0.0, 1.0]
     assert sum(bench.slept) < 30.0
+
+
+@pytest.mark.parametrize("spans", [1, 100_000])
+@pytest.mark.parametrize("others_were_used", [False, True])
+def test_it_waits_for_rollouts_that_have_not_begun_in_several_chunks_and_beside_used_ones_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, spans: int, others_were_used: bool
+) -> None:
+    monkeypatch.setattr(inventory, "spans_per_chunk", lambda _: spans)
+    bench.send(*_pair(bench))
+    if others_were_used:
+        bench.build()
+    bench.send(_member(bench, "a", 0.0), _member(bench, "b", 1.0))
+    _at(bench, 150.0)
+    last = [_member(bench, "d", 9.0, ends=151.0), _member(bench, "c", 2.0, ends=151.0)]
+    bench.on_sleep = lambda: bench.send(*(last.pop() for _ in last[:1]))
+    built = bench.build(baseline="dr_grpo", wait_s=30.0)
+    of_group = rows(built).filter(pl.col("task_id") == "t0")
+    assert of_group["advantage"].to_list() == [-1.0, 0.0, 1.0]
+    assert built.manifest["groups_incomplete"] == {"waiting": 0, "taken": 0}
+    assert len(last) == 1, "it waits no longer than it must"
+
+
+def test_a_group_some_of_whose_rollouts_were_used_waits_for_the_last_ones(bench: Bench) -> None:
+    bench.send(_member(bench, "a", 0.0, of=4), _member(bench, "b", 1.0, of=4))
+    _at(bench, 500.0)
+    assert bench.build().manifest["groups_incomplete"] == {"waiting": 0, "taken": 1}
+    bench.send(_member(bench, "c", 2.0, of=4, ends=490.0))
+    last = [_member(bench, "d", 4.0, of=4, ends=501.0)]
+    bench.on_sleep = lambda: bench.send(*(last.pop() for _ in last[:1]))
+    assert rows(bench.build(baseline="dr_grpo", wait_s=30.0))["advantage"].to_list() == [-1.0, 1.0]
+
+
+@pytest.mark.parametrize("spans", [1, 100_000])
+def test_it_waits_no_longer_than_it_is_told_to(bench: Bench, monkeypatch: pytest.MonkeyPatch, spans: int) -> None:
+    monkeypatch.setattr(inventory, "spans_per_chunk", lambda _: spans)
+    bench.send(_member(bench, "a", 0.0), _member(bench, "b", 1.0), *_pair(bench))
+    _at(bench, 150.0)
+    built = bench.build(wait_s=5.0)
+    assert sum(bench.slept) == pytest.approx(5.0)
+    assert built.manifest["groups_incomplete"] == {"waiting": 1, "taken": 0}
+    # Nothing came: the groups alone are looked at, until their time is over.
+    bench.slept.clear()
+    assert bench.build(wait_s=600.0).manifest["groups_incomplete"] == {"waiting": 0, "taken": 1}
+    assert sum(bench.slept) == pytest.approx(400.0 - 155.0, abs=3.0)
 
 
 def test_rollouts_that_failed_have_arrived_too(bench: Bench) -> None:

@@ -156,6 +156,23 @@ class RolloutAccount:
     """The dataset that was asked about."""
     agrees: bool | None
     """Whether that dataset's rows hold exactly these advantages; None where none was asked about."""
+    unlike: int
+    """How many of the rollouts that the dataset compared are not in the stores, or have another reward there."""
+
+    @property
+    def verdict(self) -> str | None:
+        """Whether the dataset says the same, in words; None if none was asked about."""
+        if self.dataset is None:
+            return None
+        said = "its rows hold exactly these advantages" if self.agrees else "its rows hold OTHER advantages"
+        if not self.unlike:
+            return f"{self.dataset}: {said}"
+        many = (
+            f"{self.unlike} of the rollouts that it compared are"
+            if self.unlike > 1
+            else "1 rollout that it compared is"
+        )
+        return f"{self.dataset}: {said}; {many} not in these stores with the same reward"
 
     def record(self) -> dict[str, Any]:
         """As JSON values."""

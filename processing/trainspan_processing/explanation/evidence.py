@@ -43,8 +43,12 @@ class Evidence:
     survey: Survey
     texts: Mapping[Key, SpanText]
     settings: DatasetSettings
-    dataset: Published | None
-    compared: bool | None
+    dataset: Published | None = None
+    """The dataset that was asked about."""
+    agrees: bool | None = None
+    """Whether that dataset's rows of the rollout are `rows`."""
+    unlike: int = 0
+    """How many of the rollouts that it compared are not in the stores, or have another reward there."""
 
     def own(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The rows of `frame` that are this rollout's."""

@@ -1,9 +1,8 @@
 """Finds one rollout and everything that decides its credit, with the dataset step's own functions."""
 
-import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import polars as pl
@@ -15,12 +14,14 @@ from ..decoding import find_decoder
 from ..draft import Draft, draft_dataset
 from ..fates import NO_ROLLOUT
 from ..frames import ROLLOUT_KEY, SPAN_KEY
-from ..ledger import LEDGER, Ledger, read_ledger
+from ..ledger import LEDGER, Ledger
 from ..payload import read_payload
 from ..published import Published
+from ..recorded import recorded
 from ..rows import ROW_ORDER, RowCounts, make_rows
 from ..source import Selection, Source
-from ..survey import Clock, Survey, survey_when_settled
+from ..survey import Clock, Survey, take_survey
+from ..waiting import find_groups
 from .account import RolloutAccount
 from .evidence import Evidence, SpanText
 from .telling import tell
@@ -29,6 +30,8 @@ __all__ = ["Question", "explain_rollout"]
 
 NEWEST: Final = "newest"
 _MOST_EXAMPLES: Final = 5
+_NOTHING_USED: Final = Ledger(pl.DataFrame(schema=LEDGER))
+"""An explanation may be of any rollout."""
 _SPAN_TEXT: Final = [*SPAN_KEY, "name", "start_ns", "end_ns", "status_code", "attributes"]
 
 
@@ -62,36 +65,51 @@ def explain_rollout(question: Question, clock: Clock) -> RolloutAccount:
 
     Raises UsageError where the id fits no rollout or several, StoreError where a store cannot be read.
     """
-    dataset = question.dataset
-    settings = _settings(question)
+    settings, dataset = _settings(question), question.dataset
+    if dataset is not None:
+        return _explained_by(dataset, question, settings, clock)
     with Source(question.stores, allow_behind=True) as source:
-        wanted, attempt = question.rollout, question.attempt
-        if dataset is not None and wanted == NEWEST:
-            wanted, attempt = _newest_of(dataset)
-        found = _find(source, wanted, attempt)
-        ledger = Ledger(pl.DataFrame(schema=LEDGER))
-        if dataset is not None:
-            ledger = read_ledger(dataset.path.parent, without=dataset.path)
-        survey = survey_when_settled(
-            source, _company(source, found, dataset), _unused(ledger), clock, settle_s=settings.settle_s, wait_s=0.0
-        )
-        draft = draft_dataset(source, survey, settings, ledger)
-        evidence = _evidence(source, survey, draft, found, settings, dataset)
+        found = _find(source, question.rollout, question.attempt)
+        company, now_ns = _company(source, found), clock.now_ns()
+        survey = take_survey(source, company, _NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s)
+        draft = draft_dataset(source, survey, settings, _NOTHING_USED)
+        evidence = _evidence(source, survey, draft, found, settings)
     return tell(evidence, find_decoder(question.models) if evidence.calls.height else None)
+
+
+def _explained_by(dataset: Published, question: Question, settings: DatasetSettings, clock: Clock) -> RolloutAccount:
+    """The account of what the dataset's run saw and computed."""
+    view = recorded(dataset, question.stores)
+    clock, earlier = view.clock(clock), view.earlier
+    wanted, attempt = question.rollout, question.attempt
+    if wanted == NEWEST:
+        wanted, attempt = _newest_of(dataset)
+    with view.open(question.stores, allow_behind=True) as source:
+        found = _find(source, wanted, None)
+        at_hand = view.rollouts_at_hand(source)
+        survey = take_survey(source, at_hand, earlier, now_ns=clock.now_ns(), settle_s=settings.settle_s)
+        found = _seen(found, attempt, survey.rollouts, dataset)
+        # A round has no next dataset that its groups could wait for.
+        wait_s = settings.group_wait_s if view.selection.round is None else 0.0
+        groups = find_groups(survey.rollouts, earlier, clock.now_ns(), wait_s)
+        draft = draft_dataset(source, survey, settings, earlier, groups.held)
+        evidence = _evidence(source, survey, draft, found, settings)
+    judged = replace(
+        evidence,
+        dataset=dataset,
+        agrees=_agrees(dataset, evidence),
+        unlike=_unlike(dataset, draft),
+    )
+    return tell(judged, find_decoder(question.models) if evidence.calls.height else None)
 
 
 def _settings(question: Question) -> DatasetSettings:
     """Those of the question, or those that its dataset was built with."""
     if question.dataset is None:
         return question.settings
-    known = {field.name for field in dataclasses.fields(DatasetSettings)}
+    known = {field.name for field in fields(DatasetSettings)}
     said = {key: value for key, value in question.dataset.manifest["settings"].items() if key in known}
-    return dataclasses.replace(question.settings, **said)
-
-
-def _unused(ledger: Ledger) -> Ledger:
-    """The ledger as if nothing had been used: an explanation may be of any rollout."""
-    return Ledger(ledger.rows.with_columns(pl.lit(0, dtype=pl.UInt32).alias("kept")))
+    return replace(question.settings, **said)
 
 
 def _newest_of(dataset: Published) -> tuple[str, int]:
@@ -122,18 +140,29 @@ def _find(source: Source, wanted: str, attempt: int | None) -> _Found:
     attempts = sorted({row.attempt or 0 for row in named})
     chosen = attempts[-1] if attempt is None else attempt
     if chosen not in attempts:
-        raise UsageError(f"rollout {ids[0]} has no attempt {attempt}: it has {', '.join(map(str, attempts))}")
+        raise UsageError(f"rollout {ids[0]} has no attempt {attempt}: it has {_listed(attempts)}")
     found = next(row for row in named if (row.attempt or 0) == chosen)
-    return dataclasses.replace(found, attempt=chosen)
+    return replace(found, attempt=chosen)
 
 
-def _company(source: Source, found: _Found, dataset: Published | None) -> Selection:
-    """The rollouts that it is compared with: those that the dataset saw, else those of its run and round."""
-    if dataset is not None:
-        seen = dataset.seen()["rollout_id"].to_list()
-        if found.rollout_id not in seen:
-            raise UsageError(f"{dataset.path} did not see rollout {found.rollout_id}: name the dataset that did")
-        return Selection(rollout_ids=seen)
+def _seen(found: _Found, attempt: int | None, rollouts: pl.DataFrame, dataset: Published) -> _Found:
+    """The attempt that the dataset saw last, or the one asked for. Raises UsageError if it did not see it."""
+    seen = rollouts.filter(pl.col("rollout_id") == found.rollout_id)["attempt"].sort().to_list()
+    if not seen:
+        raise UsageError(f"{dataset.path} did not see rollout {found.rollout_id}: name the dataset that did")
+    if attempt is not None and attempt not in seen:
+        raise UsageError(
+            f"{dataset.path} did not see attempt {attempt} of rollout {found.rollout_id}: it saw {_listed(seen)}"
+        )
+    return replace(found, attempt=seen[-1] if attempt is None else attempt)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _company(source: Source, found: _Found) -> Selection:
+    """The rollouts that it is compared with: those of its run and round."""
     if found.run_id is not None and found.round is not None:
         return Selection(found.run_id, found.round)
     run = "run_id IS NULL" if found.run_id is None else f"run_id = '{found.run_id.replace(chr(39), chr(39) * 2)}'"
@@ -143,9 +172,7 @@ def _company(source: Source, found: _Found, dataset: Published | None) -> Select
     return Selection(rollout_ids=sorted({*ids, found.rollout_id}))
 
 
-def _evidence(
-    source: Source, survey: Survey, draft: Draft, found: _Found, settings: DatasetSettings, dataset: Published | None
-) -> Evidence:
+def _evidence(source: Source, survey: Survey, draft: Draft, found: _Found, settings: DatasetSettings) -> Evidence:
     own = (pl.col("rollout_id") == found.rollout_id) & (pl.col("attempt") == found.attempt)
     alone = Selection(rollout_ids=[found.rollout_id])
     rollout = draft.rewarded.rollouts.filter(own)
@@ -168,8 +195,6 @@ def _evidence(
         survey=survey,
         texts=_texts(source, alone),
         settings=settings,
-        dataset=dataset,
-        compared=_agreeing(dataset, draft, own) if dataset is not None else None,
     )
 
 
@@ -194,9 +219,17 @@ def _texts(source: Source, alone: Selection) -> dict[tuple[str, str], SpanText]:
     return found
 
 
-def _agreeing(dataset: Published, draft: Draft, own: pl.Expr) -> bool:
-    """Whether the rows of the dataset hold exactly the advantages that were computed now."""
+def _agrees(dataset: Published, evidence: Evidence) -> bool:
+    """Whether the rows of the dataset are those that were computed now, with exactly these advantages."""
     columns = [*SPAN_KEY, "advantage"]
-    written = dataset.rows([*ROLLOUT_KEY, *columns]).filter(own).select(columns).sort(SPAN_KEY)
-    computed = draft.calls.filter(own).select(columns)
-    return written.equals(computed.join(written, on=SPAN_KEY, how="semi").sort(SPAN_KEY))
+    written = evidence.own(dataset.rows([*ROLLOUT_KEY, *columns])).select(columns).sort(SPAN_KEY)
+    if evidence.rows is None:
+        return written.is_empty()
+    return written.equals(evidence.rows.select(columns).sort(SPAN_KEY))
+
+
+def _unlike(dataset: Published, draft: Draft) -> int:
+    """How many of the rollouts that the dataset compared are not in the stores, or have another reward there."""
+    then = dataset.seen().drop_nulls("reward").select(*ROLLOUT_KEY, "reward")
+    now = draft.rewarded.rollouts.filter(pl.col("reason").is_null()).select(*ROLLOUT_KEY, "reward")
+    return then.join(now, on=[*ROLLOUT_KEY, "reward"], how="anti").height

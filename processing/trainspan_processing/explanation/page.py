@@ -65,9 +65,8 @@ def _facts(account: RolloutAccount) -> Element:
     ]
     if account.reason:
         rows.append(["not trained, since", account.reason])
-    if account.dataset:
-        agrees = "its rows hold exactly these advantages" if account.agrees else "ITS ROWS HOLD OTHER ADVANTAGES"
-        rows.append(["dataset", f"{account.dataset}: {agrees}"])
+    if account.verdict:
+        rows.append(["dataset", account.verdict])
     rows.append(
         ["text", f"decoded with {account.decoded_with}" if account.decoded_with else "token ids: no tokenizer found"]
     )

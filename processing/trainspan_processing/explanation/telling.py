@@ -46,7 +46,8 @@ def tell(evidence: Evidence, decoder: Decoder | None) -> RolloutAccount:
         credit=_credit(evidence),
         decoded_with=decoder.model if decoder else None,
         dataset=str(evidence.dataset.path) if evidence.dataset else None,
-        agrees=evidence.compared,
+        agrees=evidence.agrees,
+        unlike=evidence.unlike,
     )
 
 

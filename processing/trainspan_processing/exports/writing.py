@@ -19,7 +19,7 @@ from ..ledger import LEDGER, Ledger
 from ..published import Published
 from ..rewarding import reward_rollouts
 from ..source import Selection, Source
-from ..survey import Clock, survey_when_settled
+from ..survey import Clock, take_survey
 from .examples import Candidate, Examples, preference_pairs, supervised_examples
 from .speech import Speech, read_speech
 
@@ -116,7 +116,7 @@ def _candidates_of(dataset: Published) -> list[Candidate]:
 def _candidates_in(source: Source, request: ExportRequest, clock: Clock) -> list[Candidate]:
     selection = Selection(request.run_id, request.round)
     nothing_used = Ledger(pl.DataFrame(schema=LEDGER))
-    survey = survey_when_settled(source, selection, nothing_used, clock, settle_s=request.settings.settle_s, wait_s=0.0)
+    survey = take_survey(source, selection, nothing_used, now_ns=clock.now_ns(), settle_s=request.settings.settle_s)
     rollouts = reward_rollouts(source, survey, request.settings).rollouts
     return _grouped(rollouts.filter(pl.col("reason").is_null()).sort("rollout_id", "attempt"))
 
