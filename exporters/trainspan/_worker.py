@@ -24,7 +24,7 @@ from trainspan._guard import guarded, logger
 from trainspan._rollout import start_span
 from trainspan._scope import Scope, remote_span
 from trainspan_schemas import keys
-from trainspan_schemas.errors import InvalidRecordError, UsageError
+from trainspan_schemas.errors import InvalidRecordError, ProcessError, UsageError
 from trainspan_schemas.functions import load_function
 from trainspan_schemas.identity import TraceParent
 from trainspan_schemas.worker import (
@@ -57,9 +57,9 @@ def main() -> None:
         function = load_function(arguments.target)
     except UsageError as error:
         channel.sendall(encode(Refusal(str(error), usage=True)))
-    except Exception as error:
+    except ProcessError as error:
         logger.debug("event=import_failed target=%s", arguments.target, exc_info=True)
-        channel.sendall(encode(Refusal(f"importing {arguments.target} failed: {_text(error)}", usage=False)))
+        channel.sendall(encode(Refusal(str(error), usage=False)))
     else:
         asyncio.run(_Worker(function).serve(channel))
 

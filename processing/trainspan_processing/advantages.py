@@ -300,8 +300,8 @@ def _check_credit(name: str, credited: pl.DataFrame, calls: pl.DataFrame) -> Non
         raise UsageError(f"credit {name!r} returned no column {sorted(missing)[0]!r}")
     if credited.height != calls.height:
         raise UsageError(f"credit {name!r} returned {credited.height} calls for {calls.height}")
-    if not credited["return"].is_finite().all():
-        raise UsageError(f"credit {name!r} returned a value that is not finite")
+    if not credited["return"].dtype.is_numeric() or not credited["return"].is_finite().all():
+        raise UsageError(f"credit {name!r} returned a value that is no finite number")
 
 
 def _check_comparison(name: str, compared: pl.DataFrame, items: pl.DataFrame) -> None:
@@ -310,5 +310,6 @@ def _check_comparison(name: str, compared: pl.DataFrame, items: pl.DataFrame) ->
         raise UsageError(f"baseline {name!r} returned no column {sorted(missing)[0]!r}")
     if not compared["item"].sort().equals(items["item"].sort()):
         raise UsageError(f"baseline {name!r} returned {compared.height} items for {items.height}")
-    if not compared.select(pl.col("center", "scale").is_finite().all()).row(0) == (True, True):
-        raise UsageError(f"baseline {name!r} returned a center or scale that is not finite")
+    numbers = compared.select("center", "scale")
+    if not all(column.dtype.is_numeric() and column.is_finite().all() for column in numbers):
+        raise UsageError(f"baseline {name!r} returned a center or scale that is no finite number")

@@ -19,9 +19,9 @@ from .ledger import Ledger
 from .overlong import overlong_mode
 from .payload import chunks_of_rollouts, read_payload
 from .plan import Plan, RewardName, make_plan
-from .rewarding import Rewarded, reward_rollouts
+from .rewarding import Rewarded, load_reward, reward_rollouts
 from .rows import Limits
-from .selecting import select
+from .selecting import load_filter, select
 from .source import Source
 from .survey import Survey
 from .trainability import admitted_reasons, call_reason
@@ -123,8 +123,12 @@ def _without(part: Part, held: pl.DataFrame) -> Part:
 
 
 def states_are_needed(settings: DatasetSettings) -> bool:
-    """Whether calls are compared by state. Raises UsageError for unknown names, before any work."""
+    """Whether calls are compared by state. Raises UsageError for names and functions that cannot be used, before any work."""
     check_choices(settings.choices)
+    if settings.reward is not None:
+        load_reward(settings.reward)
+    if settings.filter is not None:
+        load_filter(settings.filter)
     return make_plan(settings, has_tasks=True).needs_states
 
 

@@ -241,5 +241,5 @@ def check_policies(rows: Mapping[str, int], where: str) -> None:
 def _advice(reason: str, function_error: str | None) -> str:
     known: Mapping[str, str] = {str(name): text for name, text in ADVICE.items()}
     if reason == "judge_error" and function_error:
-        return f"the reward function raised {function_error}"
+        return f"the reward function {function_error}"
     return known.get(reason, "see docs/processing.md")

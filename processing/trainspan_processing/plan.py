@@ -1,10 +1,12 @@
 """The credit plan: which estimator gives advantages, and how several rewards come together. Parsed from the settings."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from trainspan_schemas.errors import UsageError
+import polars as pl
+
+from trainspan_schemas.errors import DatasetError, UsageError
 from trainspan_schemas.functions import is_function_name, load_function
 from trainspan_schemas.settings import DatasetSettings
 
@@ -135,7 +137,7 @@ def credit_of(estimator: Estimator) -> Credit:
     """Its rule. Raises UsageError for an unknown name."""
     name = estimator.credit
     if is_function_name(name):
-        return load_function(name)
+        return _guarded(f"credit {name!r}", load_function(name, "calls", "gamma"))
     if name not in CREDITS:
         known = ", ".join((*CREDITS, GIGPO, PER_AGENT))
         raise UsageError(f"no credit {name!r}: take one of {known} or module:function")
@@ -146,10 +148,25 @@ def baseline_of(estimator: Estimator) -> Baseline:
     """Its baseline. Raises UsageError for an unknown name."""
     name = estimator.baseline
     if is_function_name(name):
-        return load_function(name)
+        return _guarded(f"baseline {name!r}", load_function(name, "items"))
     if name not in BASELINES:
         raise UsageError(f"no baseline {name!r}: take one of {', '.join(BASELINES)} or module:function")
     return BASELINES[name]
+
+
+def _guarded(what: str, function: Callable[..., Any]) -> Callable[..., pl.DataFrame]:
+    """The user's function; DatasetError if it raises, UsageError if it gives no frame."""
+
+    def call(*arguments: Any) -> pl.DataFrame:
+        try:
+            made = function(*arguments)
+        except Exception as error:
+            raise DatasetError(f"{what} raised {type(error).__name__}: {error}") from error
+        if not isinstance(made, pl.DataFrame):
+            raise UsageError(f"{what} gave {made!r:.80}: return a Polars DataFrame (docs/processing.md, Credit)")
+        return made
+
+    return call
 
 
 def _check_pair(estimator: Estimator, plan: Plan) -> None:

@@ -25,7 +25,7 @@ from .stored import reward_by_function, stored_rollouts
 from .survey import Survey
 from .trainability import early_reason, rollout_reason
 
-__all__ = ["Rewarded", "reward_rollouts"]
+__all__ = ["Rewarded", "load_reward", "reward_rollouts"]
 
 _SIGNALS: Final = (AIR, OVERLONG)
 """Rewards that the trace itself gives."""
@@ -47,6 +47,11 @@ class Rewarded:
     in_vain: int = 0
     unmatched: int = 0
     function_error: str | None = None
+
+
+def load_reward(name: str) -> Callable[..., Any]:
+    """The user's reward function. Raises UsageError or ProcessError if it cannot be used (functions.py)."""
+    return load_function(name, "rollout", may_be_async=True)
 
 
 def reward_rollouts(source: Source, survey: Survey, settings: DatasetSettings) -> Rewarded:
@@ -108,9 +113,11 @@ def _by_function(
             f"reward_concurrency = {settings.reward_concurrency}, reward_timeout_s = {settings.reward_timeout_s:g}: "
             "take at least 1 call and a positive time"
         )
-    invoker = _invoker(load_function(settings.reward))
+    invoker = _invoker(load_reward(settings.reward))
     stored = stored_rollouts(source, survey, eligible)
-    said = reward_by_function(invoker, names, stored, settings.reward_concurrency, settings.reward_timeout_s)
+    said = reward_by_function(
+        invoker, settings.reward, names, stored, settings.reward_concurrency, settings.reward_timeout_s
+    )
     rollouts = survey.rollouts.join(
         said.rewards.rename({name: rollout_column(name) for name in names}),
         on=ROLLOUT_KEY,

@@ -1,8 +1,11 @@
 """What a dataset is to be made of: splits, agents, policies, and the user's own filter. Stored runs can be chosen from anew."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import polars as pl
 
 from trainspan_schemas.errors import DatasetError, UsageError
@@ -16,7 +19,12 @@ from .survey import Survey
 from .trainability import UNTRUSTED_REWARD, admitted_reasons
 from .trust import with_admitted_rewards
 
-__all__ = ["select"]
+__all__ = ["load_filter", "select"]
+
+
+def load_filter(name: str) -> Callable[..., Any]:
+    """The user's filter. Raises UsageError or ProcessError if it cannot be used (functions.py)."""
+    return load_function(name, "rollout")
 
 
 def select(source: Source, survey: Survey, settings: DatasetSettings) -> Survey:
@@ -65,7 +73,7 @@ def _fraction(text: str) -> float:
 
 def _filtered(source: Source, survey: Survey, name: str) -> Survey:
     """`selected` is false for rollouts of which the user's function says so."""
-    function = load_function(name)
+    function = load_filter(name)
     left_out = []
     for key, stored in stored_rollouts(source, survey, survey.rollouts):
         try:
@@ -74,6 +82,10 @@ def _filtered(source: Source, survey: Survey, name: str) -> Survey:
             raise DatasetError(
                 f"filter {name!r} raised {type(error).__name__}: {error} on rollout {stored.rollout_id}"
             ) from error
+        if not isinstance(wanted, bool | np.bool_):
+            raise DatasetError(
+                f"filter {name!r} gave {wanted!r:.80} for rollout {stored.rollout_id}: return True or False"
+            )
         if not wanted:
             left_out.append(key)
     without = pl.DataFrame(left_out, schema={"rollout_id": pl.String, "attempt": pl.Int32}, orient="row")

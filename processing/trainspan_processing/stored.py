@@ -2,13 +2,14 @@
 
 import json
 import logging
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 
+from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.functions import number_of
 from trainspan_schemas.invocation import Invoker
 
 from .dialects import Message, messages_of
@@ -91,12 +92,13 @@ class FunctionRewards:
 
 def reward_by_function(
     invoker: Invoker,
+    function: str,
     names: Sequence[str],
     rollouts: "Iterable[tuple[RolloutKey, StoredRollout]]",
     concurrency: int,
     timeout_s: float,
 ) -> FunctionRewards:
-    """Calls the function on each of `rollouts`: it returns, or awaits, a float, a dict of floats, or None.
+    """Calls the function named `function` on each of `rollouts`: it returns, or awaits, a float, a dict of floats, or None.
 
     A dict is read by `names`; a number is the reward where there is one name.
 
@@ -115,10 +117,12 @@ def reward_by_function(
     answers = invoker.results(calls(), concurrency, timeout_s)
     for key, answer in zip(asked, answers, strict=True):
         try:
-            results.append((*key, *_as_rewards(answer.result(), names), False))
+            results.append((*key, *_as_rewards(answer.result(), names, function), False))
         except Exception as error:  # noqa: BLE001 - a user's function; the rollout is named and counted
-            first_error = first_error or f"{type(error).__name__}: {error}"
-            log.warning("event=reward_failed rollout_id=%s error=%r", key[0], error)
+            is_ours = isinstance(error, InvalidRecordError)
+            told = str(error) if is_ours else f"{function} raised {type(error).__name__}: {error}"
+            first_error = first_error or told
+            log.warning("event=reward_failed rollout_id=%s error=%r", key[0], told)
             results.append((*key, *(None for _ in names), True))
     values = dict.fromkeys(names, pl.Float64)
     schema: Schema = {"rollout_id": pl.String, "attempt": pl.Int32, **values, "reward_failed": pl.Boolean}
@@ -136,15 +140,16 @@ def stored_rollouts(
         yield from _stored_rollouts(source, survey, chunk, facts, evaluations)
 
 
-def _as_rewards(result: Any, names: Sequence[str]) -> list[float | None]:
+def _as_rewards(result: Any, names: Sequence[str], function: str) -> list[float | None]:
+    """A number for each of `names`, None where the function gave none. Raises InvalidRecordError for anything else."""
     if not isinstance(result, dict):
         if result is not None and len(names) > 1:
-            raise TypeError(f"returned {result!r} for the rewards {', '.join(names)}: return a dict of them")
+            raise InvalidRecordError(f"{function} gave {result!r:.80}: return a dict of the rewards {', '.join(names)}")
         result = dict.fromkeys(names, result)
-    numbers = [None if result.get(name) is None else float(result[name]) for name in names]
-    if unusable := [number for number in numbers if number is not None and not math.isfinite(number)]:
-        raise ValueError(f"the reward is {unusable[0]}")
-    return numbers
+    elif result and not set(names) & set(result):
+        raise InvalidRecordError(f"{function} gave {result!r:.80}, which has no reward {' or '.join(names)}")
+    given = [result.get(name) for name in names]
+    return [None if value is None else number_of(value, function) for value in given]
 
 
 def _evaluations(survey: Survey) -> dict[str, list[StoredEvaluation]]:

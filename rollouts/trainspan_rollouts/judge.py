@@ -1,12 +1,10 @@
 """The judge: a function of the user's that sees task and result and gives the reward, in the runner's process."""
 
 import asyncio
-import math
 from dataclasses import dataclass
 from typing import Any
 
-from trainspan_schemas.errors import InvalidRecordError, ProcessError, UsageError
-from trainspan_schemas.functions import load_function
+from trainspan_schemas.functions import load_function, number_of
 from trainspan_schemas.invocation import Invoker
 from trainspan_schemas.keys import REWARD
 from trainspan_schemas.status import RolloutStatus
@@ -32,14 +30,9 @@ class Judge:
     """Calls `function(task, result)`, which may be asynchronous, several at once, and checks what it gives."""
 
     def __init__(self, name: str, concurrency: int, timeout_s: float) -> None:
-        """Raises UsageError where the function is not there, ProcessError where its module cannot be imported."""
+        """Raises UsageError if the function is not there or takes other arguments, ProcessError if its module raises."""
         self.name = name
-        try:
-            function = load_function(name)
-        except UsageError:
-            raise
-        except Exception as error:  # the user's code
-            raise ProcessError(f"importing judge {name} failed: {type(error).__name__}: {error}") from error
+        function = load_function(name, "task", "result", may_be_async=True)
         self._invoker = Invoker(function, "trainspan-judge")
         self._slots = asyncio.Semaphore(concurrency)
         self._timeout_s = timeout_s
@@ -60,15 +53,8 @@ class Judge:
         if verdict is None:
             return {}
         named = verdict if isinstance(verdict, dict) else {REWARD: verdict}
-        return {str(name): score_of(value, f"judge {self.name}") for name, value in named.items() if value is not None}
+        return {str(name): number_of(value, f"judge {self.name}") for name, value in named.items() if value is not None}
 
     def close(self) -> None:
         """Ends what is left of asynchronous calls."""
         self._invoker.close()
-
-
-def score_of(value: Any, giver: str) -> float:
-    """The value as a score; raises InvalidRecordError where it is no finite number."""
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidRecordError(f"{giver} gave {value!r:.80}, which is no finite number")
-    return float(value)

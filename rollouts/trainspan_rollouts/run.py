@@ -15,13 +15,14 @@ from typing import Final
 
 from trainspan_rollouts.execution import Ended, Execution
 from trainspan_rollouts.executors import choose_executor
-from trainspan_rollouts.judge import Judge, Result, score_of
+from trainspan_rollouts.judge import Judge, Result
 from trainspan_rollouts.ledger import RunLedger, ledger_file
 from trainspan_rollouts.records import Progress, RunResult, RunSettings
 from trainspan_rollouts.spans import RolloutSpans
 from trainspan_rollouts.tasks import Task, count_tasks, read_tasks
 from trainspan_schemas.endpoint import headers_of
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.functions import number_of
 from trainspan_schemas.identity import Identity
 from trainspan_schemas.keys import REWARD
 from trainspan_schemas.roles import Role
@@ -244,7 +245,7 @@ class _Run:
             return _Verdict("ok", {}, "agent", sum(ended.report.rewards), None)
         if isinstance(ended.value, (int, float)):
             try:
-                score = score_of(ended.value, "the agent")
+                score = number_of(ended.value, "the agent")
             except ValueError as error:
                 self._complain(_Verdict("ok", {}, "return", None, str(error)), identity)
             else:

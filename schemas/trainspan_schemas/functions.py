@@ -2,14 +2,16 @@
 
 import importlib
 import importlib.util
+import inspect
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.errors import UsageError
+from trainspan_schemas.errors import InvalidRecordError, ProcessError, UsageError
 
-__all__ = ["is_function_name", "load_function"]
+__all__ = ["is_function_name", "load_function", "number_of"]
 
 
 def is_function_name(text: str) -> bool:
@@ -18,10 +20,13 @@ def is_function_name(text: str) -> bool:
     return bool(separator) and function.isidentifier() and bool(module) and not any(mark.isspace() for mark in text)
 
 
-def load_function(name: str) -> Callable[..., Any]:
+def load_function(name: str, *parameters: str, may_be_async: bool = False) -> Callable[..., Any]:
     """The function of that name; its module is imported with the working directory (or the file's folder) on the path.
 
-    Raises UsageError where the name has another form, the module cannot be imported, or nothing callable is there.
+    `parameters` name the positional arguments that it will be called with, if that is to be checked.
+
+    Raises UsageError if the name has another form, the module cannot be found, nothing callable is there, or it cannot be
+    called so; ProcessError if the module raises.
     """
     if not is_function_name(name):
         raise UsageError(f"{name!r} does not name a function: write module:function or path/to/file.py:function")
@@ -30,13 +35,45 @@ def load_function(name: str) -> Callable[..., Any]:
         module = _from_file(Path(place)) if place.endswith(".py") else _from_path(place)
     except (ImportError, SyntaxError) as error:
         raise UsageError(f"cannot load {name!r}: {type(error).__name__}: {error}") from error
+    except UsageError:
+        raise
+    except Exception as error:  # the user's code
+        raise ProcessError(f"importing {name} failed: {type(error).__name__}: {error}") from error
     found = getattr(module, function, None)
     if not callable(found):
         known = ", ".join(
             sorted(key for key, value in vars(module).items() if _is_own_function(value, module.__name__))
         )
         raise UsageError(f"{place} has no function {function!r}; it has {known or 'none'}")
+    if parameters:
+        _check_form(name, found, parameters, may_be_async=may_be_async)
     return found  # type: ignore[no-any-return]
+
+
+def number_of(value: Any, giver: str) -> float:
+    """What `giver` gave as a number; any type that is one will do. Raises InvalidRecordError if it is no finite number."""
+    try:
+        number = math.nan if isinstance(value, (str, bytes, bytearray)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InvalidRecordError(f"{giver} gave {value!r:.80}, which is no finite number")
+    return number
+
+
+def _check_form(name: str, function: Callable[..., Any], parameters: tuple[str, ...], *, may_be_async: bool) -> None:
+    own = name.rpartition(":")[2]
+    called = f"{own}({', '.join(parameters)})"
+    if inspect.iscoroutinefunction(function) and not may_be_async:
+        raise UsageError(f"{name} is asynchronous, but it is called as a plain function, {called}: write `def`")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind(*parameters)
+    except TypeError as error:
+        raise UsageError(f"{name} has the signature {own}{signature}, but it is called as {called}: {error}") from None
 
 
 def _is_own_function(value: object, module: str) -> bool:

@@ -36,7 +36,8 @@ class Invoker:
     def start(self, *arguments: Any) -> "Future[Any]":
         """What the call returns or raises, an Exception in any case. Cancelling it cancels an asynchronous call."""
         if inspect.iscoroutinefunction(self._function):
-            return asyncio.run_coroutine_threadsafe(_ended(self._function(*arguments)), self._running_loop())
+            # Called in the loop: a call that fails at once, for lack of an argument, is a failure of that call, too.
+            return asyncio.run_coroutine_threadsafe(_ended(self._function, arguments), self._running_loop())
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # what runs in a thread cannot be cancelled
         with self._lock:
@@ -90,7 +91,7 @@ class Invoker:
             try:
                 value = self._function(*arguments)
                 if inspect.isawaitable(value):
-                    value = asyncio.run_coroutine_threadsafe(_ended(value), self._running_loop()).result()
+                    value = asyncio.run_coroutine_threadsafe(_ended(_given, (value,)), self._running_loop()).result()
             except Exception as error:  # noqa: BLE001 - the caller gets it
                 failure = error
             except BaseException as error:  # noqa: BLE001
@@ -129,10 +130,14 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-async def _ended(call: Awaitable[Any]) -> Any:
-    """Raises nothing that would end the loop, or pass for a cancelled caller."""
+def _given(awaitable: Awaitable[Any]) -> Awaitable[Any]:
+    return awaitable
+
+
+async def _ended(function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> Any:
+    """What the call gives. Raises nothing that would end the loop, or pass for a cancelled caller."""
     try:
-        return await call
+        return await function(*arguments)
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():

@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import numpy as np
 import polars as pl
 
 from trainspan_processing.stored import StoredRollout
@@ -66,3 +67,37 @@ def partial(rollout: StoredRollout) -> float | None:
     if rollout.status == "judge_error":
         raise ValueError("no answer")
     return {"ok": 1.0, "timeout": 0.5}.get(rollout.status, None if rollout.status == "agent_error" else 9.0)
+
+
+async def wants_two(rollout: StoredRollout, task: str) -> float:
+    return length(rollout) + len(task)
+
+
+async def asynchronous(rollout: StoredRollout) -> bool:
+    return bool(rollout.calls)
+
+
+def returns(rollout: StoredRollout) -> object:
+    """What the rollout's task names."""
+
+    async def later() -> object:
+        return {"reward": "bad"}
+
+    if rollout.task_id == "coroutine":
+        return later()
+    return {
+        "text": "0.5",
+        "nan": float("nan"),
+        "list": [1.0],
+        "other": {"score": 1.0},
+        "numpy": np.float32(0.5),
+        "none": None,
+    }[rollout.task_id or ""]
+
+
+def no_frame(items: pl.DataFrame) -> list[float]:
+    return [0.0] * items.height
+
+
+def crashes(calls: pl.DataFrame, gamma: float) -> pl.DataFrame:
+    raise KeyError(gamma)

@@ -62,7 +62,7 @@ def test_a_reward_function_that_raises_gives_no_reward_and_never_zero(bench: Ben
     built = bench.build(round_=0, reward=f"{_MODULE}:fails_on_b", baseline="none")
     assert built.manifest["dropped"] == {"judge_error": 2}
     assert rows(built)["return"].to_list() == [1.0, 1.0]
-    with pytest.raises(DatasetError, match="the reward function raised KeyError: 'no answer'"):
+    with pytest.raises(DatasetError, match=r"the reward function .*:fails_on_b raised KeyError: 'no answer'"):
         bench.build(round_=0, out=bench.out / "strict", reward=f"{_MODULE}:fails_on_b", min_coverage=0.9)
 
 
@@ -101,9 +101,49 @@ def test_credit_and_baseline_of_ones_own(bench: Bench) -> None:
         ({"reward": "no/such/file.py:f"}, "no file no/such/file.py"),
         ({"baseline": f"{_MODULE}:forgets"}, "returned 1 items for 2"),
         ({"reward": f"{_MODULE}:length", "reward_concurrency": 0}, "reward_concurrency = 0, .* take at least 1 call"),
+        (
+            {"reward": f"{_MODULE}:wants_two"},
+            r":wants_two has the signature wants_two\(rollout: .*, task: str\) -> float, but it is called as "
+            r"wants_two\(rollout\): missing a required argument: 'task'",
+        ),
+        ({"filter": f"{_MODULE}:wants_two"}, r"wants_two is asynchronous, but it is called as a plain function"),
+        (
+            {"filter": f"{_MODULE}:asynchronous"},
+            r"asynchronous is asynchronous, .* asynchronous\(rollout\): write `def`",
+        ),
+        ({"credit": f"{_MODULE}:doubled"}, r"called as doubled\(calls, gamma\): too many positional arguments"),
+        ({"baseline": f"{_MODULE}:last_call_only"}, r"called as last_call_only\(items\): missing .* 'gamma'"),
+        ({"baseline": f"{_MODULE}:no_frame"}, r"no_frame' gave \[0.0, 0.0\]: return a Polars DataFrame"),
     ],
 )
 def test_what_cannot_be_used_is_named(bench: Bench, settings: dict[str, Any], message: str) -> None:
     bench.send(*(chain(bench.rollout(name), 1).reward(float(name == "a")) for name in "ab"))
     with pytest.raises(UsageError, match=message):
         bench.build(round_=0, **settings)
+
+
+def test_what_a_function_returns_is_a_reward_or_is_named(bench: Bench) -> None:
+    named = {
+        "text": "gave '0.5', which is no finite number",
+        "nan": "gave nan, which is no finite number",
+        "coroutine": "gave 'bad', which is no finite number",
+        "list": r"gave \[1.0\], which is no finite number",
+        "other": r"gave \{'score': 1.0\}, which has no reward reward",
+    }
+    for task in (*named, "numpy", "none"):
+        bench.send(chain(bench.rollout(task, task=task), 1))
+    built = bench.build(reward=f"{_MODULE}:returns", baseline="none", min_coverage=0.0)
+    assert built.manifest["dropped"] == {"judge_error": 5, "no_reward": 1}
+    assert rows(built)["return"].to_list() == [0.5]
+    for round_, (task, told) in enumerate(named.items(), start=1):
+        bench.send(chain(bench.rollout(f"{task}-alone", task=task, round=round_), 1))
+        with pytest.raises(DatasetError, match=f"judge_error.*the reward function {_MODULE}:returns {told}"):
+            bench.build(round_=round_, reward=f"{_MODULE}:returns")
+
+
+def test_a_filter_that_forgets_its_answer_and_a_credit_that_raises_are_one_error(bench: Bench) -> None:
+    bench.send(chain(bench.rollout("a", task="none"), 1).reward(1.0))
+    with pytest.raises(DatasetError, match=r"filter '.*:returns' gave None for rollout .*-a: return True or False"):
+        bench.build(filter=f"{_MODULE}:returns")
+    with pytest.raises(DatasetError, match=r"credit '.*:crashes' raised KeyError: 1.0"):
+        bench.build(credit=f"{_MODULE}:crashes", baseline="none")

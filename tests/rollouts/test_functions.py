@@ -225,7 +225,13 @@ def test_with_a_judge_only_its_verdict_is_the_reward_and_an_agent_cannot_pay_its
         ("other.py:solve", None, UsageError, r"no file other\.py"),
         ("broken:solve", None, ProcessError, r"importing broken:solve failed: ZeroDivisionError"),
         ("leaves:solve", None, ProcessError, r"the worker for leaves:solve ended with code 3 while it started"),
-        ("agent:solve", "broken:judge", ProcessError, r"importing judge broken:judge failed: ZeroDivisionError"),
+        ("agent:solve", "broken:judge", ProcessError, r"importing broken:judge failed: ZeroDivisionError"),
+        (
+            "agent:solve",
+            "agent:later",
+            UsageError,
+            r"signature later\(task\), but it is called as later\(task, result\)",
+        ),
     ],
 )
 def test_a_target_that_cannot_be_used_is_told_before_anything_runs(
@@ -234,6 +240,7 @@ def test_a_target_that_cannot_be_used_is_told_before_anything_runs(
     with open("broken.py", "w") as broken, open("leaves.py", "w") as leaves:
         broken.write("1 / 0")
         leaves.write("import os; os._exit(3)")
+    Path("takes_one.py").write_text("async def judge(task): return 1.0\n")
     with pytest.raises(error, match=message):
         run("def solve(task): pass", tasks("x"), target, judge=judge)
     assert not recorder.spans

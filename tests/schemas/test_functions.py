@@ -1,9 +1,11 @@
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from trainspan_schemas.errors import UsageError
-from trainspan_schemas.functions import is_function_name, load_function
+from trainspan_schemas.errors import InvalidRecordError, ProcessError, UsageError
+from trainspan_schemas.functions import is_function_name, load_function, number_of
 
 
 def test_a_function_is_found_in_a_file_and_in_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,3 +43,42 @@ def test_what_cannot_be_loaded_is_one_error(
     with pytest.raises(UsageError) as caught:
         load_function(name)
     assert message in str(caught.value)
+
+
+def test_a_function_that_is_called_in_another_way_is_refused_with_both_forms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "forms.py").write_text(
+        "def one(task): pass\nasync def two(task, result): pass\ndef any_(*given, **more): pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        load_function("forms.py:one", "task", "result")
+    assert str(caught.value) == (
+        "forms.py:one has the signature one(task), but it is called as one(task, result): too many positional arguments"
+    )
+    with pytest.raises(UsageError, match=r"two is asynchronous, .* plain function, two\(task, result\): write `def`"):
+        load_function("forms.py:two", "task", "result")
+    assert load_function("forms.py:two", "task", "result", may_be_async=True)
+    assert load_function("forms.py:any_", "task")
+    assert load_function("builtins:print", "task")
+
+
+def test_a_module_that_raises_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "raising.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ProcessError, match=r"^importing raising.py:f failed: ZeroDivisionError: division by zero$"):
+        load_function("raising.py:f")
+
+
+def test_a_number_is_anything_that_is_one_and_finite() -> None:
+    assert [number_of(value, "it") for value in (1, True, 0.5, np.float32(0.5), Fraction(1, 2))] == [
+        1,
+        1,
+        0.5,
+        0.5,
+        0.5,
+    ]
+    for value in ("1", b"1", None, [1.0], float("nan"), float("inf"), 10**400, 1j):
+        with pytest.raises(InvalidRecordError, match=r"^it gave .*, which is no finite number$"):
+            number_of(value, "it")

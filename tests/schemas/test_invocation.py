@@ -120,6 +120,13 @@ def test_whatever_a_function_raises_is_the_failure_of_that_call_alone() -> None:
         assert outcomes(function, range(5), 1) == told
 
 
+def test_a_call_that_fails_before_its_coroutine_begins_is_the_failure_of_that_call_alone() -> None:
+    async def wants_two(number: int, other: int) -> int:
+        return number + other
+
+    assert all("missing 1 required positional argument: 'other'" in told for told in outcomes(wants_two, range(3), 1))
+
+
 def test_what_an_asynchronous_call_opened_can_be_used_by_the_next() -> None:
     lock: asyncio.Lock | None = None
 
