@@ -12,10 +12,17 @@ import numpy as np
 import polars as pl
 
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.settings import DatasetSettings
 
+from .frames import ROLLOUT_KEY, SPAN_KEY, empty
 from .lineage import Tokens
+from .overlong import is_overlong
+from .payload import chunks_of_rollouts, read_payload
+from .source import Source
+from .survey import Survey
+from .trainability import admitted_reasons, call_reason
 
-__all__ = ["CHOICES", "check_choices", "unused"]
+__all__ = ["CHOICES", "check_choices", "unused", "unused_overlong"]
 
 CHOICES: Final = ("used", "all")
 
@@ -27,11 +34,34 @@ def check_choices(name: str) -> str:
     return name
 
 
-def unused(calls: pl.DataFrame, prompts: Tokens, completions: Tokens) -> pl.Series:
+def unused_overlong(source: Source, survey: Survey, settings: DatasetSettings) -> pl.DataFrame:
+    """trace_id, span_id of the answers cut off by length that the agent did not use (`unused`).
+
+    Only of rollouts with such an answer beside others to the same request are tokens read.
+    """
+    nothing = pl.lit(None, dtype=pl.String)
+    signed = survey.rollouts.select(*ROLLOUT_KEY, pl.col("is_signed").alias("rollout_is_signed"))
+    calls = survey.calls.join(signed, on=ROLLOUT_KEY, how="left", maintain_order="left")
+    reason = call_reason(admitted_reasons(settings.admit))
+    sound = calls.with_columns(nothing.alias("rollout_reason")).filter(reason.is_null())
+    request = [*ROLLOUT_KEY, "response_id"]
+    several = pl.col("response_id").is_not_null() & (pl.len().over(request) > 1) & is_overlong().any().over(request)
+    asked = sound.join(sound.filter(several).select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
+    asked = asked.with_columns(pl.struct(ROLLOUT_KEY).rank("dense").alias("rollout"))
+    found = [empty(dict.fromkeys(SPAN_KEY, pl.String))]
+    for chunk in chunks_of_rollouts(asked):
+        payload = read_payload(source, chunk, (*SPAN_KEY, "prompt_ids", "completion_ids"), survey.answers)
+        whole = chunk.join(payload, on=SPAN_KEY, how="left", maintain_order="left")
+        found.append(whole.filter(unused(whole) & is_overlong()).select(SPAN_KEY))
+    return pl.concat(found)
+
+
+def unused(calls: pl.DataFrame) -> pl.Series:
     """(C,) whether each call is an answer that the agent did not use although it used another one to the same request.
 
-    `calls` have rollout (u32), response_id and position, in the order of rollouts and positions.
+    `calls` have rollout (u32), response_id, position, prompt_ids and completion_ids, in the order of rollouts and positions.
     """
+    prompts, completions = Tokens.of(calls["prompt_ids"]), Tokens.of(calls["completion_ids"])
     rows = calls.select("rollout", "response_id", "position").with_row_index("row")
     several = rows.filter(pl.col("response_id").is_not_null() & (pl.len().over("rollout", "response_id") > 1))
     found = np.zeros(calls.height, dtype=np.bool_)

@@ -12,6 +12,7 @@ then compared exactly. Both are linear in tokens.
 from typing import Final
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 __all__ = ["Tokens", "trace_lineage"]
@@ -28,6 +29,17 @@ class Tokens:
 
     def __init__(self, values: NDArray[np.int32], starts: Int, lengths: Int) -> None:
         self.values, self.starts, self.lengths = values, starts, lengths
+
+    @classmethod
+    def of(cls, lists: pl.Series) -> "Tokens":
+        """Those of a column of lists."""
+        # From Arrow's buffers: `to_numpy` of an Arrow array imports pandas.
+        array = lists.cast(pl.List(pl.Int32)).rechunk().to_arrow()
+        offsets = np.frombuffer(array.buffers()[1], dtype=np.int64)[array.offset : array.offset + len(array) + 1]
+        values = array.values
+        data = values.buffers()[1]
+        ids = np.frombuffer(data, dtype=np.int32) if data else np.empty(0, dtype=np.int32)
+        return cls(ids[values.offset : values.offset + len(values)], offsets[:-1], np.diff(offsets))
 
     def take(self, order: Int) -> "Tokens":
         """The lists in another order, or some of them; no token is copied."""

@@ -48,7 +48,7 @@ def is_overlong() -> pl.Expr:
 
 
 def overlong_edges(penalty: float, calls: pl.DataFrame) -> pl.DataFrame:
-    """EDGES: the penalty of each of CALLS that ended by length."""
+    """EDGES: the penalty of each of CALLS that ended by length; answers that are not to be charged are left out by the caller."""
     return (
         calls.filter(is_overlong() & pl.col("rollout_id").is_not_null())
         .select(

@@ -15,6 +15,7 @@ from trainspan_schemas.settings import DatasetSettings
 from .advantages import rollout_column, step_column
 from .air import AIR, air_edges, air_rules
 from .binding import EDGES
+from .choices import check_choices, unused_overlong
 from .failures import FUNCTION_STATUSES, status_edges, status_rewards, with_status_edges
 from .frames import ROLLOUT_KEY, SPAN_KEY, empty
 from .overlong import OVERLONG, overlong_edges, overlong_penalty
@@ -61,7 +62,10 @@ def reward_rollouts(source: Source, survey: Survey, settings: DatasetSettings) -
     signals = air_edges(rules, survey.calls, survey.spans, survey.twins)
     if (penalty := overlong_penalty(settings)) is not None:
         rewards = (*rewards, RewardName(OVERLONG, may_be_missing=True))
-        signals = pl.concat([signals, overlong_edges(penalty, survey.calls)])
+        charged = survey.calls
+        if check_choices(settings.choices) == "used":
+            charged = charged.join(unused_overlong(source, survey, settings), on=SPAN_KEY, how="anti")
+        signals = pl.concat([signals, overlong_edges(penalty, charged)])
     needed = [reward.name for reward in names if not reward.may_be_missing]
     by_status = status_edges(status_rewards(settings.status_rewards), needed, survey.rollouts)
     if settings.reward is not None:

@@ -84,17 +84,14 @@ def _with_tokens(calls: pl.DataFrame, payload: pl.DataFrame) -> pl.DataFrame:
 
 def rows_of(calls: pl.DataFrame, limits: Limits, counts: RowCounts) -> tuple[pl.DataFrame, pl.DataFrame]:
     """(rows, calls with `reason`) of one chunk of calls, with their PAYLOAD; pure but for `counts`."""
-    if limits.choices == "used":
-        calls = calls.with_columns(unused(calls, *(_tokens(calls[name]) for name in ("prompt_ids", "completion_ids"))))
-    else:
-        calls = calls.with_columns(pl.lit(False).alias("unused"))
+    is_unused = unused(calls) if limits.choices == "used" else pl.lit(value=False).alias("unused")
     reason = pl.coalesce(
         "reason",
         token_reason(limits.newest_version, limits.max_staleness, limits.max_tokens),
         pl.when("unused").then(pl.lit("unused_choice")),
         pl.lit(None, dtype=pl.String) if limits.keep_zero_spread else pl.col("drop"),
     )
-    judged = calls.with_columns(reason.alias("reason"))
+    judged = calls.with_columns(is_unused).with_columns(reason.alias("reason"))
     is_kept = judged["reason"].is_null()
     kept = _with_lineage(judged if is_kept.all() else judged.filter(is_kept))
     _count(kept, counts)
@@ -112,7 +109,7 @@ def _with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
     order = np.argsort(strands, kind="stable")
     back = np.argsort(order)
     strands = strands[order]
-    prompts, completions = (_tokens(calls[name]).take(order) for name in ("prompt_ids", "completion_ids"))
+    prompts, completions = (Tokens.of(calls[name]).take(order) for name in ("prompt_ids", "completion_ids"))
     segment, position, prefix, parent = trace_lineage(strands, prompts, completions)
     openers = np.flatnonzero(position == 0)  # the segments of a strand are numbered as they open
     first = order[openers[np.searchsorted(openers, _run_starts(strands)) + segment]][back]
@@ -156,21 +153,11 @@ def _count_failures(kept: pl.DataFrame, failures: MergeFailures) -> None:
     openers = openers.filter((pl.col("segment_pos") == 0) & pl.col("before").is_not_null())
     if openers.is_empty():
         return
-    prompts, completions = _tokens(kept["prompt_ids"]), _tokens(kept["completion_ids"])
+    prompts, completions = Tokens.of(kept["prompt_ids"]), Tokens.of(kept["completion_ids"])
     index = kept["call_index"]
     for row, before, rollout_id, attempt in openers.select("row", "before", *ROLLOUT_KEY).iter_rows():
         where = {"rollout_id": rollout_id, "attempt": attempt, "call_index": index[row], "after": index[before]}
         failures.add((prompts[before], completions[before]), prompts[row], where)
-
-
-def _tokens(lists: pl.Series) -> Tokens:
-    # From Arrow's buffers: `to_numpy` of an Arrow array imports pandas.
-    array = lists.cast(pl.List(pl.Int32)).rechunk().to_arrow()
-    offsets = np.frombuffer(array.buffers()[1], dtype=np.int64)[array.offset : array.offset + len(array) + 1]
-    values = array.values
-    data = values.buffers()[1]
-    ids = np.frombuffer(data, dtype=np.int32) if data else np.empty(0, dtype=np.int32)
-    return Tokens(ids[values.offset : values.offset + len(values)], offsets[:-1], np.diff(offsets))
 
 
 def _count(kept: pl.DataFrame, counts: RowCounts) -> None:

@@ -83,6 +83,35 @@ def test_a_penalty_alone_rewards_no_rollout(bench: Bench) -> None:
     assert built.manifest["dropped"] == {"no_reward": 1}
 
 
+def _best_of_two(bench: Bench, name: str, reward: float, *, used: int) -> TestRollout:
+    """Two answers to one request, the second cut off by length; the agent goes on with the one numbered `used`."""
+    rollout = bench.rollout(name).reward(reward)
+    for choice, answer in enumerate(([2], [3, 3])):
+        more = {"gen_ai__response__id": f"r-{rollout.rollout_id}", "trainspan__choice__index": choice}
+        rollout.call(0, [1], answer, **more, **(_LENGTH if choice else {}))
+    rollout.call(1, [1, *([3, 3] if used else [2]), 4], [5])
+    return rollout
+
+
+def test_answers_that_the_agent_discarded_are_not_punished(bench: Bench) -> None:
+    bench.send(_best_of_two(bench, "a", 3.0, used=0), _best_of_two(bench, "b", 3.0, used=1))
+    built = bench.build(round_=0, baseline="none", overlong="punish")
+    assert _calls(built) == [("a", 0, 3.0, 3.0), ("a", 1, 3.0, 3.0), ("b", 0, 2.0, 2.0), ("b", 1, 2.0, 2.0)]
+    assert rows(built)["reward"].to_list() == [None, None, -1.0, None]
+    assert built.manifest["dropped"] == {"unused_choice": 2}
+    built = bench.build(round_=0, baseline="none", overlong="punish", choices="all", out=bench.out / "all")
+    assert {row[2] for row in _calls(built)} == {2.0}
+
+
+def test_an_answer_counts_as_used_for_the_penalty_where_it_does_for_training(bench: Bench) -> None:
+    """The call that continues the first answer is not trained, so that nothing tells which answer was used."""
+    rollout = _best_of_two(bench, "a", 3.0, used=0)
+    rollout.spans[-1].attributes["gen_ai.request.temperature"] = 0.0
+    bench.send(rollout, _best_of_two(bench, "b", 3.0, used=1))
+    built = bench.build(round_=0, baseline="none", overlong="punish")
+    assert [row[:3] for row in _calls(built)] == [("a", 0, 2.0), ("a", 0, 2.0), ("b", 0, 2.0), ("b", 1, 2.0)]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
