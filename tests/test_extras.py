@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.places import ROOT
 from tests.test_architecture import PACKAGES
-from trainspan_cli.extras import PARTS, extra_with, import_errors
+from trainspan_cli.extras import PARTS, ImportCheck, extra_with
 
 EXTRAS = {
     "schemas": (),
@@ -129,9 +129,11 @@ def test_the_extra_that_is_named_is_the_commands_own_where_several_bring_a_modul
 
 def test_what_the_doctor_vouches_for_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     light = [part for part in PARTS if part.extras[0] in ("collector", "processing")]
-    assert import_errors(light) == [None, None]
+    check = ImportCheck(light)
+    assert [check.error(part) for part in light] == [None, None]
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['numpy'] = None")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    errors = import_errors(light)
+    check = ImportCheck(light)
+    errors = [check.error(part) for part in light]
     assert [error and error.partition(":")[0] for error in errors] == ["ModuleNotFoundError"] * 2
     assert all("numpy" in (error or "") for error in errors)

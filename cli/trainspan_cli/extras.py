@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Final
 
-__all__ = ["PARTS", "Part", "extra_with", "import_errors", "import_part"]
+__all__ = ["PARTS", "ImportCheck", "Part", "extra_with", "import_part"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,17 @@ class Part:
     mark: str
     """A distribution without which nobody has meant to install it."""
     commands: tuple[str, ...]
+    loader: str = ""
+    """module:function by which its commands import it, if that is not import alone."""
 
 
 PARTS: Final = (
     Part("trainspan_collector", ("collector",), "duckdb", ("collector", "sql", "store")),
     Part("trainspan_processing", ("processing",), "polars", ("dataset", "explain", "diff", "export")),
-    Part("trainspan_training", ("training",), "trl", ("train", "loop", "compare")),
+    Part(
+        *("trainspan_training", ("training",), "trl", ("train", "loop", "compare")),
+        loader="trainspan_training.model:import_training",  # keeps TRL from importing vLLM: half of all the time
+    ),
     Part("trainspan_serving", ("serve", "serve-cpu"), "vllm", ("serve",)),
 )
 
@@ -56,25 +61,34 @@ def extra_with(module: str, command: str) -> str | None:
     return bringing[0] if bringing else None
 
 
-def import_errors(parts: Sequence[Part]) -> list[str | None]:
-    """For each part why it cannot be imported, in one line; None if it can. Each in a process of its own, all at once."""
-    program = "import sys; from trainspan_cli.extras import import_part; import_part(sys.argv[1])"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, part.package],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for part in parts
-    ]
-    return [_error(process) for process in processes]
+class ImportCheck:
+    """Imports parts, each in a process of its own, all at once, while the caller does something else."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = frozenset(parts)
+        program = "import sys; from trainspan_cli.extras import import_part; import_part(sys.argv[1])"
+        self._processes = {
+            part.package: subprocess.Popen(
+                [sys.executable, "-c", program, part.package],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for part in parts
+        }
+
+    def error(self, part: Part) -> str | None:
+        """Why the part cannot be imported, in one line; None if it can. Waits until that is known."""
+        return _error(self._processes[part.package])
 
 
 def import_part(package: str) -> None:
     """Imports every module of a part and everything that its extra declares. Raises what an import raises."""
     (part,) = (part for part in PARTS if part.package == package)
+    if part.loader:
+        module_name, _, function = part.loader.partition(":")
+        getattr(importlib.import_module(module_name), function)()
     path = importlib.import_module(package).__path__
     for module in pkgutil.walk_packages(path, f"{package}."):
         if not module.name.endswith(".__main__"):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from trainspan_cli.extras import PARTS, import_errors
+from trainspan_cli.extras import PARTS, ImportCheck
 from trainspan_cli.loop.intervals import Estimate
 from trainspan_cli.loop.policy_client import PolicyClient
 from trainspan_cli.loop.run_folder import RunFolder
@@ -102,33 +102,35 @@ def _newest_run() -> dict[str, Any] | None:
 
 def examine(settings: Settings) -> list[Finding]:
     """All findings: installation, processes, then what the store says of capture."""
-    findings = [*_installation(), *_processes(settings), *template_findings(settings.serving.model or served_model())]
-    store = store_path(settings.collector.store)
+    # The imports take longest, and go on while everything else is looked at.
+    imports = ImportCheck([part for part in PARTS if importlib.util.find_spec(part.mark)])
+    running = [*_processes(settings), *template_findings(settings.serving.model or served_model())]
+    running += _stored(store_path(settings.collector.store))
+    return [*_installation(imports), *running]
+
+
+def _stored(store: Path) -> list[Finding]:
     if store.exists() or running_collector(store):
         try:
-            findings += [*_backlog(str(store)), *capture_findings(str(store))]
+            return [*_backlog(str(store)), *capture_findings(str(store))]
         except TrainspanError as error:
-            findings.append(Finding("problem", "store", str(error)))
+            return [Finding("problem", "store", str(error))]
         except ModuleNotFoundError as error:
             advice = "pip install 'trainspan[collector]' here, or ask where the collector runs"
-            findings.append(Finding("note", "store", f"{store} cannot be read without {error.name}", advice))
-    else:
-        advice = "start `trainspan collector`, then run an agent under `opentelemetry-instrument`"
-        findings.append(Finding("note", "store", f"nothing stored yet at {store}", advice))
-    return findings
+            return [Finding("note", "store", f"{store} cannot be read without {error.name}", advice)]
+    advice = "start `trainspan collector`, then run an agent under `opentelemetry-instrument`"
+    return [Finding("note", "store", f"nothing stored yet at {store}", advice)]
 
 
-def _installation() -> list[Finding]:
+def _installation(imports: ImportCheck) -> list[Finding]:
     findings = [Finding("ok", "python", f"{sys.version.split()[0]} at {sys.executable}")]
-    installed = [part for part in PARTS if importlib.util.find_spec(part.mark)]
-    errors = dict(zip(installed, import_errors(installed), strict=True))
     for part in PARTS:
         extra = " or ".join(part.extras)
         advice = f"pip install 'trainspan[{part.extras[0]}]'"
-        if part not in errors:
+        if part not in imports.parts:
             advice += " where that part is to run"
             findings.append(Finding("note", extra, f"{part.mark} is not installed here", advice))
-        elif error := errors[part]:
+        elif error := imports.error(part):
             findings.append(Finding("problem", extra, f"it cannot be imported: {error}", advice))
         else:
             findings.append(Finding("ok", extra, "all of it can be imported"))
