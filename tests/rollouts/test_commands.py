@@ -14,6 +14,7 @@ from tests.rollouts.test_functions import rewards, rollouts, statuses, tasks
 from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
 from tests.support.programs import environment, write
+from trainspan_rollouts import commands
 from trainspan_schemas import keys
 from trainspan_schemas.identity import TraceParent
 from trainspan_schemas.signing import KEY_FILE, signing_key
@@ -63,8 +64,9 @@ def test_a_command_gets_its_task_three_ways_and_its_calls_under_the_rollouts_url
 
 
 def test_a_command_that_fails_crashes_or_hangs_has_that_status_and_leaves_nothing_running(
-    run: Run, tmp_path: Path, recorder: OtlpRecorder
+    run: Run, tmp_path: Path, recorder: OtlpRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(commands, "GRACE_S", 0.5)
     source = """
     import os, pathlib, signal, subprocess, sys, time
 

@@ -29,8 +29,8 @@ def verdicts(sink: OtlpSink) -> list[ReceivedSpan]:
     return sink.spans(lambda span: span.name == keys.ROLLOUT_SPAN_NAME)
 
 
-def test_a_run_waits_for_a_collector_that_comes_late_and_loses_no_verdict(run: Run) -> None:
-    port, result = free_port(), []
+def test_a_run_waits_for_a_collector_that_comes_late_and_loses_no_verdict(run: Run, tmp_path: Path) -> None:
+    port, result, ran = free_port(), [], tmp_path / "ran.txt"
 
     def rollouts() -> None:
         given = tasks(*(str(number) for number in range(20)))
@@ -38,7 +38,12 @@ def test_a_run_waits_for_a_collector_that_comes_late_and_loses_no_verdict(run: R
 
     thread = threading.Thread(target=rollouts)
     thread.start()
-    time.sleep(4.0)  # the agents end in one
+    deadline = time.monotonic() + 60
+    while not ran.exists() or len(ran.read_text().split()) < 20:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.5)  # all agents have ended, and nothing could be sent
+    assert not result
     with otlp_sink(port) as (sink, _):
         thread.join(60)
         assert len(verdicts(sink)) == 20
