@@ -137,3 +137,14 @@ def test_what_the_doctor_vouches_for_was_imported(tmp_path: Path, monkeypatch: p
     errors = [check.error(part) for part in light]
     assert [error and error.partition(":")[0] for error in errors] == ["ModuleNotFoundError"] * 2
     assert all("numpy" in (error or "") for error in errors)
+
+
+@pytest.mark.slow
+def test_the_doctor_imports_training_as_its_command_does_without_vllm() -> None:
+    """TRL imports vLLM wherever it is installed: half of all the time that the doctor took."""
+    program = (
+        "import sys; from trainspan_cli.extras import import_part; import_part('trainspan_training'); "
+        "print('trl' in sys.modules, 'vllm' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.split() == ["True", "False"]
