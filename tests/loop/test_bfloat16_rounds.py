@@ -46,6 +46,30 @@ def failed(record: dict[str, Any]) -> list[str]:
     return [check["name"] for check in record["checks"] if not check["ok"]]
 
 
+def test_it_learns_and_its_panel_is_green(demo: DemoRun, tmp_path: Path) -> None:
+    place = make_place(tmp_path / "home")
+    loop = start(place, demo.place.home / "calculator", tmp_path, rounds=10, eval_tasks=200, eval_every=0)
+    _, err = loop.communicate(timeout=1000)
+    assert loop.returncode == 0, err[-3000:]
+    assert [failed(record) for record in records(place)] == [[]] * len(records(place))
+    assert [record["policy_version"] for record in rounds(place)] == list(range(1, 11))
+    (details,) = {
+        check["detail"].rpartition(", server ")[2]
+        for record in rounds(place)
+        for check in record["checks"]
+        if check["name"] == "server and trainer agree"
+    }
+    assert details == "bfloat16, trainer bfloat16"
+    canaries = [record["train"]["swap"]["canary"] for record in rounds(place)]
+    assert {(canary["status"], canary["dtype"], canary["tensors_differing"]) for canary in canaries} == {
+        ("fresh", "bfloat16", 0)
+    }
+    before, after = (record["successes"] / record["n"] for record in records(place) if record["kind"] == "eval")
+    assert after > before + 0.1
+    metrics = next(place.home.glob("runs/*/checkpoints/metrics.jsonl")).read_text().splitlines()
+    assert {json.loads(line)["old_policy"] for line in metrics} == {"recompute"}
+
+
 def test_weights_that_are_not_loaded_turn_it_red(demo: DemoRun, tmp_path: Path) -> None:
     """First the canary sees it and the round is given up; then, with a canary that is blind to it, the panel does."""
     place = make_place(tmp_path / "home")
