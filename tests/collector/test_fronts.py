@@ -21,10 +21,12 @@ from trainspan_collector.journal import Journal
 from trainspan_collector.listeners import Address
 from trainspan_collector.metrics import Metrics, StoreState
 from trainspan_collector.segments import Position
+from trainspan_schemas.roles import Role
 from trainspan_schemas.settings import CollectorSettings
 from trainspan_schemas.store import StoreAddress
 
 STATE = StoreState(True, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0, 0, 0)
+TOKEN = "r" * 20
 BODY = trace_request(span(1, 1)).SerializeToString()
 
 
@@ -34,13 +36,12 @@ def _opened(folder: Path) -> Iterator[tuple[Fronts, Journal, StoreAddress]]:
     journal = Journal(folder)
     intake = Intake(journal, folder, min_free_disk_bytes=0, wait_s=0.1)
     any_port = [Address.parse(option, "127.0.0.1:0", allow_remote=False) for option in ("--grpc", "--http")]
-    fronts = Fronts(
-        CollectorSettings(), any_port[0], any_port[1], Guard(Access({}, admits_agents=True), None, ""), Metrics()
-    )
+    guard = Guard(Access({TOKEN: Role.RUNNER}, admits_agents=True), None, TOKEN)
+    fronts = Fronts(CollectorSettings(), any_port[0], any_port[1], guard, Metrics())
     try:
         fronts.bind()
         fronts.open_to(intake, lambda: STATE)
-        yield fronts, journal, StoreAddress(0, "", fronts.grpc_address, fronts.http_address, "")
+        yield fronts, journal, StoreAddress(0, "", fronts.grpc_address, fronts.http_address, "", token=TOKEN)
     finally:
         fronts.close()
         journal.close()

@@ -204,7 +204,7 @@ def _own_channel(address: str) -> grpc.Channel:
 
 def test_probes_need_no_token(guarded: CollectorProcess) -> None:
     for path in ("/healthz", "/readyz"):
-        assert request(guarded.address, path, method="GET").status == 200
+        assert request(guarded.address, path, method="GET", headers={"authorization": None}).status == 200
     assert request(guarded.address, "/metrics", method="GET", headers={"authorization": None}).status == 401
     with grpc.insecure_channel(str(guarded.address.grpc)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)

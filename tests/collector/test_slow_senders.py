@@ -20,11 +20,13 @@ from trainspan_collector.intake import Intake
 from trainspan_collector.journal import Journal
 from trainspan_collector.listeners import Address
 from trainspan_collector.metrics import Metrics, StoreState
+from trainspan_schemas.roles import Role
 from trainspan_schemas.settings import CollectorSettings
 from trainspan_schemas.store import StoreAddress
 
 BODY = trace_request(span(1, 1)).SerializeToString()
 HEAD = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\nContent-Length: {len(BODY)}\r\n".encode()
+TOKEN = "r" * 20
 LIMIT_S = 0.6
 MOST = 8
 
@@ -40,11 +42,12 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreAd
     journal = Journal(tmp_path)
     intake = Intake(journal, tmp_path, min_free_disk_bytes=0, wait_s=0.1)
     ports = [Address.parse(option, "127.0.0.1:0", allow_remote=False) for option in ("--grpc", "--http")]
-    fronts = Fronts(CollectorSettings(), ports[0], ports[1], Guard(Access({}, admits_agents=True), None, ""), Metrics())
+    guard = Guard(Access({TOKEN: Role.RUNNER}, admits_agents=True), None, TOKEN)
+    fronts = Fronts(CollectorSettings(), ports[0], ports[1], guard, Metrics())
     try:
         fronts.bind()
         fronts.open_to(intake, lambda: StoreState(True, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0, 0, 0))
-        yield StoreAddress(0, "", fronts.grpc_address, fronts.http_address, "")
+        yield StoreAddress(0, "", fronts.grpc_address, fronts.http_address, "", token=TOKEN)
     finally:
         fronts.close()
         journal.close()
