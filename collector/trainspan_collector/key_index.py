@@ -21,6 +21,8 @@ import duckdb
 import pyarrow as pa
 from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch
 
+from trainspan_collector.thread_names import named
+
 __all__ = ["KeyIndex", "KeyIndexError"]
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,8 @@ _SEQ: Final = struct.Struct("<q")
 _SALT_BYTES: Final = 16
 _ROWS_AT_ONCE: Final = 20_480
 _CHECKED_ROWS: Final = 2048
+_EXTENSION: Final = 1_000_000
+"""Of `seq`: what is taken in before it is noted how far."""
 
 _WRITE_BUFFER_BYTES: Final = 16 * 2**20
 _BLOCK_CACHE_BYTES: Final = 16 * 2**20
@@ -68,15 +72,8 @@ class KeyIndex:
         with self._failures():
             if self._db is None:
                 self._open(cursor, last_seq)
-            if self._covered == last_seq:
-                return
-            n_rows = 0
-            for hashes, seqs in self._rows(cursor, f"seq > {self._covered}"):
-                self._write(hashes, seqs)
-                n_rows += len(hashes)
-            self._write([], [], covered=last_seq)
-            log.info("key index extended rows=%d from_seq=%d to_seq=%d", n_rows, self._covered, last_seq)
-            self._covered = last_seq
+            while self._covered < last_seq:
+                self._extend(cursor, min(last_seq, self._covered + _EXTENSION))
 
     def hashes(self, cursor: duckdb.DuckDBPyConnection, table: str, relation: str) -> list[bytes]:
         """The hashed key of each row of `relation`, which has the columns of `table`, in order."""
@@ -116,6 +113,16 @@ class KeyIndex:
         if db is not None:
             db.close()
 
+    def _extend(self, cursor: duckdb.DuckDBPyConnection, to_seq: int) -> None:
+        """Takes in the rows up to that number. What a kill ends goes on from there."""
+        n_rows = 0
+        for hashes, seqs in self._rows(cursor, f"seq > {self._covered} AND seq <= {to_seq}"):
+            self._write(hashes, seqs)
+            n_rows += len(hashes)
+        self._write([], [], covered=to_seq)
+        log.info("key index extended rows=%d from_seq=%d to_seq=%d", n_rows, self._covered, to_seq)
+        self._covered = to_seq
+
     def _open(self, cursor: duckdb.DuckDBPyConnection, last_seq: int) -> None:
         try:
             self._open_files()
@@ -128,7 +135,8 @@ class KeyIndex:
         self._open_files()
 
     def _open_files(self) -> None:
-        self._db = Rdict(str(self._folder), _options())
+        with named("keys"):  # its threads
+            self._db = Rdict(str(self._folder), _options())
         salt, covered = self._db.get(_SALT), self._db.get(_COVERED)
         if salt is None:
             salt, covered = secrets.token_bytes(_SALT_BYTES), None

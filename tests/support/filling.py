@@ -42,18 +42,15 @@ class Filling:
 
 
 def add_many(database: Database, n_spans: int) -> None:
-    """Spans with ids of their own, as if they had been loaded."""
+    """Spans of which no more is known than ids of their own, as if they had been loaded."""
     cursor = database.cursor()
     last_seq = database.progress().last_seq
     cursor.execute(
         """
 INSERT INTO stored.spans BY NAME
 SELECT
-    $after + i AS seq, hash(i) AS span_key, 9223372036854775807 AS richness, printf('%016x%016x', hash(-i), i) AS trace_id,
-    printf('%016x', hash(i)) AS span_id, 's' AS name, 1 AS kind, 1 AS start_ns, 2 AS end_ns, 0 AS status_code,
-    '' AS status_message, '' AS scope_name, '{}' AS scope_json, '{}' AS attributes, '{}' AS resource, '[]' AS events,
-    '[]' AS links, '' AS trace_state, 0 AS flags, 0 AS dropped_attributes, 0 AS dropped_events, 0 AS dropped_links,
-    false AS is_call, false AS untrusted, 1 AS received_ns, '' AS attribute_keys
+    $after + i AS seq, hash($after + i) AS span_key, 9223372036854775807 AS richness,
+    printf('%016x%016x', hash(i), $after + i) AS trace_id, printf('%016x', hash($after + i)) AS span_id, false AS is_call
 FROM range(1, $n + 1) t(i)
 """,
         {"after": last_seq, "n": n_spans},
