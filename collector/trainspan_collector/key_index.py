@@ -45,10 +45,14 @@ _CHECKED_ROWS: Final = 2048
 _EXTENSION: Final = 1_000_000
 """Of `seq`: what is taken in before it is noted how far."""
 
+_FAILURES: Final = 2
+"""So many one after the other are damage, and no full disk that has room again."""
+
 _WRITE_BUFFER_BYTES: Final = 16 * 2**20
 _BLOCK_CACHE_BYTES: Final = 16 * 2**20
 _FILTER_BITS: Final = 10
 _OPEN_FILES: Final = 256
+_LOG_BYTES: Final = 2**20
 
 
 class KeyIndexError(Exception):
@@ -63,6 +67,8 @@ class KeyIndex:
         self._db: Rdict | None = None
         self._salt = ""
         self._covered = 0
+        self._n_failures = 0
+        """Since rows were added last."""
 
     def cover(self, cursor: duckdb.DuckDBPyConnection) -> None:
         """Takes in the rows of the store that it lacks. Raises KeyIndexError, and duckdb.Error where the store cannot be read."""
@@ -93,6 +99,7 @@ class KeyIndex:
         with contextlib.suppress(KeyIndexError), self._failures():
             self._write(hashes, seqs, covered=last_seq)
             self._covered = last_seq
+            self._n_failures = 0
 
     def clear(self) -> None:
         """Forgets everything; the next `cover` makes it anew."""
@@ -125,10 +132,14 @@ class KeyIndex:
 
     def _open(self, cursor: duckdb.DuckDBPyConnection, last_seq: int) -> None:
         try:
-            self._open_files()
-            if self._belongs_to(cursor, last_seq):
-                return
-            log.warning("key index is of another state of the store folder=%s: making it anew", self._folder)
+            if self._n_failures < _FAILURES:
+                self._open_files()
+                if self._belongs_to(cursor, last_seq):
+                    return
+            log.warning("key index is damaged or of another store folder=%s: making it anew", self._folder)
+        except duckdb.Error:
+            self.close()
+            raise
         except Exception as error:  # noqa: BLE001  # RocksDB raises nothing more special
             log.warning("key index cannot be opened folder=%s error=%r: making it anew", self._folder, str(error))
         self.clear()
@@ -173,12 +184,13 @@ class KeyIndex:
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
-        """After a failure it is opened again by the next `cover`."""
+        """After a failure it is opened again by the next `cover`, after two made anew."""
         try:
             yield
         except (duckdb.Error, KeyIndexError):
             raise
         except Exception as error:
+            self._n_failures += 1
             log.error("key index failed folder=%s error=%r", self._folder, str(error))
             with contextlib.suppress(Exception):
                 self.close()
@@ -202,4 +214,6 @@ def _options() -> Options:
     options.set_max_open_files(_OPEN_FILES)
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(1)
+    options.set_max_log_file_size(_LOG_BYTES)
+    options.set_stats_dump_period_sec(0)
     return options

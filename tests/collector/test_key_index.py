@@ -26,7 +26,7 @@ from tests.support.collector import (
 from tests.support.filling import Filling, add_many
 from trainspan_collector.database import Database
 from trainspan_collector.frames import Signal
-from trainspan_collector.key_index import KeyIndexError
+from trainspan_collector.key_index import KeyIndex, KeyIndexError
 from trainspan_schemas import keys
 
 MEMORY_BYTES = 2**28
@@ -171,6 +171,23 @@ def test_a_failure_of_the_index_is_an_error_once_and_then_it_is_opened_again(sto
         store.send()
     store.filling.cursor.execute("ROLLBACK")
     assert store.send() == 30
+
+
+def test_a_damaged_block_that_is_read_later_makes_the_index_anew(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_many(store.database, 10_000)
+    store.send()
+    store.close()
+    for path in store.keys.glob("*.sst"):
+        data = path.read_bytes()
+        path.write_bytes(bytes(len(data) // 3) + data[len(data) // 3 :])  # not what is read first: "covered" and "salt"
+    monkeypatch.setattr(KeyIndex, "_belongs_to", lambda *_: True)
+    store.open()
+    for _ in range(2):
+        with pytest.raises(KeyIndexError):
+            store.send()
+        store.filling.cursor.execute("ROLLBACK")
+    assert store.send() == 30
+    assert store.counts() == (10_010, 10_010, 10, 10, 10, 10)
 
 
 def test_many_duplicates_from_all_over_the_store_are_found(store: Store) -> None:
