@@ -1,6 +1,7 @@
 """Going through a store piece by piece: where rollouts lie, reads that look only there, and tokens by their place."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from tests.collector.test_nearby import MEMORY_BYTES, Filling, most_rows, stores, tangle
+from tests.collector.test_nearby import MEMORY_BYTES, most_rows, stores, tangle
+from tests.support.filling import Filling
 from trainspan_collector import reads
 from trainspan_collector.database import Database
 from trainspan_collector.reads import HOLDINGS, READS, TOKENS, named_read
@@ -42,8 +44,9 @@ def _tight_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _differing(folder: Path, random: Random) -> Iterator[Mapping[str, Any]]:
     """Reads that give other rows where they are told where to look; yields {} for each that was told to leave half of the store out."""
-    database = Database(folder / f"{random.random()}.duckdb", memory_bytes=MEMORY_BYTES)
-    filling = Filling(database)
+    path = folder / f"{random.random()}.duckdb"
+    database = Database(path, memory_bytes=MEMORY_BYTES)
+    filling = Filling(database, path.with_suffix(".keys"))
     tangle(random, filling)
     inventories = [(selection, _held(database, **selection)) for selection in SELECTIONS]
     seen = filling.last_seq
@@ -63,6 +66,7 @@ def _differing(folder: Path, random: Random) -> Iterator[Mapping[str, Any]]:
                         yield {"name": name, **chosen, **told, "more": more}
                     elif looked_at < seen // 2:
                         yield {}
+    filling.close()
     database.close()
 
 
@@ -81,8 +85,10 @@ def test_reads_that_know_where_to_look_give_the_same_rows_in_forty_stores(tmp_pa
 
 @pytest.fixture(scope="module")
 def tangled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    database = Database(tmp_path_factory.mktemp("held") / "s.duckdb", memory_bytes=MEMORY_BYTES)
-    tangle(Random(3), Filling(database))
+    folder = tmp_path_factory.mktemp("held")
+    database = Database(folder / "s.duckdb", memory_bytes=MEMORY_BYTES)
+    with closing(Filling(database, folder / "keys")) as filling:
+        tangle(Random(3), filling)
     yield database
     database.close()
 
