@@ -228,9 +228,9 @@ def test_with_a_judge_only_its_verdict_is_the_reward_and_an_agent_cannot_pay_its
         ("agent:solve", "broken:judge", ProcessError, r"importing broken:judge failed: ZeroDivisionError"),
         (
             "agent:solve",
-            "agent:later",
+            "takes_one.py:judge",
             UsageError,
-            r"signature later\(task\), but it is called as later\(task, result\)",
+            r"signature judge\(task\), but it is called as judge\(task, result\)",
         ),
     ],
 )
