@@ -14,6 +14,7 @@ from tests.rollouts.test_functions import rewards, rollouts, statuses, tasks
 from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
 from tests.support.programs import environment, write
+from trainspan_cli import main
 from trainspan_rollouts import commands
 from trainspan_schemas import keys
 from trainspan_schemas.identity import TraceParent
@@ -159,24 +160,30 @@ def test_the_command_prints_progress_and_result_as_json_lines(
     assert sorted(splits) == ["train"] * 3 + ["val"] * 3
 
 
-def test_wrong_use_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
+def test_wrong_use_is_one_line_and_an_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write_tasks(tmp_path, {"id": "a", "input": "x"})
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text("{\n")
-
-    def trainspan(*arguments: str) -> tuple[int, str]:
-        done = subprocess.run(
-            [*TRAINSPAN, *arguments], env=environment({}), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-        )  # fmt: skip
-        assert len(done.stderr.splitlines()) == 1, done.stderr
-        return done.returncode, done.stderr
-
-    code, line = trainspan("--tasks", str(path), "--format", "json", "--", "no-such-agent", "{input}")
-    assert (code, "command not found: 'no-such-agent'" in line) == (1, True)
-    code, line = trainspan("--tasks", str(broken), "--format", "json", "agent:solve")
-    assert (code, "broken.jsonl:1: not JSON" in line) == (1, True)
-    code, line = trainspan("--tasks", str(path), "--n", "0", "agent:solve")
-    assert (code, "n = 0: it must be at least 1" in line) == (2, True)
+    (tmp_path / "broken.jsonl").write_text("{\n")
+    done = subprocess.run(
+        [*TRAINSPAN, "--tasks", str(path), "--format", "json", "--", "no-such-agent", "{input}"],
+        env=environment({}),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert "command not found: 'no-such-agent'" in done.stderr
+    monkeypatch.chdir(tmp_path)
+    for code, arguments, told in (
+        (1, ["--tasks", "broken.jsonl", "--format", "json"], "broken.jsonl:1: not JSON"),
+        (2, ["--tasks", "tasks.jsonl", "--n", "0"], "n = 0: it must be at least 1"),
+    ):
+        assert main.run(["rollout", *arguments, "agent:solve"]) == code
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line
 
 
 def test_all_rollouts_failing_is_exit_code_one_and_no_collector_is_told(tmp_path: Path) -> None:
