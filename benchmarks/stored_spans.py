@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.collector_requests import SPANS_PER_REQUEST, requests
-from tests.support.filling import Filling, add_many
+from tests.support.filling import Filling
 from trainspan_collector.batch import Batch, Tables
 from trainspan_collector.database import Database
 from trainspan_collector.frames import Frame, Signal
@@ -48,8 +48,7 @@ def _at(filling: Filling, database: Database, folder: Path, size: int) -> dict[s
     stored = filling.last_seq
     began_cpu, began = time.process_time(), time.monotonic()
     while filling.last_seq < size:
-        add_many(database, min(_AT_ONCE, size - filling.last_seq))
-        filling.last_seq = database.progress().last_seq
+        filling.add_many(min(_AT_ONCE, size - filling.last_seq))
     database.checkpoint()
     filling_us = 1e6 * (time.process_time() - began_cpu) / max(1, filling.last_seq - stored)
     filling_s = time.monotonic() - began

@@ -22,6 +22,7 @@ import pyarrow as pa
 from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch
 
 from trainspan_collector.thread_names import named
+from trainspan_schemas.errors import StoreError
 
 __all__ = ["KeyIndex", "KeyIndexError"]
 
@@ -55,7 +56,7 @@ _OPEN_FILES: Final = 256
 _LOG_BYTES: Final = 2**20
 
 
-class KeyIndexError(Exception):
+class KeyIndexError(StoreError):
     """The index cannot be read or written now. Nothing is lost: it can be made anew from the store."""
 
 
@@ -107,9 +108,7 @@ class KeyIndex:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def count_lacking(self, cursor: duckdb.DuckDBPyConnection, up_to_seq: int) -> int:
-        """The rows up to that number which it does not know; 0 if it is not in use, as before the first load. Raises KeyIndexError."""
-        if self._db is None:
-            return 0
+        """The rows up to that number which it does not know, as far as it covers them. Raises KeyIndexError."""
         n_lacking = 0
         for hashes, seqs in self._rows(cursor, f"seq <= {min(up_to_seq, self._covered)}"):
             n_lacking += sum(found is None or found < seq for found, seq in zip(self.find(hashes), seqs, strict=True))
@@ -146,6 +145,7 @@ class KeyIndex:
         self._open_files()
 
     def _open_files(self) -> None:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         with named("keys"):  # its threads
             self._db = Rdict(str(self._folder), _options())
         salt, covered = self._db.get(_SALT), self._db.get(_COVERED)

@@ -140,6 +140,10 @@ class Loader:
             with self._loaded:
                 self._n_waiting -= 1
 
+    def cover_keys(self) -> None:
+        """Makes the index of keys complete, as the next load would. Raises KeyIndexError."""
+        self.between_loads(lambda: self.index.cover(self._cursor))
+
     def between_loads(self, work: Callable[[], None]) -> None:
         """Runs `work` in the loader's thread while nothing is loaded, and waits for it. Raises what it raises.
 

@@ -84,6 +84,7 @@ class Upkeep:
 
     def _verify(self, body: Mapping[str, Any]) -> dict[str, Any]:
         self._loader.wait_for(self._journal.end(), _BARRIER_S)
+        self._loader.cover_keys()
         with self._readers.snapshot(self._database) as snapshot:
             return verify(self._store, snapshot.cursor, self._journal, self._loader.index, up_to_seq=snapshot.watermark)
 

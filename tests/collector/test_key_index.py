@@ -11,6 +11,7 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
+from tests.collector.test_upkeep import _store
 from tests.support.collector import (
     CollectorProcess,
     any_value,
@@ -23,7 +24,7 @@ from tests.support.collector import (
     span,
     trace_id,
 )
-from tests.support.filling import Filling, add_many
+from tests.support.filling import Filling
 from trainspan_collector.database import Database
 from trainspan_collector.frames import Signal
 from trainspan_collector.key_index import KeyIndex, KeyIndexError
@@ -37,7 +38,7 @@ class Store:
     """A store's files, opened and closed as often as wanted."""
 
     def __init__(self, folder: Path) -> None:
-        self.path, self.keys = folder / "spans.duckdb", folder / "keys"
+        self.path, self.keys = folder / "spans.duckdb", folder / "spans.duckdb.keys"
         self.open()
 
     def open(self) -> None:
@@ -163,6 +164,21 @@ def test_rows_that_are_gone_from_the_store_are_new_when_they_come_again(store: S
     assert store.counts() == (10,) * 6
 
 
+def test_verify_counts_the_rows_that_the_index_lacks(store: Store) -> None:
+    store.send()
+    store.filling.add_many(3_000)  # the newest 2,048 are looked up when it is opened
+    store.send(trace=2)
+    index = store.filling.index
+    assert index._db is not None
+    for key in index.hashes(store.filling.cursor, "spans", "(FROM stored.spans WHERE seq <= 3)"):
+        index._db.delete(key)
+    index.add([], [], store.filling.last_seq)
+    store.close()
+    problems = _store(store.path, "verify", code=1)["problems"]  # modes of files too: this is no collector's process
+    assert "2 rows that the index of keys lacks" in problems
+    store.open()
+
+
 def test_a_failure_of_the_index_is_an_error_once_and_then_it_is_opened_again(store: Store) -> None:
     store.send()
     assert store.filling.index._db is not None
@@ -174,7 +190,7 @@ def test_a_failure_of_the_index_is_an_error_once_and_then_it_is_opened_again(sto
 
 
 def test_a_damaged_block_that_is_read_later_makes_the_index_anew(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_many(store.database, 10_000)
+    store.filling.add_many(10_000)
     store.send()
     store.close()
     for path in store.keys.glob("*.sst"):
@@ -191,7 +207,7 @@ def test_a_damaged_block_that_is_read_later_makes_the_index_anew(store: Store, m
 
 
 def test_many_duplicates_from_all_over_the_store_are_found(store: Store) -> None:
-    add_many(store.database, 300_000)
+    store.filling.add_many(300_000)
     query = "SELECT trace_id, span_id FROM stored.spans WHERE seq % 150 = 0"
     rows = store.filling.cursor.execute(query).fetchall()
     again = [span(int(trace, 16), int(number, 16)) for trace, number in rows]
@@ -201,7 +217,7 @@ def test_many_duplicates_from_all_over_the_store_are_found(store: Store) -> None
 
 
 def test_a_look_for_duplicates_reads_few_rows_of_100_thousand(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_many(store.database, 100_000)
+    store.filling.add_many(100_000)
     rows = store.filling.cursor.execute("SELECT trace_id, span_id FROM stored.spans WHERE seq % 25_000 = 0").fetchall()
     watched = _Watched(store.filling.cursor)
     monkeypatch.setattr(store.filling, "cursor", watched)
@@ -235,8 +251,6 @@ def _rows_scanned(node: Mapping[str, Any]) -> int:
 
 
 def test_a_compaction_and_a_purge_leave_a_store_whose_duplicates_are_found(tmp_path: Path) -> None:
-    from tests.collector.test_upkeep import _store
-
     with running(tmp_path / "spans.duckdb", load_interval_s=0.05) as collector:
         for trace in (1, 2, 3):
             _export(collector, trace)

@@ -13,7 +13,15 @@ from trainspan_collector.key_index import KeyIndex
 from trainspan_collector.loading import load
 from trainspan_collector.segments import Position, Progress
 
-__all__ = ["Filling", "add_many"]
+__all__ = ["Filling"]
+
+_MANY = """
+INSERT INTO stored.spans BY NAME
+SELECT
+    $after + i AS seq, hash($after + i) AS span_key, 9223372036854775807 AS richness,
+    printf('%016x%016x', hash(i), $after + i) AS trace_id, printf('%016x', hash($after + i)) AS span_id, false AS is_call
+FROM range(1, $n + 1) t(i)
+"""
 
 
 class Filling:
@@ -36,23 +44,12 @@ class Filling:
     def add_spans(self, spans: Sequence[Span]) -> int:
         return self.add(Signal.TRACES, trace_request(*spans).SerializeToString())
 
+    def add_many(self, n_spans: int) -> None:
+        """Spans of which no more is known than ids of their own, as if they had been loaded, but for the index."""
+        self.cursor.execute(_MANY, {"after": self.last_seq, "n": n_spans})
+        self.last_seq += n_spans
+        self.cursor.execute("UPDATE stored.progress SET last_seq = ?", [self.last_seq])
+
     def close(self) -> None:
         self.index.close()
         self.cursor.close()
-
-
-def add_many(database: Database, n_spans: int) -> None:
-    """Spans of which no more is known than ids of their own, as if they had been loaded."""
-    cursor = database.cursor()
-    last_seq = database.progress().last_seq
-    cursor.execute(
-        """
-INSERT INTO stored.spans BY NAME
-SELECT
-    $after + i AS seq, hash($after + i) AS span_key, 9223372036854775807 AS richness,
-    printf('%016x%016x', hash(i), $after + i) AS trace_id, printf('%016x', hash($after + i)) AS span_id, false AS is_call
-FROM range(1, $n + 1) t(i)
-""",
-        {"after": last_seq, "n": n_spans},
-    )
-    cursor.execute("UPDATE stored.progress SET last_seq = ?", [last_seq + n_spans])
