@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.processing.traces import TestRollout, chain, send
+from tests.support.canary import logprobs_of
 from tests.support.dataset_files import LoggedCall, write_dataset
 from tests.support.places import ROOT
 from tests.support.tiny_model import make_tiny_model
@@ -115,7 +116,8 @@ def send_two(address: StoreAddress) -> None:
 def training_options(folder: Path) -> list[str]:
     """Of `trainspan train`, with a model and a dataset that are made in `folder`."""
     model = make_tiny_model(folder / "model")
-    calls = [LoggedCall(name, [3, 4], [5, 6], [-1.0, -2.0], value) for name, value in (("a", 1.0), ("b", -1.0))]
+    sampled = logprobs_of(model, [3, 4], [5, 6])  # of another policy the round would be refused
+    calls = [LoggedCall(name, [3, 4], [5, 6], sampled, value) for name, value in (("a", 1.0), ("b", -1.0))]
     write_dataset(folder / "to-train", calls)
     return ["--model", str(model), "--policy-url", "none", "--dataset", str(folder / "to-train")]
 
