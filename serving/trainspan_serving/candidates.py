@@ -35,8 +35,6 @@ class Limits:
     """None: no adapters."""
     lora_modules: tuple[str, ...] | None
     """Modules that may have an adapter; None: any."""
-    ties_head: bool
-    """Whether the output head is the embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ def find_candidate(checkpoints: Path, name: str, version: int, served: Weights, 
         check_adapter_fits(read_adapter(folder), served, limits.max_lora_rank, limits.lora_modules)
     else:
         weights = read_weights(folder)
-        check_fits(weights, served, ties_head=limits.ties_head)
+        check_fits(weights, served)
     if meta.weights_sha256 and hash_weights(folder) != meta.weights_sha256:
         raise CheckpointError(
             f"{name}: its safetensors files are not those that the trainer wrote (weights_sha256 in {META_FILE}): copy it anew"

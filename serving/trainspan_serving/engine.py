@@ -32,7 +32,6 @@ class Engine:
             max_tokens=int(model.max_model_len),
             max_lora_rank=int(lora.max_lora_rank) if lora else None,
             lora_modules=tuple(modules) if modules else None,
-            ties_head=bool(getattr(model.hf_text_config, "tie_word_embeddings", False)),
         )
 
     @property

@@ -29,6 +29,7 @@ _CONFIG_IGNORED = {
 """Keys that do not change what the weights compute."""
 _COMPUTED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 """Ends of the names of buffers that models compute by themselves, and that vLLM leaves aside in a file."""
+_CHUNK_BYTES = 2**24
 _HEADS = ("lm_head.weight", "embed_out.weight")
 """Ends of the names of output heads."""
 
@@ -54,11 +55,11 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
-def check_fits(candidate: Weights, served: Weights, *, ties_head: bool = False) -> None:
+def check_fits(candidate: Weights, served: Weights) -> None:
     """Raises CheckpointError that names the first thing by which `candidate` differs from the served model.
 
-    It may lack what the served files hold in vain: buffers that models compute and, if the model `ties_head`, the output head,
-    which is its embedding.
+    It may lack what the served files hold in vain: buffers that models compute, and an output head that is a copy of the
+    embedding in a model that ties the two.
     """
     name = candidate.folder.name
     for key in sorted((candidate.config.keys() & served.config.keys()) - _CONFIG_IGNORED):
@@ -67,8 +68,8 @@ def check_fits(candidate: Weights, served: Weights, *, ties_head: bool = False) 
                 f"{name} does not fit the served model: config {key} is {candidate.config[key]!r}, "
                 f"served is {served.config[key]!r}; start a server with this checkpoint instead"
             )
-    idle = _COMPUTED + (_HEADS if ties_head else ())
-    missing = sorted(tensor for tensor in served.tensors.keys() - candidate.tensors.keys() if not tensor.endswith(idle))
+    lacking = [tensor for tensor in served.tensors.keys() - candidate.tensors.keys() if not tensor.endswith(_COMPUTED)]
+    missing = sorted(tensor for tensor in lacking if not (tensor.endswith(_HEADS) and _is_tied(served, tensor)))
     if missing:
         raise CheckpointError(f"{name} lacks {len(missing)} tensors, first {missing[0]!r}: save the whole model")
     unknown = sorted(candidate.tensors.keys() - served.tensors.keys())
@@ -81,6 +82,36 @@ def check_fits(candidate: Weights, served: Weights, *, ties_head: bool = False) 
             )
     if candidate.tokenizer_sha256 != served.tokenizer_sha256:
         raise CheckpointError(f"{name} has another vocabulary than the served model; start a server with it instead")
+
+
+def _is_tied(weights: Weights, head: str) -> bool:
+    """Whether a stored output head is a copy of another tensor, and the configuration does not keep them apart.
+
+    vLLM and transformers decide alike: a stored head that differs from the embedding is one of its own, whatever is configured.
+    """
+    text = weights.config.get("text_config")
+    stated = [config.get("tie_word_embeddings") for config in (weights.config, text) if isinstance(config, dict)]
+    if False in stated:
+        return False
+    alike = [name for name, shape in weights.tensors.items() if name != head and shape == weights.tensors[head]]
+    contents = _digests(weights.folder, {head, *alike})
+    return any(contents[name] == contents[head] for name in alike)
+
+
+def _digests(folder: Path, names: set[str]) -> dict[str, str]:
+    """Of the type and bytes of these tensors."""
+    found: dict[str, str] = {}
+    for file in weight_files(folder):
+        start, entries = _read_header(file)
+        with file.open("rb") as stream:
+            for name in names & entries.keys():
+                begin, end = entries[name]["data_offsets"]
+                stream.seek(start + begin)
+                digest = hashlib.sha256(str(entries[name]["dtype"]).encode())
+                for size in [_CHUNK_BYTES] * ((end - begin) // _CHUNK_BYTES) + [(end - begin) % _CHUNK_BYTES]:
+                    digest.update(stream.read(size))
+                found[name] = digest.hexdigest()
+    return found
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -103,7 +134,12 @@ def _read_tensors(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a safetensors file, whose size must be what its header says.
+    """Names and shapes of a safetensors file, whose size must be what its header says. Raises CheckpointError."""
+    return {name: tuple(entry["shape"]) for name, entry in _read_header(file)[1].items()}
+
+
+def _read_header(file: Path) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Where the data of a safetensors file begin, and what its header says of each tensor.
 
     Format: https://huggingface.co/docs/safetensors/index#format
     """
@@ -118,7 +154,9 @@ def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
         end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
         if size != 8 + length + end:
             raise ValueError(f"it has {size} bytes instead of {8 + length + end}")
-        return {name: tuple(entry["shape"]) for name, entry in entries.items()}
+        for entry in entries.values():
+            tuple(entry["shape"])
+        return 8 + length, entries
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise CheckpointError(f"{file.parent.name}/{file.name} is no whole safetensors file: {error}") from error
 

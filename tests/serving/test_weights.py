@@ -1,39 +1,65 @@
 """Which folders of weights fit the served ones, by their tensors."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from trainspan_schemas.errors import CheckpointError
-from trainspan_serving.weights import Weights, check_fits
+from trainspan_serving.weights import Weights, check_fits, read_shapes
 
-SHAPES: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (8, 4), "model.norm.weight": (4,)}
-HEAD: dict[str, tuple[int, ...]] = {"lm_head.weight": (8, 4)}
-BUFFER: dict[str, tuple[int, ...]] = {"model.layers.0.self_attn.rotary_emb.inv_freq": (2,)}
-
-
-def weights(name: str, *tensors: dict[str, tuple[int, ...]]) -> Weights:
-    together = {key: shape for part in tensors for key, shape in part.items()}
-    return Weights(Path(name), {"model_type": "llama"}, together, "0")
-
-
-def test_what_models_compute_by_themselves_may_be_left_out_of_a_checkpoint() -> None:
-    check_fits(weights("new", SHAPES), weights("served", SHAPES, BUFFER))
-    check_fits(weights("new", SHAPES), weights("served", SHAPES, HEAD, BUFFER), ties_head=True)
+EMBEDDING = np.arange(32, dtype=np.float32).reshape(8, 4)
+OWN: dict[str, NDArray[np.float32]] = {
+    "model.embed_tokens.weight": EMBEDDING,
+    "model.norm.weight": np.ones(4, np.float32),
+}
+HEAD: dict[str, NDArray[np.float32]] = {"lm_head.weight": EMBEDDING}
+BUFFER: dict[str, NDArray[np.float32]] = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32)}
 
 
-def test_an_output_head_of_its_own_may_not_be_left_out() -> None:
-    with pytest.raises(CheckpointError, match=r"new lacks 1 tensors, first 'lm_head.weight'"):
-        check_fits(weights("new", SHAPES), weights("served", SHAPES, HEAD, BUFFER))
+def weights(folder: Path, *parts: dict[str, NDArray[np.float32]], **config: Any) -> Weights:
+    """The parts in a file each, as in an index."""
+    folder.mkdir(exist_ok=True)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for number, part in enumerate(parts):
+        file = folder / f"model-{number}.safetensors"
+        save_file(part, file)
+        shapes |= read_shapes(file)
+    return Weights(folder, {"model_type": "llama", **config}, shapes, "0")
 
 
-def test_everything_else_is_compared_as_before() -> None:
-    served = weights("served", SHAPES, HEAD, BUFFER)
+def test_what_models_compute_by_themselves_may_be_left_out_of_a_checkpoint(tmp_path: Path) -> None:
+    new = weights(tmp_path / "new", OWN)
+    check_fits(new, weights(tmp_path / "buffer", OWN, BUFFER, tie_word_embeddings=False))
+    check_fits(new, weights(tmp_path / "tied", OWN, HEAD, BUFFER, tie_word_embeddings=True))
+    check_fits(new, weights(tmp_path / "unsaid", OWN, HEAD))
+
+
+def test_an_output_head_of_its_own_may_not_be_left_out(tmp_path: Path) -> None:
+    """It is one if the configuration says so, or if it differs from the embedding."""
+    new = weights(tmp_path / "new", OWN)
+    for served in (
+        weights(tmp_path / "apart", OWN, HEAD, tie_word_embeddings=False),
+        weights(tmp_path / "inner", OWN, HEAD, text_config={"tie_word_embeddings": False}),
+        weights(tmp_path / "differing", OWN, {"lm_head.weight": EMBEDDING + 1}, tie_word_embeddings=True),
+    ):
+        with pytest.raises(CheckpointError, match=r"new lacks 1 tensors, first 'lm_head.weight'"):
+            check_fits(new, served)
+
+
+def test_everything_else_is_compared_as_before(tmp_path: Path) -> None:
+    served = weights(tmp_path / "served", OWN, HEAD, BUFFER)
+    embedding = {"model.embed_tokens.weight": EMBEDDING}
     with pytest.raises(CheckpointError, match=r"new lacks 1 tensors, first 'model.norm.weight'"):
-        check_fits(weights("new", {"model.embed_tokens.weight": (8, 4)}), served, ties_head=True)
+        check_fits(weights(tmp_path / "new", embedding), served)
+    bias = {"lm_head.bias": np.zeros(8, np.float32)}
     with pytest.raises(CheckpointError, match=r"has 1 tensors that the served model lacks, first 'lm_head.bias'"):
-        check_fits(weights("new", SHAPES, {"lm_head.bias": (8,)}), served, ties_head=True)
+        check_fits(weights(tmp_path / "new", OWN, bias), served)
+    other = {"lm_head.weight": np.zeros((9, 4), np.float32)}
     with pytest.raises(
         CheckpointError, match=r"tensor 'lm_head.weight' has shape \[9, 4\], the served model's has \[8, 4\]"
     ):
-        check_fits(weights("new", SHAPES, {"lm_head.weight": (9, 4)}), served, ties_head=True)
+        check_fits(weights(tmp_path / "new", OWN, other), served)
