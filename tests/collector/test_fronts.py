@@ -25,7 +25,7 @@ from trainspan_schemas.roles import Role
 from trainspan_schemas.settings import CollectorSettings
 from trainspan_schemas.store import StoreAddress
 
-STATE = StoreState(True, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0, 0, 0)
+STATE = StoreState(True, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0, 0, 0, 0)
 TOKEN = "r" * 20
 BODY = trace_request(span(1, 1)).SerializeToString()
 

@@ -193,6 +193,7 @@ def test_what_cannot_be_decoded_is_a_bad_request_with_a_status_in_the_same_form(
         (gzip.compress(b"x" * 100)[:-8] + bytes(8), "is no gzip"),
         (gzip.compress(b"") * 17, "more than 16 members"),
     ],
+    ids=["none", "cut off", "wrong checksum", "many members"],
 )
 def test_a_body_that_is_no_gzip_is_a_bad_request(collector: CollectorProcess, data: bytes, said: str) -> None:
     answer = request(collector.address, "/v1/traces", data, headers={"Content-Encoding": "gzip"})

@@ -46,7 +46,7 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreAd
     fronts = Fronts(CollectorSettings(), ports[0], ports[1], guard, Metrics())
     try:
         fronts.bind()
-        fronts.open_to(intake, lambda: StoreState(True, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0, 0, 0))
+        fronts.open_to(intake, lambda: StoreState(True, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0, 0, 0, 0))
         yield StoreAddress(0, "", fronts.grpc_address, fronts.http_address, "", token=TOKEN)
     finally:
         fronts.close()
