@@ -170,8 +170,10 @@ class Journal:
             (self.folder / name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Writes what is pending and stops; further appends raise StoreError."""
+        """Writes what is pending and stops; further appends raise StoreError. A second call does nothing."""
         with self._changed:
+            if self._closing:
+                return
             self._closing = True
             self._changed.notify_all()
         self._writer.join()
