@@ -89,7 +89,11 @@ def test_the_collectors_token_of_the_role_serving_wins_over_the_environments_hea
     (home / "tokens.toml").write_text('serving = "serving-token"\n')
     settings = ServingSettings(model=str(models.base), port=0, checkpoints=str(home))
     environ = {"OTEL_EXPORTER_OTLP_HEADERS": "x=1"}
-    assert prepare(settings, (), environ).plan.current_headers() == "x=1"
+    remote = replace(settings, collector="http://collector.example:4317")
+    assert prepare(remote, (), environ).plan.current_headers() == "x=1"
+    assert prepare(settings, (), environ).plan.current_headers() == "x=1,authorization=Bearer%20serving-token"
+    given = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20mine"}
+    assert prepare(settings, (), given).plan.current_headers() == "authorization=Bearer%20mine"
     with_file = replace(settings, token_file=str(home / "tokens.toml"))
     assert prepare(with_file, (), environ).plan.current_headers() == "authorization=Bearer%20serving-token"
 
