@@ -73,7 +73,7 @@ def test_a_client_that_leaves_before_its_body_is_whole_is_not_answered(before: t
 
 
 def test_the_application_gets_the_body_once_and_then_what_comes_after_it() -> None:
-    async def messages() -> list[dict[str, Any]]:
+    async def messages() -> list[Any]:
         receive = replayed(b"abc", received(GONE))
         return [await receive(), await receive()]
 
