@@ -58,8 +58,8 @@ def has_tokenizer(folder: Path) -> bool:
 def check_fits(candidate: Weights, served: Weights) -> None:
     """Raises CheckpointError that names the first thing by which `candidate` differs from the served model.
 
-    It may lack what the served files hold in vain: buffers that models compute, and an output head that is a copy of the
-    embedding in a model that ties the two.
+    Either may lack what the other holds in vain: buffers that models compute, and an output head that is a copy of the embedding
+    in a model that ties the two.
     """
     name = candidate.folder.name
     for key in sorted((candidate.config.keys() & served.config.keys()) - _CONFIG_IGNORED):
@@ -68,20 +68,24 @@ def check_fits(candidate: Weights, served: Weights) -> None:
                 f"{name} does not fit the served model: config {key} is {candidate.config[key]!r}, "
                 f"served is {served.config[key]!r}; start a server with this checkpoint instead"
             )
-    lacking = [tensor for tensor in served.tensors.keys() - candidate.tensors.keys() if not tensor.endswith(_COMPUTED)]
-    missing = sorted(tensor for tensor in lacking if not (tensor.endswith(_HEADS) and _is_tied(served, tensor)))
+    missing = sorted(name for name in served.tensors.keys() - candidate.tensors.keys() if not _is_idle(served, name))
     if missing:
         raise CheckpointError(f"{name} lacks {len(missing)} tensors, first {missing[0]!r}: save the whole model")
-    unknown = sorted(candidate.tensors.keys() - served.tensors.keys())
+    unknown = sorted(name for name in candidate.tensors.keys() - served.tensors.keys() if not _is_idle(candidate, name))
     if unknown:
         raise CheckpointError(f"{name} has {len(unknown)} tensors that the served model lacks, first {unknown[0]!r}")
     for tensor, shape in sorted(candidate.tensors.items()):
-        if shape != served.tensors[tensor]:
+        if shape != served.tensors.get(tensor, shape):
             raise CheckpointError(
                 f"{name}: tensor {tensor!r} has shape {list(shape)}, the served model's has {list(served.tensors[tensor])}"
             )
     if candidate.tokenizer_sha256 != served.tokenizer_sha256:
         raise CheckpointError(f"{name} has another vocabulary than the served model; start a server with it instead")
+
+
+def _is_idle(weights: Weights, tensor: str) -> bool:
+    """Whether the model computes the same without this tensor of its files."""
+    return tensor.endswith(_COMPUTED) or (tensor.endswith(_HEADS) and _is_tied(weights, tensor))
 
 
 def _is_tied(weights: Weights, head: str) -> bool:

@@ -36,6 +36,7 @@ def test_what_models_compute_by_themselves_may_be_left_out_of_a_checkpoint(tmp_p
     check_fits(new, weights(tmp_path / "buffer", OWN, BUFFER, tie_word_embeddings=False))
     check_fits(new, weights(tmp_path / "tied", OWN, HEAD, BUFFER, tie_word_embeddings=True))
     check_fits(new, weights(tmp_path / "unsaid", OWN, HEAD))
+    check_fits(weights(tmp_path / "tied", OWN, HEAD, BUFFER), new)
 
 
 def test_an_output_head_of_its_own_may_not_be_left_out(tmp_path: Path) -> None:
@@ -48,6 +49,8 @@ def test_an_output_head_of_its_own_may_not_be_left_out(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=r"new lacks 1 tensors, first 'lm_head.weight'"):
             check_fits(new, served)
+        with pytest.raises(CheckpointError, match=r"has 1 tensors that the served model lacks, first 'lm_head.weight'"):
+            check_fits(served, new)
 
 
 def test_everything_else_is_compared_as_before(tmp_path: Path) -> None:

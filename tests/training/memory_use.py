@@ -5,7 +5,7 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["peak", "resident"]
+__all__ = ["peak"]
 
 
 def peak(work: Callable[[], object]) -> int:
@@ -16,11 +16,6 @@ def peak(work: Callable[[], object]) -> int:
     before = _resident("VmRSS")
     work()
     return _resident("VmHWM") - before
-
-
-def resident() -> int:
-    """Bytes of resident memory now."""
-    return _resident("VmRSS")
 
 
 def _resident(name: str) -> int:
