@@ -1,7 +1,7 @@
 """One batch into DuckDB: in one transaction with how far the journal is loaded, and without what is stored already."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -31,7 +31,7 @@ JOIN (FROM stored.evaluations WHERE {near}) s ON s.key = i.key
 """,
 }
 """Table → SQL of the rows with the same key: number and rank of the new one and of the stored one."""
-_RANGES_AT_ONCE: Final = 64
+_MOST_RANGES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,7 @@ def _insert(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, table: str, inco
     try:
         hashes, seqs = index.hashes(cursor, table, "incoming"), incoming["seq"].to_pylist()
         known = {seq for seq in index.find(hashes) if seq is not None}
-        found = [
-            pair for near in _near(sorted(known)) for pair in cursor.execute(_SAME[table].format(near=near)).fetchall()
-        ]
+        found = cursor.execute(_SAME[table].format(near=_near(sorted(known)))).fetchall() if known else []
         pairs = [pair for pair in found if pair[2] in known]  # near it there may be one that it replaced
         replaced = [old for _, new_rank, old, old_rank in pairs if new_rank > old_rank]
         dropped = {new for new, new_rank, _, old_rank in pairs if new_rank <= old_rank}
@@ -85,10 +83,12 @@ def _insert(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, table: str, inco
     return _Inserted([key for key, _ in kept], [seq for _, seq in kept], len(pairs))
 
 
-def _near(seqs: Sequence[int]) -> Iterator[str]:
-    """SQL conditions that hold for rows with these numbers, in order, and for few others: of row groups without one nothing is read."""
+def _near(seqs: Sequence[int]) -> str:
+    """An SQL condition that holds for rows with these numbers, in order, and for few others: of row groups without one nothing is read.
+
+    Numbers from all over the store are looked for in one pass, since each range is compared with each row group.
+    """
     starts = [seq for before, seq in pairwise([-ROW_GROUP_ROWS, *seqs]) if seq - before >= ROW_GROUP_ROWS]
     ends = [seq for seq, after in pairwise([*seqs, 2**63]) if after - seq >= ROW_GROUP_ROWS]
     ranges = [f"seq BETWEEN {first} AND {last}" for first, last in zip(starts, ends, strict=True)]
-    for start in range(0, len(ranges), _RANGES_AT_ONCE):
-        yield " OR ".join(ranges[start : start + _RANGES_AT_ONCE])
+    return " OR ".join(ranges) if len(ranges) <= _MOST_RANGES else f"seq BETWEEN {seqs[0]} AND {seqs[-1]}"
