@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
 from trainspan_cli.main import run
-from trainspan_schemas.checkpoint import CheckpointMeta
+from trainspan_schemas.checkpoint import CheckpointMeta, digest_of_model
 
 
 def command(*arguments: str) -> list[str]:
@@ -36,7 +36,8 @@ def trainspan_train(home: Path, *arguments: str) -> subprocess.CompletedProcess[
 
 
 def test_one_round_prints_json_lines_and_nothing_else(tmp_path: Path, model: Any, model_dir: Path) -> None:
-    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4), round_=7)
+    calls = sample_rollouts(model, rollouts=4)
+    write_dataset(tmp_path / "dataset", calls, round_=7, base=digest_of_model(model_dir))
     options = ("--model", str(model_dir), "--policy-url", "none", "--learning-rate", "1e-5", "--format", "json")
     done = trainspan_train(tmp_path, *options)
     assert (done.returncode, done.stderr) == (0, "")
