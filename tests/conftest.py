@@ -24,6 +24,7 @@ _LONGEST_FOLDERS_FIRST: Final = ("loop", "serving", "agents", "training")
 """Folders whose tests share servers and models for the session: with `pytest -n`, one worker runs each of them."""
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `pytest -n … --dist loadgroup`: what workers share out are these folders and all other files."""
     if not config.pluginmanager.hasplugin("xdist"):
