@@ -40,7 +40,7 @@ demo-control: $(SETUP)
 	@$(BIN)/python examples/calculator/demo.py --control $(if $(ROUNDS),--rounds $(ROUNDS))
 
 test: $(SETUP) $(AGENTS)
-	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "not slow and not gpu"
+	@$(BIN)/pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not slow and not gpu"
 
 test-slow: $(SETUP) $(AGENTS)
 	@$(BIN)/pytest -m "slow and not gpu"
