@@ -25,14 +25,16 @@ _PATIENCE_S = 5.0
 class _Watch:
     """What this process has installed."""
 
-    end: Callable[[], None]
-    """Sends what is queued, in bounded time; called in the main thread or in a thread of its own."""
-    pipe: tuple[int, int] | None = None
-    """Read end and write end; the write end is the wake-up descriptor unless the program sets one of its own."""
-    dying = threading.Lock()
-    dying_thread: int | None = None
+    def __init__(self) -> None:
+        self.end: Callable[[], None] = lambda: None
+        """Sends what is queued, in bounded time; called in the main thread or in a thread of its own."""
+        self.pipe: tuple[int, int] | None = None
+        """Read end and write end; the write end is the wake-up descriptor unless the program sets one of its own."""
+        self.dying = threading.Lock()
+        self.dying_thread: int | None = None
 
 
+_watch = _Watch()
 _set_wakeup_fd = signal.set_wakeup_fd
 
 
@@ -43,7 +45,7 @@ def watch(end: Callable[[], None]) -> None:
     """
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return
-    _Watch.end = end
+    _watch.end = end
     signal.signal(signal.SIGTERM, _on_sigterm)
     _open()
     signal.set_wakeup_fd = set_wakeup_fd
@@ -66,7 +68,7 @@ def watch(end: Callable[[], None]) -> None:
 @functools.wraps(_set_wakeup_fd)
 def set_wakeup_fd(fd: int, /, *, warn_on_full_buffer: bool = True) -> int:
     """As `signal.set_wakeup_fd`; our descriptor is never shown, and is in force while the program has none."""
-    ours = _Watch.pipe[1] if _Watch.pipe else -1
+    ours = _watch.pipe[1] if _watch.pipe else -1
     if fd == -1 and ours != -1:
         earlier = _set_wakeup_fd(ours, warn_on_full_buffer=False)
     else:
@@ -84,18 +86,18 @@ def _open() -> None:
         os.close(reader)
         os.close(writer)
         return
-    _Watch.pipe = (reader, writer)
+    _watch.pipe = (reader, writer)
     threading.Thread(target=_read, args=(reader,), name="trainspan-sigterm", daemon=True).start()
 
 
 @guarded
 def _reopen() -> None:
     """In a forked child, which has its parent's pipe and no thread that reads it."""
-    _Watch.dying, _Watch.dying_thread = threading.Lock(), None
-    if _Watch.pipe is None:
+    _watch.dying, _watch.dying_thread = threading.Lock(), None
+    if _watch.pipe is None:
         return
-    reader, writer = _Watch.pipe
-    _Watch.pipe = None
+    reader, writer = _watch.pipe
+    _watch.pipe = None
     current = _set_wakeup_fd(-1)
     if current == writer:
         _open()
@@ -117,12 +119,12 @@ def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
 
 def _die() -> None:
     """The main thread waits here while the other one does it; a second signal within the first changes nothing."""
-    if not _Watch.dying.acquire(blocking=False):
-        if _Watch.dying_thread != threading.get_ident():
-            _Watch.dying.acquire(timeout=_PATIENCE_S)
+    if not _watch.dying.acquire(blocking=False):
+        if _watch.dying_thread != threading.get_ident():
+            _watch.dying.acquire(timeout=_PATIENCE_S)
         return
-    _Watch.dying_thread = threading.get_ident()
-    guarded(_Watch.end)()
+    _watch.dying_thread = threading.get_ident()
+    guarded(_watch.end)()
     ctypes.CDLL(None).signal(signal.SIGTERM, None)  # SIG_DFL; Python's own may be called in the main thread only
     os.kill(os.getpid(), signal.SIGTERM)
     signal.pause()
