@@ -15,6 +15,7 @@ from trainspan_collector.gathering import Gathering
 from trainspan_collector.journal import Journal
 from trainspan_collector.quarantine import Quarantine
 from trainspan_collector.segments import Position, Progress
+from trainspan_collector.trust import Sender
 from trainspan_schemas import keys
 from trainspan_schemas.errors import InvalidRecordError
 
@@ -66,7 +67,7 @@ def test_what_is_not_trusted_never_replaces_what_is(tmp_path: Path) -> None:
         batch = Batch(0)
         bodies = {False: trace_request(plain, honest), True: trace_request(forged)}
         for untrusted in order:
-            batch.add(Frame(Signal.TRACES, 1, bodies[untrusted].SerializeToString(), 0, untrusted))
+            batch.add(Frame(Signal.TRACES, 1, bodies[untrusted].SerializeToString(), 0, Sender(untrusted)))
         rows = {row.span_id: row for row in batch.spans}
         assert not rows["0000000000000001"].untrusted
         assert rows["0000000000000001"].prompt_ids is None

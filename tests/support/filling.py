@@ -12,6 +12,7 @@ from trainspan_collector.frames import Frame, Signal
 from trainspan_collector.key_index import KeyIndex
 from trainspan_collector.loading import load
 from trainspan_collector.segments import Position, Progress
+from trainspan_collector.trust import Sender
 
 __all__ = ["Filling"]
 
@@ -35,7 +36,7 @@ class Filling:
     def add(self, signal: Signal, body: bytes, *, untrusted: bool = False) -> int:
         """The number of duplicates."""
         batch = Batch(self.last_seq)
-        batch.add(Frame(signal, 1, body, 0, untrusted=untrusted))
+        batch.add(Frame(signal, 1, body, 0, Sender.AGENT if untrusted else Sender.RUNNER))
         self.last_seq = batch.last_seq
         self.index.cover(self.cursor)
         progress = Progress(Position(1, self.last_seq), self.last_seq)
