@@ -125,7 +125,7 @@ def _expected(made: Hostile) -> set[int]:
     """The statuses that may answer: one alone wherever something other than our code can tell."""
     signal = SIGNAL_OF.get(made.path)
     if signal is None:
-        return {405 if made.method not in ("GET", "HEAD") else 200} if made.path == "/metrics" else {404}
+        return {405 if made.method not in ("GET", "HEAD") else 401} if made.path == "/metrics" else {404}
     if made.method != "POST":
         return {405}
     media_type = made.content_type.partition(";")[0].strip().lower()
@@ -185,7 +185,7 @@ def _run(folder: Path, n_requests: int) -> None:
 
     fuzz()
     assert statuses.total() >= n_requests
-    assert set(statuses) == {200, 400, 404, 405, 413, 415}
+    assert set(statuses) == {200, 400, 401, 404, 405, 413, 415}
     assert min(statuses[200], statuses[400]) > n_requests / 8  # neither all broken nor all well
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -13,9 +14,10 @@ import pytest
 from tests.support.collector import CollectorProcess, export, running, span, trace_id
 
 
-def _sql(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def _sql(*arguments: str, home: Path | None = None) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "trainspan_cli", "sql", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    environ = {**os.environ, "TRAINSPAN_HOME": str(home)} if home else None
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environ)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,8 @@ def test_json_lines_keep_types(store: str, collector: CollectorProcess) -> None:
             DATE '2024-01-02' AS day, 1 AS a, 2 AS a
         FROM spans GROUP BY trace_id
     """
-    done = _sql("--store", f"grpc://{collector.address.flight}", "--format", "json", query)
+    location = f"grpc://{collector.address.flight}"
+    done = _sql("--store", location, "--format", "json", query, home=collector.store.parent)
     [line] = done.stdout.splitlines()
     assert json.loads(line) == {
         "trace_id": trace_id(1).hex(), "big": 9007199254740993, "x": 1.5, "nan": "nan", "flag": True, "nothing": None,

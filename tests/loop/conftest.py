@@ -23,11 +23,11 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
         start_new_session=True,
     )
     try:
-        out, err = process.communicate(timeout=420)
+        out, err = process.communicate(timeout=840)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)
         out, err = process.communicate()
-        pytest.fail(f"make demo ROUNDS=2 took more than 420 s: {err[-2000:]}")
+        pytest.fail(f"make demo ROUNDS=2 took more than 840 s: {err[-2000:]}")
     return DemoRun(place, subprocess.CompletedProcess(process.args, process.returncode, out, err))
 
 

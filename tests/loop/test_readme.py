@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.places import ROOT, DemoRun, Place, make_place
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 AGENTS = 24
 
@@ -36,7 +36,7 @@ def test_every_file_that_the_readme_names_is_there() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def run(command: str, place: Place, timeout_s: float = 180) -> "subprocess.CompletedProcess[str]":
+def run(command: str, place: Place, timeout_s: float = 300) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         ["bash", "-c", command],
         cwd=ROOT,

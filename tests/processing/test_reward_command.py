@@ -1,36 +1,42 @@
 """`trainspan reward` as a user runs it."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.processing.conftest import Bench, rows
 
 
-def _reward(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _reward(*arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "trainspan_cli", "reward", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
+        env={**os.environ, "TRAINSPAN_HOME": str(home)} if home else None,
     )
 
 
 def test_late_feedback_reaches_the_next_dataset_by_rollout_and_by_response(bench: Bench) -> None:
     collector = f"http://{bench.collectors[0].grpc}"
+    home = bench.collectors[0].store.parent / "home"
     responses = []
     for name in "ab":
         rollout = bench.rollout(name)
         rollout.call(0, [1], [2], gen_ai__response__id=f"chatcmpl-{bench.run_id}-{name}-x")
         responses.append(f"chatcmpl-{bench.run_id}-{name}-x")
         bench.send(rollout)
-    said = _reward("--rollout", f"{bench.run_id}-a", "--value", "1", "--collector", collector)
+    said = _reward("--rollout", f"{bench.run_id}-a", "--value", "1", "--collector", collector, home=home)
     assert said.returncode == 0, said.stderr
     assert said.stdout == f"reward = 1 for rollout {bench.run_id}-a\n"
-    told = _reward("--response", responses[1], "--value", "-0.5", "--collector", collector, "--format", "json")
+    told = _reward(
+        "--response", responses[1], "--value", "-0.5", "--collector", collector, "--format", "json", home=home
+    )
     assert told.returncode == 0, told.stderr
     assert json.loads(told.stdout)["value"] == -0.5
     assert bench.edges() == [("a", "rollout", None, 1.0), ("b", "response", 0, -0.5)]

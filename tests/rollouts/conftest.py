@@ -1,6 +1,7 @@
 """A policy server and a collector that record, and runs of small agents between them."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """State of the runs goes to the test's own folder."""
     monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def own_modules(tmp_path: Path) -> Iterator[None]:
+    """Judges of earlier tests have the names of this one's."""
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @pytest.fixture

@@ -85,6 +85,6 @@ def test_packed_rows_go_through_the_reference_model_as_through_the_policy(
     assert made == []
     assert records[0].kl_reference > 1e-6, "the term has a gradient"
     assert records[1].kl_reference == pytest.approx(records[0].kl_reference, rel=1e-3)
-    assert records[1].loss == pytest.approx(records[0].loss, rel=1e-4)
+    assert records[1].loss == pytest.approx(records[0].loss, rel=1e-3)
     padded, packed = (weights(folder / "policy-000001") for folder in folders)
-    assert max(float((padded[name] - packed[name]).abs().max()) for name in padded) < 2e-6
+    assert max(float((padded[name] - packed[name]).abs().max()) for name in padded) < 1e-5
