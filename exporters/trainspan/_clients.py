@@ -114,15 +114,20 @@ def _wrap_requests(module: ModuleType) -> None:
 
 
 def _send_requests(wrapped: Callable[..., Any], _session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Redirects come through here again, each as a request of its own."""
+    """Redirects come through here again, inside of this one."""
     request = _prepare(args[0] if args else kwargs["request"])
+    return _count(request, lambda: wrapped(*args, **kwargs), "status_code")
+
+
+def _count(request: PolicyRequest | None, send: Callable[[], Any], status: str) -> Any:
+    """The response that `send` gives; it is counted by its attribute `status`."""
     try:
         with sending(request):
-            response = wrapped(*args, **kwargs)
+            response = send()
     except Exception:
         failed(request)
         raise
-    answered(request, response.status_code)
+    answered(request, getattr(response, status))
     return response
 
 
@@ -131,14 +136,7 @@ def _wrap_urllib3(module: ModuleType) -> None:
         """Retries and redirects come through here again, inside of this one."""
         named = dict(zip(("method", "url", "body", "headers"), args, strict=False)) | kwargs
         request = _prepare_urllib3(module, pool, named)
-        try:
-            with sending(request):
-                response = wrapped(*args[4:], **named)
-        except Exception:
-            failed(request)
-            raise
-        answered(request, response.status)
-        return response
+        return _count(request, lambda: wrapped(*args[4:], **named), "status")
 
     wrapt.wrap_function_wrapper(module.HTTPConnectionPool, "urlopen", urlopen)
 
@@ -192,14 +190,7 @@ def _send_urllib(wrapped: Callable[..., Any], _handler: Any, args: tuple[Any, ..
     """Each hop of a redirect comes through here."""
     message = args[1] if len(args) > 1 else kwargs["req"]
     request = prepare(message.get_method(), message.full_url, _UrllibHeaders(message), lambda: _bytes(message.data))
-    try:
-        with sending(request):
-            response = wrapped(*args, **kwargs)
-    except Exception:
-        failed(request)
-        raise
-    answered(request, response.status)
-    return response
+    return _count(request, lambda: wrapped(*args, **kwargs), "status")
 
 
 def _bytes(body: Any) -> bytes | None:

@@ -79,6 +79,8 @@ def _watch_exec() -> None:
 
     @functools.wraps(execve)
     def replace_with_environment(path: Any, argv: Any, env: Any) -> NoReturn:
+        if isinstance(path, (str, bytes)) and not os.access(path, os.X_OK):
+            execve(path, argv, env)  # fails, as `os.execvp` does for each folder of PATH before the right one
         following = dict(env)
         _before_exec(following)
         try:

@@ -295,6 +295,7 @@ ASK = """
         ("os.execlp('python', 'python', __file__, 'next')", 3),
         ("os.execve(sys.executable, [sys.executable, __file__, 'next'], dict(os.environ, OWN='1'))", 3),
         ("os.execve('/no/such/program', ['x'], {})", 3),
+        ("os.execve(__file__, [__file__], {})", 3),
     ],
 )
 def test_a_program_that_replaces_itself_is_one_rollout(
@@ -308,7 +309,7 @@ def test_a_program_that_replaces_itself_is_one_rollout(
         sys.exit(3)
     try:
         {how}
-    except FileNotFoundError:
+    except OSError:
         ask("two")
         sys.exit(3)
     """
