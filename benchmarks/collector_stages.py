@@ -20,15 +20,15 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from benchmarks.collector_requests import SPANS_PER_REQUEST, requests
-from trainspan_collector.batch import Batch
-from trainspan_collector.database import Database
-from trainspan_collector.frames import Frame, Signal, encode_header, new_marker
-from trainspan_collector.key_index import KeyIndex
-from trainspan_collector.loading import load
-from trainspan_collector.row_worker import write_table
-from trainspan_collector.rows import ROW_GROUP_ROWS
-from trainspan_collector.segments import Position, Progress
-from trainspan_collector.signals import TRACES
+from trainspan_collector.journal.frames import Frame, Signal, encode_header, new_marker
+from trainspan_collector.journal.segments import Position, Progress
+from trainspan_collector.load.batcher_worker import write_table
+from trainspan_collector.otlp.signals import TRACES
+from trainspan_collector.rows.batch import Batch
+from trainspan_collector.rows.tables import ROW_GROUP_ROWS
+from trainspan_collector.store.database import Database
+from trainspan_collector.store.insert import load
+from trainspan_collector.store.key_index import KeyIndex
 
 __all__ = ["measure"]
 

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from benchmarks.collector_requests import SPANS_PER_REQUEST, requests
 from tests.support.filling import Filling
-from trainspan_collector.batch import Batch, Tables
-from trainspan_collector.database import Database
-from trainspan_collector.frames import Frame, Signal
-from trainspan_collector.loading import load
-from trainspan_collector.rows import ROW_GROUP_ROWS
-from trainspan_collector.segments import Position, Progress
+from trainspan_collector.journal.frames import Frame, Signal
+from trainspan_collector.journal.segments import Position, Progress
+from trainspan_collector.rows.batch import Batch, Tables
+from trainspan_collector.rows.tables import ROW_GROUP_ROWS
+from trainspan_collector.store.database import Database
+from trainspan_collector.store.insert import load
 
 __all__ = ["measure"]
 

@@ -14,28 +14,28 @@ from enum import Enum
 from pathlib import Path
 from types import FrameType
 
-from trainspan_collector.access import Access
-from trainspan_collector.allocation import available_memory_bytes, bound_freed_memory, collect_rarely
-from trainspan_collector.backlog import Backlog
-from trainspan_collector.credentials import Guard
-from trainspan_collector.database import Database
-from trainspan_collector.failures import ReopenError, first_line
-from trainspan_collector.flight import Reading
-from trainspan_collector.fronts import Fronts
-from trainspan_collector.intake import Intake
-from trainspan_collector.journal import Journal
-from trainspan_collector.key_index import KeyIndex
-from trainspan_collector.listeners import Address, Tls
-from trainspan_collector.loader import Loader
-from trainspan_collector.metrics import Metrics
-from trainspan_collector.ownership import StoreLock
-from trainspan_collector.quarantine import Quarantine
-from trainspan_collector.retention import Retention
-from trainspan_collector.rewriting import remove_leftovers
-from trainspan_collector.snapshots import Readers
-from trainspan_collector.sql_process import SqlLimits, remove_query_folders
-from trainspan_collector.store_state import StoreWatch
-from trainspan_collector.upkeep import Upkeep
+from trainspan_collector.journal.backlog import Backlog
+from trainspan_collector.journal.journal import Journal
+from trainspan_collector.journal.quarantine import Quarantine
+from trainspan_collector.load.loader import Loader
+from trainspan_collector.maintenance.actions import Upkeep
+from trainspan_collector.maintenance.retention import Retention
+from trainspan_collector.maintenance.rewrite import remove_leftovers
+from trainspan_collector.network.access import Access
+from trainspan_collector.network.credentials import Guard
+from trainspan_collector.network.ports import Address, Tls
+from trainspan_collector.query.flight_server import Reading
+from trainspan_collector.receive.admission import Intake
+from trainspan_collector.runtime.memory import available_memory_bytes, bound_freed_memory, collect_rarely
+from trainspan_collector.runtime.metrics import Metrics
+from trainspan_collector.servers import Fronts
+from trainspan_collector.store.database import Database
+from trainspan_collector.store.duckdb_errors import ReopenError, first_line
+from trainspan_collector.store.key_index import KeyIndex
+from trainspan_collector.store.lock import StoreLock
+from trainspan_collector.store.snapshots import Readers
+from trainspan_collector.store.sql_process import SqlLimits, remove_query_folders
+from trainspan_collector.store_gauges import StoreWatch
 from trainspan_schemas.errors import ConfigError, StoreError
 from trainspan_schemas.home import store_path
 from trainspan_schemas.roles import Role, make_home_token_file

@@ -34,7 +34,7 @@ from tests.support.collector import (
 )
 from tests.support.http import request
 from tests.support.tls import Certificate, make_certificate
-from trainspan_collector.access import Access, DeniedError, Right, Role
+from trainspan_collector.network.access import Access, DeniedError, Right, Role
 from trainspan_schemas import keys
 from trainspan_schemas.endpoint import StoreEndpoint, headers_of
 from trainspan_schemas.errors import ConfigError

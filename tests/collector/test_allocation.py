@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainspan_collector.allocation import available_memory_bytes
+from trainspan_collector.runtime.memory import available_memory_bytes
 
 MIB = 2**20
 

@@ -8,9 +8,9 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.support.collector import any_value, span_id, trace_id, trace_request
-from trainspan_collector.batch import Batch
-from trainspan_collector.frames import Frame, Signal
-from trainspan_collector.rows import evaluation_table, log_table, span_table
+from trainspan_collector.journal.frames import Frame, Signal
+from trainspan_collector.rows.batch import Batch
+from trainspan_collector.rows.tables import evaluation_table, log_table, span_table
 from trainspan_schemas import keys
 
 OUR_KEYS = sorted(value for name, value in vars(keys).items() if name.isupper() and "." in str(value))

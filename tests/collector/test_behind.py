@@ -25,10 +25,10 @@ from tests.support.collector import (
 from tests.support.faults import hanging_loader, slow_loader, small_disk
 from tests.support.http import request
 from trainspan_cli.inspection import _backlog
-from trainspan_collector.backlog import Backlog
-from trainspan_collector.frames import HEADER_BYTES, Signal
-from trainspan_collector.journal import Journal
-from trainspan_collector.segments import Position
+from trainspan_collector.journal.backlog import Backlog
+from trainspan_collector.journal.frames import HEADER_BYTES, Signal
+from trainspan_collector.journal.journal import Journal
+from trainspan_collector.journal.segments import Position
 from trainspan_processing import source
 from trainspan_processing.source import Selection, Source
 from trainspan_schemas.errors import StoreError

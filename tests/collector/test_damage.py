@@ -26,7 +26,7 @@ from tests.support.collector import (
     trace_request,
 )
 from tests.support.faults import grow, jumping_clock, slow_disk, small_disk
-from trainspan_collector.frames import KNOWN_MARKER, Signal, encode_header
+from trainspan_collector.journal.frames import KNOWN_MARKER, Signal, encode_header
 from trainspan_schemas.store import running_collector
 
 MIB = 2**20

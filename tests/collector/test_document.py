@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.collector import CollectorProcess
 from tests.support.http import request
-from trainspan_collector.access import Right, Role
-from trainspan_collector.metrics import Refusal
-from trainspan_collector.web import _GRPC_CODES
+from trainspan_collector.network.access import Right, Role
+from trainspan_collector.receive.http_app import _GRPC_CODES
+from trainspan_collector.runtime.metrics import Refusal
 from trainspan_schemas.settings import CollectorSettings
 from trainspan_schemas.views import VIEWS
 

@@ -14,10 +14,10 @@ from pyarrow import flight
 
 from tests.support.collector import CollectorProcess, export, get, running, span
 from tests.support.faults import reopening_loader
-from trainspan_collector.backlog import Backlog
-from trainspan_collector.frames import HEADER_BYTES, Signal
-from trainspan_collector.journal import Journal
-from trainspan_collector.segments import Position
+from trainspan_collector.journal.backlog import Backlog
+from trainspan_collector.journal.frames import HEADER_BYTES, Signal
+from trainspan_collector.journal.journal import Journal
+from trainspan_collector.journal.segments import Position
 from trainspan_schemas.store import lock_file, running_collector
 
 DO_GET = "/arrow.flight.protocol.FlightService/DoGet"

@@ -12,15 +12,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.collector import LOGS, METRICS, TRACES, send, span, trace_request
 from tests.support.http import request
-from trainspan_collector.access import Access
-from trainspan_collector.credentials import Guard
-from trainspan_collector.frames import Signal
-from trainspan_collector.fronts import Fronts
-from trainspan_collector.intake import Intake
-from trainspan_collector.journal import Journal
-from trainspan_collector.listeners import Address
-from trainspan_collector.metrics import Metrics, StoreState
-from trainspan_collector.segments import Position
+from trainspan_collector.journal.frames import Signal
+from trainspan_collector.journal.journal import Journal
+from trainspan_collector.journal.segments import Position
+from trainspan_collector.network.access import Access
+from trainspan_collector.network.credentials import Guard
+from trainspan_collector.network.ports import Address
+from trainspan_collector.receive.admission import Intake
+from trainspan_collector.runtime.metrics import Metrics, StoreState
+from trainspan_collector.servers import Fronts
 from trainspan_schemas.roles import Role
 from trainspan_schemas.settings import CollectorSettings
 from trainspan_schemas.store import StoreAddress

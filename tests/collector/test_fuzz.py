@@ -25,19 +25,19 @@ from hypothesis import strategies as st
 
 from tests.support.collector import LOGS, METRICS, TRACES, CollectorProcess, channel, export, read, span, trace_id
 from tests.support.hostile import JSON, PROTOBUF, Hostile, hostile
-from trainspan_collector.access import Access
-from trainspan_collector.batch import Batch
-from trainspan_collector.budget import Budget
-from trainspan_collector.exports import Exports
-from trainspan_collector.intake import Intake
-from trainspan_collector.journal import Journal
-from trainspan_collector.metrics import Metrics
-from trainspan_collector.pieces import SMALL_BYTES
-from trainspan_collector.redaction import Redaction
-from trainspan_collector.rows import evaluation_table, log_table, span_table
-from trainspan_collector.segments import Position
-from trainspan_collector.signals import SIGNALS
-from trainspan_collector.web import Web
+from trainspan_collector.journal.journal import Journal
+from trainspan_collector.journal.segments import Position
+from trainspan_collector.network.access import Access
+from trainspan_collector.otlp.signals import SIGNALS
+from trainspan_collector.receive.admission import Intake
+from trainspan_collector.receive.cutting import SMALL_BYTES
+from trainspan_collector.receive.export_handler import Exports
+from trainspan_collector.receive.http_app import Web
+from trainspan_collector.receive.memory_budget import Budget
+from trainspan_collector.receive.redaction import Redaction
+from trainspan_collector.rows.batch import Batch
+from trainspan_collector.rows.tables import evaluation_table, log_table, span_table
+from trainspan_collector.runtime.metrics import Metrics
 
 MAX_BYTES = 1_000_000
 PER_SEED = 250

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from tests.support.collector import CollectorProcess, event, export, get, select, span, trace_id, trace_request
-from trainspan_collector.batch import Batch
-from trainspan_collector.frames import HEADER_BYTES, Signal
-from trainspan_collector.gathering import Gathering
-from trainspan_collector.journal import Journal
-from trainspan_collector.quarantine import Quarantine
-from trainspan_collector.rows import ROW_GROUP_ROWS
-from trainspan_collector.segments import Position, Progress
+from trainspan_collector.journal.frames import HEADER_BYTES, Signal
+from trainspan_collector.journal.journal import Journal
+from trainspan_collector.journal.quarantine import Quarantine
+from trainspan_collector.journal.segments import Position, Progress
+from trainspan_collector.load.batcher import Gathering
+from trainspan_collector.rows.batch import Batch
+from trainspan_collector.rows.tables import ROW_GROUP_ROWS
 from trainspan_schemas import keys
 
 START = Progress(Position(0, 0), 0)

@@ -11,9 +11,9 @@ import pytest
 
 from tests.collector.test_nearby import MEMORY_BYTES, most_rows, stores, tangle
 from tests.support.filling import Filling
-from trainspan_collector import reads
-from trainspan_collector.database import Database
-from trainspan_collector.reads import HOLDINGS, READS, TOKENS, named_read
+from trainspan_collector.query import named_reads as reads
+from trainspan_collector.query.named_reads import HOLDINGS, READS, TOKENS, named_read
+from trainspan_collector.store.database import Database
 from trainspan_processing import extents
 from trainspan_processing.extents import Extents
 from trainspan_schemas.errors import UsageError

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from trainspan_collector.access import Role
-from trainspan_collector.budget import Budget
-from trainspan_collector.intake import OverloadError
+from trainspan_collector.network.access import Role
+from trainspan_collector.receive.admission import OverloadError
+from trainspan_collector.receive.memory_budget import Budget
 
 
 def _take(budget: Budget, n_bytes: int) -> None:

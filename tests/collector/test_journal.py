@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainspan_collector.frames import HEADER_BYTES, Damage, Frame, Signal, encode_header, scan_frames
-from trainspan_collector.journal import Journal
-from trainspan_collector.segments import Position
+from trainspan_collector.journal.frames import HEADER_BYTES, Damage, Frame, Signal, encode_header, scan_frames
+from trainspan_collector.journal.journal import Journal
+from trainspan_collector.journal.segments import Position
 from trainspan_schemas.errors import StoreError
 
 START = Position(0, 0)

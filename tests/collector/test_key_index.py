@@ -25,9 +25,9 @@ from tests.support.collector import (
     trace_id,
 )
 from tests.support.filling import Filling
-from trainspan_collector.database import Database
-from trainspan_collector.frames import Signal
-from trainspan_collector.key_index import KeyIndex, KeyIndexError
+from trainspan_collector.journal.frames import Signal
+from trainspan_collector.store.database import Database
+from trainspan_collector.store.key_index import KeyIndex, KeyIndexError
 from trainspan_schemas import keys
 
 MEMORY_BYTES = 2**28

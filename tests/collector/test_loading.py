@@ -21,7 +21,7 @@ from tests.support.collector import (
     span_id,
     trace_id,
 )
-from trainspan_collector.facts import Facts
+from trainspan_collector.rows.promoted import Facts
 from trainspan_schemas import keys
 from trainspan_schemas.tokens import encode_ids, encode_logprobs
 

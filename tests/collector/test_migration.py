@@ -20,8 +20,8 @@ from tests.support.collector import (
     spawn_collector,
     trace_id,
 )
-from trainspan_collector.database import Database
-from trainspan_collector.facts import Facts
+from trainspan_collector.rows.promoted import Facts
+from trainspan_collector.store.database import Database
 from trainspan_schemas import keys
 from trainspan_schemas.views import CALL_FACTS, STORE_VERSION, VIEWS
 

@@ -13,10 +13,10 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from tests.support.collector import Attribute, event, key_values, span, trace_id, trace_request
 from tests.support.filling import Filling
-from trainspan_collector import reads
-from trainspan_collector.database import Database
-from trainspan_collector.frames import Signal
-from trainspan_collector.reads import READS, named_read
+from trainspan_collector.journal.frames import Signal
+from trainspan_collector.query import named_reads as reads
+from trainspan_collector.query.named_reads import READS, named_read
+from trainspan_collector.store.database import Database
 from trainspan_schemas import keys
 
 MEMORY_BYTES = 2**28

@@ -9,13 +9,13 @@ import pytest
 
 from tests.support.collector import ANY_PORT, event, export, read, running, span, trace_request
 from tests.support.http import request
-from trainspan_collector.batch import Batch
-from trainspan_collector.frames import Frame, Signal
-from trainspan_collector.gathering import Gathering
-from trainspan_collector.journal import Journal
-from trainspan_collector.quarantine import Quarantine
-from trainspan_collector.segments import Position, Progress
-from trainspan_collector.trust import Sender
+from trainspan_collector.journal.frames import Frame, Signal
+from trainspan_collector.journal.journal import Journal
+from trainspan_collector.journal.quarantine import Quarantine
+from trainspan_collector.journal.segments import Position, Progress
+from trainspan_collector.journal.trust import Sender
+from trainspan_collector.load.batcher import Gathering
+from trainspan_collector.rows.batch import Batch
 from trainspan_schemas import keys
 from trainspan_schemas.errors import InvalidRecordError
 

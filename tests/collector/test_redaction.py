@@ -23,7 +23,7 @@ from tests.support.collector import (
     trace_request,
 )
 from tests.support.http import request
-from trainspan_collector.redaction import Redaction
+from trainspan_collector.receive.redaction import Redaction
 from trainspan_schemas import keys
 
 SECRET = "sk-very-secret-0123456789"

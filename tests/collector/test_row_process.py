@@ -24,13 +24,13 @@ from tests.support.collector import (
     trace_id,
     trace_request,
 )
-from trainspan_collector.frames import Signal
-from trainspan_collector.gathering import Gathered, Gathering, Taken
-from trainspan_collector.journal import Journal
-from trainspan_collector.load_counting import Tally
-from trainspan_collector.quarantine import Quarantine
-from trainspan_collector.row_process import RowProcess, RowProcessError
-from trainspan_collector.segments import Position, Progress
+from trainspan_collector.journal.frames import Signal
+from trainspan_collector.journal.journal import Journal
+from trainspan_collector.journal.quarantine import Quarantine
+from trainspan_collector.journal.segments import Position, Progress
+from trainspan_collector.load.batcher import Gathered, Gathering, Taken
+from trainspan_collector.load.batcher_process import RowProcess, RowProcessError
+from trainspan_collector.rows.tally import Tally
 from trainspan_schemas import keys
 
 START = Progress(Position(0, 0), 0)

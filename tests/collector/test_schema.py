@@ -3,8 +3,8 @@
 import pytest
 
 from tests.support.collector import CollectorProcess, get, select
-from trainspan_collector.reads import READS
-from trainspan_collector.rows import EvaluationRow, LogRow, SpanRow
+from trainspan_collector.query.named_reads import READS
+from trainspan_collector.rows.tables import EvaluationRow, LogRow, SpanRow
 from trainspan_schemas.views import STORE_VERSION, VIEWS
 
 

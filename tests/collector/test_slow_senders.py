@@ -12,14 +12,17 @@ import pytest
 
 from tests.support.collector import TRACES, send, span, trace_request
 from tests.support.http import PROTOBUF, request
-from trainspan_collector import calls, http_server, receiver, web
-from trainspan_collector.access import Access
-from trainspan_collector.credentials import Guard
-from trainspan_collector.fronts import Fronts
-from trainspan_collector.intake import Intake
-from trainspan_collector.journal import Journal
-from trainspan_collector.listeners import Address
-from trainspan_collector.metrics import Metrics, StoreState
+from trainspan_collector.journal.journal import Journal
+from trainspan_collector.network import grpc_limits as calls
+from trainspan_collector.network.access import Access
+from trainspan_collector.network.credentials import Guard
+from trainspan_collector.network.ports import Address
+from trainspan_collector.receive import grpc_server as receiver
+from trainspan_collector.receive import http_app as web
+from trainspan_collector.receive import http_server
+from trainspan_collector.receive.admission import Intake
+from trainspan_collector.runtime.metrics import Metrics, StoreState
+from trainspan_collector.servers import Fronts
 from trainspan_schemas.roles import Role
 from trainspan_schemas.settings import CollectorSettings
 from trainspan_schemas.store import StoreAddress

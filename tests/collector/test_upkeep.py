@@ -29,9 +29,9 @@ from tests.support.collector import (
 )
 from tests.support.collector import trace_id as padded_trace_id
 from tests.support.faults import jumping_clock
-from trainspan_collector.database import Database
-from trainspan_collector.snapshots import Readers
-from trainspan_collector.sql_process import SqlLimits
+from trainspan_collector.store.database import Database
+from trainspan_collector.store.snapshots import Readers
+from trainspan_collector.store.sql_process import SqlLimits
 from trainspan_schemas import keys
 from trainspan_schemas.dataset import about_dir, manifest_path
 from trainspan_schemas.errors import StoreError

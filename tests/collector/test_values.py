@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from tests.support.collector import any_value, key_values
-from trainspan_collector.values import read_attributes, to_json_text, to_plain
+from trainspan_collector.otlp.values import read_attributes, to_json_text, to_plain
 
 # Text that protobuf can carry: no lone surrogates.
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.processing.conftest import RunningCollector
 from tests.processing.traces import START_NS, TestRollout, chain
-from trainspan_collector.reads import READS
+from trainspan_collector.query.named_reads import READS
 from trainspan_processing.assembly import assemble
 from trainspan_processing.frames import SPAN_KEY
 from trainspan_processing.ledger import LEDGER, Ledger

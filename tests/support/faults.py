@@ -94,7 +94,7 @@ def reopening_loader(folder: Path) -> Path:
         f"""
 from pathlib import Path
 from trainspan_collector import loader
-from trainspan_collector.failures import ReopenError
+from trainspan_collector.store.duckdb_errors import ReopenError
 load, flag = loader.load, Path({str(folder / "reopened")!r})
 
 def load_after_reopening(*arguments):

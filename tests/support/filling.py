@@ -6,13 +6,13 @@ from pathlib import Path
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.support.collector import trace_request
-from trainspan_collector.batch import Batch
-from trainspan_collector.database import Database
-from trainspan_collector.frames import Frame, Signal
-from trainspan_collector.key_index import KeyIndex
-from trainspan_collector.loading import load
-from trainspan_collector.segments import Position, Progress
-from trainspan_collector.trust import Sender
+from trainspan_collector.journal.frames import Frame, Signal
+from trainspan_collector.journal.segments import Position, Progress
+from trainspan_collector.journal.trust import Sender
+from trainspan_collector.rows.batch import Batch
+from trainspan_collector.store.database import Database
+from trainspan_collector.store.insert import load
+from trainspan_collector.store.key_index import KeyIndex
 
 __all__ = ["Filling"]
 

@@ -1,0 +1,1 @@
+"""The journal: a request is on disk before it is acknowledged."""

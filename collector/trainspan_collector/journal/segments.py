@@ -1,0 +1,102 @@
+"""The journal's files: segments `NNNNNNNNNNNN-MARKER.journal` of frames, places in them, and reading on from one.
+
+The marker stands in the name, since whatever damages a file's bytes leaves the name alone.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from trainspan_collector.journal.frames import KNOWN_MARKER, Damage, Frame, scan_frames
+
+__all__ = ["SUFFIX", "Entry", "Position", "Progress", "Segment", "marker_of", "read_segments", "segment_name"]
+
+log = logging.getLogger(__name__)
+
+SUFFIX: Final = ".journal"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """A place between two frames; positions compare in journal order."""
+
+    segment: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the store is loaded: a row of `stored.progress`."""
+
+    position: Position
+    last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An acknowledged request and where it lies."""
+
+    frame: Frame
+    start: Position
+    end: Position
+
+
+class Segment(NamedTuple):
+    """A file, as far as it is whole."""
+
+    name: str
+    size: int
+
+
+def segment_name(number: int, marker: bytes) -> str:
+    return f"{number:012d}-{marker.hex()}{SUFFIX}"
+
+
+def marker_of(name: str) -> bytes:
+    """The marker of the segment with that name; files of earlier versions have none in it."""
+    return bytes.fromhex(name.removesuffix(SUFFIX).partition("-")[2]) or KNOWN_MARKER
+
+
+def read_segments(
+    folder: Path, segments: Mapping[int, Segment], position: Position, max_bytes: int
+) -> tuple[list[Entry], Position]:
+    """Requests after `position`, of about `max_bytes` but at least one where there is one, and where they end.
+
+    Damage is skipped with a warning; requests after it are found, but in segments of earlier versions.
+    """
+    for number in sorted(number for number in segments if number >= position.segment):
+        start = position.offset if number == position.segment else 0
+        if start < segments[number].size:
+            return _read_segment(folder, number, start, segments[number], max_bytes)
+    return [], position
+
+
+def _read_segment(
+    folder: Path, segment: int, start: int, whole: Segment, max_bytes: int
+) -> tuple[list[Entry], Position]:
+    wanted, size, marker = max_bytes, whole.size, marker_of(whole.name)
+    while True:
+        with (folder / whole.name).open("rb") as file:
+            file.seek(start)
+            data = file.read(min(wanted, size - start))
+        complete = start + len(data) >= size
+        entries: list[Entry] = []
+        end = start
+        for item in scan_frames(data, marker, complete=complete):
+            begin, end = end, start + item.end
+            if isinstance(item, Damage):
+                if marker == KNOWN_MARKER:
+                    end = size
+                log.warning(
+                    "journal damage segment=%d from=%d to=%d bytes_skipped=%d",
+                    segment, begin, end, end - begin,
+                )  # fmt: skip
+            else:
+                entries.append(Entry(item, Position(segment, begin), Position(segment, end)))
+            if wanted > max_bytes:  # read on for the sake of this one
+                break
+        if end > start or complete:
+            return entries, Position(segment, end)
+        wanted *= 2

@@ -1,0 +1,1 @@
+"""Journal to rows to store, in the background."""

@@ -1,0 +1,131 @@
+"""Journal → batches of one DuckDB row group of spans each, wherever the journal holds that many."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from trainspan_collector.journal.frames import Frame
+from trainspan_collector.journal.quarantine import Quarantine
+from trainspan_collector.journal.segments import Entry, Position, Progress
+from trainspan_collector.rows.batch import Batch, Tables
+from trainspan_collector.rows.tables import ROW_GROUP_ROWS
+
+__all__ = ["Gathered", "Gathering", "Taken"]
+
+_READ_BYTES = 4 * 1024 * 1024
+_ROWS_PER_SPAN = 4  # of all kinds: log records and evaluations take memory too
+
+
+class Reading(Protocol):
+    """A journal, as far as it is read."""
+
+    def read(self, position: Position, max_bytes: int) -> tuple[list[Entry], Position]:
+        """Requests after `position`, of about `max_bytes`, and where they end."""
+        ...
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What was read from the journal and is not loaded; another process can go on with it."""
+
+    batch: Batch
+    read_to: Position
+    ahead: deque[Entry] = field(default_factory=deque)
+    """Read, and not in the batch yet."""
+    last: Entry | None = None
+    """What was put into a batch last."""
+    n_bytes: int = 0
+
+    @classmethod
+    def after(cls, progress: Progress) -> "Gathered":
+        return cls(Batch(progress.last_seq), progress.position)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A batch to load."""
+
+    tables: Tables | None
+    """None where the rows do not fit their columns."""
+    progress: Progress
+    """What loading it makes."""
+    error: Exception | None = None
+    """Why there are no tables."""
+
+
+class Gathering:
+    """For one thread."""
+
+    def __init__(
+        self,
+        journal: Reading,
+        start: Progress | Gathered,
+        quarantine: Quarantine,
+        *,
+        max_bytes: int,
+        n_rows: int = ROW_GROUP_ROWS,
+    ) -> None:
+        """Goes on from `start`; a batch is full with `n_rows` spans or `max_bytes` of the journal."""
+        self._journal = journal
+        self._quarantine = quarantine
+        self._max_bytes = max_bytes
+        self._n_rows = n_rows
+        self.gathered = Gathered.after(start) if isinstance(start, Progress) else start
+
+    @property
+    def last_frame(self) -> Frame:
+        """The request that was read last."""
+        assert self.gathered.last is not None
+        return self.gathered.last.frame
+
+    @property
+    def read_to(self) -> Position:
+        return self.gathered.read_to
+
+    @property
+    def is_full(self) -> bool:
+        batch = self.gathered.batch
+        return (
+            batch.n_spans >= self._n_rows
+            or batch.n_rows >= _ROWS_PER_SPAN * self._n_rows
+            or self.gathered.n_bytes >= self._max_bytes
+        )
+
+    def fill(self) -> None:
+        """Reads until the batch is full, or the journal is at its end."""
+        held = self.gathered
+        while not self.is_full:
+            if not held.ahead:
+                entries, held.read_to = self._journal.read(held.read_to, _READ_BYTES)
+                held.ahead.extend(entries)
+            if not held.ahead:
+                return
+            held.last = held.ahead.popleft()
+            try:
+                held.batch.add(held.last.frame)
+            except Exception as error:  # noqa: BLE001  # a fault of ours in one request must not end the loading of all
+                self._quarantine.put(held.last.frame, error)
+            held.n_bytes += len(held.last.frame.body)
+
+    def take(self) -> Taken:
+        """The rows, as tables, and the progress that loading them makes."""
+        batch, progress = self.take_batch()
+        try:
+            return Taken(batch.tables(), progress)
+        except (ArithmeticError, ValueError, TypeError) as error:  # Arrow's errors are two of these
+            return Taken(None, progress, error)
+
+    def take_batch(self) -> tuple[Batch, Progress]:
+        """The rows, cut to a row group, and the progress that loading them makes.
+
+        What is over of the last request goes into the next batch. The position stays before that request: after a crash it
+        is read again, and those of its rows that were loaded are found as duplicates.
+        """
+        held = self.gathered
+        batch, held.n_bytes = held.batch, 0
+        if batch.n_spans > self._n_rows and held.last is not None:
+            held.batch, position = batch.split(self._n_rows), held.last.start
+        else:
+            held.batch = Batch(batch.last_seq)
+            position = held.ahead[0].start if held.ahead else held.read_to
+        return batch, Progress(position, batch.last_seq)

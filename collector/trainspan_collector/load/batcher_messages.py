@@ -1,0 +1,65 @@
+"""What a collector and the process that makes its rows say to each other (load/batcher_process.py, load/batcher_worker.py)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from trainspan_collector.journal.segments import Position, Progress, Segment
+from trainspan_collector.load.batcher import Gathered
+from trainspan_collector.rows.batch import Tables
+from trainspan_collector.rows.tally import Tally
+
+__all__ = ["TABLES", "Begin", "Fill", "Filled", "Head", "Take"]
+
+TABLES = tuple(field.name for field in fields(Tables) if field.name not in ("n_duplicates", "tally"))
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What to read, and from where on."""
+
+    journal: Path
+    quarantine: Path
+    max_bytes: int
+    gathered: Gathered
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Fill the batch with what is on disk."""
+
+    segments: Mapping[int, Segment]
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Hand over the batch, then fill the next one."""
+
+    segments: Mapping[int, Segment]
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The batch holds what there is, or is full."""
+
+    is_full: bool
+    read_to: Position
+    n_quarantined: int
+    """Requests put aside since this process began."""
+    peak_bytes: int
+    """The process's memory."""
+    logged: list[tuple[str, int, str]] = field(default_factory=list)
+    """Logger, level and text of what is to be logged: the collector's log is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A batch, but for its tables: each an Arrow stream in the shared file, one after the other from its beginning on."""
+
+    progress: Progress
+    sizes: Mapping[str, int]
+    """Table → bytes."""
+    n_duplicates: int
+    tally: Tally | None
+    error: str | None
+    """Why there are no tables."""

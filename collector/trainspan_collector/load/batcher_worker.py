@@ -1,0 +1,106 @@
+"""The process that makes rows: `python -m trainspan_collector.load.batcher_worker FD FILE`: load/batcher_process.py starts it.
+
+It reads the journal's files itself. FD is one end of a socket pair: it gets `Begin` once, then for each `Fill` it answers with
+`Filled`, and for each `Take` with `Head` and `Filled`, since it goes on at once. It ends with the socket. FILE is a descriptor
+of the file that takes the tables; they may be read there until the next `Take`.
+"""
+
+import logging
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from trainspan_collector.journal.quarantine import Quarantine
+from trainspan_collector.journal.segments import Entry, Position, Segment, read_segments
+from trainspan_collector.load.batcher import Gathering
+from trainspan_collector.load.batcher_messages import TABLES, Begin, Fill, Filled, Head, Take
+from trainspan_collector.runtime.memory import bound_freed_memory, collect_rarely
+
+__all__ = ["main", "write_table"]
+
+_BLOCK_BYTES = 8 * 1024 * 1024  # what is read of the journal at a time
+_KEPT_BYTES = 64 * 1024 * 1024
+
+
+class _Files:
+    """The journal's files, as far as the collector says that they are whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.segments: Mapping[int, Segment] = {}
+
+    def read(self, position: Position, max_bytes: int) -> tuple[list[Entry], Position]:
+        return read_segments(self._folder, self.segments, position, max_bytes)
+
+
+class _Kept(logging.Handler):
+    """Log records, until they are handed over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records: list[tuple[str, int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append((record.name, record.levelno, record.getMessage()))
+
+    def take(self) -> list[tuple[str, int, str]]:
+        taken, self._records = self._records, []
+        return taken
+
+
+def main() -> None:
+    bound_freed_memory(_BLOCK_BYTES, _KEPT_BYTES)
+    collect_rarely()
+    kept = _Kept()
+    logging.basicConfig(level=logging.DEBUG, handlers=[kept])
+    with Connection(int(sys.argv[1])) as connection, os.fdopen(int(sys.argv[2]), "wb", buffering=0) as shared:
+        try:
+            _serve(connection, shared, kept)
+        except (EOFError, BrokenPipeError, ConnectionResetError):  # the collector has ended, or needs this no longer
+            return
+
+
+def _serve(connection: "Connection[object, object]", shared: BinaryIO, kept: _Kept) -> None:
+    begin = connection.recv()
+    assert isinstance(begin, Begin)
+    files, quarantine = _Files(begin.journal), Quarantine(begin.quarantine)
+    gathering = Gathering(files, begin.gathered, quarantine, max_bytes=begin.max_bytes)
+    del begin
+    while True:
+        request = connection.recv()
+        assert isinstance(request, (Fill, Take))
+        if isinstance(request, Take):
+            _hand_over(connection, shared, gathering)
+        files.segments = request.segments
+        gathering.fill()
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        connection.send(Filled(gathering.is_full, gathering.read_to, quarantine.n_requests, peak_bytes, kept.take()))
+
+
+def _hand_over(connection: "Connection[object, object]", shared: BinaryIO, gathering: Gathering) -> None:
+    taken = gathering.take()
+    if taken.tables is None:
+        connection.send(Head(taken.progress, {}, 0, None, repr(taken.error)))
+        return
+    shared.seek(0)
+    sizes = {name: write_table(shared, table) for name in TABLES if (table := getattr(taken.tables, name)) is not None}
+    shared.truncate()
+    connection.send(Head(taken.progress, sizes, taken.tables.n_duplicates, taken.tables.tally, None))
+
+
+def write_table(file: BinaryIO, table: pa.Table) -> int:
+    """Appends it as an Arrow stream; the bytes written."""
+    start = file.tell()
+    with pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    return file.tell() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Upkeep of a store: verify, stats, compact, purge, retention."""

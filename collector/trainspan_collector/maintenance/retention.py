@@ -1,0 +1,58 @@
+"""Retention: traces whose newest row is older than a number of days leave the store, while it runs.
+
+Age counts from when the collector received a row, on a clock that was set once when the process began: neither a sender's
+clock nor a jump of this machine's can make rows old.
+"""
+
+import logging
+import time
+from typing import Final
+
+import duckdb
+
+from trainspan_collector.maintenance.selection import GONE, Criteria, select
+
+__all__ = ["Retention"]
+
+log = logging.getLogger(__name__)
+
+_INTERVAL_S: Final = 600.0
+_DAY_NS: Final = 86_400 * 10**9
+
+
+class Retention:
+    """For the loader's thread. The space of rows that went is used again; `compact` gives it back to the disk."""
+
+    def __init__(self, days: float, *, interval_s: float = _INTERVAL_S) -> None:
+        self._age_ns = int(days * _DAY_NS)
+        self._interval_s = interval_s
+        self._due = time.monotonic()
+        self._began_ns = time.time_ns() - _since_boot_ns()
+
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._due
+
+    def apply(self, cursor: duckdb.DuckDBPyConnection) -> int:
+        """Deletes what is too old, in one transaction; the number of rows."""
+        self._due = time.monotonic() + self._interval_s
+        before_ns = self._began_ns + _since_boot_ns() - self._age_ns
+        selection = select(cursor, Criteria(before_ns=before_ns))
+        selection.register(cursor)
+        cursor.execute("BEGIN")
+        n_rows = 0
+        for table in ("spans", "logs", "evaluations"):
+            [(n_deleted,)] = cursor.execute(f"DELETE FROM stored.{table} WHERE {GONE}", selection.parameters).fetchall()
+            n_rows += n_deleted
+        cursor.execute(
+            "DELETE FROM stored.superseded WHERE seq NOT IN"
+            " (SELECT seq FROM stored.spans UNION ALL SELECT seq FROM stored.evaluations)"
+        )
+        cursor.execute("COMMIT")
+        if n_rows:
+            log.warning("retention traces=%d rows=%d", selection.traces.num_rows, n_rows)
+        return n_rows
+
+
+def _since_boot_ns() -> int:
+    """A clock that goes on while the machine sleeps and never jumps."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

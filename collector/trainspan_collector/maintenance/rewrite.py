@@ -1,0 +1,105 @@
+"""A store written anew: the same rows in the same order but those to leave out, packed, in a file of its own.
+
+The tables only grow at their end (`seq`), so most is copied from a snapshot while loading goes on, and the rest in the
+loader's thread before the new file takes the old one's place.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from trainspan_collector.journal.segments import Progress
+from trainspan_collector.maintenance.selection import GONE, Selection
+from trainspan_collector.rows.tables import ROW_GROUP_ROWS
+from trainspan_collector.store.database import Database
+
+__all__ = ["Rewriting", "remove_leftovers"]
+
+_TABLES = ("spans", "logs", "evaluations")
+
+
+class Rewriting:
+    """Copies into `<store>.rewritten`: `copy` as often as wanted, then `finish`; to be closed."""
+
+    def __init__(self, store: Path, selection: Selection | None, *, memory_bytes: int) -> None:
+        """`selection` is what to leave out."""
+        remove_leftovers(store)
+        self.path = _path(store)
+        self._selection = selection
+        self._target = Database(self.path, memory_bytes=memory_bytes)
+        self._copied_to = 0
+        self._superseded: set[int] = set()
+        self.rows: dict[str, int] = dict.fromkeys(_TABLES, 0)
+        """Rows copied, by table."""
+
+    def copy(self, source: duckdb.DuckDBPyConnection, up_to_seq: int) -> None:
+        """Copies the rows up to that number which were not copied yet, without those that richer ones replaced."""
+        superseded = {seq for (seq,) in source.execute("SELECT seq FROM stored.superseded").fetchall()}
+        target = self._target.cursor()
+        for table in _TABLES:
+            for rows in _row_groups(self._reader(source, table, up_to_seq)):
+                target.register("incoming", rows)
+                target.execute(f"INSERT INTO stored.{table} BY NAME SELECT * FROM incoming")
+                target.unregister("incoming")
+                self.rows[table] += rows.num_rows
+        replaced = [seq for seq in superseded - self._superseded if seq <= self._copied_to]
+        if replaced:  # copied before they were replaced
+            target.execute("INSERT INTO stored.superseded SELECT unnest(?)", [replaced])
+        self._superseded, self._copied_to = superseded, up_to_seq
+
+    def finish(self, progress: Progress) -> None:
+        """Writes how far the rows are loaded, and everything to disk."""
+        position = progress.position
+        self._target.cursor().execute(
+            "UPDATE stored.progress SET segment = ?, byte_offset = ?, last_seq = ?",
+            [position.segment, position.offset, progress.last_seq],
+        )
+        self._target.checkpoint()
+        self._target.close()
+
+    def close(self) -> None:
+        """Removes what was not made the store."""
+        self._target.close()
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+
+    def _reader(self, source: duckdb.DuckDBPyConnection, table: str, up_to_seq: int) -> pa.RecordBatchReader:
+        parameters: dict[str, object] = {"after": self._copied_to, "up_to": up_to_seq}
+        kept = "true"
+        if self._selection is not None:
+            self._selection.register(source)
+            parameters |= self._selection.parameters
+            kept = f"NOT {GONE}"
+        query = (
+            f"SELECT * FROM stored.{table} WHERE seq > $after AND seq <= $up_to AND {kept}"
+            " AND seq NOT IN (SELECT seq FROM stored.superseded)"
+        )
+        return source.sql(query, params=parameters).to_arrow_reader(ROW_GROUP_ROWS)
+
+
+def remove_leftovers(store: Path) -> None:
+    """Deletes what a rewriting left that a crash ended."""
+    for name in (_path(store).name, f"{_path(store).name}.wal"):
+        store.with_name(name).unlink(missing_ok=True)
+
+
+def _path(store: Path) -> Path:
+    return store.with_name(store.name + ".rewritten")
+
+
+def _row_groups(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:
+    """The rows in tables of exactly one row group, but the last."""
+    held: list[pa.RecordBatch] = []
+    for batch in reader:
+        held.append(batch)
+        if sum(part.num_rows for part in held) >= ROW_GROUP_ROWS:
+            table = pa.Table.from_batches(held)
+            while table.num_rows >= ROW_GROUP_ROWS:
+                yield table.slice(0, ROW_GROUP_ROWS)
+                table = table.slice(ROW_GROUP_ROWS)
+            held = table.to_batches()
+    if any(part.num_rows for part in held):
+        yield pa.Table.from_batches(held)

@@ -1,0 +1,64 @@
+"""What a store holds and takes: rows, bytes by file, bytes per call, ages."""
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from trainspan_collector.journal.journal import Journal
+from trainspan_schemas.views import STORE_VERSION
+
+__all__ = ["figures", "store_files"]
+
+
+def figures(store: Path, cursor: duckdb.DuckDBPyConnection, journal: Journal) -> dict[str, Any]:
+    """Names → numbers. Sizes are in bytes, times in nanoseconds since 1970."""
+    counts = {}
+    for name in ("spans", "logs", "calls", "evaluations", "rollouts"):
+        [(counts[name],)] = cursor.execute(f"SELECT count(*) FROM {name}").fetchall()
+    [(superseded,)] = cursor.execute("SELECT count(*) FROM stored.superseded").fetchall()
+    [(traces, oldest, newest)] = cursor.execute(
+        "SELECT count(DISTINCT trace_id), min(received_ns), max(received_ns) FROM stored.spans"
+    ).fetchall()
+    [(last_seq,)] = cursor.execute("SELECT last_seq FROM stored.progress").fetchall()
+    [(block, n_blocks, n_free)] = cursor.execute(
+        "SELECT block_size, total_blocks, free_blocks FROM pragma_database_size() WHERE database_name = 'store'"
+    ).fetchall()
+    [(duckdb_memory,)] = cursor.execute("SELECT sum(memory_usage_bytes)::BIGINT FROM duckdb_memory()").fetchall()
+    used = (n_blocks - n_free) * block
+    return {
+        "store": str(store),
+        "version": STORE_VERSION,
+        **counts,
+        "traces": traces,
+        "superseded": superseded,
+        "last_seq": last_seq,
+        "oldest_received_ns": oldest,
+        "newest_received_ns": newest,
+        "store_bytes": _size(store),
+        "store_bytes_free": n_free * block,
+        "store_bytes_per_span": round(used / counts["spans"]) if counts["spans"] else None,
+        "store_bytes_per_call": round(used / counts["calls"]) if counts["calls"] else None,
+        "wal_bytes": _size(store.with_name(f"{store.name}.wal")),
+        "journal_bytes": journal.n_bytes(),
+        "key_index_bytes": sum(map(_size, store.with_name(f"{store.name}.keys").glob("*"))),
+        "damaged_wal_bytes": sum(map(_size, store.parent.glob(f"{store.name}.wal.damaged-*"))),
+        "quarantined_requests": len(list(store.with_name(f"{store.name}.quarantine").glob("*.pb"))),
+        "duckdb_memory_bytes": duckdb_memory,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def store_files(store: Path) -> list[Path]:
+    """Every file of the store: database, write-ahead logs, journal, quarantine, index of keys, address."""
+    beside = [path for path in store.parent.glob(f"{store.name}*") if path.is_file()]
+    folders = [store.with_name(f"{store.name}.{name}") for name in ("journal", "quarantine", "keys")]
+    return [*beside, *(path for folder in folders for path in folder.glob("*") if path.is_file())]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

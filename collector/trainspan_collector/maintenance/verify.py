@@ -1,0 +1,87 @@
+"""Whether a store is whole: every block readable, every key once, journal and files as they should be."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+
+from trainspan_collector.journal.frames import Damage, Frame, scan_frames
+from trainspan_collector.journal.journal import Journal
+from trainspan_collector.journal.segments import marker_of
+from trainspan_collector.maintenance.stats import store_files
+from trainspan_collector.store.duckdb_errors import first_line
+from trainspan_collector.store.key_index import KeyIndex, KeyIndexError
+
+__all__ = ["verify"]
+
+_TABLES: Final = ("spans", "logs", "evaluations", "superseded", "progress")
+_QUESTIONS: Final = {
+    "spans that stand twice": "SELECT count(*) - count(DISTINCT (trace_id, span_id)) FROM stored.live_spans",
+    "log records that stand twice": "SELECT count(*) - count(DISTINCT content_hash) FROM stored.logs",
+    "evaluations that stand twice": "SELECT count(*) - count(DISTINCT key) FROM stored.live_evaluations",
+    "rows numbered twice": """
+        SELECT count(*) - count(DISTINCT seq) FROM
+        (SELECT seq FROM stored.spans UNION ALL SELECT seq FROM stored.logs UNION ALL SELECT seq FROM stored.evaluations)""",
+    "rows numbered after the last number": """
+        SELECT count(*) FROM
+        (SELECT seq FROM stored.spans UNION ALL SELECT seq FROM stored.logs UNION ALL SELECT seq FROM stored.evaluations)
+        WHERE seq > (SELECT last_seq FROM stored.progress)""",
+    "spans whose key is not their id": "SELECT count(*) FROM stored.spans WHERE printf('%016x', span_key) <> span_id",
+    "calls without token ids": "SELECT count(*) FROM calls WHERE prompt_ids IS NULL AND completion_ids IS NULL",
+}
+"""What must be none → SQL that counts it."""
+
+
+def verify(
+    store: Path, cursor: duckdb.DuckDBPyConnection, journal: Journal, index: KeyIndex, *, up_to_seq: int
+) -> dict[str, Any]:
+    """`{"ok", "problems": [...], "rows": {...}, "journal_requests": n}`; reads every byte of the store once."""
+    problems: list[str] = []
+    rows: dict[str, int] = {}
+    for table in _TABLES:
+        try:  # the hash of whole rows makes DuckDB read, and check the checksum of, every block
+            query = f"SELECT count(*), bit_xor(hash(t)) FROM stored.{table} t"
+            [(rows[table], _)] = cursor.execute(query).fetchall()
+        except duckdb.Error as error:
+            problems.append(f"table {table} cannot be read: {first_line(error)}")
+    for words, query in _QUESTIONS.items():
+        try:
+            [(count,)] = cursor.execute(query).fetchall()
+        except duckdb.Error as error:
+            problems.append(f"{words}: cannot be counted: {first_line(error)}")
+        else:
+            if count:
+                problems.append(f"{count} {words}")
+    problems += _index(index, cursor, up_to_seq)
+    n_requests, damage = _journal(journal)
+    problems += damage
+    for path in store_files(store):
+        mode = path.stat().st_mode & 0o777
+        if mode & 0o077:
+            problems.append(f"{path} can be read by others (mode {mode:o}): chmod 600 it")
+    return {"ok": not problems, "problems": problems, "rows": rows, "journal_requests": n_requests}
+
+
+def _index(index: KeyIndex, cursor: duckdb.DuckDBPyConnection, up_to_seq: int) -> list[str]:
+    try:
+        n_lacking = index.count_lacking(cursor, up_to_seq)
+    except (duckdb.Error, KeyIndexError) as error:
+        return [f"the index of keys cannot be compared: {first_line(error)}"]
+    return [f"{n_lacking} rows that the index of keys lacks"] if n_lacking else []
+
+
+def _journal(journal: Journal) -> tuple[int, list[str]]:
+    """The intact requests in segments that are not being written, and what is damaged there."""
+    n_requests, damage = 0, []
+    journal.roll()
+    for path in journal.files():
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:  # loaded and deleted meanwhile
+            continue
+        for item in scan_frames(data, marker_of(path.name), complete=False):
+            if isinstance(item, Frame):
+                n_requests += 1
+            elif isinstance(item, Damage):
+                damage.append(f"{path.name}: bytes {item.start} to {item.end} are no intact request")
+    return n_requests, damage

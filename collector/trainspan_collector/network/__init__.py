@@ -1,0 +1,1 @@
+"""Who may connect, where, and within which limits."""

@@ -1,0 +1,78 @@
+"""What protects every listener, and how it is read anew while they serve."""
+
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from trainspan_collector.network.access import Access
+from trainspan_collector.network.ports import Tls
+from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.roles import Role
+
+__all__ = ["Guard"]
+
+log = logging.getLogger(__name__)
+
+
+class Guard:
+    """Who may do what, and how connections are encrypted. `reload` is for one thread, the rest thread-safe."""
+
+    def __init__(self, access: Access, tls: Tls | None, own_token: str, token_file: Path | None = None) -> None:
+        """`own_token` is for commands of the same user, in the store's address file."""
+        self.access = access
+        self.tls = tls
+        self.own_token = own_token
+        self.token_file = token_file
+        self._served = tls
+
+    def add_port(self, server: grpc.Server, address: str) -> int:
+        """The port that `server` got. Raises RuntimeError where it is taken."""
+        if self.tls is None:
+            return int(server.add_insecure_port(address))
+        newer: Any = self._newer_configuration()  # None for "as before", which the stubs do not know
+        credentials = grpc.dynamic_ssl_server_credentials(_configuration(self.tls), newer)
+        return int(server.add_secure_port(address, credentials))
+
+    def follow(self, context: ssl.SSLContext) -> None:
+        """From now on each handshake of `context` is made with what was read last; `context` itself stays as it is."""
+
+        def choose(connection: ssl.SSLObject | ssl.SSLSocket, _name: str, _context: ssl.SSLContext) -> None:
+            if self.tls is not None and self.tls is not self._served:
+                connection.context = self.tls.context
+
+        context.sni_callback = choose  # asked at every handshake, also of clients that name no server
+
+    def reload(self) -> None:
+        """Reads tokens and certificate again; connections that are open go on. Files that are wrong change nothing."""
+        try:
+            access = Access.from_file(self.token_file) if self.token_file else None
+            tls = Tls.load(str(self.tls.certificate_file), str(self.tls.key_file)) if self.tls else None
+        except ConfigError as error:
+            log.error("not read anew, the tokens and certificates of before stay in use: %s", error)
+            return
+        if access is not None:
+            self.access.replace_by(access.with_token(self.own_token, Role.RUNNER))
+        if tls is not None:
+            self.tls = tls
+        log.warning("tokens and certificates read anew")
+
+    def _newer_configuration(self) -> Callable[[], "grpc.ServerCertificateConfiguration | None"]:
+        """Asked at each handshake of one server: the certificate where it is another one than the last time."""
+        served = self.tls
+
+        def configuration() -> "grpc.ServerCertificateConfiguration | None":
+            nonlocal served
+            if self.tls is served or self.tls is None:
+                return None
+            served = self.tls
+            return _configuration(self.tls)
+
+        return configuration
+
+
+def _configuration(tls: Tls) -> "grpc.ServerCertificateConfiguration":
+    return grpc.ssl_server_certificate_configuration([(tls.key, tls.certificate)])

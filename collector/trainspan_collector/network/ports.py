@@ -1,0 +1,118 @@
+"""Listen addresses and TLS: parsed, kept on this machine unless protected, and errors of binding put into words."""
+
+import errno
+import ipaddress
+import socket
+import ssl
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from trainspan_collector.store.lock import port_holder
+from trainspan_schemas.errors import ConfigError, StoreError
+
+__all__ = ["Address", "Tls", "bind"]
+
+_Server = TypeVar("_Server")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """HOST:PORT of one listener; port 0 is any free one."""
+
+    option: str
+    """The command's flag, for messages."""
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, option: str, text: str, *, allow_remote: bool) -> "Address":
+        """Raises ConfigError where `text` is no address, or one that others can reach and `allow_remote` is not set."""
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
+            raise ConfigError(f"{option} {text!r} is not HOST:PORT, e.g. 127.0.0.1:4317")
+        if not allow_remote and not _is_loopback(host):
+            raise ConfigError(
+                f"{option} {text} could be reached from other machines: use 127.0.0.1, or protect it with --token-file, "
+                "--tls-cert and --tls-key, or add --insecure-allow-remote"
+            )
+        return cls(option, host, int(port))
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """A server's certificate chain and its key, both PEM."""
+
+    certificate_file: Path
+    key_file: Path
+    certificate: bytes
+    key: bytes
+    context: ssl.SSLContext
+    """With these bytes, whatever the files hold by now."""
+
+    @classmethod
+    def load(cls, certificate_file: str | None, key_file: str | None) -> "Tls | None":
+        """None where neither is given. Raises ConfigError for one without the other, or files that are no such pair."""
+        if not certificate_file and not key_file:
+            return None
+        if not certificate_file or not key_file:
+            raise ConfigError("TLS needs both --tls-cert and --tls-key")
+        try:
+            certificate, key = Path(certificate_file).read_bytes(), Path(key_file).read_bytes()
+            context = _context(certificate, key)
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(
+                f"--tls-cert {certificate_file} and --tls-key {key_file} are no PEM certificate with its key: {error}"
+            ) from error
+        return cls(Path(certificate_file), Path(key_file), certificate, key, context)
+
+
+def _context(certificate: bytes, key: bytes) -> ssl.SSLContext:
+    """A server's context with this pair. Raises ssl.SSLError where it is none."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.TemporaryDirectory(prefix="trainspan-") as folder:  # mode 0700: OpenSSL reads files alone
+        certificate_file, key_file = Path(folder) / "certificate", Path(folder) / "key"
+        certificate_file.write_bytes(certificate)
+        key_file.write_bytes(key)
+        context.load_cert_chain(certificate_file, key_file, password="")
+    return context
+
+
+def bind(address: Address, make: Callable[[str], _Server]) -> _Server:
+    """`make(HOST:PORT)`. Raises StoreError where nothing can listen there, naming the holder of a taken port."""
+    _probe(address)
+    try:
+        return make(str(address))
+    except (RuntimeError, OSError) as error:
+        raise StoreError(f"cannot listen on {address.option} {address}: {error}") from error
+
+
+def _probe(address: Address) -> None:
+    """Binds and lets go: the servers' own failure to bind writes lines of theirs to stderr."""
+    try:
+        candidates = socket.getaddrinfo(address.host.strip("[]"), address.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, sockaddr = candidates[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(sockaddr)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise StoreError(
+                f"{address.option} {address} is in use by {port_holder(address.port)}: "
+                f"stop it, or listen elsewhere with {address.option}"
+            ) from error
+        raise StoreError(f"cannot listen on {address.option} {address}: {error.strerror}") from error
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""The protocol: pure functions, no I/O."""

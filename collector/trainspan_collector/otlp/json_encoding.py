@@ -1,0 +1,116 @@
+"""OTLP/JSON: a request's JSON → its protobuf message, and messages → JSON.
+
+It is protobuf's JSON but for ids, which are hex, not base64. Enumerations are integers, 64-bit numbers strings or
+numbers, unknown members are ignored. Spec: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding.
+"""
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from google.protobuf.json_format import MessageToJson, ParseDict, ParseError
+from google.protobuf.message import Message
+
+from trainspan_collector.otlp.signals import OtlpSignal
+from trainspan_schemas.errors import InvalidRecordError
+
+__all__ = ["from_json", "parsed_bytes", "to_json"]
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a pair: JavaScript's strings may hold it alone, UTF-8 cannot
+_BYTES_PER_OBJECT = 300
+_BYTES_PER_VALUE = 64
+_IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
+
+
+def from_json(signal: OtlpSignal, body: bytes) -> bytes:
+    """The request in protobuf. Raises InvalidRecordError where `body` is no such request."""
+    message = signal.request()
+    try:
+        content = json.loads(body.decode())
+        if not isinstance(content, dict):
+            raise InvalidRecordError(f"the body is a JSON {type(content).__name__}, not an object")
+        if _SURROGATE.search(body):
+            content = _mapped(content, _encodable)
+        _encode_ids(content)
+        ParseDict(content, message, ignore_unknown_fields=True)
+        packed: bytes = message.SerializeToString()
+    except (ParseError, ValueError, OverflowError, RecursionError) as error:
+        if isinstance(error, InvalidRecordError):
+            raise
+        raise InvalidRecordError(
+            f"the body of {len(body)} bytes is no {signal.request.__name__} in JSON: {str(error)[:300]}"
+        ) from error
+    return packed
+
+
+def parsed_bytes(body: bytes) -> int:
+    """About how much memory parsing takes at most: counted on the text, before it is parsed."""
+    return (
+        _BYTES_PER_OBJECT * (body.count(b"{") + body.count(b"[")) + _BYTES_PER_VALUE * body.count(b",") + 4 * len(body)
+    )
+
+
+def to_json(message: Message) -> bytes:
+    """As OTLP wants it: lowerCamelCase names, integers for enumerations."""
+    text: str = MessageToJson(message, indent=None, use_integers_for_enums=True, ensure_ascii=False)
+    return text.encode()
+
+
+def _encode_ids(content: dict[str, Any]) -> None:
+    """Hex ids become base64 ones, in place, wherever OTLP has ids."""
+    for item in _bearers(content):
+        for name in _IDS:
+            value = item.get(name)
+            if value is None:
+                continue
+            try:
+                item[name] = b64encode(bytes.fromhex(value)).decode()
+            except (TypeError, ValueError) as error:
+                raise InvalidRecordError(f"{name} {str(value)[:40]!r} is not hex") from error
+
+
+def _bearers(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Spans with their links, log records, and metric points' exemplars."""
+    for scope_item in _inner(content, ("resourceSpans", "resource_spans"), ("scopeSpans", "scope_spans")):
+        for span in _members(scope_item, "spans"):
+            yield span
+            yield from _members(span, "links")
+    for scope_item in _inner(content, ("resourceLogs", "resource_logs"), ("scopeLogs", "scope_logs")):
+        yield from _members(scope_item, "logRecords", "log_records")
+    for scope_item in _inner(content, ("resourceMetrics", "resource_metrics"), ("scopeMetrics", "scope_metrics")):
+        for metric in _members(scope_item, "metrics"):
+            for data in metric.values():
+                for point in _members(data, "dataPoints", "data_points") if isinstance(data, dict) else ():
+                    yield from _members(point, "exemplars")
+
+
+def _inner(
+    content: dict[str, Any], of_resource: tuple[str, str], of_scope: tuple[str, str]
+) -> Iterator[dict[str, Any]]:
+    for resource_item in _members(content, *of_resource):
+        yield from _members(resource_item, *of_scope)
+
+
+def _members(parent: dict[str, Any], *names: str) -> Iterator[dict[str, Any]]:
+    """Objects in the list of that name; whatever else stands there is for the parser to refuse."""
+    for name in names:
+        items = parent.get(name)
+        if isinstance(items, list):
+            yield from (item for item in items if isinstance(item, dict))
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_mapped(item, change) for item in value]
+    if isinstance(value, dict):
+        return {change(key): _mapped(item, change) for key, item in value.items()}
+    return value
+
+
+def _encodable(text: str) -> str:
+    """With U+FFFD for each half of a surrogate pair."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,0 +1,65 @@
+"""Typed look-ups in attributes that anybody may have sent: a value of the wrong type counts as absent."""
+
+import json
+from collections.abc import Mapping
+
+from trainspan_collector.otlp.values import Json
+
+__all__ = ["boolean", "first_text", "integer", "number", "text"]
+
+_MIN_INT32, _MAX_INT32 = -(2**31), 2**31 - 1
+
+
+def text(attributes: Mapping[str, Json], key: str) -> str | None:
+    """A non-empty string, or a number or flag as one."""
+    value = attributes.get(key)
+    if value is None or isinstance(value, str):
+        return value or None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, (int, float)) else None
+
+
+def integer(attributes: Mapping[str, Json], key: str) -> int | None:
+    """An integer of 32 bits, also as a whole double or as decimal text."""
+    value = attributes.get(key)
+    if value is None:
+        return None
+    if isinstance(value, str):
+        try:
+            value = int(value)
+        except ValueError:
+            return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not _MIN_INT32 <= value <= _MAX_INT32:
+        return None
+    return value
+
+
+def number(attributes: Mapping[str, Json], key: str) -> float | None:
+    """A finite number: an int or double."""
+    value = attributes.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value)
+
+
+def boolean(attributes: Mapping[str, Json], key: str) -> bool | None:
+    value = attributes.get(key)
+    if isinstance(value, str):
+        return {"true": True, "false": False}.get(value.lower())
+    return value if isinstance(value, bool) else None
+
+
+def first_text(attributes: Mapping[str, Json], key: str) -> str | None:
+    """The first string of an array, which may also stand as JSON text, or a plain string."""
+    value = attributes.get(key)
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return value if isinstance(value, str) else None
+    if isinstance(value, list):
+        value = value[0] if value else None
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,1 @@
+"""Arrow Flight out: reads from a snapshot."""

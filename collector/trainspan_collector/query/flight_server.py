@@ -1,0 +1,216 @@
+"""The Arrow Flight server: named reads and users' SQL, each from a snapshot that holds all acknowledged before it.
+
+A ticket is JSON, see trainspan_schemas/store.py. The answer's schema metadata has `watermark`, the last `seq` that the
+rows can come from, and `behind`: "true" where the wait for the loader was over before all was loaded.
+
+It is a gRPC server like that of OTLP, not Arrow's own, which has no limits on connections and tickets and cannot end a call.
+It outlives the store: while there is none, readers wait.
+"""
+
+import contextlib
+import json
+import logging
+import threading
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+import duckdb
+import grpc
+import pyarrow as pa
+
+from trainspan_collector.journal.journal import Journal
+from trainspan_collector.load.loader import Loader
+from trainspan_collector.maintenance.actions import Upkeep
+from trainspan_collector.network.access import Right, Role
+from trainspan_collector.network.credentials import Guard
+from trainspan_collector.network.flight_messages import SERVICE, Action, Result, Ticket, flight_data, parts_of
+from trainspan_collector.network.grpc_limits import CallGuard, RoleHandlers, abort, server_options
+from trainspan_collector.network.grpc_timeout import Patience
+from trainspan_collector.query.named_reads import named_read
+from trainspan_collector.store.database import Database
+from trainspan_collector.store.duckdb_errors import first_line, lacks_memory
+from trainspan_collector.store.snapshots import Readers
+from trainspan_schemas.errors import StoreError, UsageError
+
+__all__ = ["FlightServer", "Reading"]
+
+log = logging.getLogger(__name__)
+
+_DEFAULT_WAIT_MS: Final = 10_000
+_MAX_WAIT_MS: Final = 600_000
+_MAX_TICKET_BYTES: Final = 64 * 1024 * 1024  # a read may name many rollouts
+_WORKERS: Final = {Role.READER: 32, Role.RUNNER: 32}
+"""Each read holds one until its last row is taken. A role's are its own."""
+_ACTION_WORKERS: Final = 8
+_CROWD: Final = 24
+_CROWD_S: Final = 10.0
+"""If `_CROWD` readers of a role take no rows, those end that have taken none for so long: they would keep others out."""
+_MESSAGE_S: Final = 20.0
+_STALL_S: Final = 600.0
+_END_S: Final = 20.0
+_IO_ERROR: Final = "5"  # of Arrow's codes: with it Arrow's clients show the message as it is
+_RIGHTS: Final = {"DoAction": Right.CHANGE, "DoGet": Right.READ}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The parts of an open store that readers need."""
+
+    database: Database
+    journal: Journal
+    loader: Loader
+    readers: Readers
+    upkeep: Upkeep
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A ticket: `sql` or `read` with `parameters`."""
+
+    sql: str | None
+    read: str
+    parameters: dict[str, object]
+    wait_s: float
+
+
+class FlightServer:
+    """Binds `address` at once (`.port`), serves from `start` on. Raises RuntimeError where the port is taken."""
+
+    def __init__(self, address: str, guard: Guard) -> None:
+        self._store: Reading | None = None
+        self._is_stopped = False
+        self._changed = threading.Condition()
+        self._ticket_patience = {role: Patience(_MESSAGE_S, crowd=_CROWD) for role in _WORKERS}
+        self._patience = {role: Patience(_STALL_S, crowd=_CROWD, crowd_s=_CROWD_S) for role in _WORKERS}
+        self._action_patience = Patience(_MESSAGE_S, crowd=_ACTION_WORKERS // 2)
+        reads = RoleHandlers(
+            guard.access, Right.READ, _WORKERS, {f"/{SERVICE}/DoGet": self._do_get},
+            name="flight", make=grpc.stream_stream_rpc_method_handler,
+        )  # fmt: skip
+        actions = {"DoAction": grpc.stream_stream_rpc_method_handler(self._do_action)}
+        self._server = grpc.server(
+            ThreadPoolExecutor(_ACTION_WORKERS, thread_name_prefix="upkeep"),
+            handlers=[reads, grpc.method_handlers_generic_handler(SERVICE, actions)],
+            interceptors=[CallGuard(guard.access, lambda method: _RIGHTS.get(method.rpartition("/")[2], Right.CHANGE))],
+            options=server_options(_MAX_TICKET_BYTES),
+        )
+        self.port: int = guard.add_port(self._server, address)
+
+    def start(self) -> None:
+        self._server.start()
+
+    def stop(self, grace_s: float) -> None:
+        """Refuses new calls, lets those under way finish within `grace_s`, then ends them."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+        self._server.stop(grace_s).wait()
+        for patience in (*self._ticket_patience.values(), *self._patience.values(), self._action_patience):
+            patience.close()
+
+    def open_to(self, store: Reading) -> None:
+        with self._changed:
+            self._store = store
+            self._changed.notify_all()
+
+    def shut(self, grace_s: float) -> None:
+        """From now on readers wait for a store; those at it have `grace_s` to finish, then they are ended."""
+        with self._changed:
+            store, self._store = self._store, None
+        if store is not None:
+            try:
+                store.readers.end(grace_s, _END_S)
+            except StoreError as error:
+                log.warning("%s", error)
+
+    def _do_get(self, role: Role, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with _refusals(context):
+            request = _parse(Ticket.FromString(_message(messages, context, self._ticket_patience[role])).ticket)
+            store = self._reading(request.wait_s)
+            behind = not store.loader.wait_for(store.journal.end(), request.wait_s)
+            if store.loader.failure is not None:
+                raise StoreError(f"the collector is stopping, loading failed: {first_line(store.loader.failure)}")
+            with contextlib.closing(_answer(store, request, "true" if behind else "false", context)) as answer:
+                for message in answer:
+                    with self._patience[role].waiting(context):
+                        yield message
+
+    def _do_action(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Upkeep of the store (see maintenance/actions.py): JSON in, one JSON object out."""
+        with _refusals(context):
+            action = Action.FromString(_message(messages, context, self._action_patience))
+            answer = self._reading(0.0).upkeep.do(action.type, json.loads(action.body) if action.body else {})
+            yield Result(body=json.dumps(answer).encode()).SerializeToString()
+
+    def _reading(self, wait_s: float) -> Reading:
+        with self._changed:
+            self._changed.wait_for(lambda: self._store is not None or self._is_stopped, wait_s)
+            if self._store is None:
+                raise StoreError("the store is being opened, or the collector stops: try again")
+            return self._store
+
+
+def _answer(
+    store: Reading, request: Request, behind: str, context: grpc.ServicerContext
+) -> Generator[bytes, None, None]:
+    """Each message of the answer, the schema first; the snapshot lives as long as the generator."""
+    if request.sql is not None:
+        with store.readers.query(store.database, request.sql, behind, context.cancel) as process:
+            yield from process.answer()
+        return
+    query = named_read(request.read, request.parameters)
+    with store.readers.snapshot(store.database, context.cancel) as snapshot:
+        reader = None
+        try:
+            reader = snapshot.query(query.sql, query.parameters)
+            metadata = {"watermark": str(snapshot.watermark), "behind": behind}
+            yield flight_data(pa.ipc.read_message(reader.schema.with_metadata(metadata).serialize()))
+            for batch in reader:
+                for part in parts_of(batch):
+                    yield flight_data(pa.ipc.read_message(part.serialize()))
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            raise StoreError(_explained(error)) from error
+        finally:
+            del reader  # it holds the database open, and whoever waits for the last reader wants to close it
+
+
+def _message(messages: Iterator[bytes], context: grpc.ServicerContext, patience: Patience) -> bytes:
+    """The call's one message."""
+    with patience.waiting(context):
+        return next(messages, b"")
+
+
+@contextlib.contextmanager
+def _refusals(context: grpc.ServicerContext) -> Iterator[None]:
+    """Turns what is wrong into the call's end."""
+    try:
+        yield
+    except (UsageError, StoreError, duckdb.Error, OSError, ValueError) as error:
+        line = first_line(error)
+        context.set_trailing_metadata((("x-arrow-status", _IO_ERROR), ("x-arrow-status-message-bin", line.encode())))
+        abort(context, grpc.StatusCode.UNKNOWN, line)
+
+
+def _parse(ticket: bytes) -> Request:
+    try:
+        fields = json.loads(ticket)
+    except ValueError as error:
+        raise UsageError('the ticket is no JSON: send {"read": …} or {"sql": …}') from error
+    if not isinstance(fields, dict) or ("sql" in fields) == ("read" in fields):
+        raise UsageError('the ticket needs exactly one of "read" and "sql"')
+    if unknown := set(fields) - {"sql", "read", "parameters", "wait_ms"}:
+        raise UsageError(f'the ticket has an unknown member {min(unknown)!r}; there are "parameters" and "wait_ms"')
+    text = fields.get("sql", fields.get("read"))
+    parameters, wait_ms = fields.get("parameters") or {}, fields.get("wait_ms", _DEFAULT_WAIT_MS)
+    if not isinstance(text, str) or not isinstance(parameters, dict):
+        raise UsageError('"sql" and "read" are strings, "parameters" is an object')
+    if isinstance(wait_ms, bool) or not isinstance(wait_ms, (int, float)) or not 0 <= wait_ms <= _MAX_WAIT_MS:
+        raise UsageError(f"wait_ms = {wait_ms!r} is not between 0 and {_MAX_WAIT_MS}")
+    return Request(fields.get("sql"), fields.get("read", ""), parameters, wait_ms / 1000)
+
+
+def _explained(error: Exception) -> str:
+    line = first_line(error)
+    return f"{line}: raise duckdb_memory_bytes in [collector]" if lacks_memory(error) else line

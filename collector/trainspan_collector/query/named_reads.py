@@ -1,0 +1,246 @@
+"""Named reads of Flight: names and parameters → one SQL query with bound values.
+
+Two of them are for readers who go through a large store piece by piece: `holdings` says what there is of which rollout and
+where, `tokens` gives the tokens of calls by their `seq` alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from trainspan_collector.query.scoped_views import PLACES, SEEDS, nearby
+from trainspan_collector.rows.promoted import Facts
+from trainspan_schemas.errors import UsageError
+from trainspan_schemas.views import VIEWS
+
+__all__ = ["HOLDINGS", "READS", "TOKENS", "Query", "named_read"]
+
+_EXTRAS: Final = {
+    "spans": (
+        *("rollout_id", "attempt", "task_id", "run_id", "round", "split", "agent"),
+        *("rollout_status", "rollout_boundary", "rollout_judge", "rollout_calls"),
+        *Facts._fields,
+    ),
+    "calls": (
+        *("parent_span_id", "status_code", "attributes", "resource", "scope_name", "dropped_attributes", "n_tokens"),
+        *Facts._fields,
+    ),
+    "evaluations": ("attempt", "of", "on_span"),
+}
+"""Columns of a read beyond those of its view. The identity of a span is completed as that of a call is.
+`n_tokens` is how many tokens the prompt and the answer of a call have together.
+`of` is what the evaluation says it judges (`trainspan.evaluation.of`)."""
+
+READS: Final[Mapping[str, tuple[str, ...]]] = {
+    name: (*columns, *_EXTRAS.get(name, ())) for name, columns in VIEWS.items()
+}
+"""Read → its columns."""
+
+HOLDINGS: Final = (
+    *("rollout_id", "attempt", "trace_id", "run_id", "round", "task_id"),
+    *("calls", "spans", "first_seq", "last_seq", "is_selected"),
+)
+"""Columns of the read `holdings`: a row for each rollout, trace, identity and stretch of the store, with how many calls with
+tokens and other spans lie there, and their first and last `seq`. It takes the parameters of `calls`, and also gives what they
+do not select (`is_selected`) in the traces of rollouts of which they select something."""
+
+TOKENS: Final = ("trace_id", "span_id", "prompt_ids", "completion_ids", "logprobs")
+"""Columns of the read `tokens`: the calls whose `seq` is among `seqs`, also where a richer duplicate has come since."""
+
+_STRETCH: Final = 2048
+"""Of `seq`: about a row group."""
+
+_IDENTITY_COLUMNS: Final = frozenset(
+    ("seq", "trace_id", "span_id", "rollout_id", "attempt", "task_id", "run_id", "round", "split")
+)
+"""Columns of a span or call that `stored.span_identities` gives; the others come from the span's own row."""
+
+_OF_ROLLOUT: Final = """
+LEFT JOIN (
+    SELECT rollout_id, min(run_id) AS run_id, min(round) AS round FROM stored.rollout_identities GROUP BY ALL
+) i ON i.rollout_id = """
+
+_SOURCES: Final = {
+    "spans": "stored.span_identities",
+    "calls": "(SELECT * FROM stored.span_identities WHERE is_call)",
+    "rollouts": "main.rollouts",
+    "evaluations": f"(SELECT e.*, i.run_id, i.round FROM stored.bound_evaluations e {_OF_ROLLOUT} e.rollout_id)",
+    "logs": (
+        "(SELECT l.*, b.rollout_id, i.run_id, i.round FROM stored.log_rollouts b "
+        f"JOIN main.logs l ON l.seq = b.seq {_OF_ROLLOUT} b.rollout_id)"
+    ),
+}
+"""What a read's rows are chosen from: each has trace_id, rollout_id, run_id and round."""
+
+_TOUCHED: Final = """
+touched AS MATERIALIZED (
+    SELECT trace_id, rollout_id FROM stored.span_identities WHERE seq > $since_seq
+    UNION SELECT trace_id, rollout_id FROM stored.bound_evaluations WHERE seq > $since_seq
+    UNION SELECT trace_id, rollout_id FROM stored.log_rollouts WHERE seq > $since_seq
+)"""
+
+_ALL: Final = ("since_seq", 0)
+
+_CHOOSING: Final = ("run_id", "round", "rollout_ids", "without_rollout", "since_seq")
+"""Parameters that every read of views takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    sql: str
+    parameters: dict[str, object]
+
+
+def named_read(name: str, parameters: Mapping[str, object]) -> Query:
+    """The query of a read. Raises UsageError for a name, parameter or column that there is not.
+
+    `without_calls`: of the spans only those that the read `calls` does not give. `without_rollout`: only what belongs to none.
+    """
+    special = {"holdings": _holdings, "tokens": _tokens}
+    if name not in READS and name not in special:
+        raise UsageError(f"no read {name!r}; there are {', '.join((*READS, *special))}")
+    given = {key: value for key, value in parameters.items() if value is not None}
+    if name in special:
+        return special[name](given)
+    of_spans = ("without_calls",) if name == "spans" else ()
+    placed = PLACES if name in ("spans", "calls", "evaluations") else ()
+    _expect(name, given, (*_CHOOSING, "columns", *of_spans, *placed))
+    bound: dict[str, object] = {}
+    tables = []
+    conditions = _conditions(given, bound)
+    if "since_seq" in given:
+        tables.append(_TOUCHED)
+    only_others = "without_calls" in given and _checked(given, "without_calls", bool)
+    if only_others:
+        conditions.append("NOT coalesce(is_call, false)")
+    # Rows are chosen on narrow columns first: a plan of one piece reads every span's payload.
+    chosen = f"SELECT * FROM {_SOURCES[name]} r WHERE {' AND '.join(conditions)}"
+    tables.append(f"chosen AS MATERIALIZED ({chosen})")
+    columns = ", ".join(_qualified(name, column) for column in _columns(name, READS[name], given))
+    # With a filter of its own, the scan takes the payload of those rows alone that the join may want.
+    spans = {"calls": "(FROM stored.spans WHERE is_call)", "spans": "stored.spans"}
+    payload = f" JOIN {spans[name]} s ON s.seq = i.seq" if name in spans else ""
+    return Query(f"WITH {', '.join(_near(tables, given, bound))} SELECT {columns} FROM chosen i{payload}", bound)
+
+
+def _holdings(given: Mapping[str, object]) -> Query:
+    _expect("holdings", given, (*_CHOOSING, "columns"))
+    bound: dict[str, object] = {}
+    conditions = _conditions(given, bound)
+    tables = [_TOUCHED] if "since_seq" in given else []
+    tables += [
+        f"""
+held AS MATERIALIZED (
+    SELECT
+        rollout_id, attempt, trace_id, run_id, round, task_id,
+        count(*) FILTER (is_call)::INTEGER AS calls, count(*)::INTEGER - calls AS spans,
+        min(seq) AS first_seq, max(seq) AS last_seq
+    FROM stored.span_identities
+    WHERE rollout_id IS NOT NULL
+    GROUP BY rollout_id, attempt, trace_id, run_id, round, task_id, seq // {_STRETCH}
+)""",
+        f"chosen AS MATERIALIZED (SELECT *, coalesce({' AND '.join(conditions)}, false) AS is_selected FROM held r)",
+    ]
+    columns = ", ".join(_columns("holdings", HOLDINGS, given))
+    return Query(
+        f"""
+WITH {", ".join(_near(tables, given, bound))}
+SELECT {columns} FROM chosen
+WHERE trace_id IN (
+    SELECT trace_id FROM chosen WHERE rollout_id IN (SELECT rollout_id FROM chosen WHERE is_selected)
+)""",
+        bound,
+    )
+
+
+def _tokens(given: Mapping[str, object]) -> Query:
+    _expect("tokens", given, ("seqs", "columns"))
+    seqs = given.get("seqs")
+    if not isinstance(seqs, list) or not all(type(seq) is int for seq in seqs):
+        raise UsageError("the read 'tokens' needs the parameter seqs, a list of integers")
+    columns = ", ".join(_columns("tokens", TOKENS, given))
+    # A text is bound five times as fast as a list.
+    wanted = "SELECT unnest(string_split($seqs, ',')::BIGINT[])" if seqs else "SELECT NULL::BIGINT LIMIT 0"
+    bound: dict[str, object] = {"seqs": ",".join(map(str, seqs))} if seqs else {}
+    return Query(f"SELECT {columns} FROM stored.spans WHERE is_call AND seq IN ({wanted})", bound)
+
+
+def _expect(name: str, given: Mapping[str, object], known: Sequence[str]) -> None:
+    if unknown := [key for key in given if key not in known]:
+        raise UsageError(f"read {name!r} has no parameter {unknown[0]!r}; there are {', '.join(known)}")
+
+
+def _conditions(given: Mapping[str, object], bound: dict[str, object]) -> list[str]:
+    """What a row `r` must meet; the values go to `bound`."""
+    conditions = ["true"]
+    if "run_id" in given:
+        conditions.append("r.run_id = $run_id")
+        bound["run_id"] = _checked(given, "run_id", str)
+    if "round" in given:
+        conditions.append("r.round = $round")
+        bound["round"] = _checked(given, "round", int)
+    if "rollout_ids" in given:
+        conditions.append("r.rollout_id IN (SELECT unnest($rollout_ids::VARCHAR[]))")
+        bound["rollout_ids"] = _texts(given, "rollout_ids")
+    if "without_rollout" in given and _checked(given, "without_rollout", bool):
+        conditions.append("r.rollout_id IS NULL")
+    if "since_seq" in given:
+        conditions.append(
+            "(r.trace_id IN (SELECT trace_id FROM touched WHERE trace_id IS NOT NULL)"
+            " OR r.rollout_id IN (SELECT rollout_id FROM touched WHERE rollout_id IS NOT NULL))"
+        )
+        bound["since_seq"] = _checked(given, "since_seq", int)
+    return conditions
+
+
+def _near(tables: list[str], given: Mapping[str, object], bound: dict[str, object]) -> list[str]:
+    """The tables, over what is near the most selective of the parameters."""
+    places = _places(given, bound)
+    seeds = [parameter for parameter in SEEDS if parameter in bound and (parameter, bound[parameter]) != _ALL]
+    return nearby(tables, seeds[0], places) if seeds else tables
+
+
+def _places(given: Mapping[str, object], bound: dict[str, object]) -> list[tuple[int, int]] | None:
+    if not any(key in given for key in PLACES):
+        return None
+    if "since_seq" in given or not all(key in given for key in (*PLACES, "rollout_ids")):
+        raise UsageError(f"parameters rollout_ids, {' and '.join(PLACES)} go together, without since_seq")
+    bound["seen_seq"] = _checked(given, "seen_seq", int)
+    ranges = given["spans_within"]
+    if not isinstance(ranges, list) or not all(
+        isinstance(item, list) and len(item) == 2 and all(type(seq) is int for seq in item) for item in ranges
+    ):
+        raise UsageError(f"parameter spans_within = {ranges!r} is not a list of ranges [from, to]")
+    return [(first, last) for first, last in ranges]
+
+
+def _qualified(name: str, column: str) -> str:
+    if column == "n_tokens":
+        return "coalesce(len(s.prompt_ids), 0) + coalesce(len(s.completion_ids), 0) AS n_tokens"
+    from_span = name in ("spans", "calls") and column not in _IDENTITY_COLUMNS
+    return f"{'s' if from_span else 'i'}.{column}"
+
+
+def _columns(name: str, known: tuple[str, ...], given: Mapping[str, object]) -> tuple[str, ...]:
+    if "columns" not in given:
+        return known
+    wanted = _texts(given, "columns")
+    if not wanted:
+        raise UsageError(f"read {name!r}: columns is empty")
+    if unknown := [column for column in wanted if column not in known]:
+        raise UsageError(f"read {name!r} has no column {unknown[0]!r}; there are {', '.join(known)}")
+    return tuple(wanted)
+
+
+def _checked(given: Mapping[str, object], key: str, kind: type) -> object:
+    value = given[key]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise UsageError(f"parameter {key} = {value!r} is not of type {kind.__name__}")
+    return value
+
+
+def _texts(given: Mapping[str, object], key: str) -> list[str]:
+    value = given[key]
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise UsageError(f"parameter {key} = {value!r} is not a list of strings")
+    return value

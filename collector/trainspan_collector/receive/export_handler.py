@@ -1,0 +1,130 @@
+"""What happens to an OTLP request whatever it came over: parsed, checked, redacted, kept in the journal, counted."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+
+from trainspan_collector.journal.frames import Signal
+from trainspan_collector.journal.trust import Sender
+from trainspan_collector.otlp.signals import METRICS, TRACES, OtlpSignal, Outcome
+from trainspan_collector.otlp.validation import Rejections, log_records
+from trainspan_collector.receive.admission import Intake, OverloadError
+from trainspan_collector.receive.cutting import SMALL_BYTES, cut
+from trainspan_collector.receive.gunzip import TooLargeError
+from trainspan_collector.receive.memory_budget import Budget, Share
+from trainspan_collector.receive.redaction import Redaction
+from trainspan_collector.runtime.metrics import Metrics, Refusal
+from trainspan_schemas.errors import InvalidRecordError, StoreError
+from trainspan_schemas.roles import Role
+
+__all__ = ["Exports"]
+
+log = logging.getLogger(__name__)
+
+_WRITE_RETRY_S = 1.0
+_PARSING = 4  # at once: parsed, a piece of a request may take forty times its bytes
+
+
+class Exports:
+    """The one way of telemetry into the store, shared by all listeners. Thread-safe.
+
+    It outlives the store: while there is none to write to, senders are told to come back.
+    """
+
+    def __init__(self, redaction: Redaction, metrics: Metrics, budget: Budget, *, max_items: int) -> None:
+        """`max_items` is the greatest number of spans, log records or metrics of a request."""
+        self.budget = budget
+        self._redaction = redaction
+        self._metrics = metrics
+        self._max_items = max_items
+        self._parsing = threading.BoundedSemaphore(_PARSING)
+        self._intake: Intake | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request would be taken now."""
+        intake = self._intake
+        return intake is not None and intake.disk_has_room()
+
+    def attach(self, intake: Intake) -> None:
+        """From now on requests go to `intake`."""
+        self._intake = intake
+
+    def detach(self) -> None:
+        """From now on requests are refused with the advice to come back."""
+        self._intake = None
+
+    @contextlib.contextmanager
+    def parsing(self, n_bytes: int) -> Iterator[None]:
+        """For the time in which a request of so many bytes is parsed: few large ones at once."""
+        with self._parsing if n_bytes > SMALL_BYTES else contextlib.nullcontext():
+            yield
+
+    def take(self, signal: OtlpSignal, body: bytes, role: Role, transport: str, share: Share | None = None) -> Outcome:
+        """Returns once what `body` holds is on disk; metrics are only counted. `share` is where its bytes count already.
+
+        Raises InvalidRecordError where the body is no such request, TooLargeError where it has too many items, OverloadError
+        where it cannot be kept now.
+        """
+        try:
+            with contextlib.nullcontext(share) if share else self.budget.share(role, len(body)) as held:
+                outcome, n_items = self._take(signal, body, role, held)
+        except InvalidRecordError:
+            self._metrics.refused(transport, Refusal.INVALID)
+            raise
+        except TooLargeError:
+            self._metrics.refused(transport, Refusal.TOO_LARGE)
+            raise
+        except OverloadError as error:
+            log.warning("refused retry_after_s=%.1f reason=%s", error.retry_after_s, error)
+            self._metrics.refused(transport, error.reason)
+            raise
+        self._metrics.accepted(signal.name, transport, n_items)
+        if outcome.n_rejected:
+            self._metrics.rejected(signal.name, outcome.n_rejected)
+            log.warning("partial success %s", outcome.message)
+        return outcome
+
+    def _take(self, signal: OtlpSignal, body: bytes, role: Role, share: Share) -> tuple[Outcome, int]:
+        """What became of it, and the number of items taken."""
+        if len(body) > SMALL_BYTES:
+            share.grow(len(body))  # its pieces
+        with self.parsing(len(body)):
+            outcome, n_items, stored = self._read(signal, body)
+        if stored:
+            _keep(self._intake, Signal.TRACES if signal is TRACES else Signal.LOGS, stored, Sender.of(role))
+        return outcome, n_items
+
+    def _read(self, signal: OtlpSignal, body: bytes) -> tuple[Outcome, int, list[bytes]]:
+        """What is to become of it, its items, and the requests to store; parsed messages do not wait for the disk."""
+        rejections, n_items = Rejections(), 0
+        stored: list[bytes] = []
+        for piece in cut(signal, body, self._max_items):
+            if signal is METRICS:
+                if len(body) <= SMALL_BYTES:
+                    signal.parse(piece)
+                n_items = 1
+                continue
+            request = signal.parse(piece)
+            if signal is TRACES:
+                n_before = rejections.n_total - rejections.n_rejected
+                rejections.add(request)
+                n_new = rejections.n_total - rejections.n_rejected - n_before
+            else:
+                n_new = sum(1 for _ in log_records(request))
+            n_items += n_new
+            if n_new:
+                redacted = self._redaction.apply(request, piece)
+                self._metrics.redacted(redacted.n_secrets, redacted.n_blocked)
+                stored.append(redacted.body)
+        return Outcome(rejections.n_rejected, rejections.message), n_items, stored
+
+
+def _keep(intake: Intake | None, signal: Signal, bodies: list[bytes], sender: Sender) -> None:
+    if intake is None:
+        raise OverloadError("the store is being opened", _WRITE_RETRY_S, Refusal.NOT_READY)
+    try:
+        intake.keep(signal, bodies, sender)
+    except StoreError as error:
+        raise OverloadError(str(error), _WRITE_RETRY_S, Refusal.WRITE_FAILED) from error

@@ -1,0 +1,187 @@
+"""The OTLP/gRPC receiver: Export of traces, logs and metrics, answered once the bytes are on disk; and grpc.health.v1.
+
+Handlers take raw bytes and parse them here: stock generated stubs answer INTERNAL for a body that they cannot decode,
+which tells an exporter to give up for the wrong reason. They take a stream of which they read one message, so that a token
+is checked before a message is read, and that a message which does not come whole is seen here.
+Spec: https://opentelemetry.io/docs/specs/otlp/#otlpgrpc.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from math import ceil
+from typing import Any, Final, NoReturn
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
+from grpc_health.v1.health import HealthServicer
+
+from trainspan_collector.network.access import DeniedError, Right, Role
+from trainspan_collector.network.credentials import Guard
+from trainspan_collector.network.grpc_limits import CallGuard, RoleHandlers, abort, server_options
+from trainspan_collector.network.grpc_timeout import Patience
+from trainspan_collector.otlp.signals import SIGNALS, OtlpSignal
+from trainspan_collector.receive.admission import OverloadError
+from trainspan_collector.receive.export_handler import Exports
+from trainspan_collector.receive.gunzip import TooLargeError
+from trainspan_collector.runtime.metrics import Metrics, Refusal
+from trainspan_schemas.errors import InvalidRecordError
+
+__all__ = ["Receiver"]
+
+_WORKERS: Final = {Role.AGENT: 64, Role.SERVING: 32, Role.RUNNER: 32, Role.USER: 32}
+"""Each waiting acknowledgement holds one. A role's are its own, so that no other waits for its senders."""
+_EXPORTS: Final = {f"/{signal.service}/Export": signal for signal in SIGNALS}
+_HEALTH_WORKERS: Final = 16
+_HEALTH_S: Final = 2.0
+_MESSAGE_S = 60.0
+_END_S = 0.2
+_GIVES_UP_S = 1.0
+"""A call that ends so near to its sender's deadline was ended by the sender; gRPC refuses a large message as it begins."""
+_TRANSPORT = "grpc"
+
+
+class Receiver:
+    """Binds `address` at once, serves from `start` on. Raises RuntimeError where the port is taken."""
+
+    def __init__(
+        self,
+        address: str,
+        exports: Exports,
+        *,
+        guard: Guard,
+        metrics: Metrics,
+        max_request_bytes: int,
+    ) -> None:
+        self._exports = exports
+        self._metrics = metrics
+        self._patience = {role: Patience(_MESSAGE_S, crowd=n_workers // 2) for role, n_workers in _WORKERS.items()}
+        self._health_patience = Patience(_HEALTH_S)
+        self._health = HealthServicer()
+        self._server = grpc.server(
+            ThreadPoolExecutor(_HEALTH_WORKERS, thread_name_prefix="health"),
+            handlers=[
+                RoleHandlers(guard.access, Right.WRITE, _WORKERS, self._exports_by_method(), name="otlp"),
+                self._health_handlers(),
+            ],
+            interceptors=[
+                CallGuard(
+                    guard.access,
+                    lambda method: None if method.startswith(f"/{HEALTH_SERVICE}/") else Right.WRITE,
+                    on_denied=lambda error: metrics.refused(_TRANSPORT, refusal_of(error)),
+                    on_unknown=lambda: metrics.refused(_TRANSPORT, Refusal.NOT_FOUND),
+                )
+            ],
+            options=server_options(max_request_bytes),
+        )
+        self.say_ready(False)
+        self.port: int = guard.add_port(self._server, address)
+
+    def start(self) -> None:
+        self._server.start()
+
+    def say_ready(self, ready: bool) -> None:
+        """What the health service answers, for the process and for each OTLP service."""
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", *(signal.service for signal in SIGNALS)):
+            self._health.set(service, status)
+
+    def stop(self, grace_s: float) -> None:
+        """Refuses new requests and lets those under way finish within `grace_s`."""
+        self._server.stop(grace_s).wait()
+        for patience in (*self._patience.values(), self._health_patience):
+            patience.close()
+
+    def _exports_by_method(self) -> dict[str, Callable[[Role, Any, Any], bytes]]:
+        return {method: functools.partial(self._export, signal) for method, signal in _EXPORTS.items()}
+
+    def _export(
+        self, signal: OtlpSignal, role: Role, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> bytes:
+        body = self._read(role, messages, context)
+        try:
+            outcome = self._exports.take(signal, body, role, _TRANSPORT)
+        except InvalidRecordError as error:
+            abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except TooLargeError as error:
+            abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except OverloadError as error:
+            _try_later(context, str(error), error.retry_after_s)
+        answer: bytes = signal.answer(outcome).SerializeToString()
+        return answer
+
+    def _read(self, role: Role, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        """The request's one message."""
+        body = None
+        with self._patience[role].waiting(context) as wait, contextlib.suppress(grpc.RpcError):
+            body = next(messages, None)
+        if body is None:
+            self._end_without_message(context, was_slow=wait.is_over)
+        return body
+
+    def _health_handlers(self) -> Any:
+        """Check and Watch, in workers of their own, none of which waits long for a message."""
+
+        def read(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+            with self._health_patience.waiting(context):
+                return health_pb2.HealthCheckRequest.FromString(next(messages, b""))
+
+        def check(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+            return self._health.Check(read(messages, context), context)
+
+        def watch(messages: Iterator[bytes], context: grpc.ServicerContext, send: Callable[[Any], None]) -> None:
+            self._health.Watch(read(messages, context), context, send)
+
+        watch.experimental_non_blocking = True  # type: ignore[attr-defined]
+        encode = health_pb2.HealthCheckResponse.SerializeToString
+        return grpc.method_handlers_generic_handler(
+            HEALTH_SERVICE,
+            {
+                "Check": grpc.stream_unary_rpc_method_handler(check, response_serializer=encode),
+                "Watch": grpc.stream_stream_rpc_method_handler(watch, response_serializer=encode),
+            },
+        )
+
+    def _end_without_message(self, context: grpc.ServicerContext, *, was_slow: bool) -> NoReturn:
+        """Where a message was too large, gRPC has answered already: here that is counted."""
+        if not _has_ended(context):
+            self._metrics.refused(_TRANSPORT, Refusal.INVALID)
+            abort(context, grpc.StatusCode.INVALID_ARGUMENT, "the request has no message")
+        remaining_s = context.time_remaining()
+        if was_slow:
+            self._metrics.refused(_TRANSPORT, Refusal.TOO_SLOW)
+        elif remaining_s is None or remaining_s > _GIVES_UP_S:
+            self._metrics.refused(_TRANSPORT, Refusal.TOO_LARGE)
+        abort(context, grpc.StatusCode.CANCELLED, "the message did not come")
+
+
+def _has_ended(context: grpc.ServicerContext) -> bool:
+    """Whether the call is over, or is so in a moment."""
+    ended = threading.Event()
+    return not context.add_callback(ended.set) or ended.wait(_END_S)
+
+
+def refusal_of(error: DeniedError) -> Refusal:
+    return Refusal.FORBIDDEN if error.is_known else Refusal.UNAUTHENTICATED
+
+
+def _try_later(context: grpc.ServicerContext, message: str, after_s: float) -> NoReturn:
+    """UNAVAILABLE with RetryInfo in both places where exporters look for it."""
+    retry = RetryInfo(retry_delay=Duration(seconds=ceil(after_s)))
+    detail = AnyMessage()
+    detail.Pack(retry)
+    status = Status(code=grpc.StatusCode.UNAVAILABLE.value[0], message=message, details=[detail])
+    context.set_trailing_metadata(
+        (
+            ("google.rpc.retryinfo-bin", retry.SerializeToString()),
+            ("grpc-status-details-bin", status.SerializeToString()),
+        )
+    )
+    abort(context, grpc.StatusCode.UNAVAILABLE, message)

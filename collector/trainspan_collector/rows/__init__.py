@@ -1,0 +1,1 @@
+"""OTLP messages to rows of the store's tables."""

@@ -1,0 +1,204 @@
+"""Journal frames → the rows of one load: `seq` given out in journal order, duplicates within the batch resolved."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+import pyarrow as pa
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from trainspan_collector.journal.frames import Frame, Signal
+from trainspan_collector.otlp.signals import LOGS, TRACES
+from trainspan_collector.otlp.validation import id_problem
+from trainspan_collector.otlp.values import read_attributes
+from trainspan_collector.rows.evaluations import read_evaluation
+from trainspan_collector.rows.logs import read_log
+from trainspan_collector.rows.spans import Origin, read_origin, read_span, signed, span_events
+from trainspan_collector.rows.tables import EvaluationRow, LogRow, SpanRow, evaluation_table, log_table, span_table
+from trainspan_collector.rows.tally import Tally
+from trainspan_schemas import keys
+
+__all__ = ["Batch", "Tables"]
+
+_Row = TypeVar("_Row", SpanRow, LogRow, EvaluationRow)
+_Key = TypeVar("_Key")
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The rows of a batch as Arrow tables of the stored tables' columns; None where there are no rows."""
+
+    spans: pa.Table | None
+    logs: pa.Table | None
+    evaluations: pa.Table | None
+    n_duplicates: int
+    """Rows that were dropped for another one in the batch."""
+    tally: Tally
+
+    @property
+    def n_spans(self) -> int:
+        return self.spans.num_rows if self.spans is not None else 0
+
+
+class Batch:
+    """Rows, each key once. `last_seq` is the last number given out.
+
+    Two spans with the same ids are one: the richer stays (tokens, then an end time, then size; see `spans`).
+    Of two copies of an evaluation the trusted one stays, then the event on its span, since that says where it belongs.
+    """
+
+    def __init__(self, last_seq: int) -> None:
+        self.last_seq = last_seq
+        self.n_duplicates = 0
+        self.tally = Tally()
+        self._spans: dict[tuple[str, str], SpanRow] = {}
+        self._logs: dict[bytes, LogRow] = {}
+        self._evaluations: dict[bytes, EvaluationRow] = {}
+
+    @property
+    def spans(self) -> list[SpanRow]:
+        return list(self._spans.values())
+
+    @property
+    def logs(self) -> list[LogRow]:
+        return list(self._logs.values())
+
+    @property
+    def evaluations(self) -> list[EvaluationRow]:
+        return list(self._evaluations.values())
+
+    @property
+    def n_spans(self) -> int:
+        return len(self._spans)
+
+    @property
+    def n_rows(self) -> int:
+        return len(self._spans) + len(self._logs) + len(self._evaluations)
+
+    def add(self, frame: Frame) -> None:
+        """Adds the rows of a request; raises what is wrong where one of them cannot be made, and adds none then."""
+        last_seq = self.last_seq
+        try:
+            rows = list(self._trace_rows(frame) if frame.signal is Signal.TRACES else self._log_rows(frame))
+        except Exception:
+            self.last_seq = last_seq
+            raise
+        for row in rows:
+            if isinstance(row, SpanRow):
+                self._put(self._spans, (row.trace_id, row.span_id), row, _span_rank)
+            elif isinstance(row, LogRow):
+                self._put(self._logs, row.content_hash, row, _log_rank)
+            else:
+                self._put(self._evaluations, row.key, row, _evaluation_rank)
+
+    def tables(self) -> Tables:
+        """Raises ValueError, TypeError or ArithmeticError where a value does not fit its column."""
+        return Tables(
+            span_table(self.spans) if self._spans else None,
+            log_table(self.logs) if self._logs else None,
+            evaluation_table(self.evaluations) if self._evaluations else None,
+            self.n_duplicates,
+            self.tally,
+        )
+
+    def split(self, n_spans: int) -> "Batch":
+        """Keeps the first `n_spans` spans and what was numbered before the last of them; returns the rest."""
+        rest = Batch(self.last_seq)
+        self.last_seq = next(islice(self._spans.values(), n_spans - 1, None)).seq
+        self._spans, rest._spans = self._parts(self._spans)
+        self._logs, rest._logs = self._parts(self._logs)
+        self._evaluations, rest._evaluations = self._parts(self._evaluations)
+        return rest
+
+    def _parts(self, rows: dict[_Key, _Row]) -> tuple[dict[_Key, _Row], dict[_Key, _Row]]:
+        """Rows up to `last_seq`, and those after; a dictionary's order is that of `seq`."""
+        n_before = bisect_right(list(rows.values()), self.last_seq, key=lambda row: row.seq)
+        items = list(rows.items())
+        return dict(items[:n_before]), dict(items[n_before:])
+
+    def _trace_rows(self, frame: Frame) -> Iterator[SpanRow | EvaluationRow]:
+        for resource_spans in TRACES.parse(frame.body).resource_spans:
+            for scope_spans in resource_spans.scope_spans:
+                origin = read_origin(
+                    resource_spans.resource, resource_spans.schema_url, scope_spans.scope, scope_spans.schema_url
+                )
+                for span in scope_spans.spans:
+                    if id_problem(span) is None:
+                        yield from self._span_rows(span, origin, frame)
+
+    def _span_rows(self, span: Span, origin: Origin, frame: Frame) -> Iterator[SpanRow | EvaluationRow]:
+        events = span_events(span)
+        row, plain = read_span(
+            self._next_seq(), span, events, origin, sender=frame.sender, received_ns=frame.received_ns
+        )
+        self.tally.add(row, plain)
+        yield row
+        for event in events:
+            if event.name == keys.EVALUATION_EVENT:
+                yield read_evaluation(
+                    self._next_seq(),
+                    event.attributes.plain,
+                    on_span=True,
+                    trace_id=row.trace_id,
+                    span_id=row.span_id,
+                    time_ns=event.time_ns,
+                    stated_time_ns=event.time_ns,
+                    received_ns=frame.received_ns,
+                    span_rollout=(row.rollout_id, row.attempt),
+                    sender=frame.sender,
+                )
+
+    def _log_rows(self, frame: Frame) -> Iterator[LogRow | EvaluationRow]:
+        for resource_logs in LOGS.parse(frame.body).resource_logs:
+            for scope_logs in resource_logs.scope_logs:
+                origin = read_origin(
+                    resource_logs.resource, resource_logs.schema_url, scope_logs.scope, scope_logs.schema_url
+                )
+                for record in scope_logs.log_records:
+                    yield from self._record_rows(record, origin, frame)
+
+    def _record_rows(self, record: LogRecord, origin: Origin, frame: Frame) -> Iterator[LogRow | EvaluationRow]:
+        attributes = read_attributes(record.attributes)
+        row = read_log(self._next_seq(), record, attributes, origin, sender=frame.sender, received_ns=frame.received_ns)
+        yield row
+        if row.event_name == keys.EVALUATION_EVENT:
+            yield read_evaluation(
+                self._next_seq(),
+                attributes.plain,
+                on_span=False,
+                trace_id=row.trace_id,
+                span_id=row.span_id,
+                time_ns=row.time_ns,
+                stated_time_ns=signed(record.time_unix_nano or record.observed_time_unix_nano),
+                received_ns=frame.received_ns,
+                sender=frame.sender,
+            )
+
+    def _put(self, rows: dict[_Key, _Row], key: _Key, row: _Row, rank: Callable[[_Row], int]) -> None:
+        old = rows.get(key)
+        if old is None:
+            rows[key] = row
+            return
+        self.n_duplicates += 1
+        if rank(row) > rank(old):
+            del rows[key]
+            rows[key] = row
+
+    def _next_seq(self) -> int:
+        self.last_seq += 1
+        return self.last_seq
+
+
+def _span_rank(row: SpanRow) -> int:
+    return row.richness
+
+
+def _log_rank(_: LogRow) -> int:
+    return 0
+
+
+def _evaluation_rank(row: EvaluationRow) -> int:
+    return (not row.untrusted) << 1 | row.on_span

@@ -1,0 +1,69 @@
+"""What readers ask of a span's attributes again and again, as columns: a search in the text costs them more than all else."""
+
+import marshal
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from trainspan_collector.otlp.values import Json, to_json_text
+from trainspan_schemas import keys
+from trainspan_schemas.views import CALL_FACTS
+
+__all__ = ["Facts", "read_facts"]
+
+
+class Facts(NamedTuple):
+    """Columns of `stored.spans`; NULL is what the attributes do not say, or say as another type."""
+
+    operation: str | None
+    request_model: str | None
+    response_id: str | None
+    state_key: str | None
+    policy_version_spans: str | None
+    redacted: str | None
+    """JSON array."""
+    call_facts: str | None
+    """JSON object of those of CALL_FACTS that a call has. Their values repeat, so that it takes next to no room."""
+    attribute_keys: str
+    """Every key, each between line feeds: `\\nkey\\n` finds one."""
+
+
+def read_facts(plain: Mapping[str, Json], *, is_call: bool) -> Facts:
+    """The facts that attributes tell."""
+    redacted = plain.get(keys.REDACTED)
+    return Facts(
+        _text(plain, keys.GEN_AI_OPERATION),
+        _text(plain, keys.GEN_AI_REQUEST_MODEL),
+        _text(plain, keys.GEN_AI_RESPONSE_ID),
+        _text(plain, keys.STATE_KEY),
+        _text(plain, keys.POLICY_VERSION_SPANS),
+        to_json_text(redacted) if isinstance(redacted, list) else None,
+        _call_facts(plain) if is_call else None,
+        "\n" + "\n".join(plain) + "\n",
+    )
+
+
+_MAX_KNOWN: Final = 4096
+_MAX_KNOWN_BYTES: Final = 1024  # a sender may write anything
+_known: Final[dict[bytes, str]] = {}
+"""Values, as marshal writes them, since that tells 1, 1.0 and True apart → their text: writing it costs four times as much."""
+
+
+def _call_facts(plain: Mapping[str, Json]) -> str | None:
+    values = [plain.get(key) for key in CALL_FACTS]
+    packed = marshal.dumps(values, 2)  # later versions write equal values in several ways
+    text = _known.get(packed)
+    if text is None:
+        facts: dict[str, Json] = {
+            key: value for key, value in zip(CALL_FACTS, values, strict=True) if value is not None
+        }
+        text = to_json_text(facts)
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        if len(packed) <= _MAX_KNOWN_BYTES:
+            _known[packed] = text
+    return text if len(text) > len("{}") else None
+
+
+def _text(plain: Mapping[str, Json], key: str) -> str | None:
+    value = plain.get(key)
+    return value if isinstance(value, str) and value else None

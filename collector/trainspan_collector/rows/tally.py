@@ -1,0 +1,98 @@
+"""What a batch of spans adds to the metrics: conventions, and calls that cannot be trained on or are stale."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from trainspan_collector.otlp import lookups as look
+from trainspan_collector.otlp.values import Json
+from trainspan_collector.rows.tables import SpanRow
+from trainspan_schemas import keys
+
+__all__ = ["LoadCounting", "LoadCounts", "Tally"]
+
+_DIALECTS: Final = (
+    ("openinference.span.kind", "openinference"),
+    ("llm.request.type", "traceloop"),
+    ("traceloop.span.kind", "traceloop"),
+    (keys.GEN_AI_OPERATION, "gen_ai"),
+)
+"""A key that the spans of a convention bear → its name; the first that is there counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCounts:
+    """What one batch added to the store."""
+
+    duplicates: int = 0
+    dialects: Mapping[str, int] | None = None
+    """Spans by the convention that they are written in."""
+    calls: int = 0
+    untrainable_calls: Mapping[str, int] | None = None
+    """Calls by what they lack for training; a call that lacks several things counts once, by the first."""
+    stale_calls: int = 0
+    """Calls of an older policy version than the newest one seen of that policy."""
+
+
+class Tally:
+    """The spans of one batch, counted as they are read."""
+
+    __slots__ = ("calls", "dialects", "untrainable", "versions")
+
+    def __init__(self) -> None:
+        self.dialects: Counter[str] = Counter()
+        self.calls = 0
+        self.untrainable: Counter[str] = Counter()
+        self.versions: list[tuple[str | None, int]] = []
+        """Policy name and version of each call that has one, as they came."""
+
+    def add(self, row: SpanRow, plain: Mapping[str, Json]) -> None:
+        """`plain` are the span's attributes."""
+        if not row.is_call:
+            self.dialects[next((name for key, name in _DIALECTS if key in plain), "other")] += 1
+            return
+        self.dialects["trainspan"] += 1
+        self.calls += 1
+        if reason := _lack(row, plain):
+            self.untrainable[reason] += 1
+        if row.policy_version is not None:
+            self.versions.append((row.policy_name, row.policy_version))
+
+
+class LoadCounting:
+    """Tells `on_loaded` what was stored. For one thread."""
+
+    def __init__(self, on_loaded: Callable[[LoadCounts], None]) -> None:
+        self._on_loaded = on_loaded
+        self._newest_versions: dict[str | None, int] = {}
+
+    def stored(self, tally: Tally, duplicates: int) -> None:
+        """A batch is in the store."""
+        n_stale = 0
+        for policy, version in tally.versions:
+            newest = self._newest_versions.get(policy, version)
+            n_stale += version < newest
+            self._newest_versions[policy] = max(newest, version)
+        self._on_loaded(LoadCounts(duplicates, tally.dialects, tally.calls, tally.untrainable, n_stale))
+
+
+def _lack(row: SpanRow, plain: Mapping[str, Json]) -> str | None:
+    """Why a call cannot be trained on, as far as its own span shows it: one of the dataset's reasons."""
+    if row.prompt_ids is None or row.completion_ids is None:
+        return "no_token_ids"
+    if row.logprobs is None or len(row.logprobs) != len(row.completion_ids):
+        return "no_logprobs"
+    if row.finish_reason is None:
+        return "incomplete"
+    if row.finish_reason == keys.ENDED_BY_SERVER:
+        return "ended_by_server"
+    if row.delivered is False:
+        return "not_delivered"
+    if look.boolean(plain, keys.SAMPLING_CONSTRAINED):
+        return "constrained"
+    if row.dropped_attributes:
+        return "attributes_dropped"
+    if keys.REDACTED in plain:
+        return "redacted"
+    return "untrusted" if row.untrusted else None

@@ -1,0 +1,1 @@
+"""The process itself: metrics, memory, threads, child processes."""

@@ -1,0 +1,157 @@
+"""What the collector counts and measures, for Prometheus. Every name begins with `trainspan_collector_`."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from trainspan_collector.rows.tally import LoadCounts
+
+__all__ = ["CONTENT_TYPE", "Metrics", "Refusal", "StoreState"]
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a time of creation beside each counter would double the page
+
+_PREFIX: Final = "trainspan_collector_"
+_COMMIT_BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+
+
+class Refusal(StrEnum):
+    """Why a request was refused: the label `reason`."""
+
+    INVALID = "invalid"
+    TOO_LARGE = "too_large"
+    TOO_SLOW = "too_slow"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"
+    METHOD = "method"
+    MEDIA_TYPE = "media_type"
+    MEMORY = "memory"
+    BEHIND = "behind"
+    DISK_FULL = "disk_full"
+    WRITE_FAILED = "write_failed"
+    NOT_READY = "not_ready"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """What is true of the store now; bytes and seconds."""
+
+    ready: bool
+    inflight_bytes: int
+    queued_requests: int
+    last_commit_age_s: float
+    """Since a request was last written to the journal."""
+    journal_bytes: int
+    loader_lag_bytes: int
+    loader_lag_s: float
+    """Age of the oldest request that is not loaded."""
+    backlog_s: float
+    """How long loading what waits will take."""
+    disk_free_bytes: int
+    store_bytes: int
+    quarantined_requests: int
+    loads_put_off: int
+
+
+class Metrics:
+    """One registry per process. Thread-safe; it outlives the store, whose present state `watch` connects."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._state = _StateGauges()
+        self._registry.register(self._state)
+        self._accepted = self._counter("accepted_requests", "Requests acknowledged.", "signal", "transport")
+        self._items = self._counter("accepted_items", "Spans, log records or metrics requests acknowledged.", "signal")
+        self._refused = self._counter("refused_requests", "Requests refused.", "transport", "reason")
+        self._rejected = self._counter("rejected_items", "Spans refused one by one: partial success.", "signal")
+        self._redacted = self._counter("redacted_values", "Values removed before storing.", "kind")
+        self._commit_s = Histogram(
+            _PREFIX + "commit_seconds",
+            "Writing and syncing one group of requests.",
+            registry=self._registry,
+            buckets=_COMMIT_BUCKETS_S,
+        )
+        self._duplicates = self._counter("duplicates", "Spans, log records and evaluations that were there already.")
+        self._dialects = self._counter("spans", "Spans loaded, by convention.", "dialect")
+        self._calls = self._counter("calls", "Spans loaded that carry token ids.")
+        self._untrainable = self._counter("untrainable_calls", "Calls that cannot be trained on.", "reason")
+        self._stale = self._counter("stale_calls", "Calls of an older policy version than the newest seen.")
+
+    def accepted(self, signal: str, transport: str, n_items: int) -> None:
+        self._accepted.labels(signal, transport).inc()
+        self._items.labels(signal).inc(n_items)
+
+    def refused(self, transport: str, reason: Refusal) -> None:
+        self._refused.labels(transport, reason.value).inc()
+
+    def rejected(self, signal: str, n_items: int) -> None:
+        self._rejected.labels(signal).inc(n_items)
+
+    def redacted(self, n_secrets: int, n_blocked: int) -> None:
+        self._redacted.labels("secret").inc(n_secrets)
+        self._redacted.labels("blocked").inc(n_blocked)
+
+    def committed(self, seconds: float) -> None:
+        """A group of requests is on disk."""
+        self._commit_s.observe(seconds)
+
+    def loaded(self, counts: LoadCounts) -> None:
+        self._duplicates.inc(counts.duplicates)
+        for dialect, n_spans in (counts.dialects or {}).items():
+            self._dialects.labels(dialect).inc(n_spans)
+        self._calls.inc(counts.calls)
+        for reason, n_calls in (counts.untrainable_calls or {}).items():
+            self._untrainable.labels(reason).inc(n_calls)
+        self._stale.inc(counts.stale_calls)
+
+    def watch(self, state: Callable[[], StoreState] | None) -> None:
+        """`state` answers for the store from now on; None: there is no store at present."""
+        self._state.read = state
+
+    def text(self) -> bytes:
+        """The exposition, as CONTENT_TYPE says."""
+        text: bytes = generate_latest(self._registry)
+        return text
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(_PREFIX + name, help_text, labels, registry=self._registry)
+
+
+class _StateGauges(Collector):
+    """Gauges that are read when asked for."""
+
+    def __init__(self) -> None:
+        self.read: Callable[[], StoreState] | None = None
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        state = self.read() if self.read is not None else None
+        yield GaugeMetricFamily(_PREFIX + "ready", "Whether requests are taken.", value=bool(state and state.ready))
+        if state is None:
+            return
+        for name, help_text, value in (
+            ("inflight_bytes", "Requests held in memory.", state.inflight_bytes),
+            ("queued_requests", "Requests that wait for the disk.", state.queued_requests),
+            ("last_commit_age_seconds", "Since a request was last made safe.", state.last_commit_age_s),
+            ("journal_bytes", "Size of the journal.", state.journal_bytes),
+            ("loader_lag_bytes", "Journal that is not loaded yet.", state.loader_lag_bytes),
+            ("loader_lag_seconds", "Age of the oldest request that is not loaded.", state.loader_lag_s),
+            ("backlog_seconds", "How long loading what waits will take.", state.backlog_s),
+            ("disk_free_bytes", "Free disk where the store lies.", state.disk_free_bytes),
+            ("store_bytes", "Size of the DuckDB file and its write-ahead log.", state.store_bytes),
+            ("quarantined_requests", "Requests put aside since the start.", state.quarantined_requests),
+            ("loads_put_off", "Loads tried again for want of files, memory or disk.", state.loads_put_off),
+        ):
+            yield GaugeMetricFamily(_PREFIX + name, help_text, value=value)

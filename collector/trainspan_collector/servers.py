@@ -1,0 +1,129 @@
+"""The listeners: they outlive the store, so that senders are told to come back while it is opened again, and readers wait."""
+
+import socket
+from collections.abc import Callable
+
+from trainspan_collector.network.credentials import Guard
+from trainspan_collector.network.ports import Address, bind
+from trainspan_collector.query.flight_server import FlightServer, Reading
+from trainspan_collector.receive.admission import Intake
+from trainspan_collector.receive.export_handler import Exports
+from trainspan_collector.receive.grpc_server import Receiver
+from trainspan_collector.receive.http_app import Web
+from trainspan_collector.receive.http_server import HttpServer
+from trainspan_collector.receive.memory_budget import Budget
+from trainspan_collector.receive.redaction import Redaction
+from trainspan_collector.runtime.metrics import Metrics, StoreState
+from trainspan_schemas.settings import CollectorSettings
+
+__all__ = ["Fronts"]
+
+_GRACE_S = 5.0
+_READER_GRACE_S = 10.0
+
+
+class Fronts:
+    """OTLP/gRPC, OTLP/HTTP and Flight. Bound by `bind`, started by the first `open_to`, stopped by `close`."""
+
+    def __init__(
+        self,
+        settings: CollectorSettings,
+        grpc: Address | None,
+        http: Address | None,
+        guard: Guard,
+        metrics: Metrics,
+        *,
+        flight: Address | None = None,
+    ) -> None:
+        self._settings = settings
+        self._grpc = grpc
+        self._http = http
+        self._flight = flight
+        self.guard = guard
+        self.metrics = metrics
+        blocked_keys = [key.strip() for key in settings.blocked_keys.split(",") if key.strip()]
+        self.budget = Budget(settings.max_inflight_bytes, settings.overload_wait_s)
+        self._exports = Exports(Redaction(blocked_keys), metrics, self.budget, max_items=settings.max_request_items)
+        self._receiver: Receiver | None = None
+        self._http_server: HttpServer | None = None
+        self._flight_server: FlightServer | None = None
+        self._started = False
+
+    @property
+    def grpc_address(self) -> str | None:
+        """HOST:PORT as bound."""
+        return f"{self._grpc.host}:{self._receiver.port}" if self._grpc and self._receiver else None
+
+    @property
+    def http_address(self) -> str | None:
+        return f"{self._http.host}:{self._http_server.port}" if self._http and self._http_server else None
+
+    @property
+    def flight_address(self) -> str | None:
+        return f"{self._flight.host}:{self._flight_server.port}" if self._flight and self._flight_server else None
+
+    def bind(self) -> None:
+        """Takes the ports, once. Raises StoreError where one is taken."""
+        if self._grpc is not None and self._receiver is None:
+            self._receiver = bind(self._grpc, self._make_receiver)
+        if self._http is not None and self._http_server is None:
+            self._http_server = bind(self._http, self._make_http_server)
+        if self._flight is not None and self._flight_server is None:
+            self._flight_server = bind(self._flight, lambda address: FlightServer(address, self.guard))
+
+    def open_to(self, intake: Intake, state: Callable[[], StoreState], reading: Reading | None = None) -> None:
+        """From now on requests are taken to `intake`, metrics tell `state`, and readers get `reading`."""
+        self._exports.attach(intake)
+        self.metrics.watch(state)
+        if self._receiver is not None:
+            self._receiver.say_ready(True)
+        if self._flight_server is not None and reading is not None:
+            self._flight_server.open_to(reading)
+        if not self._started:
+            self._started = True
+            for front in (self._receiver, self._http_server, self._flight_server):
+                if front is not None:
+                    front.start()
+
+    def shut(self) -> None:
+        """From now on requests are refused with the advice to come back."""
+        if self._receiver is not None:
+            self._receiver.say_ready(False)
+        self._exports.detach()
+        self.metrics.watch(None)
+
+    def shut_readers(self) -> None:
+        """From now on readers wait; those under way have a moment to finish, then they are ended."""
+        if self._flight_server is not None:
+            self._flight_server.shut(_READER_GRACE_S)
+
+    def close(self) -> None:
+        """Lets requests under way finish, then lets go of the ports."""
+        for front in (self._receiver, self._http_server, self._flight_server):
+            if front is not None:
+                front.stop(_GRACE_S)
+
+    def _hosts(self) -> frozenset[str]:
+        """The names by which this listener may be asked."""
+        listed = (name.strip().lower() for name in self._settings.allowed_hosts.split(","))
+        own = ("localhost", socket.gethostname().lower(), self._http.host.lower() if self._http else "")
+        return frozenset(name for name in (*own, *listed) if name)
+
+    def _make_receiver(self, address: str) -> Receiver:
+        return Receiver(
+            address,
+            self._exports,
+            guard=self.guard,
+            metrics=self.metrics,
+            max_request_bytes=self._settings.max_request_bytes,
+        )
+
+    def _make_http_server(self, address: str) -> HttpServer:
+        web = Web(
+            self._exports,
+            access=self.guard.access,
+            metrics=self.metrics,
+            max_request_bytes=self._settings.max_request_bytes,
+            hosts=self._hosts() if self.guard.access.admits_agents else None,
+        )
+        return HttpServer(address, web, guard=self.guard)

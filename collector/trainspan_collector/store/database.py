@@ -1,0 +1,167 @@
+"""The DuckDB file: opened with nothing but itself in reach, tables made or checked, checkpoints."""
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+
+from trainspan_collector.journal.journal import sync_folder
+from trainspan_collector.journal.segments import Position, Progress
+from trainspan_collector.rows.tables import ROW_GROUP_ROWS
+from trainspan_collector.runtime.threads import named
+from trainspan_collector.store import migrations
+from trainspan_collector.store.duckdb_errors import ReopenError, first_line, lacks_memory
+from trainspan_collector.store.sql_process import Frozen
+from trainspan_schemas.errors import StoreError, StoreLockedError
+
+__all__ = ["Database"]
+
+log = logging.getLogger(__name__)
+
+_CHECKPOINT_MARGIN_BYTES = 4 * 1024 * 1024
+_WAL_LIMIT = "1TB"  # checkpoints are ours to make: the journal is released after them
+
+
+class Database:
+    """The store's file, open for writing. Each thread takes a cursor of its own.
+
+    Raises StoreLockedError where another process has it open, ReopenError where it needs more memory, StoreError where it
+    is no store of this version.
+    """
+
+    def __init__(self, path: Path, *, memory_bytes: int) -> None:
+        self._path = path
+        self._memory_bytes = memory_bytes
+        self.writing = threading.Lock()
+        """Held by who commits, checkpoints or replaces the file."""
+        try:
+            self._connection = _connect(path, memory_bytes)
+        except duckdb.Error as error:
+            if lacks_memory(error):
+                raise ReopenError.because(error) from error
+            if not _is_damaged_wal(error, _wal(path)):
+                raise _open_error(path, error) from error
+            _set_aside(_wal(path), error)
+            self._connection = _connect(path, memory_bytes)
+        path.chmod(0o600)
+        self._file: int | None = self._open_file()
+        try:
+            self.migrated_from = migrations.prepare(self.cursor(), str(path))
+        except (StoreError, duckdb.Error):
+            self.close()
+            raise
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        cursor = self._connection.cursor()
+        cursor.execute("USE store")
+        return cursor
+
+    def progress(self) -> Progress:
+        [row] = self.cursor().execute("SELECT segment, byte_offset, last_seq FROM stored.progress").fetchall()
+        return Progress(Position(row[0], row[1]), row[2])
+
+    def wal_bytes(self) -> int:
+        """Size of the write-ahead log: what was committed since the last checkpoint."""
+        try:
+            return _wal(self._path).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[Frozen]:
+        """The file and its log as they are now, for the time of the block, in which nothing is committed."""
+        folder = Path(f"{self._path}.tmp")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with self.writing, contextlib.ExitStack() as opened:
+            log = None
+            if log_bytes := self.wal_bytes():
+                log = os.open(_wal(self._path), os.O_RDONLY)
+                opened.callback(os.close, log)
+            if self._file is None:
+                raise StoreError("the store is being closed: try again")
+            yield Frozen(self._file, log, log_bytes, self.progress().last_seq, folder)
+
+    def has_room_to_checkpoint(self) -> bool:
+        """Whether the disk can take it: a checkpoint that fails half-way leaves a database that must be opened again."""
+        return shutil.disk_usage(self._path.parent).free >= self.wal_bytes() + _CHECKPOINT_MARGIN_BYTES
+
+    def checkpoint(self) -> None:
+        """Moves everything committed into the file itself."""
+        self.cursor().execute("CHECKPOINT")
+
+    def replace_with(self, other: Path) -> None:
+        """Makes the closed store at `other` this one's file. Every cursor of before is closed with it.
+
+        A crash at any moment leaves one of the two files in place, with all that its progress says.
+        """
+        self.close()
+        _wal(self._path).unlink(missing_ok=True)
+        other.replace(self._path)
+        sync_folder(self._path.parent)
+        self._connection = _connect(self._path, self._memory_bytes)
+        self._file = self._open_file()
+
+    def close(self) -> None:
+        with contextlib.suppress(duckdb.Error):  # a database that a failed checkpoint left unusable says so once more
+            self._connection.close()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open_file(self) -> int:
+        """A descriptor for others to read through. It stays open: closing any ends DuckDB's lock on the file."""
+        return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _wal(path: Path) -> Path:
+    return path.with_name(path.name + ".wal")
+
+
+def _connect(path: Path, memory_bytes: int) -> duckdb.DuckDBPyConnection:
+    """A connection whose settings no query can change and that reaches no other file."""
+    with named("duckdb"):  # its threads
+        connection = duckdb.connect(
+            config={
+                "python_enable_replacements": "false",
+                "autoload_known_extensions": "false",
+                "memory_limit": f"{memory_bytes // 2**20}MiB",
+                "temp_directory": f"{path}.tmp",
+                "wal_autocheckpoint": _WAL_LIMIT,
+            }
+        )
+    quoted = str(path).replace("'", "''")
+    try:
+        connection.execute(f"ATTACH '{quoted}' AS store (ROW_GROUP_SIZE {ROW_GROUP_ROWS})")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+    except duckdb.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def _open_error(path: Path, error: duckdb.Error) -> StoreError:
+    text = str(error)
+    if "lock" in text.lower():
+        holder = re.search(r"held in (.+?) \(PID (\d+)\)", text)
+        by = f"process {holder[2]} ({holder[1]})" if holder else "another process"
+        return StoreLockedError(f"{path} is open in {by}: stop it first; DuckDB lets one process write a file")
+    return StoreError(f"cannot open {path}: {first_line(error)}")
+
+
+def _is_damaged_wal(error: duckdb.Error, wal: Path) -> bool:
+    return wal.exists() and "while replaying WAL" in str(error)
+
+
+def _set_aside(wal: Path, error: duckdb.Error) -> None:
+    """The journal still holds all that the write-ahead log held, so the loader can load it again."""
+    kept = wal.with_name(f"{wal.name}.damaged-{time.time_ns()}")
+    wal.rename(kept)
+    log.error("write-ahead log damaged kept_as=%s error=%r: loading again from the journal", kept, str(error))

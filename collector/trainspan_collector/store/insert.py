@@ -1,0 +1,94 @@
+"""One batch into DuckDB: in one transaction with how far the journal is loaded, and without what is stored already."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import duckdb
+import pyarrow as pa
+
+from trainspan_collector.journal.segments import Progress
+from trainspan_collector.rows.batch import Tables
+from trainspan_collector.rows.tables import ROW_GROUP_ROWS
+from trainspan_collector.store.key_index import KeyIndex
+
+__all__ = ["load"]
+
+_SAME: Final = {
+    "spans": """
+SELECT i.seq, i.richness, s.seq, s.richness FROM incoming i
+JOIN (FROM stored.spans WHERE {near}) s ON s.span_key = i.span_key AND s.trace_id = i.trace_id
+""",
+    "logs": """
+SELECT i.seq, false, s.seq, false FROM incoming i
+JOIN (FROM stored.logs WHERE {near}) s ON s.content_hash = i.content_hash
+""",
+    "evaluations": """
+SELECT i.seq, (NOT i.untrusted, i.on_span), s.seq, (NOT s.untrusted, s.on_span) FROM incoming i
+JOIN (FROM stored.evaluations WHERE {near}) s ON s.key = i.key
+""",
+}
+"""Table → SQL of the rows with the same key: number and rank of the new one and of the stored one."""
+_MOST_RANGES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Inserted:
+    """Rows of one table, as the index takes them."""
+
+    hashes: Sequence[bytes]
+    seqs: Sequence[int]
+    n_duplicates: int
+
+
+def load(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, rows: Tables, progress: Progress) -> int:
+    """Commits `rows` and `progress`; the number of rows that were in the batch or in the store already.
+
+    `index` covers the store. Raises duckdb.Error or KeyIndexError; the caller then rolls back.
+    """
+    cursor.execute("BEGIN")
+    tables = {"spans": rows.spans, "logs": rows.logs, "evaluations": rows.evaluations}
+    inserted = [_insert(cursor, index, name, incoming) for name, incoming in tables.items() if incoming is not None]
+    cursor.execute(
+        "UPDATE stored.progress SET segment = ?, byte_offset = ?, last_seq = ?",
+        [progress.position.segment, progress.position.offset, progress.last_seq],
+    )
+    cursor.execute("COMMIT")
+    hashes = [key for part in inserted for key in part.hashes]
+    index.add(hashes, [seq for part in inserted for seq in part.seqs], progress.last_seq)
+    return rows.n_duplicates + sum(part.n_duplicates for part in inserted)
+
+
+def _insert(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, table: str, incoming: pa.Table) -> _Inserted:
+    """Inserts what is new or of greater rank than what is stored."""
+    cursor.register("incoming", incoming)
+    try:
+        hashes, seqs = index.hashes(cursor, table, "incoming"), incoming["seq"].to_pylist()
+        known = {seq for seq in index.find(hashes) if seq is not None}
+        found = cursor.execute(_SAME[table].format(near=_near(sorted(known)))).fetchall() if known else []
+        pairs = [pair for pair in found if pair[2] in known]  # near it there may be one that it replaced
+        replaced = [old for _, new_rank, old, old_rank in pairs if new_rank > old_rank]
+        dropped = {new for new, new_rank, _, old_rank in pairs if new_rank <= old_rank}
+        if replaced:
+            cursor.execute("INSERT INTO stored.superseded SELECT unnest(?)", [replaced])
+        cursor.execute(
+            f"INSERT INTO stored.{table} BY NAME SELECT * FROM incoming WHERE NOT list_contains(?, seq)", [[*dropped]]
+        )
+    finally:
+        with contextlib.suppress(duckdb.TransactionException):  # the transaction has failed; the next one replaces it
+            cursor.unregister("incoming")
+    kept = [(key, seq) for key, seq in zip(hashes, seqs, strict=True) if seq not in dropped]
+    return _Inserted([key for key, _ in kept], [seq for _, seq in kept], len(pairs))
+
+
+def _near(seqs: Sequence[int]) -> str:
+    """An SQL condition that holds for rows with these numbers, in order, and for few others: of row groups without one nothing is read.
+
+    Numbers from all over the store are looked for in one pass, since each range is compared with each row group.
+    """
+    starts = [seq for before, seq in pairwise([-ROW_GROUP_ROWS, *seqs]) if seq - before >= ROW_GROUP_ROWS]
+    ends = [seq for seq, after in pairwise([*seqs, 2**63]) if after - seq >= ROW_GROUP_ROWS]
+    ranges = [f"seq BETWEEN {first} AND {last}" for first, last in zip(starts, ends, strict=True)]
+    return " OR ".join(ranges) if len(ranges) <= _MOST_RANGES else f"seq BETWEEN {seqs[0]} AND {seqs[-1]}"

@@ -1,0 +1,130 @@
+"""The tables of a store: made, or brought from the version before to this one, in one transaction.
+
+A migration gives the tables what those of schema.sql have gained since, in bounded memory; running that file then replaces all
+views. Data is never dropped, and a store that cannot be migrated is left as it was.
+"""
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from typing import Final
+
+import duckdb
+
+from trainspan_collector.rows.promoted import Facts, read_facts
+from trainspan_collector.store.duckdb_errors import ReopenError, first_line, lacks_memory
+from trainspan_schemas import keys
+from trainspan_schemas.errors import StoreError
+from trainspan_schemas.views import STORE_VERSION
+
+__all__ = ["prepare"]
+
+log = logging.getLogger(__name__)
+
+_FACTS: Final = f"STRUCT({', '.join(f'{name} VARCHAR' for name in Facts._fields)})"
+_TABLES: Final = files("trainspan_collector.store").joinpath("schema.sql").read_text()
+"""Of this version. It can be run on a store that has some or all of them."""
+
+_STEPS: Final[Mapping[int, str]] = {
+    2: """
+ALTER TABLE stored.spans ADD COLUMN untrusted BOOLEAN;
+ALTER TABLE stored.spans ADD COLUMN received_ns BIGINT;
+ALTER TABLE stored.logs ADD COLUMN received_ns BIGINT;
+ALTER TABLE stored.evaluations ADD COLUMN untrusted BOOLEAN;
+ALTER TABLE stored.evaluations ADD COLUMN received_ns BIGINT;
+UPDATE stored.spans SET untrusted = false, received_ns = greatest(start_ns, end_ns);
+UPDATE stored.logs SET received_ns = greatest(time_ns, observed_ns);
+UPDATE stored.evaluations SET untrusted = false, received_ns = time_ns;
+""",
+    # A change of a column's type would do, but keeps blocks of each row group in memory. The views of now want the column.
+    3: f"""
+ALTER TABLE stored.spans RENAME TO spans_before;
+ALTER TABLE stored.logs ADD COLUMN IF NOT EXISTS untrusted BOOLEAN;
+{_TABLES}
+INSERT INTO stored.spans BY NAME SELECT * EXCLUDE (facts), unnest(facts)
+FROM (SELECT *, facts_of(coalesce(attributes, '{{}}'), coalesce(is_call, false)) AS facts FROM stored.spans_before);
+DROP TABLE stored.spans_before;
+""",
+    # An evaluation record is numbered directly before its evaluation. Where that one was dropped as a duplicate of another,
+    # nothing tells whose word the record is.
+    4: f"""
+ALTER TABLE stored.logs ADD COLUMN IF NOT EXISTS untrusted BOOLEAN;
+UPDATE stored.logs SET untrusted = coalesce(event_name = '{keys.EVALUATION_EVENT}', false)
+    AND (EXISTS (FROM stored.spans WHERE untrusted) OR EXISTS (FROM stored.evaluations WHERE untrusted))
+    AND seq + 1 NOT IN (SELECT seq FROM stored.evaluations WHERE NOT untrusted AND NOT on_span);
+""",
+    5: "ALTER TABLE stored.spans ADD COLUMN IF NOT EXISTS own_reward BOOLEAN;",
+}
+"""Version → what makes the tables of the version before into its own. When older rows came is not known: they count as
+received when they say that they happened."""
+
+
+def prepare(cursor: duckdb.DuckDBPyConnection, name: str) -> int | None:
+    """Makes or migrates the tables of the store `name`, on a cursor that uses it; the version before, None if it was new.
+
+    Raises StoreError where the file is no store, one of a later version, or cannot be migrated, ReopenError where that needs
+    more memory.
+    """
+    version = _version(cursor, name)
+    if version == STORE_VERSION:
+        return version
+    with _facts_of(cursor):
+        _bring_up(cursor, name, version)
+    cursor.execute("CHECKPOINT")
+    if version is not None:
+        log.warning("store migrated path=%s from_version=%d to_version=%d", name, version, STORE_VERSION)
+    return version
+
+
+def _bring_up(cursor: duckdb.DuckDBPyConnection, name: str, version: int | None) -> None:
+    cursor.execute("BEGIN")
+    try:
+        if version is not None:
+            for step in range(version + 1, STORE_VERSION + 1):
+                cursor.execute(_STEPS[step])
+        cursor.execute(_TABLES)
+        cursor.execute("DELETE FROM meta WHERE key = 'schema_version'")
+        cursor.execute("INSERT INTO meta VALUES ('schema_version', ?)", [str(STORE_VERSION)])
+        cursor.execute("COMMIT")
+    except duckdb.Error as error:
+        with contextlib.suppress(duckdb.Error):  # nothing to roll back where COMMIT itself failed
+            cursor.execute("ROLLBACK")
+        if lacks_memory(error):
+            raise ReopenError.because(error) from error
+        raise StoreError(
+            f"cannot make {name} a store of version {STORE_VERSION}, it is as it was: {first_line(error)}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _facts_of(cursor: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Meanwhile there is the function `facts_of(attributes, is_call)`: what the collector makes of a span that comes now."""
+
+    def facts_of(attributes: str, is_call: bool) -> dict[str, str | None]:
+        return read_facts(json.loads(attributes), is_call=is_call)._asdict()
+
+    cursor.create_function("facts_of", facts_of, ["VARCHAR", "BOOLEAN"], _FACTS)
+    try:
+        yield
+    finally:
+        cursor.remove_function("facts_of")
+
+
+def _version(cursor: duckdb.DuckDBPyConnection, name: str) -> int | None:
+    """The store's version; None for an empty file."""
+    found = cursor.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = 'store'").fetchall()
+    tables = {table for (table,) in found}
+    if not tables:
+        return None
+    if "meta" not in tables:
+        raise StoreError(f"{name} is a DuckDB file but no trainspan store: name another with --store")
+    rows = cursor.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchall()
+    text = rows[0][0] if rows else "unknown"
+    if not text.isdecimal() or not 1 <= int(text) <= STORE_VERSION:
+        raise StoreError(
+            f"{name} has store version {text}, this trainspan reads up to {STORE_VERSION}: "
+            "use the trainspan that wrote it, or another --store"
+        )
+    return int(text)

@@ -1,0 +1,254 @@
+"""Processes of users' queries: `python -m trainspan_collector.store.sql_worker FD`, started by sql_process.py, which says why.
+
+It imports what queries need, then forks one process for each task that comes over FD, and ends with it. A task is three or
+four descriptors: a file with JSON, a socket for the answer, the store's file, and its write-ahead log. A query opens no file but
+these, and takes no lock on them: DuckDB's own would keep the store from being read while the collector has it open. It ends at
+once where the collector closes its side of the socket.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from math import ceil
+from typing import Any, Final, NoReturn
+
+import duckdb
+import fsspec
+import pyarrow as pa
+
+from trainspan_collector.network.flight_messages import flight_data, parts_of
+from trainspan_collector.store.sql_messages import END, FAILED, HEAD, MESSAGE, REFUSED
+
+__all__ = ["main"]
+
+_STORE: Final = "frozen://store"
+_ROWS_PER_BATCH: Final = 2048
+_MOST_DESCRIPTORS: Final = 4
+_MOST_THREADS: Final = 4
+"""Each one's stack counts against the memory limit: 8 MiB."""
+_LACKS_MEMORY: Final = ("bad_alloc", "failed to allocate", "failed to pin", "malloc of size", "realloc of size")
+
+
+def main() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who end
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(control, 1, _MOST_DESCRIPTORS)
+            if not data:
+                return
+            if os.fork() == 0:
+                control.close()
+                _run(*descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def _run(task_file: int, answer: int, *files: int) -> NoReturn:
+    with os.fdopen(task_file, "rb") as file:
+        file.seek(0)
+        task = json.loads(file.read())
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, ceil(task["seconds"]) + 1)  # whatever becomes of the collector
+    out = socket.socket(fileno=answer)
+    threading.Thread(target=_end_with, args=[out], daemon=True).start()
+    _bound_memory(task["memory_bytes"])
+    try:
+        try:
+            reader = _select(_open(task, files), task["sql"])
+        except (duckdb.Error, ValueError, MemoryError) as error:
+            _tell(out, *_explained(error, task, REFUSED))
+            os._exit(0)
+        try:
+            _write(out, reader, task["metadata"])
+        except (duckdb.Error, pa.ArrowException, MemoryError) as error:
+            _tell(out, *_explained(error, task, FAILED))
+    except OSError:  # the reader has gone
+        pass
+    os._exit(0)  # at once: there is nothing to tidy up
+
+
+def _end_with(answer: socket.socket) -> None:
+    """Ends the process when the other side closes, whatever it is doing."""
+    answer.recv(1)
+    os._exit(0)
+
+
+def _bound_memory(memory_bytes: int) -> None:
+    """Of what the process can write to; its address space is larger, as the C library sets some aside for each thread."""
+    with open("/proc/self/status") as status:
+        [used_kib] = [int(line.split()[1]) for line in status if line.startswith("VmData:")]
+    limit = 1024 * used_kib + memory_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _open(task: dict[str, Any], files: tuple[int, ...]) -> duckdb.DuckDBPyConnection:
+    """The store as it was, read-only, and nothing else in reach."""
+    file, *log = files
+    sizes = {_STORE: (file, os.fstat(file).st_size)}
+    if log:
+        sizes[f"{_STORE}.wal"] = (log[0], task["log_bytes"])
+    connection = duckdb.connect(
+        config={
+            "python_enable_replacements": "false",
+            "autoload_known_extensions": "false",
+            "memory_limit": f"{task['memory_bytes'] // 2 // 2**20}MiB",
+            "temp_directory": task["folder"],
+            "max_temp_directory_size": f"{task['spill_bytes'] // 2**20}MiB",
+            "threads": str(min(_MOST_THREADS, os.cpu_count() or 1)),
+        }
+    )
+    connection.register_filesystem(_Frozen(sizes))
+    connection.execute(f"ATTACH '{_STORE}' AS store (READ_ONLY)")
+    connection.execute("USE store")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def _select(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.RecordBatchReader:
+    """Raises ValueError for anything but exactly one SELECT."""
+    kinds = [statement.type for statement in connection.extract_statements(sql)]
+    if kinds != [duckdb.StatementType.SELECT]:
+        found = ", ".join(kind.name for kind in kinds) or "nothing"
+        raise ValueError(f"the store is read with exactly one SELECT statement; this is {found}")
+    return connection.sql(sql).to_arrow_reader(_ROWS_PER_BATCH)
+
+
+def _write(out: socket.socket, reader: pa.RecordBatchReader, metadata: dict[str, str]) -> None:
+    written = _Parts()
+    with pa.ipc.new_stream(written, reader.schema.with_metadata(metadata)) as stream:
+        _send(out, written)
+        for batch in reader:
+            for part in parts_of(batch.replace_schema_metadata(metadata)):
+                stream.write_batch(part)
+                _send(out, written)
+    _send(out, written)  # the schema, where there was no row
+    _tell(out, END, "")
+
+
+def _send(out: socket.socket, written: "_Parts") -> None:
+    """The messages written since the last time."""
+    messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(written.take()))
+    for message in messages:
+        data = flight_data(message)
+        out.sendall(HEAD.pack(MESSAGE, len(data)))
+        out.sendall(data)
+
+
+def _tell(out: socket.socket, kind: int, line: str) -> None:
+    text = line.encode()
+    out.sendall(HEAD.pack(kind, len(text)) + text)
+
+
+def _explained(error: Exception, task: dict[str, Any], otherwise: int) -> tuple[int, str]:
+    """Kind and line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = lines[0] if lines else type(error).__name__
+    if isinstance(error, (duckdb.OutOfMemoryException, MemoryError)) or any(words in line for words in _LACKS_MEMORY):
+        return FAILED, f"{line}: raise sql_memory_bytes in [collector], which is {task['memory_bytes']}"
+    return otherwise, line
+
+
+class _Parts:
+    """A file to write to, in memory."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def write(self, data: Any) -> int:
+        self._parts.append(bytes(data))
+        return len(data)
+
+    def take(self) -> bytes:
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """It is only memory."""
+
+
+class _Place:
+    """Where a file is read on."""
+
+    position = 0
+
+
+class _File:
+    """Reads a descriptor up to a size.
+
+    DuckDB's threads read blocks of the store side by side, each after a `seek` of its own, but its log one part after the other
+    from whatever thread: with `is_log` they share the position.
+    """
+
+    def __init__(self, descriptor: int, n_bytes: int, *, is_log: bool) -> None:
+        self._descriptor = descriptor
+        self._n_bytes = n_bytes
+        self._place: Any = _Place() if is_log else threading.local()
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        base = {0: 0, 1: self.tell(), 2: self._n_bytes}[whence]
+        self._place.position = base + position
+        return base + position
+
+    def tell(self) -> int:
+        position: int = getattr(self._place, "position", 0)
+        return position
+
+    def read(self, n_bytes: int = -1) -> bytes:
+        position = self.tell()
+        left = max(0, self._n_bytes - position)
+        data = os.pread(self._descriptor, left if n_bytes < 0 else min(n_bytes, left), position)
+        self._place.position = position + len(data)
+        return data
+
+    def close(self) -> None:
+        """The descriptor is the process's."""
+
+
+class _Frozen(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """`frozen://store` and its write-ahead log, and no other file."""
+
+    protocol = "frozen"
+    cachable = False
+
+    def __init__(self, files: dict[str, tuple[int, int]]) -> None:
+        """Name → descriptor and size."""
+        super().__init__()
+        self._files = files
+
+    def exists(self, path: str, **_: Any) -> bool:
+        return path in self._files
+
+    def isdir(self, path: str) -> bool:
+        return False
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        if path not in self._files:
+            raise FileNotFoundError(path)
+        return {"name": path, "size": self._files[path][1], "type": "file"}
+
+    def glob(self, path: str, maxdepth: int | None = None, **_: Any) -> list[str]:
+        return [path] if path in self._files else []
+
+    def modified(self, path: str) -> float:
+        return 0.0
+
+    def open(self, path: str, mode: str = "rb", *_: Any, **__: Any) -> Any:
+        if path not in self._files:
+            raise FileNotFoundError(path)
+        if mode != "rb":
+            raise PermissionError(path)
+        return _File(*self._files[path], is_log=path != _STORE)
+
+
+if __name__ == "__main__":
+    main()
