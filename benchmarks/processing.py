@@ -22,12 +22,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from benchmarks.collector_peer import PEER_PYTHON
 from benchmarks.collector_peer import cpu_s as cpu_s_of
-from trainspan_processing.assembly import assemble
-from trainspan_processing.ledger import read_ledger
-from trainspan_processing.lineage import Tokens, trace_lineage
-from trainspan_processing.rows import RowCounts, make_rows
-from trainspan_processing.source import Selection, Source
-from trainspan_processing.survey import Clock
+from trainspan_processing.build.assembly import assemble
+from trainspan_processing.build.lineage import Tokens, trace_lineage
+from trainspan_processing.build.rows import RowCounts, make_rows
+from trainspan_processing.dataset.ledger import read_ledger
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.traces.trace_index import Clock
 from trainspan_schemas import keys
 from trainspan_schemas.settings import DatasetSettings
 from trainspan_schemas.store import running_collector

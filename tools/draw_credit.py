@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from trainspan_processing.advantages import HISTORY, assign_advantages, rollout_column, step_column
-from trainspan_processing.plan import Plan, make_plan
+from trainspan_processing.credit.advantages import HISTORY, assign_advantages, rollout_column, step_column
+from trainspan_processing.credit.plan import Plan, make_plan
 from trainspan_schemas.settings import DatasetSettings
 
 REWARD = "reward"

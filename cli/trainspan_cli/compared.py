@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from trainspan_processing.comparison.difference import Change, Difference, Overlap, ValueChanges
+    from trainspan_processing.dataset.diff import Change, Difference, Overlap, ValueChanges
 
 __all__ = ["print_difference"]
 

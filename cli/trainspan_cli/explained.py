@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from trainspan_processing.explanation.account import CallAccount, ForeignAccount, RolloutAccount, ToolAccount
+    from trainspan_processing.explain.account import CallAccount, ForeignAccount, RolloutAccount, ToolAccount
 
 __all__ = ["print_explanation"]
 
@@ -51,7 +51,7 @@ def _indented(text: Text) -> Padding:
 
 
 def _plain(text: str, style: str = "") -> Text:
-    from trainspan_processing.visible import visible
+    from trainspan_processing.text.safe_text import visible
 
     return Text(visible(text), style=style)
 
@@ -76,7 +76,7 @@ def _facts(account: "RolloutAccount") -> Text:
 
 
 def _calls(account: "RolloutAccount") -> Table:
-    from trainspan_processing.explanation.arithmetic import number
+    from trainspan_processing.explain.arithmetic import number
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("#", justify="right", no_wrap=True)
@@ -111,7 +111,7 @@ def _cut(name: str, most: int = 18) -> str:
 
 
 def _edges(account: "RolloutAccount") -> list[Text]:
-    from trainspan_processing.explanation.arithmetic import number
+    from trainspan_processing.explain.arithmetic import number
 
     lines = []
     for edge in account.edges:
@@ -134,7 +134,7 @@ def _legend(account: "RolloutAccount") -> str:
 
 
 def _call_text(call: "CallAccount", account: "RolloutAccount", *, full: bool) -> Text:
-    from trainspan_processing.explanation.arithmetic import number
+    from trainspan_processing.explain.arithmetic import number
 
     verdict = f"A = {number(call.advantage)}" if call.reason is None else f"not trained: {call.reason}"
     text = _plain(f"call {call.index} · {call.agent or '–'} · {verdict}\n", "bold")
@@ -167,7 +167,7 @@ def _tool_text(tool: "ToolAccount", *, full: bool) -> Text:
 
 
 def _style(call: "CallAccount", greatest: float) -> str:
-    from trainspan_processing.explanation.timeline import colour
+    from trainspan_processing.explain.timeline import colour
 
     name = colour(call.advantage, greatest, trained=call.reason is None)
     if name == "u":

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from trainspan_processing.decoding import Decoder
+    from trainspan_processing.text.token_text import Decoder
 
 __all__ = ["print_merge_failures", "print_quality"]
 
@@ -37,7 +37,7 @@ def print_quality(manifest: Mapping[str, Any], path: Path, *, was_there: bool, p
 
 def print_merge_failures(failures: Mapping[str, Mapping[str, Any]], path: Path, decoder: "Decoder | None") -> None:
     """Prints the example of each cause in the manifest of the dataset at `path`: both sides as token ids and as text."""
-    from trainspan_processing.visible import visible
+    from trainspan_processing.text.safe_text import visible
 
     console = Console(markup=False, highlight=False, emoji=False)
     if not failures:

@@ -13,7 +13,7 @@ def tokenizer_places(model: str | None, chosen: "Settings") -> tuple[str | None,
 
     Raises UsageError where it has none.
     """
-    from trainspan_processing.decoding import load_decoder
+    from trainspan_processing.text.token_text import load_decoder
     from trainspan_schemas.checkpoint import read_latest
     from trainspan_schemas.errors import TrainspanError
     from trainspan_schemas.home import checkpoints_dir, served_model

@@ -29,8 +29,8 @@ from trainspan_collector.journal.backlog import Backlog
 from trainspan_collector.journal.frames import HEADER_BYTES, Signal
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.segments import Position
-from trainspan_processing import source
-from trainspan_processing.source import Selection, Source
+from trainspan_processing.read import source
+from trainspan_processing.read.source import Selection, Source
 from trainspan_schemas.errors import StoreError
 
 MIB = 2**20

@@ -14,8 +14,8 @@ from tests.support.filling import Filling
 from trainspan_collector.query import named_reads as reads
 from trainspan_collector.query.named_reads import HOLDINGS, READS, TOKENS, named_read
 from trainspan_collector.store.database import Database
-from trainspan_processing import extents
-from trainspan_processing.extents import Extents
+from trainspan_processing.read import locations as extents
+from trainspan_processing.read.locations import Extents
 from trainspan_schemas.errors import UsageError
 
 __all__ = ["stores"]

@@ -173,7 +173,7 @@ def test_swapped_rewards_turn_the_panel_red(
     """The fault stands between the store and credit: the rollouts of round 1 get one another's rewards."""
     import polars as pl
 
-    from trainspan_processing import rewarding
+    from trainspan_processing.rewards import rollout_rewards as rewarding
 
     runner = demo.place.home / "rollouts" / demo.folder.name / "round-0001-train.jsonl"
     build = ["dataset", "--store", str(demo.place.home / "spans.duckdb"), "--run", demo.folder.name, "--round", "1"]

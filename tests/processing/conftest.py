@@ -16,11 +16,11 @@ import pytest
 
 from tests.processing.traces import SECOND, START_NS, TestRollout, send
 from tests.support.collector import remember
-from trainspan_processing.build import BuiltDataset, Request, build_dataset
-from trainspan_processing.ledger import read_ledger
-from trainspan_processing.rewards import bind_rewards
-from trainspan_processing.source import Selection, Source
-from trainspan_processing.survey import Clock, Survey, take_survey
+from trainspan_processing.build.build import BuiltDataset, Request, build_dataset
+from trainspan_processing.dataset.ledger import read_ledger
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.rewards.evaluation_rewards import bind_rewards
+from trainspan_processing.traces.trace_index import Clock, Survey, take_survey
 from trainspan_schemas.settings import DatasetSettings
 from trainspan_schemas.store import running_collector
 

@@ -7,14 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from trainspan_processing.advantages import (
-    HISTORY,
-    Credited,
-    assign_advantages,
-    rollout_column,
-    step_column,
-)
-from trainspan_processing.plan import make_plan
+from trainspan_processing.credit.advantages import HISTORY, Credited, assign_advantages, rollout_column, step_column
+from trainspan_processing.credit.plan import make_plan
 from trainspan_schemas.settings import DatasetSettings
 
 Rewards = tuple[float | None, list[float | None]]

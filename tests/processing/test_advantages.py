@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from tests.processing.estimates import Rollout, advantages, estimate
-from trainspan_processing.plan import make_plan
+from trainspan_processing.credit.plan import make_plan
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.settings import DatasetSettings
 

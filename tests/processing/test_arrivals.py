@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tests.processing.conftest import RunningCollector
 from tests.processing.traces import START_NS, TestRollout, chain
 from trainspan_collector.query.named_reads import READS
-from trainspan_processing.assembly import assemble
-from trainspan_processing.frames import SPAN_KEY
-from trainspan_processing.ledger import LEDGER, Ledger
-from trainspan_processing.rows import RowCounts, make_rows
-from trainspan_processing.source import Selection, Source
-from trainspan_processing.survey import Clock
+from trainspan_processing.build.assembly import assemble
+from trainspan_processing.build.rows import RowCounts, make_rows
+from trainspan_processing.dataset.ledger import LEDGER, Ledger
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.tables import SPAN_KEY
+from trainspan_processing.traces.trace_index import Clock
 from trainspan_schemas.settings import DatasetSettings
 
 _RUN = "run-arrivals"

@@ -7,7 +7,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainspan_processing.attributes import boolean, has_key, number, text, with_facts
+from trainspan_processing.read.json_attributes import boolean, has_key, number, text, with_facts
 
 _TEXT = st.text(max_size=12) | st.sampled_from(
     ['"a.b":1', '\\"a.b\\":"x"', '{"a.b":true}', "\\", "a.b", '":', ',"a.b":1']

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainspan_processing.baselines import BASELINES, EPSILON
+from trainspan_processing.credit.baselines import BASELINES, EPSILON
 
 
 def _rollouts(groups: list[list[float]], *, history: list[float] | None = None) -> pl.DataFrame:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import TestRollout, chain
-from trainspan_processing import payload
-from trainspan_processing.build import BuiltDataset
+from trainspan_processing.build.build import BuiltDataset
+from trainspan_processing.read import tokens as payload
 from trainspan_schemas.dataset import COLUMNS
 
 

@@ -8,11 +8,13 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import TestRollout, TestSpan, chain, hex_id
-from trainspan_processing import extents, inventory, payload
-from trainspan_processing.build import BuiltDataset
-from trainspan_processing.inventory import Inventory, take_inventory
-from trainspan_processing.ledger import ledger_path
-from trainspan_processing.source import Selection, Source
+from trainspan_processing.build.build import BuiltDataset
+from trainspan_processing.dataset.ledger import ledger_path
+from trainspan_processing.read import inventory
+from trainspan_processing.read import locations as extents
+from trainspan_processing.read import tokens as payload
+from trainspan_processing.read.inventory import Inventory, take_inventory
+from trainspan_processing.read.source import Selection, Source
 from trainspan_schemas import keys
 
 

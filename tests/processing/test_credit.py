@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainspan_processing.credit import CREDITS
+from trainspan_processing.credit.rules import CREDITS
 
 Rollout = tuple[float | None, list[float | None]]
 

@@ -13,11 +13,11 @@ import pytest
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import chain
 from tests.support.dataset_files import as_version_1
-from trainspan_processing import write
-from trainspan_processing.comparison.difference import compare_datasets
-from trainspan_processing.explanation.investigation import Question, explain_rollout
-from trainspan_processing.published import open_published
-from trainspan_processing.replay import rebuild
+from trainspan_processing.build.rebuild import rebuild
+from trainspan_processing.dataset import parquet as write
+from trainspan_processing.dataset.diff import compare_datasets
+from trainspan_processing.dataset.published import open_published
+from trainspan_processing.explain.explain import Question, explain_rollout
 from trainspan_schemas.dataset import COLUMNS, about_dir, dataset_dirs
 from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.settings import DatasetSettings
@@ -54,7 +54,7 @@ def test_one_line_of_every_reader_opens_the_folder(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(write, "ROWS_PER_FILE", 1)
-    monkeypatch.setattr("trainspan_processing.payload.CALLS_PER_CHUNK", 1)
+    monkeypatch.setattr("trainspan_processing.read.tokens.CALLS_PER_CHUNK", 1)
     _pair(bench, "ab", round=49)
     built = bench.build(round_=49)
     assert built.path.name == "round-0049"

@@ -10,8 +10,8 @@ import pytest
 
 from tests.processing.conftest import Bench
 from tests.processing.traces import chain
-from trainspan_processing.comparison.difference import Change, compare_datasets
-from trainspan_processing.published import open_published
+from trainspan_processing.dataset.diff import Change, compare_datasets
+from trainspan_processing.dataset.published import open_published
 from trainspan_schemas.errors import DatasetError, UsageError
 
 

@@ -12,12 +12,12 @@ import pytest
 from tests.processing.conftest import Bench
 from tests.processing.traces import TestRollout, chain
 from tests.support.byte_tokenizer import encode, make_byte_tokenizer
-from trainspan_processing.build import BuiltDataset
-from trainspan_processing.explanation.account import RolloutAccount
-from trainspan_processing.explanation.investigation import Question, explain_rollout
-from trainspan_processing.explanation.page import explanation_page
-from trainspan_processing.explanation.timeline import colour
-from trainspan_processing.published import open_published
+from trainspan_processing.build.build import BuiltDataset
+from trainspan_processing.dataset.published import open_published
+from trainspan_processing.explain.account import RolloutAccount
+from trainspan_processing.explain.explain import Question, explain_rollout
+from trainspan_processing.explain.page import explanation_page
+from trainspan_processing.explain.timeline import colour
 from trainspan_schemas.dataset import manifest_path
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.settings import DatasetSettings

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.tiny_model import make_tiny_model
-from trainspan_processing.exports.examples import Candidate, preference_pairs, supervised_examples
-from trainspan_processing.exports.speech import Speech
+from trainspan_processing.export.candidates import Candidate, preference_pairs, supervised_examples
+from trainspan_processing.export.conversations import Speech
 
 USER = {"role": "user", "content": "2+2?"}
 CALL = {

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from trainspan_processing.frames import each_once
+from trainspan_processing.tables import each_once
 
 
 def test_a_span_is_known_by_its_trace_and_its_own_id() -> None:

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.processing.estimates import Rollout, advantages, estimate
-from trainspan_processing.baselines import BASELINES, WITH_GROUPS
+from trainspan_processing.credit.baselines import BASELINES, WITH_GROUPS
 
 _FEW = settings(max_examples=40)
 _REWARD = st.sampled_from([0.0, 0.25, 1.0])

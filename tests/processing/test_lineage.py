@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainspan_processing.lineage import Tokens, trace_lineage
+from trainspan_processing.build.lineage import Tokens, trace_lineage
 
 Call = tuple[list[int], list[int]]
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import TestRollout
-from trainspan_processing.advice import ADVICE
-from trainspan_processing.build import BuiltDataset
+from trainspan_processing.build.build import BuiltDataset
+from trainspan_processing.reasons.advice import ADVICE
 from trainspan_schemas.errors import UsageError
 
 _LENGTH = {"gen_ai__response__finish_reasons": ["length"]}

@@ -7,8 +7,8 @@ import polars as pl
 
 from tests.processing.conftest import Bench
 from tests.processing.traces import chain
-from trainspan_processing.quality.distribution import distribution, group_spread
-from trainspan_processing.quality.page import quality_page
+from trainspan_processing.report.distribution import distribution, group_spread
+from trainspan_processing.report.quality_page import quality_page
 from trainspan_schemas.dataset import about_dir
 
 

@@ -7,11 +7,11 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import TestRollout, chain
-from trainspan_processing.build import BuiltDataset
-from trainspan_processing.explanation.account import RolloutAccount
-from trainspan_processing.explanation.investigation import NEWEST, Question, explain_rollout
-from trainspan_processing.published import open_published
-from trainspan_processing.replay import rebuild
+from trainspan_processing.build.build import BuiltDataset
+from trainspan_processing.build.rebuild import rebuild
+from trainspan_processing.dataset.published import open_published
+from trainspan_processing.explain.account import RolloutAccount
+from trainspan_processing.explain.explain import NEWEST, Question, explain_rollout
 from trainspan_schemas import keys
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.settings import DatasetSettings

@@ -7,10 +7,10 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import chain
-from trainspan_processing.build import BuiltDataset
-from trainspan_processing.ledger import ledger_path
-from trainspan_processing.replay import Rebuilt, rebuild
-from trainspan_processing.stored import StoredRollout
+from trainspan_processing.build.build import BuiltDataset
+from trainspan_processing.build.rebuild import Rebuilt, rebuild
+from trainspan_processing.dataset.ledger import ledger_path
+from trainspan_processing.traces.rollout_reader import StoredRollout
 from trainspan_schemas.errors import DatasetError
 
 _MODULE = "tests.processing.test_replay"

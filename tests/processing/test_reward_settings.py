@@ -7,7 +7,7 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import TestRollout, chain
-from trainspan_processing.ledger import read_ledger
+from trainspan_processing.dataset.ledger import read_ledger
 from trainspan_schemas.errors import UsageError
 
 _STYLE = {"gen_ai.evaluation.name": "style"}

@@ -6,9 +6,9 @@ import polars as pl
 
 from tests.processing.conftest import RunningCollector
 from tests.processing.traces import TestRollout, chain
-from trainspan_processing.frames import SPAN_KEY
-from trainspan_processing.inventory import take_inventory
-from trainspan_processing.source import Selection, Source
+from trainspan_processing.read.inventory import take_inventory
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.tables import SPAN_KEY
 
 _PLACE = ["seq", *SPAN_KEY]
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import TestRollout, chain
-from trainspan_processing.advice import ADVICE
-from trainspan_processing.trainability import rollout_reason
+from trainspan_processing.reasons.advice import ADVICE
+from trainspan_processing.reasons.drop_reasons import rollout_reason
 from trainspan_schemas.dataset import manifest_path
 from trainspan_schemas.errors import DatasetError, UsageError
 from trainspan_schemas.status import DROP_REASONS

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.byte_tokenizer import encode, make_byte_tokenizer
-from trainspan_processing.decoding import Decoder, find_decoder, load_decoder
-from trainspan_processing.html import element, page
-from trainspan_processing.visible import visible
+from trainspan_processing.report.html import element, page
+from trainspan_processing.text.safe_text import visible
+from trainspan_processing.text.token_text import Decoder, find_decoder, load_decoder
 from trainspan_schemas.errors import UsageError
 
 

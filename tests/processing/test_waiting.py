@@ -7,8 +7,8 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import SECOND, START_NS, TestRollout, chain
-from trainspan_processing import inventory
-from trainspan_processing.replay import rebuild
+from trainspan_processing.build.rebuild import rebuild
+from trainspan_processing.read import inventory
 from trainspan_schemas import keys
 from trainspan_schemas.dataset import about_dir
 from trainspan_schemas.errors import NothingToTrainError

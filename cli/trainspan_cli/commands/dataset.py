@@ -12,7 +12,7 @@ from trainspan_schemas.config import override
 from trainspan_schemas.settings import DatasetSettings, Settings
 
 if TYPE_CHECKING:
-    from trainspan_processing.build import BuiltDataset, Request
+    from trainspan_processing.build.build import BuiltDataset, Request
 
 
 def dataset(
@@ -73,7 +73,7 @@ def dataset(
 
 def _request(chosen: Settings, given: dict[str, Any]) -> "Request":
     """What to build: the settings with the flags that were given."""
-    from trainspan_processing.build import Request
+    from trainspan_processing.build.build import Request
     from trainspan_schemas.home import datasets_dir, store_path
 
     names = {field.name for field in fields(DatasetSettings)} - {"out"}
@@ -92,8 +92,8 @@ def _built(request: "Request", *, as_json: bool) -> "BuiltDataset":
     """The next dataset. A program that reads JSON learns why there is none."""
     import time
 
-    from trainspan_processing.build import build_dataset
-    from trainspan_processing.survey import Clock
+    from trainspan_processing.build.build import build_dataset
+    from trainspan_processing.traces.trace_index import Clock
     from trainspan_schemas.errors import NothingToTrainError
 
     try:
@@ -108,8 +108,8 @@ def _rebuilt(request: "Request", given: dict[str, Any]) -> "BuiltDataset":
     """The dataset `--again`, made again. Raises DatasetError if a byte differs."""
     import time
 
-    from trainspan_processing.replay import rebuild
-    from trainspan_processing.survey import Clock
+    from trainspan_processing.build.rebuild import rebuild
+    from trainspan_processing.traces.trace_index import Clock
     from trainspan_schemas.errors import DatasetError
 
     original = given["again"]
@@ -122,7 +122,7 @@ def _rebuilt(request: "Request", given: dict[str, Any]) -> "BuiltDataset":
 
 def _print(built: "BuiltDataset") -> None:
     from trainspan_cli.quality import print_quality
-    from trainspan_processing.quality.page import QUALITY_PAGE
+    from trainspan_processing.report.quality_page import QUALITY_PAGE
     from trainspan_schemas.dataset import about_dir
 
     report = about_dir(built.path) / QUALITY_PAGE
@@ -132,7 +132,7 @@ def _print(built: "BuiltDataset") -> None:
 def _print_merge_failures(built: "BuiltDataset", chosen: Settings, model: str | None) -> None:
     from trainspan_cli.quality import print_merge_failures
     from trainspan_cli.tokenizers import tokenizer_places
-    from trainspan_processing.decoding import find_decoder
+    from trainspan_processing.text.token_text import find_decoder
 
     decoder = find_decoder(tokenizer_places(model, chosen))
     print_merge_failures(built.manifest["merge_failures"], built.path, decoder)

@@ -38,10 +38,10 @@ def explain(
     import time
 
     from trainspan_cli.tokenizers import tokenizer_places
-    from trainspan_processing.explanation.investigation import Question, explain_rollout
-    from trainspan_processing.explanation.page import explanation_page
-    from trainspan_processing.published import open_published
-    from trainspan_processing.survey import Clock
+    from trainspan_processing.dataset.published import open_published
+    from trainspan_processing.explain.explain import Question, explain_rollout
+    from trainspan_processing.explain.page import explanation_page
+    from trainspan_processing.traces.trace_index import Clock
     from trainspan_schemas.config import override
     from trainspan_schemas.errors import UsageError
     from trainspan_schemas.home import store_path

@@ -9,8 +9,8 @@ import typer
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
 
 if TYPE_CHECKING:
-    from trainspan_processing.decoding import Decoder
-    from trainspan_processing.exports.writing import Exported
+    from trainspan_processing.export.export import Exported
+    from trainspan_processing.text.token_text import Decoder
 
 
 def export(
@@ -39,10 +39,10 @@ def export(
     """
     import time
 
-    from trainspan_processing.exports.writing import ExportRequest
-    from trainspan_processing.exports.writing import export as write_examples
-    from trainspan_processing.published import open_published
-    from trainspan_processing.survey import Clock
+    from trainspan_processing.dataset.published import open_published
+    from trainspan_processing.export.export import ExportRequest
+    from trainspan_processing.export.export import export as write_examples
+    from trainspan_processing.traces.trace_index import Clock
     from trainspan_schemas.errors import UsageError
 
     if kind not in ("sft", "dpo"):
@@ -75,7 +75,7 @@ def export(
 
 
 def _decoder(model: str | None, configured: str | None) -> "Decoder":
-    from trainspan_processing.decoding import find_decoder, load_decoder
+    from trainspan_processing.text.token_text import find_decoder, load_decoder
     from trainspan_schemas.errors import UsageError
     from trainspan_schemas.home import served_model
 

@@ -1,0 +1,1 @@
+"""Builds one dataset: chunks of rollouts to rows and a manifest."""

@@ -1,0 +1,78 @@
+"""What the run that built a dataset saw: its stores up to their watermarks, at its time, after the datasets before it."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from trainspan_processing.dataset.ledger import Ledger, ledger_path, read_ledger
+from trainspan_processing.dataset.published import Published
+from trainspan_processing.read.inventory import take_inventory
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
+from trainspan_processing.traces.trace_index import Clock
+from trainspan_schemas.errors import DatasetError
+
+__all__ = ["Recorded", "recorded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """How to look at stores as a dataset's run did."""
+
+    selection: Selection
+    """The run's own. In other stores than its own: the rollouts that it looked at, those of its ledger and those that
+    earlier datasets had dropped."""
+    earlier: Ledger
+    """Of the datasets that there were."""
+    watermarks: Mapping[int, int] | None
+    """Store number → the last `seq` that the run saw; None in other stores, where numbers mean something else."""
+    as_of_ns: int | None
+    """Its time; None in datasets that do not tell."""
+
+    def clock(self, clock: Clock) -> Clock:
+        """The run's time, if it is known, else that of `clock`."""
+        as_of_ns = self.as_of_ns
+        return clock if as_of_ns is None else Clock(lambda: as_of_ns, clock.sleep)
+
+    def open(self, stores: Sequence[str], *, allow_behind: bool) -> Source:
+        """The stores as the run saw them."""
+        marks = self.watermarks
+        return Source(stores, allow_behind, watermarks=dict(marks or {}), is_held=marks is not None)
+
+    def rollouts_at_hand(self, source: Source) -> Selection:
+        """The selection by the ids of its rollouts that were not used before."""
+        inventory = take_inventory(source, self.selection).without(self.earlier.used.select("rollout_id", "attempt"))
+        ids = inventory.holdings["rollout_id"].unique().sort().to_list()
+        return Selection(self.selection.run_id, self.selection.round, ids)
+
+
+def recorded(dataset: Published, stores: Sequence[str]) -> Recorded:
+    """The view of the run that built `dataset`, of its own stores or of others.
+
+    Raises DatasetError if an earlier dataset that it depends on is gone or changed.
+    """
+    settings, as_of_ns = dataset.manifest["settings"], dataset.manifest.get("as_of_ns")
+    earlier = read_ledger(dataset.path.parent, only=_earlier(dataset))
+    is_own = list(stores) == dataset.stores and as_of_ns is not None
+    marks = {number: item["watermark"] for number, item in enumerate(dataset.manifest["inputs"])}
+    ids = None if is_own else sorted({*_ids(dataset.seen()), *_ids(earlier.dropped)})
+    return Recorded(Selection(settings["run_id"], settings["round"], ids), earlier, marks if is_own else None, as_of_ns)
+
+
+def _ids(ledger: pl.DataFrame) -> set[str]:
+    return {name for name in ledger["rollout_id"].to_list() if not name.startswith(NO_ROLLOUT)}
+
+
+def _earlier(dataset: Published) -> list[Path]:
+    """The folders of the datasets whose ledgers it was built with, unchanged."""
+    folders = []
+    for entry in dataset.manifest["earlier"]:
+        folder = dataset.path.parent / entry["name"]
+        ledger = ledger_path(folder)
+        if not ledger.is_file() or hashlib.sha256(ledger.read_bytes()).hexdigest() != entry["ledger_sha256"]:
+            raise DatasetError(f"{folder}, which {dataset.path} was built after, is gone or changed: put it back")
+        folders.append(folder)
+    return folders

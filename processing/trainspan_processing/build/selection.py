@@ -1,0 +1,95 @@
+"""What a dataset is to be made of: splits, agents, policies, and the user's own filter. Stored runs can be chosen from anew."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from trainspan_processing.read.source import Source
+from trainspan_processing.reasons.drop_reasons import UNTRUSTED_REWARD, admitted_reasons
+from trainspan_processing.tables import ROLLOUT_KEY
+from trainspan_processing.traces.reward_trust import with_admitted_rewards
+from trainspan_processing.traces.rollout_reader import stored_rollouts
+from trainspan_processing.traces.trace_index import Survey
+from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.functions import load_function
+from trainspan_schemas.settings import DatasetSettings
+
+__all__ = ["load_filter", "select"]
+
+
+def load_filter(name: str) -> Callable[..., Any]:
+    """The user's filter. Raises UsageError or ProcessError if it cannot be used (functions.py)."""
+    return load_function(name, "rollout")
+
+
+def select(source: Source, survey: Survey, settings: DatasetSettings) -> Survey:
+    """The survey with `selected` on calls and rollouts, `split` as the settings want it, and the rewards that they admit.
+
+    Raises UsageError for malformed settings, DatasetError where the filter raises.
+    """
+    rollouts = _with_split(survey.rollouts, settings.split)
+    calls = survey.calls.with_columns(_is_named("agent", settings.agents) & _is_named("policy_name", settings.policies))
+    chosen = replace(survey, rollouts=rollouts, calls=calls)
+    if UNTRUSTED_REWARD in admitted_reasons(settings.admit):
+        chosen = replace(chosen, evaluations=with_admitted_rewards(survey.evaluations, rollouts))
+    return chosen if settings.filter is None else _filtered(source, chosen, settings.filter)
+
+
+def _is_named(column: str, names: str | None) -> pl.Expr:
+    if names is None:
+        return pl.lit(True).alias("selected")
+    wanted = [name.strip() for name in names.split(",")]
+    return pl.col(column).is_in(wanted).fill_null(False).alias("selected")
+
+
+def _with_split(rollouts: pl.DataFrame, split: str) -> pl.DataFrame:
+    """`recorded` as it is; `all`: everything is for training; a share: that of the tasks, by a hash of their ids."""
+    if split == "recorded":
+        return rollouts
+    if split == "all":
+        return rollouts.with_columns(pl.lit("train").alias("split"))
+    try:
+        share = float(split)
+    except ValueError:
+        share = -1.0
+    if not 0.0 < share < 1.0:
+        raise UsageError(f"split = {split!r}: write recorded, all, or a share of the tasks such as 0.9")
+    names = rollouts.select(pl.coalesce("task_id", "rollout_id")).to_series()
+    parts = {name: "train" if _fraction(name) < share else "val" for name in names.unique().to_list()}
+    return rollouts.with_columns(
+        names.replace_strict(list(parts), list(parts.values()), return_dtype=pl.String).alias("split")
+    )
+
+
+def _fraction(text: str) -> float:
+    """A number from 0 to 1 that depends on the text alone."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
+
+
+def _filtered(source: Source, survey: Survey, name: str) -> Survey:
+    """`selected` is false for rollouts of which the user's function says so."""
+    function = load_filter(name)
+    left_out = []
+    for key, stored in stored_rollouts(source, survey, survey.rollouts):
+        try:
+            wanted = function(stored)
+        except Exception as error:
+            raise DatasetError(
+                f"filter {name!r} raised {type(error).__name__}: {error} on rollout {stored.rollout_id}"
+            ) from error
+        if not isinstance(wanted, bool | np.bool_):
+            raise DatasetError(
+                f"filter {name!r} gave {wanted!r:.80} for rollout {stored.rollout_id}: return True or False"
+            )
+        if not wanted:
+            left_out.append(key)
+    without = pl.DataFrame(left_out, schema={"rollout_id": pl.String, "attempt": pl.Int32}, orient="row")
+    marked = survey.rollouts.join(
+        without.with_columns(pl.lit(False).alias("_wanted")), on=ROLLOUT_KEY, how="left", maintain_order="left"
+    )
+    rollouts = marked.with_columns(pl.col("_wanted").fill_null(True).alias("selected")).drop("_wanted")
+    return replace(survey, rollouts=rollouts)

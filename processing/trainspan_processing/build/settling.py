@@ -1,0 +1,135 @@
+"""Waits for what is still arriving, and fixes the moment that a dataset shows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.dataset.ledger import Ledger
+from trainspan_processing.read.inventory import Inventory, take_inventory
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.reasons.waiting import find_groups
+from trainspan_processing.tables import ROLLOUT_KEY
+from trainspan_processing.traces.chunk_context import Surroundings, read_surroundings
+from trainspan_processing.traces.evaluations import EVALUATION_COLUMNS, collect_evaluations
+from trainspan_processing.traces.trace_index import Clock, Survey, survey_chunks, take_survey
+from trainspan_schemas.settings import DatasetSettings
+
+__all__ = ["Moment", "settle"]
+
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 2.0
+_FACTS: Final = [
+    *(*ROLLOUT_KEY, "run_id", "round", "task_id", "split", "status", "group_size"),
+    *("pending", "superseded", "end_ns"),
+]
+"""What decides whether a rollout is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the stores hold of a selection at one moment, up to the source's watermarks."""
+
+    now_ns: int
+    selections: Sequence[Selection]
+    """The selection as it is if it is one chunk and new, else its new rollouts in chunks."""
+    around: Surroundings
+    fresh: Inventory
+    """The rollouts that no dataset used, and those that share a trace with them."""
+    used: pl.DataFrame
+    """rollout_id, attempt, `calls` of the rollouts that an earlier dataset used."""
+    survey: Survey | None = None
+    """Of the only chunk, if it was surveyed already."""
+
+
+def settle(source: Source, selection: Selection, settings: DatasetSettings, ledger: Ledger, clock: Clock) -> Moment:
+    """The moment at which nothing is waited for, or `wait_s` is over; the source then shows this moment.
+
+    Waited for are a first new rollout, rollouts for training that are pending, and groups that lack rollouts, wherever
+    these lie: in other chunks, in earlier datasets, or nowhere yet.
+    """
+    deadline_ns = clock.now_ns() + int(settings.wait_s * 1e9)
+    pause_s, known = _FIRST_PAUSE_S, _Known()
+    while True:
+        moment = _look(source, selection, ledger, clock.now_ns())
+        left_s = (deadline_ns - moment.now_ns) / 1e9
+        if left_s <= 0:
+            return moment
+        moment, known = _with_facts(source, moment, ledger, settings.settle_s, known)
+        if not _is_waited_for(known.facts, ledger, moment.now_ns, settings.group_wait_s):
+            return moment
+        clock.sleep(min(pause_s, left_s))
+        pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+        source.is_held = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What earlier looks have shown."""
+
+    facts: pl.DataFrame = field(default_factory=pl.DataFrame)
+    """_FACTS of each new rollout."""
+    sizes: pl.DataFrame | None = None
+    """rollout_id, `items`: of what the facts were found."""
+    served: frozenset[str] = frozenset()
+
+
+def _look(source: Source, selection: Selection, ledger: Ledger, now_ns: int) -> Moment:
+    inventory = take_inventory(source, selection)
+    source.is_held = True
+    fresh = inventory.without(ledger.used.select(ROLLOUT_KEY))
+    used = inventory.calls_of(ledger.used)
+    chunks = fresh.chunks()
+    if fresh is inventory and len(chunks) <= 1 and selection.rollout_ids is None:
+        return Moment(now_ns, [selection], Surroundings(), fresh, used)
+    around = read_surroundings(source, selection)
+    if selection.rollout_ids is None:
+        around = replace(around, evaluations=_homeless(source, selection, inventory))
+    selections = [replace(selection, rollout_ids=chunk) for chunk in chunks or [[]]]
+    return Moment(now_ns, selections, around, fresh, used)
+
+
+def _homeless(source: Source, selection: Selection, inventory: Inventory) -> pl.DataFrame:
+    """EVALUATIONS of rollouts that there are not: a chunk would not show them."""
+    known = inventory.holdings.select("rollout_id").unique()
+    batches = source.read("evaluations", selection, EVALUATION_COLUMNS)
+    return collect_evaluations(batch.join(known, on="rollout_id", how="anti") for batch in batches)
+
+
+def _with_facts(
+    source: Source, moment: Moment, ledger: Ledger, settle_s: float, known: _Known
+) -> tuple[Moment, _Known]:
+    """Surveys the only chunk, or of several what is new, has grown or was pending when it was last looked at."""
+    if len(moment.selections) == 1:
+        survey = take_survey(
+            source, moment.selections[0], ledger, now_ns=moment.now_ns, settle_s=settle_s, around=moment.around
+        )
+        return replace(moment, survey=survey), _Known(survey.rollouts.select(_FACTS))
+    sizes = moment.fresh.sizes()
+    looked_at = moment.fresh
+    if known.sizes is not None:
+        changed = sizes.join(known.sizes, on=["rollout_id", "items"], how="anti").select("rollout_id")
+        looked_at = looked_at.of(pl.concat([changed, known.facts.filter("pending").select("rollout_id")]).unique())
+    tables, around = survey_chunks(
+        source,
+        [replace(moment.selections[0], rollout_ids=chunk) for chunk in looked_at.chunks()],
+        ledger,
+        lambda survey, _: survey.rollouts.select(_FACTS),
+        now_ns=moment.now_ns,
+        settle_s=settle_s,
+        around=replace(moment.around, served=known.served),
+    )
+    if known.sizes is not None and around.served - known.served:
+        return _with_facts(source, moment, ledger, settle_s, _Known(served=around.served))
+    seen = looked_at.holdings.select("rollout_id").unique()
+    kept = [known.facts.join(seen, on="rollout_id", how="anti")] if known.sizes is not None else []
+    return moment, _Known(pl.concat([*kept, *tables]), sizes, around.served)
+
+
+def _is_waited_for(facts: pl.DataFrame, ledger: Ledger, now_ns: int, group_wait_s: float) -> bool:
+    if facts.is_empty():
+        return True
+    for_training = (pl.col("split") != "val").fill_null(value=True)
+    pending = facts.filter(pl.col("pending") & for_training & ~pl.col("superseded"))
+    return pending.height > 0 or find_groups(facts, ledger, now_ns, group_wait_s).waiting > 0

@@ -1,1 +1,0 @@
-"""`trainspan diff`: what changed from one dataset to another."""

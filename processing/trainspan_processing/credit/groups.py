@@ -1,0 +1,68 @@
+"""What is compared with each other: groups of rollouts, and within them calls from the same state."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
+
+__all__ = ["first_calls", "hash_prompts", "with_groups", "with_states"]
+
+_GROUP_KEY: Final = ["run_id", "round", "task_id", "prompt_hash"]
+
+
+def first_calls(calls: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
+    """The first call (trace_id, span_id) of each of `rollouts`."""
+    return (
+        calls.join(rollouts.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
+        .unique(ROLLOUT_KEY, keep="first", maintain_order=True)
+        .select(*ROLLOUT_KEY, *SPAN_KEY, "store", "seq", "n_tokens")
+    )
+
+
+def hash_prompts(calls: pl.DataFrame, payloads: Iterable[pl.DataFrame]) -> pl.DataFrame:
+    """trace_id, span_id, rollout_id, attempt, `prompt_hash` of the prompt ids of `calls`."""
+    frames = [
+        calls.join(batch.select(*SPAN_KEY, "prompt_ids"), on=SPAN_KEY, how="inner").select(
+            *SPAN_KEY,
+            *ROLLOUT_KEY,
+            pl.col("prompt_ids").map_elements(_hash_ids, return_dtype=pl.String).alias("prompt_hash"),
+        )
+        for batch in payloads
+    ]
+    schema = {"trace_id": pl.String, "span_id": pl.String, "rollout_id": pl.String, "attempt": pl.Int32}
+    return pl.concat([pl.DataFrame(schema={**schema, "prompt_hash": pl.String}), *frames]).unique(SPAN_KEY, keep="any")
+
+
+def _hash_ids(ids: pl.Series) -> str:
+    return hashlib.blake2b(ids.to_numpy().astype("<i4").tobytes(), digest_size=8).hexdigest()
+
+
+def with_groups(rollouts: pl.DataFrame, prompt_hashes: pl.DataFrame) -> pl.DataFrame:
+    """Adds `group_id`: a hash of (run, round, task), or of (run, round, first prompt) where there is no task id."""
+    hashes = prompt_hashes.select(*ROLLOUT_KEY, "prompt_hash")
+    keyed = rollouts.join(hashes, on=ROLLOUT_KEY, how="left", maintain_order="left").with_columns(
+        pl.when(pl.col("task_id").is_null()).then("prompt_hash").alias("prompt_hash")
+    )
+    names = keyed.select(_GROUP_KEY).unique()
+    labels = [_label(row) for row in names.iter_rows()]
+    names = names.with_columns(pl.Series("group_id", labels, dtype=pl.String))
+    return keyed.join(names, on=_GROUP_KEY, how="left", nulls_equal=True, maintain_order="left").drop("prompt_hash")
+
+
+def _label(key: tuple[object, ...]) -> str:
+    return hashlib.blake2b(json.dumps(key, ensure_ascii=False).encode(), digest_size=8).hexdigest()
+
+
+def with_states(calls: pl.DataFrame, prompt_hashes: pl.DataFrame) -> pl.DataFrame:
+    """Adds `state` (u64): a hash of the attribute `trainspan.state.key`, else of the prompt ids. GiGPO's anchor state, 2505.10978."""
+    hashes = prompt_hashes.select(*SPAN_KEY, "prompt_hash")
+    key = pl.coalesce(pl.format("key:{}", "state_key"), pl.format("prompt:{}", "prompt_hash"))
+    return (
+        calls.join(hashes, on=SPAN_KEY, how="left", maintain_order="left")
+        .with_columns(key.hash().alias("state"))
+        .drop("prompt_hash")
+    )

@@ -1,0 +1,203 @@
+"""The credit plan: which estimator gives advantages, and how several rewards come together. Parsed from the settings."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import polars as pl
+
+from trainspan_processing.credit.baselines import BASELINES, WITH_GROUPS, WITH_HISTORY, Baseline
+from trainspan_processing.credit.rules import CREDITS, Credit
+from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.functions import is_function_name, load_function
+from trainspan_schemas.settings import DatasetSettings
+
+__all__ = ["Estimator", "Plan", "RewardName", "make_plan", "reward_names"]
+
+GIGPO: Final = "gigpo"
+PER_AGENT: Final = "per_agent"
+ANY_AGENT: Final = "*"
+GROUP_OVER: Final = ("rollouts", "calls")
+STEP_BY: Final = ("turn", "agent")
+COMBINATIONS: Final = ("sum", "gdpo")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """Credit × baseline, by name."""
+
+    credit: str
+    """A name of CREDITS, `gigpo`, or `module:function`."""
+    baseline: str
+    """A name of BASELINES, or `module:function`."""
+
+    def __str__(self) -> str:
+        return f"{self.credit}+{self.baseline}"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardName:
+    """One of the evaluations that are the reward."""
+
+    name: str
+    weight: float = 1.0
+    may_be_missing: bool = False
+    """A rollout without it is trained all the same; it then adds nothing, and is no 0 in any comparison."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the rewards of rollouts become advantages of calls."""
+
+    estimator: Estimator
+    """That of all agents; with `per_agent` that of every agent which `by_agent` does not name."""
+    rewards: tuple[RewardName, ...] = (RewardName("reward"),)
+    per_agent: bool = False
+    by_agent: Mapping[str, Estimator] = field(default_factory=dict)
+    combine: str = "sum"
+    group_over: str = "rollouts"
+    step_by: str = "turn"
+    gamma: float = 1.0
+    episode_weight: float = 1.0
+    state_weight: float = 1.0
+
+    @property
+    def estimators(self) -> tuple[Estimator, ...]:
+        return (self.estimator, *self.by_agent.values())
+
+    @property
+    def needs_states(self) -> bool:
+        return any(estimator.credit == GIGPO for estimator in self.estimators)
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether earlier datasets decide on the advantages."""
+        return any(
+            estimator.baseline in WITH_HISTORY or is_function_name(estimator.baseline) for estimator in self.estimators
+        )
+
+
+def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> Plan:
+    """The plan that the settings ask for; without a baseline there, `grpo` where any rollout has a task or where calls are
+    compared within groups, else `running`.
+
+    Raises UsageError for an unknown name, and for a credit and a baseline that mean nothing together.
+    """
+    per_agent = settings.credit == PER_AGENT
+    in_groups = has_tasks or settings.credit == GIGPO or settings.group_over == "calls"
+    baseline = settings.baseline or ("grpo" if in_groups else "running")
+    default = Estimator("identical" if per_agent else settings.credit, baseline)
+    by_agent = _by_agent(settings.agent_credit or "", default)
+    if by_agent and not per_agent:
+        raise UsageError(
+            f"agent_credit = {settings.agent_credit!r} needs credit = {PER_AGENT!r}, not {settings.credit!r}"
+        )
+    plan = Plan(
+        estimator=by_agent.pop(ANY_AGENT, default),
+        rewards=reward_names(settings.reward_name),
+        per_agent=per_agent,
+        by_agent=by_agent,
+        combine=_one_of("combine", settings.combine, COMBINATIONS),
+        group_over=_one_of("group_over", settings.group_over, GROUP_OVER),
+        step_by=_one_of("step_by", settings.step_by, STEP_BY),
+        gamma=settings.gamma,
+        episode_weight=settings.episode_weight,
+        state_weight=settings.state_weight,
+    )
+    for estimator in plan.estimators:
+        baseline_of(estimator)
+        if estimator.credit != GIGPO:
+            credit_of(estimator)
+        _check_pair(estimator, plan)
+    return plan
+
+
+def reward_names(text: str) -> tuple[RewardName, ...]:
+    """`correct=1,style=0.2,tools?=0.1`: names with weights (1 where none is given); `?` marks what may be missing."""
+    found = []
+    for item in text.split(","):
+        name, separator, weight = item.strip().rpartition("=") if "=" in item else (item.strip(), "", "1")
+        try:
+            number = float(weight)
+        except ValueError:
+            raise UsageError(f"reward_name {text!r}: {weight!r} is no weight; write name=0.5") from None
+        if not name.rstrip("?"):
+            raise UsageError(f"reward_name {text!r} has an empty name; write name or name=weight,name=weight")
+        found.append(RewardName(name.rstrip("?"), number, name.endswith("?")))
+        del separator
+    if len({item.name for item in found}) < len(found):
+        raise UsageError(f"reward_name {text!r} names a reward twice")
+    if all(item.may_be_missing for item in found) and len(found) == 1:
+        raise UsageError(f"reward_name {text!r}: the only reward cannot be one that may be missing; leave the ? out")
+    return tuple(found)
+
+
+def credit_of(estimator: Estimator) -> Credit:
+    """Its rule. Raises UsageError for an unknown name."""
+    name = estimator.credit
+    if is_function_name(name):
+        return _guarded(f"credit {name!r}", load_function(name, "calls", "gamma"))
+    if name not in CREDITS:
+        known = ", ".join((*CREDITS, GIGPO, PER_AGENT))
+        raise UsageError(f"no credit {name!r}: take one of {known} or module:function")
+    return CREDITS[name]
+
+
+def baseline_of(estimator: Estimator) -> Baseline:
+    """Its baseline. Raises UsageError for an unknown name."""
+    name = estimator.baseline
+    if is_function_name(name):
+        return _guarded(f"baseline {name!r}", load_function(name, "items"))
+    if name not in BASELINES:
+        raise UsageError(f"no baseline {name!r}: take one of {', '.join(BASELINES)} or module:function")
+    return BASELINES[name]
+
+
+def _guarded(what: str, function: Callable[..., Any]) -> Callable[..., pl.DataFrame]:
+    """The user's function; DatasetError if it raises, UsageError if it gives no frame."""
+
+    def call(*arguments: Any) -> pl.DataFrame:
+        try:
+            made = function(*arguments)
+        except Exception as error:
+            raise DatasetError(f"{what} raised {type(error).__name__}: {error}") from error
+        if not isinstance(made, pl.DataFrame):
+            raise UsageError(f"{what} gave {made!r:.80}: return a Polars DataFrame (docs/processing.md, Credit)")
+        return made
+
+    return call
+
+
+def _check_pair(estimator: Estimator, plan: Plan) -> None:
+    """Refuses what has a number and no meaning."""
+    if estimator.baseline in WITH_GROUPS or is_function_name(estimator.baseline):
+        return
+    known = f"{', '.join(WITH_GROUPS[:-1])} or {WITH_GROUPS[-1]}"
+    if estimator.credit == GIGPO:
+        raise UsageError(
+            f"credit {GIGPO!r} compares calls from the same state, and baseline {estimator.baseline!r} knows no states: "
+            f"take baseline {known}"
+        )
+    if estimator.baseline in WITH_HISTORY and plan.group_over == "calls" and estimator.credit != "step":
+        raise UsageError(
+            f"group_over = 'calls' pools the calls of a group, and baseline {estimator.baseline!r} compares with the "
+            f"rollouts before: take group_over = 'rollouts', or baseline {known}"
+        )
+
+
+def _by_agent(text: str, default: Estimator) -> dict[str, Estimator]:
+    """`planner=rloo,coder=return_to_go+grpo,*=rae`: each agent's baseline, or credit+baseline."""
+    found: dict[str, Estimator] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        agent, separator, name = item.rpartition("=")
+        if not separator or not agent or not name:
+            raise UsageError(f"agent_credit has {item!r}; write agent=baseline or agent=credit+baseline")
+        credit, plus, baseline = name.rpartition("+")
+        found[agent] = Estimator(credit if plus else default.credit, baseline)
+    return found
+
+
+def _one_of(key: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise UsageError(f"{key} = {value!r}: take one of {', '.join(known)}")
+    return value

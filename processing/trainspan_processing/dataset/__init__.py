@@ -1,0 +1,1 @@
+"""Datasets on disk: Parquet, ledger, and the difference of two datasets."""

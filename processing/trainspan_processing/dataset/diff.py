@@ -1,0 +1,182 @@
+"""The difference of two datasets: settings, rollouts, rows, rewards and advantages.
+
+Rows are known by their call's span, rollouts by (rollout_id, attempt). Where the datasets were built, from which store files
+and when, is no difference.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import polars as pl
+
+from trainspan_processing.dataset.published import Published
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
+from trainspan_schemas.dataset import COLUMNS
+
+__all__ = ["Change", "Difference", "Overlap", "ValueChanges", "compare_datasets"]
+
+EXAMPLES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that has another value; `what` names it."""
+
+    what: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Items of A and of B."""
+
+    only_a: int
+    only_b: int
+    both: int
+    why_not_in_b: dict[str, int]
+    """Reason → items of A that B dropped; `not seen` where B did not look at the rollout."""
+    why_not_in_a: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueChanges:
+    """How a number differs over the items of both."""
+
+    of: int
+    changed: int
+    mean_a: float | None
+    mean_b: float | None
+    mean_change: float | None
+    """Mean |b − a| over all of both."""
+    max_change: float | None
+    sign_flips: int
+    """Positive in one, negative in the other."""
+    correlation: float | None
+    """Pearson; None where either is constant."""
+    largest: list[Change]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """All that changed from A to B."""
+
+    settings: list[Change]
+    rollouts: Overlap
+    rows: Overlap
+    rewards: ValueChanges
+    """Of rollouts."""
+    advantages: ValueChanges
+    """Of rows."""
+    columns: dict[str, int]
+    """Other column → rows of both in which it differs."""
+    order_differs: bool
+    """The rows of both stand in another order."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the same settings gave the same rows of the same rollouts."""
+        overlaps = (self.rollouts, self.rows)
+        return not (
+            self.settings
+            or any(overlap.only_a or overlap.only_b for overlap in overlaps)
+            or self.rewards.changed
+            or self.advantages.changed
+            or self.columns
+            or self.order_differs
+        )
+
+    def record(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"equal": self.is_empty, **asdict(self)}
+
+
+def compare_datasets(a: Published, b: Published) -> Difference:
+    """What changed from `a` to `b`. Raises DatasetError where one of them is damaged."""
+    seen_a, seen_b = a.seen(), b.seen()
+    names = [name for name in COLUMNS if name in a.columns() and name in b.columns()]
+    rows_a, rows_b = (dataset.rows(_comparable(names)).with_row_index("row") for dataset in (a, b))
+    both = rows_a.join(rows_b, on=SPAN_KEY, how="inner", suffix="_b", maintain_order="left")
+    rewarded = _rewarded(seen_a).join(
+        _rewarded(seen_b), on=ROLLOUT_KEY, how="inner", suffix="_b", maintain_order="left"
+    )
+    return Difference(
+        settings=_changes(_settings(a.manifest), _settings(b.manifest)),
+        rollouts=_overlap(
+            seen_a.filter(pl.col("kept") > 0), seen_b.filter(pl.col("kept") > 0), seen_a, seen_b, ROLLOUT_KEY
+        ),
+        rows=_overlap(rows_a, rows_b, seen_a, seen_b, SPAN_KEY),
+        rewards=_value_changes(rewarded, "reward", pl.format("{}", "rollout_id")),
+        advantages=_value_changes(both, "advantage", pl.format("{} call {}", "rollout_id", "call_index")),
+        columns=_other_columns(both, names),
+        order_differs=not both["row_b"].is_sorted(),
+    )
+
+
+def _comparable(names: Sequence[str]) -> list[pl.Expr]:
+    """These columns; of lists a hash, which holds within this process."""
+    return [pl.col(name).hash() if COLUMNS[name].startswith("list") else pl.col(name) for name in names]
+
+
+def _rewarded(seen: pl.DataFrame) -> pl.DataFrame:
+    return seen.filter(pl.col("reward").is_not_null()).select(*ROLLOUT_KEY, "reward")
+
+
+def _settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What decided the rows, the baseline that was chosen by default included."""
+    return {**manifest["settings"], "baseline": manifest["credit"]["baseline"]}
+
+
+def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+    names = dict.fromkeys([*a, *b])
+    return [Change(name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)]
+
+
+def _overlap(a: pl.DataFrame, b: pl.DataFrame, seen_a: pl.DataFrame, seen_b: pl.DataFrame, key: list[str]) -> Overlap:
+    only_a, only_b = a.join(b, on=key, how="anti"), b.join(a, on=key, how="anti")
+    return Overlap(
+        only_a.height, only_b.height, a.height - only_a.height, _fates(only_a, seen_b), _fates(only_b, seen_a)
+    )
+
+
+def _fates(items: pl.DataFrame, seen: pl.DataFrame) -> dict[str, int]:
+    """Why `items` are not in the dataset that saw `seen`, most frequent first."""
+    fate = (
+        pl.when(pl.col("there").is_null())
+        .then(pl.lit("not seen"))
+        .otherwise(pl.coalesce("fate", pl.lit("this call alone was dropped")))
+    )
+    there = seen.select(*ROLLOUT_KEY, pl.col("reason").alias("fate"), pl.lit(True).alias("there"))
+    counted = items.select(ROLLOUT_KEY).join(there, on=ROLLOUT_KEY, how="left").group_by(fate.alias("why")).len()
+    return dict(counted.sort("len", "why", descending=[True, False]).iter_rows())
+
+
+def _value_changes(both: pl.DataFrame, name: str, label: pl.Expr) -> ValueChanges:
+    a, b = pl.col(name), pl.col(f"{name}_b")
+    pairs = both.select(label.alias("what"), a.alias("a"), b.alias("b"), (b - a).abs().alias("change"))
+    largest = pairs.filter(pl.col("change") > 0).sort("change", "what", descending=[True, False]).head(EXAMPLES)
+    correlation = pairs.select(pl.corr("a", "b")).item() if pairs.height > 1 else None
+    return ValueChanges(
+        of=pairs.height,
+        changed=pairs.filter(pl.col("a").ne_missing(pl.col("b"))).height,
+        mean_a=_mean(pairs["a"]),
+        mean_b=_mean(pairs["b"]),
+        mean_change=_mean(pairs["change"]),
+        max_change=pairs["change"].max() if pairs.height else None,  # type: ignore[arg-type]
+        sign_flips=pairs.filter(pl.col("a") * pl.col("b") < 0).height,
+        correlation=correlation if correlation is not None and math.isfinite(correlation) else None,
+        largest=[Change(*row) for row in largest.select("what", "a", "b").iter_rows()],
+    )
+
+
+def _mean(values: pl.Series) -> float | None:
+    mean = values.mean()
+    return mean if isinstance(mean, float) else None
+
+
+def _other_columns(both: pl.DataFrame, names: Sequence[str]) -> dict[str, int]:
+    names = [name for name in names if name not in (*SPAN_KEY, "advantage")]
+    counts = both.select(pl.col(name).ne_missing(pl.col(f"{name}_b")).sum().alias(name) for name in names).row(0)
+    return {name: count for name, count in zip(names, counts, strict=True) if count}

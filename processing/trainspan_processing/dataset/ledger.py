@@ -1,0 +1,110 @@
+"""The ledger: what each dataset used. It lies beside each dataset's manifest, so that it appears with the dataset."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.credit.advantages import HISTORY
+from trainspan_processing.tables import ROLLOUT_KEY, Schema
+from trainspan_schemas.dataset import about_dir, dataset_dirs, round_of
+from trainspan_schemas.errors import DatasetError
+
+__all__ = ["LEDGER", "LEDGER_FILE", "Ledger", "ledger_path", "next_round", "read_ledger", "write_ledger"]
+
+LEDGER_FILE: Final = "rollouts.jsonl"
+
+LEDGER: Final[Schema] = {
+    "rollout_id": pl.String,
+    "attempt": pl.Int32,
+    "run_id": pl.String,
+    "round": pl.Int32,
+    "task_id": pl.String,
+    "reward": pl.Float64,
+    "end_ns": pl.Int64,
+    "calls": pl.UInt32,
+    "kept": pl.UInt32,
+    "reason": pl.String,
+    "parts": pl.String,
+    "rewards": pl.UInt32,
+}
+"""One line per rollout that a dataset saw: `calls` were there, `kept` became rows; `reason` where none did. `parts` is JSON
+{part: value}, the shares of agents and single rewards where later datasets compare with them. `rewards` are the evaluations of the reward's
+names that were there, NULL in datasets of earlier versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What the datasets under one folder have seen, one row per (rollout, attempt)."""
+
+    rows: pl.DataFrame
+    folders: tuple[Path, ...] = ()
+    """Of these datasets."""
+
+    @property
+    def used(self) -> pl.DataFrame:
+        """Rollouts with trained calls."""
+        return self.rows.filter(pl.col("kept") > 0)
+
+    @property
+    def dropped(self) -> pl.DataFrame:
+        """Rollouts that were seen and gave no row. They are looked at again, since a reward may have come."""
+        return self.rows.filter(pl.col("kept") == 0)
+
+    def history(self) -> pl.DataFrame:
+        """HISTORY: what the rollouts were worth as wholes, and in parts."""
+        whole = self.rows.drop_nulls("reward").with_columns(pl.lit("").alias("part"), pl.col("reward").alias("value"))
+        parts = [
+            {**{name: row[name] for name in HISTORY if name in row}, "part": part, "value": float(value)}
+            for row in self.rows.drop_nulls("parts").iter_rows(named=True)
+            for part, value in json.loads(row["parts"]).items()
+        ]
+        return pl.concat([whole.select(*HISTORY), pl.DataFrame(parts, schema=HISTORY)])
+
+
+def read_ledger(out: Path, *, only: Sequence[Path] | None = None) -> Ledger:
+    """The ledger of all datasets under `out`, or of the folders `only`."""
+    frames = [pl.DataFrame(schema=LEDGER)]
+    folders = tuple(dataset_dirs(out) if only is None else only)
+    for folder in folders:
+        path = ledger_path(folder)
+        try:
+            frames.append(pl.read_ndjson(path, schema=LEDGER))
+        except FileNotFoundError as error:
+            raise DatasetError(
+                f"{folder} has no {path}: what it used is unknown; put that back, or move the dataset away"
+            ) from error
+        except pl.exceptions.ComputeError as error:
+            raise DatasetError(f"{path} is malformed: {error}") from error
+    rows = (
+        pl.concat(frames)
+        .group_by(ROLLOUT_KEY, maintain_order=True)
+        .agg(
+            # A rollout that was first seen without a reward may have got one since.
+            pl.col("run_id", "round", "task_id", "reward", "end_ns").drop_nulls().last(),
+            pl.col("calls", "kept", "rewards").max(),
+            pl.col("reason").last(),
+            pl.col("parts").drop_nulls().last(),
+        )
+    )
+    return Ledger(rows.select(*LEDGER), folders)
+
+
+def write_ledger(folder: Path, rows: pl.DataFrame) -> None:
+    """Writes the lines of one dataset into the folder that describes it, sorted."""
+    with (folder / LEDGER_FILE).open("w", encoding="utf-8") as file:
+        for line in rows.select(*LEDGER).sort(*ROLLOUT_KEY).iter_rows(named=True):
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def next_round(out: Path) -> int:
+    """The next free number of a dataset folder."""
+    return max((round_of(folder.name) or 0 for folder in dataset_dirs(out)), default=-1) + 1
+
+
+def ledger_path(dataset: Path) -> Path:
+    """The ledger of a dataset."""
+    return about_dir(dataset) / LEDGER_FILE

@@ -1,0 +1,83 @@
+"""Datasets as they lie on disk: manifest, ledger and rows, read for inspection and export."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from trainspan_processing.dataset.ledger import LEDGER, ledger_path
+from trainspan_processing.tables import ROLLOUT_KEY, Schema
+from trainspan_schemas.dataset import READABLE_VERSIONS, dataset_dirs, manifest_path
+from trainspan_schemas.errors import DatasetError, UsageError
+
+__all__ = ["SEEN", "Published", "open_published"]
+
+SEEN: Final[Schema] = {name: kind for name, kind in LEDGER.items() if name != "parts"}
+"""What inspection needs of the ledger: one row per rollout that the dataset saw."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One dataset, of any version that can be read."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def stores(self) -> list[str]:
+        """The stores that it was built from."""
+        return [item["store"] for item in self.manifest["inputs"]]
+
+    def seen(self) -> pl.DataFrame:
+        """SEEN, sorted by rollout. Raises DatasetError where the ledger is missing or malformed."""
+        path = ledger_path(self.path)
+        try:
+            lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            rows = [[line.get(name) for name in SEEN] for line in lines]
+        except (OSError, ValueError, AttributeError) as error:
+            raise DatasetError(f"{path} cannot be read ({error}): the dataset is damaged; build it again") from error
+        return pl.DataFrame(rows, schema=SEEN, orient="row").sort(ROLLOUT_KEY)
+
+    def columns(self) -> list[str]:
+        """The names of the columns of its rows. Raises DatasetError if a file is missing or damaged."""
+        with self._undamaged() as files:
+            return list(pl.read_parquet_schema(files[0]))
+
+    def rows(self, columns: Sequence[str | pl.Expr]) -> pl.DataFrame:
+        """Columns of all rows, in their order; what is not asked for is not read.
+
+        Raises DatasetError if a file is missing or damaged.
+        """
+        with self._undamaged() as files:
+            return pl.concat([pl.scan_parquet(file).select(columns).collect() for file in files])
+
+    @contextmanager
+    def _undamaged(self) -> Iterator[list[Path]]:
+        """The files of rows, while they are read."""
+        try:
+            yield [self.path / file["name"] for file in self.manifest["files"]]
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise DatasetError(
+                f"{self.path} cannot be read ({error}): the dataset is damaged; build it again"
+            ) from error
+
+
+def open_published(path: Path) -> Published:
+    """The dataset at `path`, a folder such as `dataset/round-0003`. Raises UsageError if there is none."""
+    said = manifest_path(path)
+    try:
+        manifest: dict[str, Any] = json.loads(said.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        inside = [folder for folder in dataset_dirs(path) if manifest_path(folder).exists()]
+        hint = f"name one of its datasets, e.g. {inside[-1]}" if inside else f"there is no {said}"
+        raise UsageError(f"no dataset at {path}: {hint}") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{said} cannot be read: {error}") from error
+    if manifest.get("version") not in READABLE_VERSIONS:
+        known = " and ".join(map(str, READABLE_VERSIONS))
+        raise UsageError(f"{path} has version {manifest.get('version')}, this trainspan reads {known}")
+    return Published(path, manifest)

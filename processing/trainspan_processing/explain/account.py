@@ -1,0 +1,186 @@
+"""What is told of one rollout: plain values, ready to be printed, drawn or serialized."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainspan_processing.text.dialects import Message
+
+__all__ = [
+    "CallAccount",
+    "CreditAccount",
+    "EdgeAccount",
+    "ForeignAccount",
+    "Member",
+    "RolloutAccount",
+    "ToolAccount",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class CallAccount:
+    """One model call: P prompt tokens, C completion tokens."""
+
+    index: int
+    agent: str | None
+    turn: int
+    """Which call of its agent, from 0."""
+    span_id: str
+    policy_name: str | None
+    policy_version: int | None
+    temperature: float | None
+    finish_reason: str | None
+    start_s: float
+    """Seconds since the rollout began."""
+    seconds: float | None
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs: list[float]
+    reason: str | None
+    """Why it is not trained; None where it is."""
+    step_reward: float | None
+    """Its own, weighted and added up."""
+    value: float | None
+    """What the credit rule gave it."""
+    advantage: float | None
+    segment: int | None
+    """Which row of the merged rollout; None where it is not trained."""
+    prefix_len: int
+    """Prompt tokens that earlier calls of the segment hold already."""
+    continues: int | None
+    """Index of the call whose tokens are that prefix."""
+    broken: str | None
+    """Why it does not continue the call of its agent before it, though there is one; None where it does."""
+    messages: list[Message]
+    """The request, as the client's instrumentation recorded it; may be empty."""
+    answer: Message | None
+    prompt_text: str | None
+    """Text of `prompt_ids[prefix_len:]`; None without a tokenizer."""
+    pieces: list[str] | None
+    """(C,) text that each completion token adds; None without a tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignAccount:
+    """A model call of which only a client told, or whose tokens nobody recorded: another model's, mostly."""
+
+    model: str | None
+    agent: str | None
+    start_s: float
+    seconds: float | None
+    reason: str
+    """Why it is not trained."""
+    messages: list[Message]
+    answer: Message | None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAccount:
+    """One tool step of the agent."""
+
+    name: str
+    agent: str | None
+    start_s: float
+    seconds: float | None
+    failed: bool
+    arguments: str | None
+    result: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeAccount:
+    """One evaluation, and what it was bound to."""
+
+    name: str
+    score: float | None
+    source: str
+    at_s: float | None
+    """Seconds since the rollout began."""
+    on: str | None
+    """Name of the span that it was recorded on; None for one that names only the rollout."""
+    rule: str | None
+    """The binding rule; None where it does not count."""
+    why: str
+    """The rule in words, or why it does not count."""
+    call: int | None
+    """Index of the call that it rewards; None: the rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A rollout of the group that is compared."""
+
+    rollout_id: str
+    attempt: int
+    reward: float
+    calls: int
+    is_this: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CreditAccount:
+    """How the advantages came about."""
+
+    reward: float | None
+    """R of the rollout, None where nothing rewarded it."""
+    group_id: str | None
+    members: list[Member]
+    lines: list[str]
+    """The computation in numbers, one step a line."""
+    greatest: float
+    """Greatest |advantage| within the group, the scale of the colours; 0 where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutAccount:
+    """Everything about one (rollout, attempt)."""
+
+    rollout_id: str
+    attempt: int
+    run_id: str | None
+    round: int | None
+    task_id: str | None
+    split: str | None
+    status: str | None
+    reason: str | None
+    """Why none of its calls is trained; None where they may be."""
+    start_ns: int
+    seconds: float | None
+    calls: list[CallAccount]
+    foreign: list[ForeignAccount]
+    tools: list[ToolAccount]
+    edges: list[EdgeAccount]
+    credit: CreditAccount
+    decoded_with: str | None
+    """The model whose tokenizer was used."""
+    dataset: str | None
+    """The dataset that was asked about."""
+    agrees: bool | None
+    """Whether that dataset's rows hold exactly these advantages; None where none was asked about."""
+    unlike: int
+    """How many of the rollouts that the dataset compared are not in the stores, or have another reward there."""
+
+    @property
+    def verdict(self) -> str | None:
+        """Whether the dataset says the same, in words; None if none was asked about."""
+        if self.dataset is None:
+            return None
+        said = "its rows hold exactly these advantages" if self.agrees else "its rows hold OTHER advantages"
+        if not self.unlike:
+            return f"{self.dataset}: {said}"
+        many = (
+            f"{self.unlike} of the rollouts that it compared are"
+            if self.unlike > 1
+            else "1 rollout that it compared is"
+        )
+        return f"{self.dataset}: {said}; {many} not in these stores with the same reward"
+
+    def record(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @property
+    def agents(self) -> list[str]:
+        """In the order of their first calls."""
+        made = [(call.start_s, call.agent) for call in self.calls]
+        made += [(call.start_s, call.agent) for call in self.foreign]
+        return list(dict.fromkeys(agent or "–" for _, agent in sorted(made, key=lambda call: call[0])))

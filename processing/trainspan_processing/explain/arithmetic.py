@@ -1,0 +1,163 @@
+"""The credit computation of one rollout, step by step with its numbers put in."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Final
+
+from trainspan_processing.credit.baselines import BASELINES
+from trainspan_processing.credit.plan import GIGPO, Estimator, Plan
+from trainspan_processing.credit.rules import CREDITS
+
+__all__ = ["CreditedCall", "RewardPart", "Term", "credit_lines", "number", "reward_line"]
+
+_GIGPO: Final = (
+    "episode weight × norm(R) among the group + state weight × norm(G) among the group's calls in the same state. "
+    "arXiv 2505.10978."
+)
+_NOTHING_SAID: Final = {
+    "singleton_group": "there is only this one to compare with",
+    "zero_spread_group": "all that it is compared with has the same value",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPart:
+    """One reward that counts."""
+
+    name: str
+    score: float
+    weight: float
+    call: int | None
+    """None: the rollout's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """weight · (value − center) · scale, a summand of an advantage."""
+
+    label: str
+    value: float
+    center: float
+    scale: float
+    weight: float
+    drop: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CreditedCall:
+    """A call with a value."""
+
+    index: int
+    agent: str | None
+    advantage: float
+    terms: tuple[Term, ...]
+
+
+def number(value: float | None) -> str:
+    """Up to five significant digits, with a true minus sign."""
+    return "–" if value is None else f"{value:.5g}".replace("-", "−")
+
+
+def credit_lines(
+    plan: Plan,
+    parts: Sequence[RewardPart],
+    reward: float,
+    group: Sequence[float],
+    calls: Sequence[CreditedCall],
+    reward_function: str | None,
+) -> list[str]:
+    """R, the rule of each estimator, the group it is compared with, then every advantage.
+
+    `group` are the rewards of its group, its own among them; `reward_function` gave the rewards where it is not None.
+    """
+    agents = dict.fromkeys(call.agent for call in calls)
+    return [
+        reward_line(parts, reward, reward_function),
+        *_rules(plan, list(agents)),
+        f"group of {len(group)}: R is {_listed(group)}; mean {number(mean(group))}{_spread(group)}",
+        *_advantages(calls),
+    ]
+
+
+def reward_line(parts: Sequence[RewardPart], reward: float, function: str | None) -> str:
+    """How R adds up; `function` gave the rewards where it is not None."""
+    shown = []
+    for part in parts:
+        weight = "" if part.weight == 1.0 else f"{number(part.weight)} × "
+        whose = "rollout" if part.call is None else f"call {part.call}"
+        shown.append(f"{weight}{number(part.score)} ({part.name}, {whose})")
+    if function is not None:
+        shown.insert(0, f"what {function} returned")
+    made = f"R = {' + '.join(shown)}"
+    is_plain = function is None and len(parts) == 1 and parts[0].weight == 1.0
+    return made if is_plain else f"{made} = {number(reward)}"
+
+
+def _rules(plan: Plan, agents: Sequence[str | None]) -> list[str]:
+    if not plan.per_agent:
+        return _rule(plan.estimator, "")
+    by_agent: Mapping[str, Estimator] = plan.by_agent
+    return [line for agent in agents for line in _rule(by_agent.get(str(agent), plan.estimator), f"agent {agent}, ")]
+
+
+def _rule(estimator: Estimator, whose: str) -> list[str]:
+    credit = _GIGPO if estimator.credit == GIGPO else _first_line(CREDITS.get(estimator.credit))
+    baseline = _first_line(BASELINES.get(estimator.baseline))
+    return [f"{whose}credit {estimator.credit}: {credit}", f"{whose}baseline {estimator.baseline}: {baseline}"]
+
+
+def _first_line(function: object) -> str:
+    """What a rule's docstring says first."""
+    text = (getattr(function, "__doc__", None) or "a function of your own").strip()
+    return text.splitlines()[0].replace("`", "")
+
+
+def _spread(group: Sequence[float]) -> str:
+    return f", standard deviation {number(stdev(group))}" if len(group) > 1 else ""
+
+
+def _advantages(calls: Sequence[CreditedCall]) -> list[str]:
+    lines = []
+    for same in _alike(calls):
+        saying = [term for term in same[0].terms if term.drop is None]
+        if saying:
+            several = len(saying) > 1
+            shown = " + ".join(_term(term, labelled=several) for term in saying)
+        else:
+            drop = same[0].terms[0].drop if same[0].terms else None
+            shown = f"0, since {_NOTHING_SAID.get(drop or '', drop or 'nothing gave it a value')}"
+        lines.append(f"A({_indexes(same)}) = {shown}{f' = {number(same[0].advantage)}' if saying else ''}")
+    return lines
+
+
+def _term(term: Term, *, labelled: bool) -> str:
+    less = f"− {number(term.center)}" if term.center >= 0 else f"+ {number(-term.center)}"
+    shown = f"({number(term.value)} {less})"
+    if term.scale != 1.0:
+        shown = f"{shown} / {number(1.0 / term.scale)}" if term.scale else f"{shown} × 0"
+    elif term.weight == 1.0 and not labelled:
+        shown = shown[1:-1]
+    if term.weight != 1.0:
+        shown = f"{number(term.weight)} × {shown}"
+    return f"{term.label} {shown}" if labelled else shown
+
+
+def _alike(calls: Sequence[CreditedCall]) -> list[list[CreditedCall]]:
+    """Runs of consecutive calls that were credited alike."""
+    runs: list[list[CreditedCall]] = []
+    for call in calls:
+        if runs and (runs[-1][-1].terms, runs[-1][-1].advantage) == (call.terms, call.advantage):
+            runs[-1].append(call)
+        else:
+            runs.append([call])
+    return runs
+
+
+def _indexes(calls: Sequence[CreditedCall]) -> str:
+    return f"call {calls[0].index}" if len(calls) == 1 else f"calls {calls[0].index} to {calls[-1].index}"
+
+
+def _listed(values: Sequence[float], most: int = 16) -> str:
+    shown = ", ".join(number(value) for value in values[:most])
+    return f"{shown}{f', … {len(values) - most} more' if len(values) > most else ''}"

@@ -1,0 +1,214 @@
+"""From evidence to account: names the rules, places the calls in their segments, decodes the tokens."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from trainspan_processing.build.merge_failures import cause_of
+from trainspan_processing.explain.account import (
+    CallAccount,
+    CreditAccount,
+    ForeignAccount,
+    Member,
+    RolloutAccount,
+    ToolAccount,
+)
+from trainspan_processing.explain.arithmetic import CreditedCall, Term, credit_lines, reward_line
+from trainspan_processing.explain.evidence import Evidence, Key, seconds
+from trainspan_processing.explain.reward_edges import reward_parts, tell_edges
+from trainspan_processing.explain.tool_steps import tool_step
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
+from trainspan_processing.text.dialects import messages_of
+from trainspan_processing.text.token_text import Decoder
+
+__all__ = ["tell"]
+
+_EXCERPT: Final = 12
+"""Tokens shown of each side where two calls depart."""
+
+
+def tell(evidence: Evidence, decoder: Decoder | None) -> RolloutAccount:
+    """The account of the rollout; `decoder` is used where its vocabulary covers all of the rollout's ids."""
+    rollout = evidence.rollout
+    start_ns = rollout["start_ns"] or 0
+    if decoder is not None and not decoder.covers(_all_ids(evidence.calls)):
+        decoder = None
+    return RolloutAccount(
+        **{name: rollout[name] for name in (*ROLLOUT_KEY, "run_id", "round", "task_id", "split", "status", "reason")},
+        start_ns=start_ns,
+        seconds=seconds(start_ns, rollout["end_ns"]),
+        calls=_calls(evidence, start_ns, decoder),
+        foreign=_foreign(evidence, start_ns),
+        tools=_tools(evidence, start_ns),
+        edges=tell_edges(evidence, start_ns),
+        credit=_credit(evidence),
+        decoded_with=decoder.model if decoder else None,
+        dataset=str(evidence.dataset.path) if evidence.dataset else None,
+        agrees=evidence.agrees,
+        unlike=evidence.unlike,
+    )
+
+
+def _all_ids(calls: pl.DataFrame) -> Iterable[int]:
+    for name in ("prompt_ids", "completion_ids"):
+        if name in calls.columns:
+            yield from (value for value in calls[name].list.max().drop_nulls())
+
+
+def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None) -> list[CallAccount]:
+    rows = {} if evidence.rows is None else {(row["trace_id"], row["span_id"]): row for row in evidence.rows.to_dicts()}
+    before = {(row["segment_id"], row["segment_pos"]): row["call_index"] for row in rows.values()}
+    broken = _broken(rows, decoder)
+    twins = {
+        row[:2]: row[2:]
+        for row in evidence.survey.twins.calls.select(*SPAN_KEY, "twin_trace_id", "twin_span_id").iter_rows()
+        if row[3] is not None
+    }
+    told = []
+    for call in evidence.calls.iter_rows(named=True):
+        key = (call["trace_id"], call["span_id"])
+        row = rows.get(key)
+        spoken = evidence.texts.get(twins.get(key, key)) or evidence.texts.get(key)
+        inputs, outputs = messages_of(spoken.attributes) if spoken else ([], [])
+        prompt, completion = call["prompt_ids"] or [], call["completion_ids"] or []
+        prefix_len = row["prefix_len"] if row else 0
+        told.append(
+            CallAccount(
+                index=call["call_index"],
+                agent=call["agent"],
+                turn=call["turn"],
+                span_id=call["span_id"],
+                policy_name=call["policy_name"],
+                policy_version=call["policy_version"],
+                temperature=call["temperature"],
+                finish_reason=call["finish_reason"],
+                start_s=(call["start_ns"] - start_ns) / 1e9,
+                seconds=seconds(call["start_ns"], call["end_ns"]),
+                prompt_ids=prompt,
+                completion_ids=completion,
+                logprobs=call["logprobs"] or [],
+                reason=call["reason"],
+                step_reward=call["reward"],
+                value=call["return"],
+                advantage=call["advantage"],
+                segment=row["segment_id"] if row else None,
+                prefix_len=prefix_len,
+                continues=before.get((row["segment_id"], row["segment_pos"] - 1)) if row else None,
+                broken=broken.get(key),
+                messages=inputs,
+                answer=outputs[-1] if outputs else None,
+                prompt_text=decoder.text(prompt[prefix_len:]) if decoder else None,
+                pieces=decoder.pieces(completion) if decoder else None,
+            )
+        )
+    return told
+
+
+def _broken(rows: Mapping[Key, dict[str, Any]], decoder: Decoder | None) -> dict[Key, str]:
+    """What kept each call that opens a segment from continuing its agent's call before it."""
+    found: dict[Key, str] = {}
+    last: dict[str | None, dict[str, Any]] = {}
+    for key, row in rows.items():
+        before = last.get(row["agent"])
+        last[row["agent"]] = row
+        if before is None or row["segment_pos"]:
+            continue
+        prompt, *earlier = (
+            np.array(ids, dtype=np.int32) for ids in (row["prompt_ids"], before["prompt_ids"], before["completion_ids"])
+        )
+        cause, at = cause_of((earlier[0], earlier[1]), prompt)
+        was, now = (_excerpt(ids[at : at + _EXCERPT].tolist(), decoder) for ids in (np.concatenate(earlier), prompt))
+        found[key] = (
+            f"{cause}: departs from call {before['call_index']} at token {at}, where {was} stood and {now} stands"
+        )
+    return found
+
+
+def _excerpt(ids: list[int], decoder: Decoder | None) -> str:
+    if not ids:
+        return "nothing"
+    return repr(decoder.text(ids)) if decoder else " ".join(map(str, ids))
+
+
+def _foreign(evidence: Evidence, start_ns: int) -> list[ForeignAccount]:
+    reasons = {(row[0], row[1]): row[2] for row in evidence.draft.others.select(*SPAN_KEY, "reason").iter_rows()}
+    told = []
+    for call in evidence.own(evidence.survey.others).sort("start_ns", "span_id").iter_rows(named=True):
+        key = (call["trace_id"], call["span_id"])
+        spoken = evidence.texts.get(key)
+        inputs, outputs = messages_of(spoken.attributes) if spoken else ([], [])
+        told.append(
+            ForeignAccount(
+                model=call["model"],
+                agent=call["agent"],
+                start_s=(call["start_ns"] - start_ns) / 1e9,
+                seconds=seconds(call["start_ns"], call["end_ns"]),
+                reason=reasons.get(key, "no_token_ids"),
+                messages=inputs,
+                answer=outputs[-1] if outputs else None,
+            )
+        )
+    return told
+
+
+def _tools(evidence: Evidence, start_ns: int) -> list[ToolAccount]:
+    told = []
+    for span in sorted(evidence.texts.values(), key=lambda span: span.start_ns):
+        if step := tool_step(span.attributes, span.name):
+            name, arguments, result = step
+            agent = span.attributes.get("gen_ai.agent.name")
+            told.append(
+                ToolAccount(
+                    name=name,
+                    agent=agent if isinstance(agent, str) else None,
+                    start_s=(span.start_ns - start_ns) / 1e9,
+                    seconds=seconds(span.start_ns, span.end_ns),
+                    failed=span.failed,
+                    arguments=arguments,
+                    result=result,
+                )
+            )
+    return told
+
+
+def _credit(evidence: Evidence) -> CreditAccount:
+    draft = evidence.draft
+    own = evidence.own(draft.compared)
+    if own.is_empty():
+        why = evidence.rollout["reason"] or "it made no call"
+        reward = evidence.rollout["reward"]
+        total = [] if reward is None else [reward_line(reward_parts(evidence), reward, evidence.settings.reward)]
+        return CreditAccount(reward, None, [], [*total, f"not compared with others: {why}"], 0.0)
+    group_id, rollout = own.select("group_id", "rollout").row(0)
+    group = draft.compared.filter(pl.col("group_id") == group_id).sort("rollout")
+    members = [
+        Member(row["rollout_id"], row["attempt"], row["reward"], row["n_calls"], row["rollout"] == rollout)
+        for row in group.iter_rows(named=True)
+    ]
+    advantages = draft.calls.filter(pl.col("group_id") == group_id)["advantage"].abs()
+    greatest = advantages.max() if advantages.len() else None
+    reward = evidence.rollout["reward"]
+    lines = credit_lines(
+        draft.plan,
+        reward_parts(evidence),
+        reward,
+        [member.reward for member in members],
+        _credited(evidence, rollout),
+        evidence.settings.reward,
+    )
+    return CreditAccount(reward, group_id, members, lines, greatest if isinstance(greatest, float) else 0.0)
+
+
+def _credited(evidence: Evidence, rollout: int) -> list[CreditedCall]:
+    terms: dict[int, list[Term]] = {}
+    for row in evidence.draft.terms.filter(pl.col("rollout") == rollout).iter_rows(named=True):
+        label = " ".join(filter(None, (row["reward_name"], row["term"])))
+        term = Term(label, row["value"], row["center"], row["scale"], row["weight"], row["drop"])
+        terms.setdefault(row["position"], []).append(term)
+    valued = evidence.calls.filter(pl.col("advantage").is_not_null())
+    return [
+        CreditedCall(row["call_index"], row["agent"], row["advantage"], tuple(terms.get(row["position"], ())))
+        for row in valued.iter_rows(named=True)
+    ]

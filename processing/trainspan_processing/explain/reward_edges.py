@@ -1,0 +1,99 @@
+"""Reward edges of one rollout in words: which evaluation fell on what by which rule, and which do not count."""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.explain.account import EdgeAccount
+from trainspan_processing.explain.arithmetic import RewardPart
+from trainspan_processing.explain.evidence import Evidence, seconds
+from trainspan_processing.rewards.status_rewards import STATUS_RULE
+from trainspan_processing.tables import SPAN_KEY
+
+__all__ = ["RULES", "reward_parts", "tell_edges"]
+
+RULES: Final[Mapping[str, str]] = {
+    "rollout": "it says so, names only the rollout, or is on the rollout's or a process's own span",
+    "response": "it names the response of this call",
+    "call": "it is on the call's own span",
+    "twin": "it is on the client's span of this call",
+    "step": "it is on another span, and this is the latest call under it or under its parent that finished before",
+    "fallback": "it is on another span, and no call had finished under it or its parent: so it is the rollout's",
+    "status": "the rollout failed, and [dataset] status_rewards gives its status a reward in place of any other",
+    "overlong": "the call ended by length, and [dataset] overlong punishes that",
+    "air:tool_error": "a tool step failed after this call asked for it",
+    "air:parse_error": "what this call wrote could not be parsed",
+    "air:repeated_call": "this call asked for a tool with an input that it had asked with before",
+}
+"""Binding rule → what it says, in words."""
+
+
+def tell_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
+    """The rewards that count, then what does not, each with its reason."""
+    index = evidence.call_index
+    same = ["name", "score", "source", "time_ns"]
+    this_attempt = pl.col("attempt").fill_null(evidence.rollout["attempt"]) == evidence.rollout["attempt"]
+    stored = evidence.survey.evaluations.filter((pl.col("rollout_id") == evidence.rollout["rollout_id"]) & this_attempt)
+    bound = evidence.own(evidence.draft.rewarded.edges).sort("time_ns", "name", "score", nulls_last=True)
+    recorded = stored.sort("untrusted", maintain_order=True).unique(same, keep="first").select(*same, *SPAN_KEY)
+    told = []
+    for edge in bound.join(recorded, on=same, how="left", nulls_equal=True, maintain_order="left").iter_rows(
+        named=True
+    ):
+        span = evidence.texts.get((edge["trace_id"], edge["span_id"]))
+        told.append(
+            EdgeAccount(
+                name=edge["name"],
+                score=edge["score"],
+                source=edge["source"],
+                at_s=seconds(start_ns, edge["time_ns"]),
+                on=span.name if span else None,
+                rule=edge["rule"],
+                why=RULES.get(str(edge["rule"]), str(edge["rule"])),
+                call=index.get((edge["call_trace_id"], edge["call_span_id"])),
+            )
+        )
+    for row in stored.join(bound, on=same, how="anti", nulls_equal=True).sort("time_ns", "name").iter_rows(named=True):
+        span = evidence.texts.get((row["trace_id"], row["span_id"]))
+        told.append(
+            EdgeAccount(
+                name=row["name"],
+                score=row["score"],
+                source=row["source"],
+                at_s=seconds(start_ns, row["time_ns"]),
+                on=span.name if span else None,
+                rule=None,
+                why=_why_not(evidence, row["name"], row["score"], untrusted=bool(row["untrusted"])),
+                call=None,
+            )
+        )
+    return told
+
+
+def _why_not(evidence: Evidence, name: str, score: float | None, *, untrusted: bool) -> str:
+    if evidence.settings.reward is not None:
+        return f"rewards come from {evidence.settings.reward} instead"
+    names = [reward.name for reward in evidence.draft.plan.rewards]
+    if name not in names:
+        return f"the reward is called {' or '.join(names)} (--reward-name)"
+    if score is None or not math.isfinite(score):
+        return "it has no score that is a number"
+    if untrusted:
+        return "its sender may not reward this rollout: it is no runner, and no process that the user started"
+    if (evidence.own(evidence.draft.rewarded.edges)["rule"] == STATUS_RULE).any():
+        return "[dataset] status_rewards gives the rollout's status a reward in place of any other"
+    return "the rollout has a judge, and only the judge's own event counts"
+
+
+def reward_parts(evidence: Evidence) -> list[RewardPart]:
+    """The rewards that R adds up."""
+    weights = {reward.name: reward.weight for reward in evidence.draft.plan.rewards}
+    index = evidence.call_index
+    return [
+        RewardPart(
+            row["name"], row["score"], weights[row["name"]], index.get((row["call_trace_id"], row["call_span_id"]))
+        )
+        for row in evidence.own(evidence.draft.rewarded.edges).sort("time_ns", "name").iter_rows(named=True)
+    ]

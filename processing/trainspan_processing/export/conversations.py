@@ -1,0 +1,138 @@
+"""What was said in a rollout: its model calls as text, in order, from whatever recorded them."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.text.chat_messages import ChatMessage, chat_messages, tools_of
+from trainspan_processing.text.dialects import messages_of
+from trainspan_schemas import keys
+
+__all__ = ["Speech", "SpokenSpan", "read_speech", "spoken_calls"]
+
+_OPERATIONS: Final = (keys.OPERATION_CHAT, keys.OPERATION_TEXT_COMPLETION, "generate_content")
+_COLUMNS: Final = ["trace_id", "span_id", "parent_span_id", "start_ns", "status_code", "attributes"]
+_ROLLOUTS_PER_READ: Final = 500
+_CUT_OFF: Final = {"length", "max_tokens", "content_filter", "error", "abort", "cancelled", "incomplete"}
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenSpan:
+    """A span as it is stored."""
+
+    trace_id: str
+    span_id: str
+    parent_span_id: str | None
+    start_ns: int
+    failed: bool
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """One model call: what was asked and what was answered, as chat messages or as text."""
+
+    agent: str | None
+    model: str | None
+    prompt: list[ChatMessage] | str
+    answer: list[ChatMessage] | str
+    is_whole: bool
+    """The answer ended by itself; one that was cut off teaches to stop in the middle."""
+    tools: tuple[str, ...] = ()
+    """JSON of each tool that was offered."""
+
+
+def spoken_calls(spans: Sequence[SpokenSpan]) -> list[Speech]:
+    """The calls that clients' instrumentations recorded with their messages, by start time.
+
+    Two instrumentations that recorded one call, one inside of the other or by the same response id, count once: the one that
+    says more. Of several choices the first is the answer. A call that failed, or of which no messages were kept, is left out.
+    """
+    told = [span for span in spans if _is_model_call(span.attributes)]
+    same = _same_calls(told, {(span.trace_id, span.span_id): span.parent_span_id for span in spans})
+    best: dict[object, tuple[int, SpokenSpan]] = {}
+    tools: dict[object, list[dict[str, Any]]] = {}
+    for span in told:
+        call = same[span.trace_id, span.span_id]
+        tools[call] = tools.get(call) or tools_of(span.attributes)
+        inputs, outputs = messages_of(span.attributes)
+        if span.failed or not inputs or not outputs:
+            continue
+        size = len(json.dumps([inputs, outputs]))
+        if call not in best or size > best[call][0]:
+            best[call] = (size, span)
+    ordered = sorted(best.items(), key=lambda item: (item[1][1].start_ns, item[1][1].span_id))
+    return [_speech(span, tools[call]) for call, (_, span) in ordered]
+
+
+def read_speech(source: Source, rollouts: Sequence[tuple[str, int]]) -> Iterator[tuple[tuple[str, int], list[Speech]]]:
+    """((rollout_id, attempt), its spoken calls) of each of `rollouts`, some at a time in memory."""
+    for start in range(0, len(rollouts), _ROLLOUTS_PER_READ):
+        wanted = rollouts[start : start + _ROLLOUTS_PER_READ]
+        found: dict[tuple[str, int], list[SpokenSpan]] = {key: [] for key in wanted}
+        of_trace: dict[str, set[tuple[str, int]]] = {}
+        nameless: list[SpokenSpan] = []
+        for batch in source.read("spans", Selection(rollout_ids=sorted({key[0] for key in wanted})), _COLUMNS):
+            for trace_id, span_id, parent, start_ns, status, text in batch.select(_COLUMNS).iter_rows():
+                attributes = json.loads(text or "{}")
+                span = SpokenSpan(trace_id, span_id, parent, start_ns, status == 2, attributes)
+                rollout_id = attributes.get(keys.ROLLOUT_ID)
+                if rollout_id is None:
+                    nameless.append(span)
+                    continue
+                key = (rollout_id, int(attributes.get(keys.ATTEMPT) or 0))
+                of_trace.setdefault(trace_id, set()).add(key)
+                if key in found:
+                    found[key].append(span)
+        for span in nameless:
+            owners = of_trace.get(span.trace_id, set())
+            if len(owners) == 1 and (owner := next(iter(owners))) in found:
+                found[owner].append(span)
+        for key in wanted:
+            yield key, spoken_calls(found[key])
+
+
+def _is_model_call(attributes: Mapping[str, Any]) -> bool:
+    return (
+        attributes.get(keys.GEN_AI_OPERATION) in _OPERATIONS
+        or attributes.get("llm.request.type") in ("chat", "completion")
+        or attributes.get("openinference.span.kind") == "LLM"
+    )
+
+
+def _same_calls(
+    told: Sequence[SpokenSpan], parents: Mapping[tuple[str, str], str | None]
+) -> dict[tuple[str, str], object]:
+    """Span → what it shares with other recordings of its call: a response id, else the outermost model call span."""
+    keys_told = {(span.trace_id, span.span_id) for span in told}
+    outermost: dict[tuple[str, str], tuple[str, str]] = {}
+    responses: dict[tuple[str, str], str] = {}
+    for span in told:
+        root = place = (span.trace_id, span.span_id)
+        for _ in range(len(parents)):
+            parent = parents.get(place)
+            if parent is None:
+                break
+            place = (span.trace_id, parent)
+            root = place if place in keys_told else root
+        outermost[span.trace_id, span.span_id] = root
+        if isinstance(response := span.attributes.get(keys.GEN_AI_RESPONSE_ID), str):
+            responses.setdefault(root, response)
+    return {key: responses.get(root, root) for key, root in outermost.items()}
+
+
+def _speech(span: SpokenSpan, tools: Sequence[dict[str, Any]]) -> Speech:
+    inputs, outputs = messages_of(span.attributes)
+    reasons = span.attributes.get(keys.GEN_AI_FINISH_REASONS) or [outputs[0].get("finish_reason")]
+    agent = span.attributes.get(keys.GEN_AI_AGENT_NAME)
+    model = span.attributes.get(keys.GEN_AI_REQUEST_MODEL) or span.attributes.get("llm.model_name")
+    return Speech(
+        agent=agent if isinstance(agent, str) else None,
+        model=model if isinstance(model, str) else None,
+        prompt=chat_messages(inputs),
+        answer=chat_messages(outputs[:1]),
+        is_whole=not (set(map(str, reasons)) & _CUT_OFF if isinstance(reasons, list) else str(reasons) in _CUT_OFF),
+        tools=tuple(json.dumps(tool, ensure_ascii=False, sort_keys=True) for tool in tools),
+    )

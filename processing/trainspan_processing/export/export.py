@@ -1,0 +1,183 @@
+"""Reads the rollouts of a dataset or a store, makes examples of them, and writes the file."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import polars as pl
+
+from trainspan_processing.dataset.ledger import LEDGER, Ledger
+from trainspan_processing.dataset.published import Published
+from trainspan_processing.export.candidates import Candidate, Examples, preference_pairs, supervised_examples
+from trainspan_processing.export.conversations import Speech, read_speech
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.rewards.rollout_rewards import reward_rollouts
+from trainspan_processing.text.token_text import Decoder
+from trainspan_processing.traces.trace_index import Clock, take_survey
+from trainspan_schemas.dataset import MANIFEST, manifest_path
+from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.settings import DatasetSettings
+
+__all__ = ["ExportRequest", "Exported", "Kind", "export"]
+
+Kind = Literal["sft", "dpo"]
+
+_MAKERS: Final = {"sft": supervised_examples, "dpo": preference_pairs}
+_NO_TEXT: Final = (
+    "no client's instrumentation recorded the messages: see that the agent's keeps them (OpenTelemetry's own: "
+    "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true), or decode the tokens of a dataset with --form text"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """What to export."""
+
+    kind: Kind
+    out: Path
+    stores: Sequence[str]
+    """Where the messages are, as paths or grpc:// addresses."""
+    dataset: Published | None
+    """Its rollouts with their rewards; None: all complete rewarded rollouts of the stores."""
+    settings: DatasetSettings
+    """How a store's rollouts are rewarded."""
+    run_id: str | None = None
+    round: int | None = None
+    min_reward: float | None = None
+    agents: frozenset[str] = frozenset()
+    """Only these agents' calls; empty: all."""
+    decoder: Decoder | None = None
+    """Text from token ids instead of recorded messages; needs a dataset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A written file."""
+
+    path: Path
+    examples: int
+    groups: int
+    groups_used: int
+    skipped: Mapping[str, int]
+
+
+def export(request: ExportRequest, clock: Clock) -> Exported:
+    """Writes `out` (JSON lines) and `out`.manifest.json.
+
+    Raises UsageError where `out` exists, DatasetError where no example came of the rollouts, StoreError where a store cannot
+    be read.
+    """
+    if request.out.exists():
+        raise UsageError(f"{request.out} exists: remove it, or choose another name")
+    if request.decoder is not None and request.dataset is None:
+        raise UsageError("--form text decodes the tokens of a dataset's rows: name a dataset, not a store")
+    if request.decoder is not None and request.dataset is not None:
+        examples = _made(request, _candidates_of(request.dataset), _decoded(request.dataset, request.decoder))
+    else:
+        with Source(request.stores, allow_behind=True) as source:
+            candidates = _candidates_of(request.dataset) if request.dataset else _candidates_in(source, request, clock)
+            examples = _made(request, candidates, dict(read_speech(source, [each.key for each in candidates])))
+    if not examples.rows:
+        raise DatasetError(f"no example came of {examples.groups} groups: {_why(examples)}")
+    _write(request, examples)
+    return Exported(
+        request.out, len(examples.rows), examples.groups, examples.groups_used, dict(examples.skipped.most_common())
+    )
+
+
+def _made(
+    request: ExportRequest, candidates: Sequence[Candidate], said: Mapping[tuple[str, int], Sequence[Speech]]
+) -> Examples:
+    groups: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault(candidate.group, []).append(candidate)
+    make = _MAKERS[request.kind]
+    return make(groups, lambda key: said.get(key, ()), min_reward=request.min_reward, agents=request.agents)
+
+
+def _why(examples: Examples) -> str:
+    if not examples.groups:
+        return "no rollout is complete, of status ok and rewarded"
+    if examples.skipped["no_text"]:
+        return _NO_TEXT
+    return ", ".join(f"{reason} {count}" for reason, count in examples.skipped.most_common())
+
+
+def _candidates_of(dataset: Published) -> list[Candidate]:
+    """The rollouts that the dataset compared, whether they gave rows or had nothing to be compared with."""
+    return _grouped(dataset.seen().filter(pl.col("reward").is_not_null()))
+
+
+def _candidates_in(source: Source, request: ExportRequest, clock: Clock) -> list[Candidate]:
+    selection = Selection(request.run_id, request.round)
+    nothing_used = Ledger(pl.DataFrame(schema=LEDGER))
+    survey = take_survey(source, selection, nothing_used, now_ns=clock.now_ns(), settle_s=request.settings.settle_s)
+    rollouts = reward_rollouts(source, survey, request.settings).rollouts
+    return _grouped(rollouts.filter(pl.col("reason").is_null()).sort("rollout_id", "attempt"))
+
+
+def _grouped(rollouts: pl.DataFrame) -> list[Candidate]:
+    """The rollouts of one task in one round are a group; one without a task is its own."""
+    columns = ["rollout_id", "attempt", "run_id", "round", "task_id", "reward"]
+    return [
+        Candidate(
+            rollout_id,
+            attempt,
+            json.dumps([run_id, round_, task_id] if task_id is not None else [rollout_id, attempt]),
+            reward,
+        )
+        for rollout_id, attempt, run_id, round_, task_id, reward in rollouts.select(columns).iter_rows()
+    ]
+
+
+def _decoded(dataset: Published, decoder: Decoder) -> dict[tuple[str, int], list[Speech]]:
+    """The rows of the dataset as text: exactly the tokens that were sampled, after exactly their prompt."""
+    said: dict[tuple[str, int], list[Speech]] = {}
+    columns = ["rollout_id", "attempt", "agent", "policy_name", "prompt_ids", "completion_ids", "finish_reason"]
+    for rollout_id, attempt, agent, model, prompt, completion, finish in dataset.rows(columns).iter_rows():
+        if not decoder.covers(prompt) or not decoder.covers(completion):
+            raise DatasetError(
+                f"{decoder.model} has another vocabulary than the rows of {dataset.path}: name their model"
+            )
+        call = Speech(agent, model, decoder.text(prompt), decoder.text(completion), finish != "length")
+        said.setdefault((rollout_id, attempt), []).append(call)
+    return said
+
+
+def _write(request: ExportRequest, examples: Examples) -> None:
+    """Writes the manifest, then the examples under a temporary name, and renames them."""
+    source: dict[str, Any] = {"stores": list(request.stores)}
+    if request.dataset is not None:
+        path = request.dataset.path
+        source = {
+            "dataset": str(path),
+            "sha256": hashlib.sha256(manifest_path(path).read_bytes()).hexdigest(),
+            **source,
+        }
+    manifest = {
+        "kind": request.kind,
+        "source": source,
+        "min_reward": request.min_reward,
+        "agents": sorted(request.agents),
+        "decoded_with": request.decoder.model if request.decoder else None,
+        "examples": len(examples.rows),
+        "groups": examples.groups,
+        "groups_used": examples.groups_used,
+        "skipped": dict(examples.skipped.most_common()),
+        "sources": examples.sources,
+    }
+    request.out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = request.out.with_name(f".{request.out.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            for row in examples.rows:
+                file.write(json.dumps(row, ensure_ascii=True) + "\n")
+        beside = request.out.with_name(f"{request.out.name}.{MANIFEST}")
+        beside.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(request.out)
+    finally:
+        temporary.unlink(missing_ok=True)

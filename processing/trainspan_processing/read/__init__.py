@@ -1,0 +1,1 @@
+"""The stores, read over Arrow Flight in bounded batches."""

@@ -1,0 +1,118 @@
+"""Which rollouts a selection holds and how large they are, read before anything else of them.
+
+A store is gone through in chunks of whole rollouts, so that memory follows the chunk and not the store.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.read.locations import Extents
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.tables import ROLLOUT_KEY, Schema, compact, empty
+
+__all__ = ["Inventory", "spans_per_chunk", "take_inventory"]
+
+_SMALLEST_CHUNK: Final = 40_960
+_LARGEST_CHUNK: Final = 147_456
+
+_IDENTITY: Final = ["run_id", "round", "task_id"]
+_KEY: Final = [*ROLLOUT_KEY, "trace_id", *_IDENTITY]
+_HOLDINGS: Final[Schema] = {
+    "rollout_id": pl.String,
+    "attempt": pl.Int32,
+    "trace_id": pl.String,
+    "run_id": pl.String,
+    "round": pl.Int32,
+    "task_id": pl.String,
+    "calls": pl.UInt32,
+    "spans": pl.UInt32,
+}
+_READ: Final[Schema] = {**_HOLDINGS, "first_seq": pl.Int64, "last_seq": pl.Int64, "is_selected": pl.Boolean}
+"""Columns asked of the read `holdings`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What there is."""
+
+    holdings: pl.DataFrame
+    """rollout_id, attempt, trace_id, run_id, round, task_id, `calls` and other `spans` (u32): a row per trace and identity."""
+
+    def calls_of(self, rollouts: pl.DataFrame) -> pl.DataFrame:
+        """rollout_id, attempt and the number of `calls` (u32) that each of `rollouts` has."""
+        counted = self.holdings.group_by(ROLLOUT_KEY).agg(pl.col("calls").sum().cast(pl.UInt32))
+        return counted.join(rollouts, on=ROLLOUT_KEY, how="semi").select(*ROLLOUT_KEY, "calls")
+
+    def without(self, rollouts: pl.DataFrame) -> "Inventory":
+        """Without these (rollout_id, attempt), but for those that share a trace with another one."""
+        others = self.holdings.join(rollouts, on=ROLLOUT_KEY, how="anti")
+        if others.height == self.holdings.height:
+            return self
+        return self.of(others.select("rollout_id"))
+
+    def of(self, rollouts: pl.DataFrame) -> "Inventory":
+        """Only the rollouts with these `rollout_id`s, and those that share a trace with one of them."""
+        related = _related(self.holdings)
+        kept = related.join(rollouts, on="rollout_id", how="semi").select("relation")
+        kept = related.join(kept, on="relation", how="semi").select("rollout_id")
+        return replace(self, holdings=self.holdings.join(kept, on="rollout_id", how="semi"))
+
+    def sizes(self) -> pl.DataFrame:
+        """rollout_id and the number of `items` (u32) stored of it, calls and other spans."""
+        items = (pl.col("calls").sum() + pl.col("spans").sum()).cast(pl.UInt32).alias("items")
+        return self.holdings.group_by("rollout_id").agg(items)
+
+    def chunks(self) -> list[list[str]]:
+        """Rollout ids, in the order of datasets, in chunks of about `spans_per_chunk` spans.
+
+        Rollouts that share a trace stay together: what is above a call may belong to another one.
+        """
+        sized = self.holdings.group_by("rollout_id").agg(
+            pl.col(*_IDENTITY).drop_nulls().first(), (pl.col("calls").sum() + pl.col("spans").sum()).alias("size")
+        )
+        sized = sized.join(_related(self.holdings), on="rollout_id").sort(*_IDENTITY, "rollout_id")
+        sized = sized.with_columns((pl.col("size").cum_sum() - pl.col("size")).alias("before"))
+        limit = spans_per_chunk(int(sized["size"].sum()))
+        chunk = (pl.col("before").first().over("relation") // limit).alias("chunk")
+        parts = sized.with_columns(chunk).sort("chunk", maintain_order=True)
+        return [part["rollout_id"].to_list() for part in parts.partition_by("chunk", maintain_order=True)]
+
+
+def spans_per_chunk(spans: int) -> int:
+    """The size of a chunk, of so many spans in all: what stays in memory of all calls leaves the less for one chunk."""
+    return max(_SMALLEST_CHUNK, _LARGEST_CHUNK - spans // 16)
+
+
+def take_inventory(source: Source, selection: Selection) -> Inventory:
+    """Counts what the selection holds, and tells the source where that lies."""
+    held = [
+        batch.with_columns(pl.col("attempt").fill_null(0)).select(
+            "store", *(pl.col(name).cast(kind) for name, kind in _READ.items())
+        )
+        for batch in source.read("holdings", selection, list(_READ))
+    ]
+    rows = pl.concat(held) if held else empty({"store": pl.UInt8, **_READ})
+    source.extents = Extents.of(rows, source.reached)
+    shown = rows.filter(pl.col("is_selected") & source.is_within("first_seq"))
+    counted = shown.group_by(_KEY, maintain_order=True).agg(pl.col("calls", "spans").sum())
+    return Inventory(compact(counted))
+
+
+def _related(holdings: pl.DataFrame) -> pl.DataFrame:
+    """rollout_id and `relation`: the least id of the rollouts that it shares a trace with, over any number of steps."""
+    pairs = holdings.select("rollout_id", "trace_id").unique()
+    alone = pairs.select("rollout_id").unique().with_columns(pl.col("rollout_id").alias("relation"))
+    shared = pairs.filter(pl.len().over("trace_id") > 1)
+    if shared.is_empty():
+        return alone
+    linked = pairs.join(shared, on="rollout_id", how="semi").with_columns(pl.col("rollout_id").alias("relation"))
+    while True:
+        nearer = linked.with_columns(pl.col("relation").min().over("trace_id"))
+        nearer = nearer.with_columns(pl.col("relation").min().over("rollout_id"))
+        if nearer["relation"].equals(linked["relation"]):
+            break
+        linked = nearer
+    found = linked.select("rollout_id", "relation").unique()
+    return pl.concat([alone.join(found, on="rollout_id", how="anti"), found])

@@ -1,0 +1,193 @@
+"""Reads one or several stores over Arrow Flight, in batches of bounded size."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import polars as pl
+
+from trainspan_processing.read.locations import Extents
+from trainspan_processing.tables import SPAN_KEY
+from trainspan_schemas.errors import StoreError
+from trainspan_schemas.store import open_store
+
+__all__ = ["Selection", "Source"]
+
+BATCH_BYTES = 16 * 1024 * 1024
+IDS_PER_READ = 10_000
+SEQS_PER_READ = 10_000
+WAIT_MS = 10_000
+_PLACED_READS = ("spans", "calls", "evaluations")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows a read asks for; None: all."""
+
+    run_id: str | None = None
+    round: int | None = None
+    rollout_ids: Sequence[str] | None = None
+    without_rollout: bool = False
+    """Only what belongs to no rollout."""
+
+    def parameters(self) -> Iterator[dict[str, Any]]:
+        """The parameters of one or, for many ids, several reads."""
+        fixed: dict[str, Any] = {
+            key: value for key, value in (("run_id", self.run_id), ("round", self.round)) if value is not None
+        }
+        if self.without_rollout:
+            fixed["without_rollout"] = True
+        if self.rollout_ids is None:
+            yield fixed
+            return
+        for start in range(0, len(self.rollout_ids), IDS_PER_READ):
+            yield {**fixed, "rollout_ids": list(self.rollout_ids[start : start + IDS_PER_READ])}
+
+
+@dataclass(slots=True)
+class Source:
+    """The stores of one command, opened as a context manager; a store without a collector gets one meanwhile.
+
+    Raises StoreError where a store does not exist, cannot be reached, or lags behind what it acknowledged
+    (unless `allow_behind`).
+    """
+
+    stores: Sequence[str]
+    allow_behind: bool = False
+    watermarks: dict[int, int] = field(default_factory=dict)
+    """Store number → highest `seq` that a read has seen, or the one that is held."""
+    is_held: bool = False
+    """Whether reads leave out what came after the watermarks: then all of them show the stores at one moment."""
+    reached: dict[int, int] = field(default_factory=dict)
+    """Store number → highest `seq` of the store, as far as reads have shown it."""
+    extents: Extents | None = None
+    """Where rollouts lie, once they were counted; reads of some of them then leave out the rest of the store."""
+    _clients: list[Any] = field(default_factory=list)
+    _options: list[Any] = field(default_factory=list)
+    _exit: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def __enter__(self) -> "Source":
+        from pyarrow import flight
+
+        with contextlib.ExitStack() as stack:
+            for store in self.stores:
+                endpoint = stack.enter_context(open_store(store))
+                client = flight.connect(endpoint.location, **endpoint.connect_options)
+                self._options.append(flight.FlightCallOptions(headers=endpoint.call_headers))
+                stack.callback(client.close)
+                self._clients.append(client)
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exit.close()
+
+    def read(
+        self, name: str, selection: Selection, columns: Sequence[str], *, store: int | None = None, **more: object
+    ) -> Iterator[pl.DataFrame]:
+        """Batches of the read `name`, each with the column `store`; from all stores, or the one numbered `store`.
+
+        `more` are further parameters of the read.
+        """
+        is_cut = self.is_held and name in _PLACED_READS
+        wanted = list(dict.fromkeys((*columns, "seq"))) if is_cut else list(columns)
+        for number in range(len(self._clients)) if store is None else (store,):
+            for parameters in selection.parameters():
+                asked = {**parameters, **self._places(name, number, parameters), **more, "columns": wanted}
+                ticket = {"read": name, "parameters": asked, "wait_ms": WAIT_MS}
+                for batch in self._stream(number, ticket):
+                    yield self._up_to_watermark(number, batch).select(*columns, "store") if is_cut else batch
+
+    def tokens(self, store: int, seqs: Sequence[int], columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        """Batches of the read `tokens`: of the calls with these `seq` in the store numbered `store`."""
+        for start in range(0, len(seqs), SEQS_PER_READ):
+            asked = {"seqs": list(seqs[start : start + SEQS_PER_READ]), "columns": list(columns)}
+            yield from self._stream(store, {"read": "tokens", "parameters": asked, "wait_ms": WAIT_MS})
+
+    def query(self, sql: str) -> Iterator[pl.DataFrame]:
+        """Batches of one SELECT, from all stores; rows with a `seq` are cut at the watermark if it is held."""
+        for number in range(len(self._clients)):
+            for batch in self._stream(number, {"sql": sql, "wait_ms": WAIT_MS}):
+                yield self._up_to_watermark(number, batch) if "seq" in batch.columns else batch
+
+    def is_within(self, seq: str) -> pl.Expr:
+        """Whether the column `seq` of a frame with `store` is within the held watermarks; true if none is held."""
+        if not self.is_held:
+            return pl.lit(value=True)
+        last = pl.col("store").replace_strict(self.watermarks, default=None, return_dtype=pl.Int64)
+        return (pl.col(seq) <= last).fill_null(value=False)
+
+    def attributes(self, spans: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        """trace_id, span_id and `attributes` of `spans` (with `store`, `seq`, trace_id, span_id), in batches, in any order.
+
+        A span that a richer one has replaced meanwhile gives that one's attributes, one that is gone gives no row.
+        """
+        for (store,), part in spans.partition_by("store", as_dict=True).items():
+            for rows in part.select("seq", *SPAN_KEY).iter_slices(IDS_PER_READ):
+                yield from self._attributes(int(str(store)), rows)
+
+    def _attributes(self, store: int, left: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        by_number = f"seq IN ({','.join(map(str, left['seq'].to_list()))})"
+        traces = left["trace_id"].unique().to_list()
+        by_trace = "trace_id IN ({})".format(",".join(f"'{trace_id}'" for trace_id in traces))
+        for condition in (by_number, by_trace):
+            sql = f"SELECT trace_id, span_id, attributes FROM spans WHERE {condition}"
+            for batch in self._stream(store, {"sql": sql, "wait_ms": WAIT_MS}):
+                yield batch.join(left, on=SPAN_KEY, how="semi").select(*SPAN_KEY, "attributes")
+                left = left.join(batch, on=SPAN_KEY, how="anti")
+            if left.is_empty():
+                return
+
+    def _up_to_watermark(self, number: int, batch: pl.DataFrame) -> pl.DataFrame:
+        if not self.is_held:
+            return batch
+        return batch.filter(pl.col("seq") <= self.watermarks.get(number, 0))
+
+    def _places(self, name: str, number: int, parameters: Mapping[str, Any]) -> dict[str, object]:
+        if self.extents is None or "rollout_ids" not in parameters or name not in _PLACED_READS:
+            return {}
+        return self.extents.parameters(number, parameters["rollout_ids"])
+
+    def _stream(self, number: int, ticket: dict[str, Any]) -> Iterator[pl.DataFrame]:
+        import pyarrow as pa
+        from pyarrow import flight
+
+        try:
+            reader = self._clients[number].do_get(flight.Ticket(json.dumps(ticket).encode()), self._options[number])
+            self._check_watermark(number, reader.schema.metadata or {})
+            pending: list[Any] = []
+            size = 0
+            for chunk in reader:
+                pending.append(chunk.data)
+                size += chunk.data.nbytes
+                if size >= BATCH_BYTES:
+                    yield self._frame(number, pending)
+                    pending, size = [], 0
+            if pending:
+                yield self._frame(number, pending)
+        except pa.ArrowException as error:
+            message = str(error).strip().splitlines()[0]
+            raise StoreError(f"store {self.stores[number]}: reading failed: {message}") from error
+
+    def _frame(self, number: int, batches: list[Any]) -> pl.DataFrame:
+        import pyarrow as pa
+
+        frame = pl.from_arrow(pa.Table.from_batches(batches))
+        assert isinstance(frame, pl.DataFrame)
+        return frame.with_columns(pl.lit(number, dtype=pl.UInt8).alias("store"))
+
+    def _check_watermark(self, number: int, metadata: dict[bytes, bytes]) -> None:
+        reached = int(metadata.get(b"watermark", b"0"))
+        self.reached[number] = max(reached, self.reached.get(number, 0))
+        if not self.is_held:
+            self.watermarks[number] = self.reached[number]
+        if metadata.get(b"behind") == b"true" and not self.allow_behind:
+            raise StoreError(
+                f"store {self.stores[number]} has not loaded all that it acknowledged (reached seq {reached}): "
+                "try again in a moment, or build from what is there with --allow-behind"
+            )

@@ -1,0 +1,56 @@
+"""The second pass: reads tokens chunk by chunk, so that memory does not grow with the dataset."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.read.source import Source
+from trainspan_processing.tables import PAYLOAD, ROLLOUT_KEY, SPAN_KEY, empty
+
+__all__ = ["chunk_number", "chunks_of_rollouts", "read_payload"]
+
+CALLS_PER_CHUNK: Final = 8_192
+TOKENS_PER_CHUNK: Final = 8_388_608
+"""32 MiB of ids; a chunk is held in memory a few times over."""
+
+
+def chunk_number(calls: pl.Expr, tokens: pl.Expr) -> pl.Expr:
+    """The chunk (u32) of each item, of the numbers of calls and tokens (u32) that it has, in order.
+
+    It follows from the items before, not from the stores: the same rows give the same bytes. A chunk has about CALLS_PER_CHUNK
+    calls or TOKENS_PER_CHUNK tokens, whichever comes first, and at least one item.
+    """
+
+    def before(count: pl.Expr) -> pl.Expr:
+        return count.cast(pl.Int64).cum_sum() - count
+
+    # Both grow: a chunk ends where either passes the next multiple of its bound.
+    passed = pl.struct(before(calls) // CALLS_PER_CHUNK, (before(tokens) // TOKENS_PER_CHUNK).alias("tokens"))
+    return passed.rle_id()
+
+
+def chunks_of_rollouts(calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """`calls` (sorted by rollout) in chunks of whole rollouts, in order."""
+    if calls.is_empty():
+        return
+    sizes = calls.group_by(ROLLOUT_KEY, maintain_order=True).agg(pl.len().alias("calls"), pl.col("n_tokens").sum())
+    numbers = sizes.select(*ROLLOUT_KEY, chunk_number(pl.col("calls"), pl.col("n_tokens")).alias("chunk"))
+    numbered = calls.join(numbers, on=ROLLOUT_KEY, nulls_equal=True, maintain_order="left")
+    yield from numbered.partition_by("chunk", maintain_order=True, include_key=False)
+
+
+def read_payload(
+    source: Source, calls: pl.DataFrame, columns: Sequence[str] = tuple(PAYLOAD), answers: pl.DataFrame | None = None
+) -> pl.DataFrame:
+    """PAYLOAD (its `columns`) of `calls` (with `store` and `seq`); `answers` is that of calls that only clients recorded."""
+    schema = {name: PAYLOAD[name] for name in columns}
+    frames = [empty(schema)]
+    if answers is not None and answers.height:
+        frames.append(answers.join(calls.select(SPAN_KEY), on=SPAN_KEY, how="semi").select(*schema))
+    for (store,), part in calls.drop_nulls("seq").partition_by("store", as_dict=True).items():
+        frames += [
+            batch.select(pl.col(name).cast(kind) for name, kind in schema.items())
+            for batch in source.tokens(int(str(store)), part["seq"].sort().to_list(), columns)
+        ]
+    return pl.concat(frames)

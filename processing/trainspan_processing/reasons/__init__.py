@@ -1,0 +1,1 @@
+"""Why a call is not trained: one named, counted reason each."""

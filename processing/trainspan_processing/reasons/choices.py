@@ -1,0 +1,85 @@
+"""Several answers to one request (n > 1, best of n): which of them the agent went on with.
+
+An answer was used if the prompt of a later call of its rollout begins with its whole sequence, token for token. If that
+holds for no answer of a request, nothing tells which one was used (it was the last request, or the history was rewritten),
+and all of them count as used.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from trainspan_processing.build.lineage import Tokens
+from trainspan_processing.read.source import Source
+from trainspan_processing.read.tokens import chunks_of_rollouts, read_payload
+from trainspan_processing.reasons.drop_reasons import admitted_reasons, call_reason
+from trainspan_processing.reasons.overlong import is_overlong
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, empty
+from trainspan_processing.traces.trace_index import Survey
+from trainspan_schemas.errors import UsageError
+from trainspan_schemas.settings import DatasetSettings
+
+__all__ = ["CHOICES", "check_choices", "unused", "unused_overlong"]
+
+CHOICES: Final = ("used", "all")
+
+
+def check_choices(name: str) -> str:
+    """The setting. Raises UsageError for an unknown one."""
+    if name not in CHOICES:
+        raise UsageError(f"choices = {name!r}: take one of {', '.join(CHOICES)}")
+    return name
+
+
+def unused_overlong(source: Source, survey: Survey, settings: DatasetSettings) -> pl.DataFrame:
+    """trace_id, span_id of the answers cut off by length that the agent did not use (`unused`).
+
+    Only of rollouts with such an answer beside others to the same request are tokens read.
+    """
+    nothing = pl.lit(None, dtype=pl.String)
+    signed = survey.rollouts.select(*ROLLOUT_KEY, pl.col("is_signed").alias("rollout_is_signed"))
+    calls = survey.calls.join(signed, on=ROLLOUT_KEY, how="left", maintain_order="left")
+    reason = call_reason(admitted_reasons(settings.admit))
+    sound = calls.with_columns(nothing.alias("rollout_reason")).filter(reason.is_null())
+    request = [*ROLLOUT_KEY, "response_id"]
+    several = pl.col("response_id").is_not_null() & (pl.len().over(request) > 1) & is_overlong().any().over(request)
+    asked = sound.join(sound.filter(several).select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
+    asked = asked.with_columns(pl.struct(ROLLOUT_KEY).rank("dense").alias("rollout"))
+    found = [empty(dict.fromkeys(SPAN_KEY, pl.String))]
+    for chunk in chunks_of_rollouts(asked):
+        payload = read_payload(source, chunk, (*SPAN_KEY, "prompt_ids", "completion_ids"), survey.answers)
+        whole = chunk.join(payload, on=SPAN_KEY, how="left", maintain_order="left")
+        found.append(whole.filter(unused(whole) & is_overlong()).select(SPAN_KEY))
+    return pl.concat(found)
+
+
+def unused(calls: pl.DataFrame) -> pl.Series:
+    """(C,) whether each call is an answer that the agent did not use although it used another one to the same request.
+
+    `calls` have rollout (u32), response_id, position, prompt_ids and completion_ids, in the order of rollouts and positions.
+    """
+    prompts, completions = Tokens.of(calls["prompt_ids"]), Tokens.of(calls["completion_ids"])
+    rows = calls.select("rollout", "response_id", "position").with_row_index("row")
+    several = rows.filter(pl.col("response_id").is_not_null() & (pl.len().over("rollout", "response_id") > 1))
+    found = np.zeros(calls.height, dtype=np.bool_)
+    if several.is_empty():
+        return pl.Series("unused", found)
+    ends = dict(rows.group_by("rollout").agg(pl.col("row").max() + 1).iter_rows())
+    for (rollout, _), answers in several.group_by("rollout", "response_id", maintain_order=True):
+        same = answers["row"].to_list()
+        later = range(same[-1] + 1, ends[rollout])
+        used = [_is_used(row, later, prompts, completions) for row in same]
+        if any(used):
+            found[[row for row, is_used in zip(same, used, strict=True) if not is_used]] = True
+    return pl.Series("unused", found)
+
+
+def _is_used(row: int, later: Iterable[int], prompts: Tokens, completions: Tokens) -> bool:
+    prompt, completion = prompts[row], completions[row]
+    start, end = len(prompt), len(prompt) + len(completion)
+    return len(completion) > 0 and any(
+        np.array_equal(prompts[call][start:end], completion) and np.array_equal(prompts[call][:start], prompt)
+        for call in later
+    )

@@ -1,0 +1,244 @@
+"""Takes account of every call, and fails loudly where too few are trainable."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.dataset.ledger import LEDGER, Ledger
+from trainspan_processing.reasons.advice import ADVICE
+from trainspan_processing.reasons.drop_reasons import GROUP_REASONS
+from trainspan_processing.tables import ROLLOUT_KEY
+from trainspan_schemas.errors import DatasetError, NothingToTrainError
+from trainspan_schemas.settings import DatasetSettings
+
+__all__ = [
+    "Accounts",
+    "check_outcome",
+    "check_policies",
+    "late_calls",
+    "late_evaluations",
+    "ledger_lines",
+    "lines_to_write",
+    "take_accounts",
+]
+
+_EXPECTED: Final = {
+    *(
+        "internal",
+        "not_selected",
+        "validation",
+        "late_after_consumed",
+        "superseded_by_retry",
+        "overlong",
+        "unused_choice",
+    ),
+    *GROUP_REASONS,
+}
+"""Reasons that were asked for, or that say nothing against the agent or the setup, and so do not lower the coverage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """Every call that was looked at, by what became of it."""
+
+    kept: int
+    dropped: Mapping[str, int]
+    """Reason → calls."""
+    rollouts_kept: int
+    rollouts_seen: int
+    dropped_rollouts: Mapping[str, int]
+    """Reason → rollouts that gave no row."""
+    rollouts_without_calls: int
+    """Of status ok and rewarded, but with nothing to train."""
+    pending_calls: int
+    """Calls of rollouts that may still be arriving, dropped for reasons that would lower the coverage."""
+    pending_rollouts: int
+
+    @property
+    def seen(self) -> int:
+        return self.kept + sum(self.dropped.values())
+
+    @property
+    def coverage(self) -> float | None:
+        """Share kept of the calls that could be expected to be trainable; None where there are none."""
+        lost = sum(count for reason, count in self.dropped.items() if reason not in _EXPECTED) - self.pending_calls
+        return self.kept / (self.kept + lost) if self.kept + lost else None
+
+    @property
+    def is_without_contrast(self) -> bool:
+        """Whether sound calls were found, and only the lack of different rewards kept them out."""
+        return set(self.dropped) <= _EXPECTED and any(reason in self.dropped for reason in GROUP_REASONS)
+
+    @property
+    def figures(self) -> dict[str, object]:
+        """Those of the manifest that there would have been."""
+        dropped = dict(sorted(self.dropped.items(), key=lambda item: (-item[1], item[0])))
+        return {
+            "rollouts_seen": self.rollouts_seen,
+            "calls_seen": self.seen,
+            "calls_trainable": self.kept,
+            "coverage": self.coverage,
+            "dropped": dropped,
+        }
+
+    def worst(self) -> tuple[str, int]:
+        """The reason that excluded most calls, before those that are to be expected."""
+        return max(self.dropped.items(), key=lambda item: (item[0] not in _EXPECTED, item[1], item[0]))
+
+
+def ledger_lines(
+    fates: pl.DataFrame, rollouts: pl.DataFrame, parts: pl.DataFrame, ledger: Ledger, *, recount: bool
+) -> pl.DataFrame:
+    """One line per rollout seen (LEDGER and `pending`) from the calls' FATES.
+
+    `parts` have rollout_id, attempt, part and value.
+    Unless `recount`, rollouts that an earlier dataset saw and dropped, and that are dropped again without a new call, were
+    counted there and are left out.
+    """
+    is_kept = pl.col("reason").is_null()
+    per_rollout = fates.group_by(ROLLOUT_KEY, maintain_order=True).agg(
+        pl.col("calls").sum(),
+        pl.col("calls").filter(is_kept).sum().alias("kept"),
+        pl.col("reason").filter(~is_kept).sort_by(pl.col("first").filter(~is_kept)).first().alias("call_reason"),
+    )
+    facts = rollouts.select(*ROLLOUT_KEY, "run_id", "round", "task_id", "reward", "end_ns", "pending", "reason")
+    lines = facts.join(per_rollout, on=ROLLOUT_KEY, how="full", coalesce=True).with_columns(
+        pl.col("calls", "kept").fill_null(0),
+        pl.col("pending").fill_null(False),
+    )
+    lines = lines.with_columns(
+        pl.when(pl.col("kept") == 0).then(pl.coalesce("reason", "call_reason")).alias("reason"),
+        # Only rewards that were compared make history for a running mean.
+        pl.when(pl.col("reason").is_null()).then("reward").alias("reward"),
+    ).drop("call_reason")
+    lines = lines.join(_parts_as_json(parts), on=ROLLOUT_KEY, how="left")
+    if recount:
+        return lines
+    before = ledger.dropped.select(*ROLLOUT_KEY, pl.col("calls").alias("calls_before"))
+    old_news = (pl.col("kept") == 0) & (pl.col("calls") <= pl.col("calls_before"))
+    return lines.join(before, on=ROLLOUT_KEY, how="left").filter(~old_news.fill_null(False)).drop("calls_before")
+
+
+def _parts_as_json(parts: pl.DataFrame) -> pl.DataFrame:
+    """rollout_id, attempt, `parts`; the whole rollout is no part."""
+    named: dict[tuple[str, int], dict[str, float]] = {}
+    for rollout_id, attempt, part, value in (
+        parts.select(*ROLLOUT_KEY, "part", "value").filter(pl.col("part") != "").iter_rows()
+    ):
+        named.setdefault((rollout_id, attempt), {})[part] = value
+    rows = [(*key, json.dumps(shares, sort_keys=True, ensure_ascii=False)) for key, shares in named.items()]
+    return pl.DataFrame(rows, schema={name: LEDGER[name] for name in (*ROLLOUT_KEY, "parts")}, orient="row")
+
+
+def late_calls(now: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
+    """Used rollouts (rollout_id, attempt, the `calls` they have now) with the number of calls that came `late`: after their
+    dataset was built."""
+    counted = ledger.rows.select(*ROLLOUT_KEY, pl.col("calls").alias("counted"))
+    return (
+        now.join(counted, on=ROLLOUT_KEY)
+        .filter(pl.col("calls") > pl.col("counted"))
+        .with_columns((pl.col("calls") - pl.col("counted")).alias("late"))
+        .select(*ROLLOUT_KEY, "calls", "late")
+    )
+
+
+def late_evaluations(now: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
+    """rollout_id, `rewards` and the number that came `late`, after the dataset that used the rollout was built.
+
+    `now` has rollout_id and the evaluations of the reward's names (`rewards`) that there are.
+    """
+    counted = ledger.used.group_by("rollout_id").agg(pl.col("rewards").max().alias("counted"))
+    return (
+        now.join(counted, on="rollout_id")
+        .filter(pl.col("rewards") > pl.col("counted"))
+        .select("rollout_id", "rewards", (pl.col("rewards") - pl.col("counted")).alias("late"))
+    )
+
+
+def take_accounts(fates: pl.DataFrame, lines: pl.DataFrame, late: pl.DataFrame) -> Accounts:
+    """The sums over FATES of the rollouts in `lines`; `late` are calls of rollouts that were used before."""
+    counted = fates.join(lines, on=ROLLOUT_KEY, how="semi")
+    dropped = dict(counted.drop_nulls("reason").group_by("reason").agg(pl.col("calls").sum()).iter_rows())
+    if late.height:
+        dropped["late_after_consumed"] = int(late["late"].sum())
+    rowless = lines.filter(pl.col("kept") == 0)
+    pending = lines.filter("pending")
+    may_come = counted.filter(~pl.col("reason").is_in(sorted(_EXPECTED))).join(pending, on=ROLLOUT_KEY, how="semi")
+    return Accounts(
+        kept=int(lines["kept"].sum()),
+        dropped=dropped,
+        rollouts_kept=lines.height - rowless.height,
+        rollouts_seen=lines.height,
+        dropped_rollouts=dict(rowless.drop_nulls("reason").group_by("reason").len().iter_rows()),
+        rollouts_without_calls=rowless.filter(pl.col("reason").is_null()).height,
+        pending_calls=int(may_come["calls"].sum()),
+        pending_rollouts=pending.height,
+    )
+
+
+def lines_to_write(lines: pl.DataFrame, late: pl.DataFrame, late_rewards: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
+    """LEDGER rows of a new dataset: pending rollouts get none, so that the next dataset counts them."""
+    seen_again = late.select(*ROLLOUT_KEY, pl.col("calls").alias("calls_now"))
+    heard_again = late_rewards.select("rollout_id", pl.col("rewards").alias("rewards_now"))
+    later = (
+        ledger.used.join(seen_again, on=ROLLOUT_KEY, how="left")
+        .join(heard_again, on="rollout_id", how="left")
+        .filter(pl.col("calls_now").is_not_null() | pl.col("rewards_now").is_not_null())
+        .with_columns(
+            pl.lit(0, dtype=pl.UInt32).alias("kept"),
+            pl.when(pl.col("calls_now").is_not_null()).then(pl.lit("late_after_consumed")).alias("reason"),
+            pl.lit(None, dtype=pl.String).alias("parts"),
+            pl.coalesce("calls_now", "calls").alias("calls"),
+            pl.coalesce("rewards_now", "rewards").alias("rewards"),
+        )
+    )
+    return pl.concat([frame.select(*LEDGER) for frame in (lines.filter(~pl.col("pending")), later)])
+
+
+def check_outcome(
+    accounts: Accounts, settings: DatasetSettings, where: str, function_error: str | None, *, may_be_empty: bool
+) -> None:
+    """Raises NothingToTrainError where no call is trainable, or fewer than `min_coverage` of those that could be.
+
+    `may_be_empty`: a round in which every reward is the same is a dataset without rows, not a failure.
+    """
+    if not accounts.seen:
+        raise NothingToTrainError(
+            f"no call in {where} is waiting for a dataset: run the agent first (`trainspan rollout --help`)",
+            accounts.figures,
+        )
+    if not accounts.kept and not (may_be_empty and accounts.is_without_contrast):
+        worst, count = accounts.worst()
+        raise NothingToTrainError(
+            f"none of {accounts.seen} calls in {where} is trainable; most excluded by {worst} ({count}): "
+            f"{_advice(worst, function_error)}",
+            accounts.figures,
+        )
+    share = accounts.coverage
+    if share is not None and share < settings.min_coverage:
+        worst, count = accounts.worst()
+        raise NothingToTrainError(
+            f"only {share:.0%} of the calls in {where} are trainable, --min-coverage is {settings.min_coverage:.0%}; "
+            f"most excluded by {worst} ({count}): {_advice(worst, function_error)}",
+            accounts.figures,
+        )
+
+
+def check_policies(rows: Mapping[str, int], where: str) -> None:
+    """Raises DatasetError if the rows (policy → number) are of several policies: a dataset trains one model."""
+    if len(rows) > 1:
+        counted = ", ".join(f"{name} ({count})" for name, count in sorted(rows.items()))
+        raise DatasetError(
+            f"the trainable calls in {where} are of {len(rows)} policies: {counted}; a dataset is of one policy: name it with "
+            "--policies, and give each policy an --out of its own, since a folder uses a rollout once"
+        )
+
+
+def _advice(reason: str, function_error: str | None) -> str:
+    known: Mapping[str, str] = {str(name): text for name, text in ADVICE.items()}
+    if reason == "judge_error" and function_error:
+        return f"the reward function {function_error}"
+    return known.get(reason, "see docs/processing.md")

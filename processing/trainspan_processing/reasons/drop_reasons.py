@@ -1,0 +1,163 @@
+"""Why a call is not trained: exactly one reason per dropped call, the first of this order that applies.
+
+1. `internal`, `no_boundary`, `not_selected`, `untrusted`, `unsigned`: the call is no agent's, nothing says which rollout it
+   belongs to, it is none of the agents and policies asked for, it came with an agent's token instead of the policy server's,
+   or its caller named a rollout without the signature of the runner that began it
+2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status where it is not ok and no
+   reward is given for that, `judge_error`, `untrusted_reward` (its only rewards are untrusted), `no_reward`
+3. `redacted`, `ended_by_server`, `incomplete`, `overlong` (where such calls are masked), `not_delivered`,
+   `attributes_dropped`, `multimodal`, `constrained`, `greedy`, `sampling_truncated`, `unstated_sampling`
+4. `no_token_ids`, `no_logprobs`, `mixed_versions`, `stale`, `too_long`, `unused_choice` (choices.py)
+5. `singleton_group`, `zero_spread_group`: the call is sound, but its rollout has nothing to be compared with
+`late_after_consumed` is counted by the ledger: such calls belong to rollouts that an earlier dataset used. `group_unfinished`
+is that of calls with nothing against them whose group waits (waiting.py).
+"""
+
+import json
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.reasons.overlong import is_overlong
+from trainspan_schemas import keys
+from trainspan_schemas.errors import UsageError
+
+__all__ = [
+    "GROUP_REASONS",
+    "UNTRUSTED_REWARD",
+    "admitted_reasons",
+    "call_reason",
+    "early_reason",
+    "rollout_reason",
+    "token_reason",
+]
+
+GROUP_REASONS: Final = ("singleton_group", "zero_spread_group")
+
+UNTRUSTED_REWARD: Final = "untrusted_reward"
+
+_ADMISSIBLE: Final = ("unsigned", "unstated_sampling", "untrusted", UNTRUSTED_REWARD)
+_CUT_OFF: Final = ["abort", "cancelled", "error", "incomplete"]
+_GREEDY_BELOW: Final = 1e-5  # vLLM samples greedily below it
+
+
+def _first(rules: list[tuple[str, pl.Expr]]) -> pl.Expr:
+    """The name of the first rule that holds, else NULL."""
+    return pl.coalesce([pl.when(condition.fill_null(False)).then(pl.lit(name)) for name, condition in rules])
+
+
+def early_reason() -> pl.Expr:
+    """Reason of a rollout (the rollout table with `selected`) that has nothing to do with how it ended."""
+    early = [
+        ("not_selected", ~pl.col("selected")),
+        ("validation", pl.col("split") == "val"),
+        ("superseded_by_retry", pl.col("superseded")),
+        ("unfinished", ~pl.col("complete")),
+    ]
+    return _first(early)
+
+
+def rollout_reason() -> pl.Expr:
+    """Reason of a rollout (the table with `reward`, `reward_failed`, `reward_untrusted`, and `teaches`, whether it is ok or has
+    a reward in spite of its status), NULL where it may be trained."""
+    status = pl.when(~pl.col("teaches")).then(pl.col("status"))
+    late = [
+        ("judge_error", pl.col("reward_failed")),
+        (UNTRUSTED_REWARD, pl.col("reward").is_null() & pl.col("reward_untrusted")),
+        ("no_reward", pl.col("reward").is_null()),
+    ]
+    return pl.coalesce(early_reason(), status, _first(late))
+
+
+def admitted_reasons(text: str | None) -> frozenset[str]:
+    """The reasons that the user admits, from `[dataset] admit`. Raises UsageError for one that cannot be admitted."""
+    names = frozenset(name.strip() for name in (text or "").split(",") if name.strip())
+    if unknown := sorted(names - set(_ADMISSIBLE)):
+        raise UsageError(f"admit = {unknown[0]!r}: what can be admitted is {', '.join(_ADMISSIBLE)}")
+    return names
+
+
+def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool = False) -> pl.Expr:
+    """Reason of a call (CALLS with `rollout_reason`, `rollout_is_signed` and `selected`), as far as it shows without the tokens."""
+    temperature = pl.col("temperature")
+    truncated = (
+        (pl.col("top_p") < 1)
+        | (pl.col("top_k") > 0)
+        | (pl.col("min_p") > 0)
+        | (pl.col("frequency_penalty") != 0)
+        | (pl.col("presence_penalty") != 0)
+        | (pl.col("repetition_penalty") != 1)
+    )
+    whose = [
+        ("internal", pl.col("internal")),
+        ("no_boundary", pl.col("rollout_id").is_null() | pl.col("no_boundary")),
+        ("not_selected", ~pl.col("selected")),
+        ("untrusted", pl.col("untrusted")),
+        ("unsigned", pl.col("rollout_is_signed") & ~pl.col("is_signed")),
+    ]
+    how = [
+        ("redacted", pl.col("redacted")),
+        ("ended_by_server", pl.col("finish_reason") == keys.ENDED_BY_SERVER),
+        ("incomplete", pl.col("finish_reason").is_in(_CUT_OFF) | pl.col("finish_reason").is_null()),
+        ("overlong", is_overlong() & mask_overlong),
+        ("not_delivered", ~pl.col("delivered")),
+        ("attributes_dropped", pl.col("dropped_attributes") > 0),
+        ("multimodal", pl.col("multimodal")),
+        ("constrained", pl.col("constrained")),
+        ("greedy", temperature < _GREEDY_BELOW),
+        # Penalties too: they change the distribution in a way that the trainer cannot repeat.
+        ("sampling_truncated", truncated),
+        ("unstated_sampling", pl.col("sampling_unstated")),
+    ]
+    whose, how = ([rule for rule in rules if rule[0] not in admitted] for rules in (whose, how))
+    return pl.coalesce(_first(whose), pl.col("rollout_reason"), _first(how))
+
+
+def token_reason(newest_version: int | None, max_staleness: int | None, max_tokens: int | None) -> pl.Expr:
+    """Reason of a call that its tokens show (CALLS joined with PAYLOAD)."""
+    completion, logprobs = pl.col("completion_ids"), pl.col("logprobs")
+    finite = logprobs.list.eval(pl.element().is_finite()).list.all()
+    # Raw log-probabilities are those at temperature 1, whatever was sampled with; an unknown mode may be raw.
+    of_sampled = (pl.col("logprobs_mode") == "processed").fill_null(False) | (pl.col("temperature") == 1.0)
+    rules = [
+        (
+            "no_token_ids",
+            (pl.col("prompt_ids").list.len().fill_null(0) == 0) | (completion.list.len().fill_null(0) == 0),
+        ),
+        ("no_logprobs", (logprobs.list.len() != completion.list.len()).fill_null(True) | ~finite | ~of_sampled),
+        ("mixed_versions", ~_spans_are_exact()),
+    ]
+    if max_staleness is not None and newest_version is not None:
+        oldest = newest_version - max_staleness
+        rules.append(("stale", pl.col("policy_version").is_null() | (pl.col("policy_version") < oldest)))
+    if max_tokens is not None:
+        rules.append(("too_long", pl.col("prompt_ids").list.len() + completion.list.len() > max_tokens))
+    return _first(rules)
+
+
+def _spans_are_exact() -> pl.Expr:
+    """Whether `policy_version_spans`, where given, is [[version, first, end], …] over the whole completion."""
+    return (
+        pl.when(pl.col("policy_version_spans").is_not_null())
+        .then(
+            pl.struct("policy_version_spans", pl.col("completion_ids").list.len().alias("length")).map_batches(
+                lambda rows: pl.Series([_covers(row) for row in rows], dtype=pl.Boolean), return_dtype=pl.Boolean
+            )
+        )
+        .otherwise(True)
+    )
+
+
+def _covers(row: dict[str, object]) -> bool:
+    text = row["policy_version_spans"]
+    if not isinstance(text, str):
+        return True
+    try:
+        spans = [(int(version), int(first), int(end)) for version, first, end in json.loads(text)]
+    except (ValueError, TypeError):
+        return False
+    edges = [0, *(end for _, _, end in spans)]
+    return (
+        all(first == edge < end for (_, first, end), edge in zip(spans, edges, strict=False))
+        and edges[-1] == row["length"]
+    )

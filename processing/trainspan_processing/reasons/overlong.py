@@ -1,0 +1,64 @@
+"""Calls that end by length: kept, masked, or punished. DAPO, arXiv 2503.14476, section 3.4."""
+
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.rewards.binding import EDGES
+from trainspan_processing.tables import ROLLOUT_KEY
+from trainspan_schemas.errors import UsageError
+from trainspan_schemas.settings import DatasetSettings
+
+__all__ = ["OVERLONG", "is_overlong", "overlong_edges", "overlong_mode", "overlong_penalty"]
+
+OVERLONG: Final = "overlong"
+"""The name of the penalty among the rewards, its rule, and the reason of calls that are masked."""
+
+_MODES: Final = ("keep", "mask", "punish")
+_GREATEST_PENALTY: Final = 1.0
+"""That of an answer beyond the limit, equation 13."""
+
+
+def overlong_mode(settings: DatasetSettings) -> str:
+    """`keep`, `mask` or `punish`. Raises UsageError for another one, and for a penalty that would do nothing."""
+    if settings.overlong not in _MODES:
+        raise UsageError(f"overlong = {settings.overlong!r}: take one of {', '.join(_MODES)}")
+    if settings.overlong_penalty is not None and settings.overlong != "punish":
+        raise UsageError(
+            f"overlong_penalty = {settings.overlong_penalty:g} would do nothing: overlong is {settings.overlong!r}; "
+            "take overlong = 'punish', or leave it out"
+        )
+    return settings.overlong
+
+
+def overlong_penalty(settings: DatasetSettings) -> float | None:
+    """What is taken from a call that ends by length; None where nothing is. Raises UsageError for one that is not above 0."""
+    if overlong_mode(settings) != "punish":
+        return None
+    penalty = _GREATEST_PENALTY if settings.overlong_penalty is None else settings.overlong_penalty
+    if not 0 < penalty < float("inf"):
+        raise UsageError(f"overlong_penalty = {penalty:g} must be a number greater than 0: it is subtracted")
+    return penalty
+
+
+def is_overlong() -> pl.Expr:
+    """Whether a call (CALLS) ended by length."""
+    return pl.col("finish_reason") == "length"
+
+
+def overlong_edges(penalty: float, calls: pl.DataFrame) -> pl.DataFrame:
+    """EDGES: the penalty of each of CALLS that ended by length; answers that are not to be charged are left out by the caller."""
+    return (
+        calls.filter(is_overlong() & pl.col("rollout_id").is_not_null())
+        .select(
+            *ROLLOUT_KEY,
+            pl.lit(OVERLONG).alias("rule"),
+            pl.col("trace_id").alias("call_trace_id"),
+            pl.col("span_id").alias("call_span_id"),
+            pl.lit(OVERLONG).alias("name"),
+            pl.lit(-penalty).alias("score"),
+            pl.lit("trace").alias("source"),
+            pl.col("end_ns").alias("time_ns"),
+        )
+        .select(pl.col(column).cast(kind) for column, kind in EDGES.items())
+    )

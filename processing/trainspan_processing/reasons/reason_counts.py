@@ -1,0 +1,32 @@
+"""What became of calls, added up by rollout and reason."""
+
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.tables import Schema
+
+__all__ = ["FATES", "NO_ROLLOUT", "fates_of"]
+
+NO_ROLLOUT: Final = "trace:"
+"""What the id of a trace is headed with where it stands for a rollout."""
+
+FATES: Final[Schema] = {
+    "rollout_id": pl.String,
+    "attempt": pl.Int32,
+    "reason": pl.String,
+    "calls": pl.UInt32,
+    "first": pl.UInt32,
+}
+"""One row per rollout and reason (NULL: kept), with the number of its calls and the position of the first of them. Calls of no
+rollout go by their trace."""
+
+
+def fates_of(calls: pl.DataFrame) -> pl.DataFrame:
+    """FATES of calls with rollout_id, attempt, trace_id, `position` (u32) and `reason`."""
+    owner = pl.coalesce("rollout_id", pl.format(NO_ROLLOUT + "{}", "trace_id"))
+    return (
+        calls.group_by(owner.alias("rollout_id"), pl.col("attempt").fill_null(0), "reason", maintain_order=True)
+        .agg(pl.len().alias("calls"), pl.col("position").min().alias("first"))
+        .select(pl.col(name).cast(kind) for name, kind in FATES.items())
+    )

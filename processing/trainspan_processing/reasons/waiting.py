@@ -1,0 +1,55 @@
+"""Groups whose last rollouts are still to come: what arrived waits for them, for a while."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.dataset.ledger import Ledger
+from trainspan_processing.tables import ROLLOUT_KEY
+
+__all__ = ["Groups", "find_groups"]
+
+_GROUP: Final = ["run_id", "round", "task_id"]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Groups of which fewer rollouts have arrived than their runner makes."""
+
+    held: pl.DataFrame
+    """rollout_id, attempt of the rollouts of those that wait."""
+    waiting: int = 0
+    """How many wait."""
+    taken: int = 0
+    """How many have waited long enough, and are taken as they are."""
+
+
+def find_groups(rollouts: pl.DataFrame, ledger: Ledger, now_ns: int, wait_s: float) -> Groups:
+    """From rollouts with status, split, `group_size`, `pending`, end_ns and what makes their group; validation has no groups.
+
+    A rollout has arrived when its last attempt has ended, not by a failure after which it is tried again, and nothing of
+    it is still on its way, or when an earlier dataset used it. A group waits until `wait_s` after the last of its rollouts was heard of.
+    """
+    rollouts = rollouts.filter((pl.col("split") != "val").fill_null(True))
+    sized = rollouts.filter(pl.col("group_size").is_not_null() & pl.col("task_id").is_not_null())
+    if sized.is_empty():
+        return Groups(rollouts.select(ROLLOUT_KEY).clear())
+    is_last = pl.col("attempt") == pl.col("attempt").max().over("rollout_id")
+    is_final = is_last & ~pl.col("status").is_in(["infra_error", "cancelled"])
+    has_arrived = pl.col("status").is_not_null() & ~pl.col("pending") & is_final
+    arrived = pl.concat(
+        [
+            rollouts.filter(has_arrived).select(*_GROUP, "rollout_id"),
+            ledger.used.select(pl.col(name).cast(rollouts.schema[name]) for name in (*_GROUP, "rollout_id")),
+        ]
+    )
+    counted = arrived.group_by(_GROUP).agg(pl.col("rollout_id").n_unique().alias("arrived"))
+    sizes = sized.group_by(_GROUP).agg(pl.col("group_size").max())
+    heard = rollouts.group_by(_GROUP).agg(pl.col("end_ns").max().alias("heard_ns"))
+    groups = sizes.join(counted, on=_GROUP, how="left", nulls_equal=True).join(heard, on=_GROUP, nulls_equal=True)
+    short = groups.filter(pl.col("arrived").fill_null(0) < pl.col("group_size"))
+    waits = pl.col("heard_ns") > now_ns - int(wait_s * 1e9)
+    waiting = short.filter(waits)
+    held = rollouts.join(waiting.select(_GROUP), on=_GROUP, how="semi", nulls_equal=True).select(ROLLOUT_KEY)
+    return Groups(held, waiting.height, short.height - waiting.height)

@@ -1,0 +1,73 @@
+"""Small plots as SVG elements: a histogram, and horizontal bars. Colours come from the page's style."""
+
+from collections.abc import Sequence
+
+from trainspan_processing.report.html import Element, element
+
+__all__ = ["bars", "histogram"]
+
+_WIDTH, _HEIGHT = 300, 110
+
+
+def histogram(caption: str, edges: Sequence[float], counts: Sequence[int], ends: tuple[float, float]) -> Element:
+    """N bars between N + 1 `edges`, each as wide as its bin; `ends`, the least and greatest value, stand below."""
+    greatest = max(counts, default=0)
+    drawn: list[Element] = []
+    for number, count in enumerate(counts):
+        if not count:
+            continue
+        height = max(1.0, (_HEIGHT - 36) * count / greatest)
+        width = _WIDTH / len(counts)
+        bar = element(
+            "rect",
+            element("title", f"{_bin(edges[number], edges[number + 1])}: {count}"),
+            class_="bar",
+            x=round(number * width + 0.5, 2),
+            y=round(_HEIGHT - 18 - height, 2),
+            width=round(max(1.0, width - 1), 2),
+            height=round(height, 2),
+        )
+        drawn.append(bar)
+    base = _HEIGHT - 18
+    axis = element("line", class_="axis", x1=0, y1=base, x2=_WIDTH, y2=base)
+    labels = [
+        element("text", _short(ends[0]), x=0, y=_HEIGHT - 4),
+        element("text", _short(ends[1]), x=_WIDTH, y=_HEIGHT - 4, **{"text-anchor": "end"}),
+        element("text", f"most: {greatest}", x=_WIDTH, y=10, **{"text-anchor": "end"}),
+    ]
+    return _figure(caption, _HEIGHT, [*drawn, axis, *labels])
+
+
+def bars(caption: str, items: Sequence[tuple[str, int, str]]) -> Element:
+    """One bar per (label, count, class of its colour), to one scale."""
+    greatest = max((count for _, count, _ in items), default=0) or 1
+    drawn: list[Element] = []
+    for row, (label, count, colour) in enumerate(items):
+        y = 18 * row
+        width = round(150 * count / greatest, 2)
+        drawn.append(element("text", label, x=0, y=y + 12))
+        drawn.append(element("rect", class_=colour, x=140, y=y + 3, width=max(width, 0.5), height=11))
+        drawn.append(element("text", count, x=round(146 + width, 2), y=y + 12))
+    return _figure(caption, 18 * len(items) + 4, drawn, width=350)
+
+
+def _figure(caption: str, height: int, drawn: Sequence[Element], width: int = _WIDTH) -> Element:
+    picture = element(
+        "svg",
+        *drawn,
+        width=width,
+        height=height,
+        role="img",
+        viewBox=f"0 0 {width} {height}",
+        **{"aria-label": caption},
+    )
+    return element("figure", picture, element("figcaption", caption))
+
+
+def _bin(low: float, high: float) -> str:
+    middle = (low + high) / 2
+    return _short(middle) if high - low == 1 and middle == round(middle) else f"{_short(low)} to {_short(high)}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"

@@ -1,0 +1,115 @@
+"""The quality report as a page: a pure function of the manifest, so that equal datasets have equal pages."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from trainspan_processing.reasons.advice import ADVICE
+from trainspan_processing.report.html import Child, Element, element, page, table
+from trainspan_processing.report.plots import bars, histogram
+
+__all__ = ["QUALITY_PAGE", "quality_page"]
+
+QUALITY_PAGE: Final = "quality.html"
+
+_TITLES: Final = {
+    "reward": "rewards of the compared rollouts",
+    "advantage": "advantages of the rows",
+    "calls_per_rollout": "rows per rollout",
+    "prompt_tokens": "prompt tokens per row",
+    "completion_tokens": "completion tokens per row",
+}
+
+
+def quality_page(manifest: Mapping[str, Any]) -> str:
+    """HTML with inline SVG and without scripts."""
+    spread, dropped = manifest["groups_spread"], manifest["dropped"]
+    title = f"Dataset of round {manifest['round']}" + (f" of {manifest['run_id']}" if manifest["run_id"] else "")
+    fates = [("kept", manifest["calls_kept"], "kept"), *((name, count, "lost") for name, count in dropped.items())]
+    groups = [
+        ("with contrast", spread["seen"] - spread["singleton"] - spread["zero_spread"], "kept"),
+        ("all rewards equal", spread["zero_spread"], "lost"),
+        ("of one rollout", spread["singleton"], "lost"),
+    ]
+    return page(
+        title,
+        element("h1", title),
+        _facts(manifest),
+        element("h2", "Calls and groups"),
+        element(
+            "div", bars("calls, by what became of them", fates), bars("groups of rollouts", groups), class_="plots"
+        ),
+        *_reasons(dropped),
+        *_merge_failures(manifest["merge_failures"]),
+        element("h2", "Distributions"),
+        element(
+            "div",
+            *(
+                histogram(_TITLES[name], values["edges"], values["counts"], (values["min"], values["max"]))
+                for name, values in manifest["distributions"].items()
+                if values["n"]
+            ),
+            class_="plots",
+        ),
+        _statistics(manifest["distributions"]),
+    )
+
+
+def _facts(manifest: Mapping[str, Any]) -> Element:
+    credit, tokens = manifest["credit"], manifest["tokens"]
+    rows: list[tuple[str, str]] = [
+        ("rollouts seen / kept", f"{manifest['rollouts_seen']} / {manifest['rollouts']}"),
+        ("groups seen / kept", f"{manifest['groups_seen']} / {manifest['groups']}"),
+        ("calls seen / kept", f"{manifest['calls_seen']} / {manifest['calls_kept']}"),
+        ("coverage", _share(manifest["coverage"])),
+        ("segments", f"{manifest['segments']} (merge ratio {_share(manifest['merge_ratio'])})"),
+        ("tokens", f"{tokens['completion']} trained, {tokens['environment']} of prompts and environment"),
+        ("credit × baseline", f"{credit['credit']} × {credit['baseline']}"),
+        ("policy versions", f"{manifest['min_policy_version']} to {manifest['max_policy_version']}"),
+        ("rollouts that rewarded themselves in vain", str(manifest["rewards_in_vain"])),
+        ("rewards that match no rollout", str(manifest["rewards_unmatched"])),
+        ("rewards that came after their rollout was used", str(manifest["rewards_late"])),
+        ("groups that wait for their last rollouts", str(manifest["groups_incomplete"]["waiting"])),
+        ("groups taken without their last rollouts", str(manifest["groups_incomplete"]["taken"])),
+    ]
+    return table(["", ""], [list(row) for row in rows])
+
+
+def _reasons(dropped: Mapping[str, int]) -> list[Child]:
+    if not dropped:
+        return [element("p", "No call was dropped.")]
+    known: Mapping[str, str] = {str(name): text for name, text in ADVICE.items()}
+    rows: list[list[Child]] = [[name, count, known.get(name, "")] for name, count in dropped.items()]
+    return [table(["dropped as", "calls", "what to do"], rows, text=frozenset({0, 2}))]
+
+
+def _merge_failures(failures: Mapping[str, Mapping[str, Any]]) -> list[Child]:
+    """Calls that do not continue their agent's call before them, by cause, with the tokens of the first of each."""
+    if not failures:
+        return []
+    rows: list[list[Child]] = []
+    for cause, failed in failures.items():
+        example = failed["example"]
+        where = f"rollout {example['rollout_id']}: call {example['call_index']} after call {example['after']}"
+        sides = {"both have": "shared", "then it was": "earlier", "and became": "prompt"}
+        told = [element("div", f"{name} {' '.join(map(str, example[side]))}") for name, side in sides.items()]
+        tokens = element("details", element("summary", f"{where}, at token {example['differs_at']}"), *told)
+        rows.append([cause, failed["calls"], tokens])
+    return [
+        table(["not merged because of", "calls", "for example (see trainspan explain)"], rows, text=frozenset({0, 2}))
+    ]
+
+
+def _statistics(distributions: Mapping[str, Mapping[str, Any]]) -> Element:
+    columns = ["n", "mean", "std", "min", "p10", "p50", "p90", "max"]
+    rows: list[list[Child]] = [
+        [_TITLES[name], *(_number(values[column]) for column in columns)] for name, values in distributions.items()
+    ]
+    return table(["", *columns], rows)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"

@@ -1,0 +1,1 @@
+"""Evaluations to rewards of rollouts and calls."""

@@ -1,0 +1,71 @@
+"""Automatic intermediate rewarding: signals of the trace as rewards of single calls. LightningRL, arXiv 2508.03680, sec. 3.
+
+Off unless rules are named, each with the score of one occurrence: `tool_error=-0.1,parse_error=-0.05,repeated_call=-0.05`.
+The reward falls on the latest call that finished under the same parent before the step began: the one that asked for it.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.rewards.binding import EDGES, latest_finished
+from trainspan_processing.tables import ROLLOUT_KEY, empty
+from trainspan_processing.traces.call_matching import Twins
+from trainspan_schemas.errors import UsageError
+
+__all__ = ["AIR", "RULES", "air_edges", "air_rules"]
+
+AIR: Final = "air"
+"""The name of these rewards."""
+
+_PARSING: Final = r"(?i)json|pars|validat|decod"
+
+RULES: Final[Mapping[str, pl.Expr]] = {
+    "tool_error": pl.col("is_tool") & pl.col("failed"),
+    "parse_error": pl.col("failed") & pl.col("error_type").str.contains(_PARSING).fill_null(False),
+    "repeated_call": pl.col("is_tool")
+    & pl.col("tool_signature").is_not_null()
+    & ~pl.struct(*ROLLOUT_KEY, "tool_signature").is_first_distinct(),
+}
+"""Rule → which spans (SPANS, in the order of their start) are such a signal: a tool call that failed; a step that failed
+because something could not be parsed; a tool called again with the same input in the same rollout."""
+
+
+def air_rules(text: str | None) -> dict[str, float]:
+    """The rules of the setting `air`. Raises UsageError for one that there is not, or without a number."""
+    rules: dict[str, float] = {}
+    for item in filter(None, (part.strip() for part in (text or "").split(","))):
+        name, _, score = item.partition("=")
+        if name not in RULES:
+            raise UsageError(f"air = {text!r}: no rule {name!r}; there are {', '.join(RULES)}")
+        try:
+            rules[name] = float(score)
+        except ValueError:
+            raise UsageError(f"air = {text!r}: {item!r} has no score; write {name}=-0.1") from None
+    return rules
+
+
+def air_edges(rules: Mapping[str, float], calls: pl.DataFrame, spans: pl.DataFrame, twins: Twins) -> pl.DataFrame:
+    """EDGES of name `air`, rule `air:NAME`, one per occurrence; a signal before any call is nobody's."""
+    steps = spans.filter(pl.col("rollout_id").is_not_null() & ~pl.col("is_client_call") & pl.col("status").is_null())
+    steps = steps.with_columns(pl.col("attempt").fill_null(0)).sort("start_ns", "trace_id", "span_id")
+    found = [empty(EDGES)]
+    for name, score in rules.items():
+        rows = (
+            steps.filter(RULES[name])
+            .with_row_index("row")
+            .with_columns(pl.col("start_ns").alias("finished_ns"), pl.col("end_ns").alias("span_end_ns"))
+        )
+        edges = rows.join(latest_finished(rows, calls, twins), on="row", how="inner").select(
+            *ROLLOUT_KEY,
+            pl.lit(f"air:{name}").alias("rule"),
+            pl.col("step_call_trace").alias("call_trace_id"),
+            pl.col("step_call_span").alias("call_span_id"),
+            pl.lit(AIR).alias("name"),
+            pl.lit(score).alias("score"),
+            pl.lit("trace").alias("source"),
+            pl.col("start_ns").alias("time_ns"),
+        )
+        found.append(edges.select(pl.col(column).cast(kind) for column, kind in EDGES.items()))
+    return pl.concat(found)

@@ -1,0 +1,87 @@
+"""Rewards: the evaluations of the chosen names, bound to rollouts and calls (binding.py), and their sums.
+
+Evaluations of one name and one target add up. A missing reward is NULL, never 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from trainspan_processing.rewards.binding import EDGES, bind
+from trainspan_processing.tables import ROLLOUT_KEY
+from trainspan_processing.traces.call_matching import Twins
+
+__all__ = ["Rewards", "bind_rewards"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """The rewards of the chosen names."""
+
+    edges: pl.DataFrame
+    """EDGES, one row per evaluation."""
+    unmatched: int
+    """Evaluations that belong to no rollout at hand."""
+    in_vain: int
+    """Rollouts with a judge that also carry rewards of other sources, which do not count."""
+    untrusted: pl.DataFrame
+    """rollout_id, attempt of rollouts with rewards that came with an agent's token where others were demanded."""
+
+    def of_rollouts(self, name: str) -> pl.DataFrame:
+        """rollout_id, attempt, `rollout_reward`: the sum of what is bound to the rollout itself."""
+        return (
+            self.edges.filter(pl.col("call_span_id").is_null() & (pl.col("name") == name))
+            .group_by(ROLLOUT_KEY)
+            .agg(pl.col("score").sort().sum().alias("rollout_reward"))
+        )
+
+    def of_calls(self, name: str) -> pl.DataFrame:
+        """trace_id, span_id, `reward`: the sum of what is bound to each call."""
+        return (
+            self.edges.filter(pl.col("call_span_id").is_not_null() & (pl.col("name") == name))
+            .group_by(pl.col("call_trace_id").alias("trace_id"), pl.col("call_span_id").alias("span_id"))
+            .agg(pl.col("score").sort().sum().alias("reward"))
+        )
+
+
+def bind_rewards(
+    evaluations: pl.DataFrame,
+    calls: pl.DataFrame,
+    spans: pl.DataFrame,
+    twins: Twins,
+    rollouts: pl.DataFrame,
+    names: Sequence[str],
+) -> Rewards:
+    """Rewards called one of `names` from EVALUATIONS, for CALLS and the rollout table."""
+    scored = evaluations.filter(pl.col("name").is_in(list(names)) & pl.col("score").is_finite())
+    named = _with_attempt(scored, rollouts)
+    unmatched = scored.height - named.height
+    untrusted = named.filter(pl.col("untrusted").fill_null(False)).select(ROLLOUT_KEY).unique(maintain_order=True)
+    named = named.filter(~pl.col("untrusted").fill_null(False)).join(
+        rollouts.select(
+            *ROLLOUT_KEY,
+            "judge",
+            pl.col("trace_id").alias("root_trace_id"),
+            pl.col("span_id").alias("root_span_id"),
+        ),
+        on=ROLLOUT_KEY,
+        how="inner",
+    )
+    on_root = (pl.col("trace_id") == pl.col("root_trace_id")) & (pl.col("span_id") == pl.col("root_span_id"))
+    counts = pl.col("judge").is_null() | (
+        on_root.fill_null(False) & (pl.col("source") == "judge") & pl.col("on_span").fill_null(False)
+    )
+    in_vain = named.filter(~counts)["rollout_id"].n_unique()
+    edges = bind(named.filter(counts), calls, spans, twins)
+    return Rewards(edges.select(pl.col(name).cast(kind) for name, kind in EDGES.items()), unmatched, in_vain, untrusted)
+
+
+def _with_attempt(evaluations: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
+    """Evaluations of known rollouts; the attempt is that of their trace, else the rollout's last."""
+    last = rollouts.group_by("rollout_id").agg(pl.col("attempt").max().alias("last_attempt"))
+    return (
+        evaluations.join(last, on="rollout_id", how="inner")
+        .with_columns(pl.coalesce("attempt", "last_attempt").alias("attempt"))
+        .drop("last_attempt")
+    )

@@ -1,0 +1,213 @@
+"""The rewards of surveyed rollouts: from stored evaluations and the trace's own signals, or from the user's function."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Final
+
+import polars as pl
+
+from trainspan_processing.credit.advantages import rollout_column, step_column
+from trainspan_processing.credit.plan import RewardName, reward_names
+from trainspan_processing.read.source import Source
+from trainspan_processing.reasons.choices import check_choices, unused_overlong
+from trainspan_processing.reasons.drop_reasons import early_reason, rollout_reason
+from trainspan_processing.reasons.overlong import OVERLONG, overlong_edges, overlong_penalty
+from trainspan_processing.rewards.air import AIR, air_edges, air_rules
+from trainspan_processing.rewards.binding import EDGES
+from trainspan_processing.rewards.evaluation_rewards import Rewards, bind_rewards
+from trainspan_processing.rewards.status_rewards import (
+    FUNCTION_STATUSES,
+    status_edges,
+    status_rewards,
+    with_status_edges,
+)
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, empty
+from trainspan_processing.traces.rollout_reader import reward_by_function, stored_rollouts
+from trainspan_processing.traces.trace_index import Survey
+from trainspan_schemas.errors import UsageError
+from trainspan_schemas.functions import load_function
+from trainspan_schemas.invocation import Invoker
+from trainspan_schemas.settings import DatasetSettings
+
+__all__ = ["Rewarded", "load_reward", "reward_rollouts"]
+
+_SIGNALS: Final = (AIR, OVERLONG)
+"""Rewards that the trace itself gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewarded:
+    """Rollouts with their rewards and reasons."""
+
+    rollouts: pl.DataFrame
+    """The rollout table with a `rollout_column` per reward, `reward` (the weighted sum of all its rewards, NULL where one that
+    must be there is missing), `reward_failed`, `teaches` and `reason`."""
+    of_calls: pl.DataFrame
+    """trace_id, span_id and a `step_column` per reward."""
+    edges: pl.DataFrame
+    """EDGES: every reward and the rule that bound it, but for what a function gave."""
+    rewards: tuple[RewardName, ...]
+    """Those of the settings, and `air` and `overlong` where there are such rules."""
+    in_vain: int = 0
+    unmatched: int = 0
+    function_error: str | None = None
+
+
+def load_reward(name: str) -> Callable[..., Any]:
+    """The user's reward function. Raises UsageError or ProcessError if it cannot be used (functions.py)."""
+    return load_function(name, "rollout", may_be_async=True)
+
+
+def reward_rollouts(source: Source, survey: Survey, settings: DatasetSettings) -> Rewarded:
+    """Rewards every rollout of the survey. Raises UsageError for malformed settings or a function that cannot be loaded."""
+    names, rules = reward_names(settings.reward_name), air_rules(settings.air)
+    rewards = (*names, RewardName(AIR, may_be_missing=True)) if rules else names
+    signals = air_edges(rules, survey.calls, survey.spans, survey.twins)
+    if (penalty := overlong_penalty(settings)) is not None:
+        rewards = (*rewards, RewardName(OVERLONG, may_be_missing=True))
+        charged = survey.calls
+        if check_choices(settings.choices) == "used":
+            charged = charged.join(unused_overlong(source, survey, settings), on=SPAN_KEY, how="anti")
+        signals = pl.concat([signals, overlong_edges(penalty, charged)])
+    needed = [reward.name for reward in names if not reward.may_be_missing]
+    by_status = status_edges(status_rewards(settings.status_rewards), needed, survey.rollouts)
+    if settings.reward is not None:
+        return _by_function(source, survey, settings, rewards, signals, by_status)
+    bound = bind_rewards(
+        survey.evaluations,
+        survey.calls,
+        survey.spans,
+        survey.twins,
+        survey.rollouts,
+        [reward.name for reward in names],
+    )
+    together = replace(bound, edges=pl.concat([with_status_edges(bound.edges, by_status), signals]))
+    rollouts = survey.rollouts.join(
+        bound.untrusted.with_columns(pl.lit(True).alias("reward_untrusted")),
+        on=ROLLOUT_KEY,
+        how="left",
+        maintain_order="left",
+    ).with_columns(pl.lit(False).alias("reward_failed"), pl.col("reward_untrusted").fill_null(False))
+    rollouts = _with_lesson(rollouts, by_status)
+    for reward in rewards:
+        own = together.of_rollouts(reward.name).rename({"rollout_reward": rollout_column(reward.name)})
+        rollouts = rollouts.join(own, on=ROLLOUT_KEY, how="left", maintain_order="left")
+    of_calls = _of_calls(together, rewards)
+    return Rewarded(
+        _with_totals(rollouts, survey.calls, of_calls, names, rewards),
+        of_calls,
+        together.edges,
+        rewards,
+        bound.in_vain,
+        bound.unmatched,
+    )
+
+
+def _by_function(
+    source: Source,
+    survey: Survey,
+    settings: DatasetSettings,
+    rewards: Sequence[RewardName],
+    signals: pl.DataFrame,
+    by_status: pl.DataFrame,
+) -> Rewarded:
+    """What the function says of a rollout that failed comes first, then the reward by its status, then that it is dropped."""
+    names = [reward.name for reward in rewards if reward.name not in _SIGNALS]
+    eligible = survey.rollouts.filter(early_reason().is_null() & pl.col("status").is_in(FUNCTION_STATUSES))
+    assert settings.reward is not None
+    if settings.reward_concurrency < 1 or not settings.reward_timeout_s > 0:
+        raise UsageError(
+            f"reward_concurrency = {settings.reward_concurrency}, reward_timeout_s = {settings.reward_timeout_s:g}: "
+            "take at least 1 call and a positive time"
+        )
+    invoker = _invoker(load_reward(settings.reward))
+    stored = stored_rollouts(source, survey, eligible)
+    said = reward_by_function(
+        invoker, settings.reward, names, stored, settings.reward_concurrency, settings.reward_timeout_s
+    )
+    rollouts = survey.rollouts.join(
+        said.rewards.rename({name: rollout_column(name) for name in names}),
+        on=ROLLOUT_KEY,
+        how="left",
+        maintain_order="left",
+    ).with_columns(pl.col("reward_failed").fill_null(False), pl.lit(False).alias("reward_untrusted"))
+    columns = [rollout_column(name) for name in names]
+    answered = rollouts.filter(pl.any_horizontal(pl.col(columns).is_not_null()) | pl.col("reward_failed"))
+    by_status = by_status.join(answered, on=ROLLOUT_KEY, how="anti", maintain_order="left")
+    for name in by_status["name"].unique(maintain_order=True):
+        filled = by_status.filter(pl.col("name") == name).select(*ROLLOUT_KEY, pl.col("score").alias("_by_status"))
+        rollouts = rollouts.join(filled, on=ROLLOUT_KEY, how="left", maintain_order="left")
+        column = rollout_column(name)
+        rollouts = rollouts.with_columns(pl.coalesce(column, "_by_status").alias(column)).drop("_by_status")
+    taught = answered.filter(~pl.col("reward_failed")).select(ROLLOUT_KEY)
+    rollouts = _with_lesson(rollouts, pl.concat([by_status.select(ROLLOUT_KEY), taught]))
+    unsaid = [rollout_column(reward.name) for reward in rewards if reward.name in _SIGNALS]
+    rollouts = rollouts.with_columns(pl.lit(None, dtype=pl.Float64).alias(column) for column in unsaid)
+    of_calls = _of_calls(Rewards(signals, 0, 0, survey.rollouts.clear()), rewards)
+    kept = tuple(rewards)
+    named = [reward for reward in kept if reward.name not in _SIGNALS]
+    return Rewarded(
+        _with_totals(rollouts, survey.calls, of_calls, named, kept),
+        of_calls,
+        pl.concat([by_status, signals]),
+        kept,
+        function_error=said.first_error,
+    )
+
+
+def _with_lesson(rollouts: pl.DataFrame, taught: pl.DataFrame) -> pl.DataFrame:
+    """Adds `teaches`: the rollout is ok, or among those with a reward in spite of their status."""
+    marked = taught.select(ROLLOUT_KEY).unique().with_columns(pl.lit(True).alias("teaches"))
+    is_ok = pl.col("status") == "ok"
+    return rollouts.join(marked, on=ROLLOUT_KEY, how="left", maintain_order="left").with_columns(
+        (is_ok | pl.col("teaches")).fill_null(False).alias("teaches")
+    )
+
+
+@cache
+def _invoker(function: Callable[..., Any]) -> Invoker:
+    """One for all chunks of a store: what an asynchronous function opened in one is used in the next."""
+    return Invoker(function, "trainspan-reward")
+
+
+def _of_calls(bound: Rewards, rewards: Sequence[RewardName]) -> pl.DataFrame:
+    """trace_id, span_id and a `step_column` per reward, of the calls that have any."""
+    found = empty({name: EDGES[f"call_{name}"] for name in SPAN_KEY})
+    for reward in rewards:
+        own = bound.of_calls(reward.name).rename({"reward": step_column(reward.name)})
+        found = found.join(own, on=SPAN_KEY, how="full", coalesce=True)
+    return found
+
+
+def _with_totals(
+    rollouts: pl.DataFrame,
+    calls: pl.DataFrame,
+    of_calls: pl.DataFrame,
+    names: Sequence[RewardName],
+    rewards: Sequence[RewardName],
+) -> pl.DataFrame:
+    """Adds `reward` and `reason`. A reward that is missing is no 0: without one that must be there, the total is NULL."""
+    steps = [step_column(reward.name) for reward in rewards]
+    owned = calls.select(*ROLLOUT_KEY, *SPAN_KEY).join(of_calls, on=SPAN_KEY).sort(*SPAN_KEY)
+    sums = owned.group_by(ROLLOUT_KEY, maintain_order=True).agg(
+        pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).sum()) for name in steps
+    )
+    totals = {
+        reward.name: pl.when(_has(reward)).then(
+            pl.sum_horizontal(rollout_column(reward.name), step_column(reward.name)) * reward.weight
+        )
+        for reward in rewards
+    }
+    complete = pl.all_horizontal(pl.lit(True), *(_has(reward) for reward in names if not reward.may_be_missing))
+    any_named = pl.any_horizontal(_has(reward) for reward in names)
+    return (
+        rollouts.join(sums, on=ROLLOUT_KEY, how="left", maintain_order="left")
+        .with_columns(pl.when(complete & any_named).then(pl.sum_horizontal(totals.values())).alias("reward"))
+        .drop(steps)
+        .with_columns(rollout_reason().alias("reason"))
+    )
+
+
+def _has(reward: RewardName) -> pl.Expr:
+    return pl.col(rollout_column(reward.name)).is_not_null() | pl.col(step_column(reward.name)).is_not_null()

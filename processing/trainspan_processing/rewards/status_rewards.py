@@ -1,0 +1,61 @@
+"""Rollouts that failed and teach all the same: a reward by status, and which of them a reward function sees."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.rewards.binding import EDGES
+from trainspan_processing.tables import ROLLOUT_KEY
+from trainspan_schemas.errors import UsageError
+from trainspan_schemas.status import ROLLOUT_STATUSES
+
+__all__ = ["FUNCTION_STATUSES", "STATUS_RULE", "status_edges", "status_rewards", "with_status_edges"]
+
+FUNCTION_STATUSES: Final = ("ok", "agent_error", "timeout", "judge_error")
+"""Of the rollouts that a reward function is called with. Those that were cancelled, or that the infrastructure failed, say
+nothing of the policy; `status_rewards` may name them."""
+
+STATUS_RULE: Final = "status"
+"""The rule of a reward that a rollout has by its status."""
+
+
+def status_rewards(text: str | None) -> dict[str, float]:
+    """`timeout=0,agent_error=-1` as numbers. Raises UsageError for a status that there is not, or that has no number."""
+    found: dict[str, float] = {}
+    failed = [status for status in ROLLOUT_STATUSES if status != "ok"]
+    for item in filter(None, (part.strip() for part in (text or "").split(","))):
+        status, _, score = (part.strip() for part in item.partition("="))
+        if status not in failed:
+            raise UsageError(f"status_rewards = {text!r}: no failure {status!r}; there are {', '.join(failed)}")
+        try:
+            found[status] = float(score)
+        except ValueError:
+            found[status] = math.nan
+        if not math.isfinite(found[status]):
+            raise UsageError(f"status_rewards = {text!r}: {item!r} has no finite reward; write {status}=0")
+    return found
+
+
+def status_edges(rules: Mapping[str, float], names: Sequence[str], rollouts: pl.DataFrame) -> pl.DataFrame:
+    """EDGES: each of the rewards `names` of every rollout whose status has one."""
+    scores = pl.DataFrame(list(rules.items()), schema={"status": pl.String, "score": pl.Float64}, orient="row")
+    rows = rollouts.join(scores, on="status").join(
+        pl.DataFrame({"name": names}, schema={"name": pl.String}), how="cross"
+    )
+    return rows.select(
+        *ROLLOUT_KEY,
+        pl.lit(STATUS_RULE).alias("rule"),
+        pl.lit(None, dtype=pl.String).alias("call_trace_id"),
+        pl.lit(None, dtype=pl.String).alias("call_span_id"),
+        "name",
+        "score",
+        pl.lit(STATUS_RULE).alias("source"),
+        pl.col("end_ns").alias("time_ns"),
+    ).select(pl.col(column).cast(kind) for column, kind in EDGES.items())
+
+
+def with_status_edges(edges: pl.DataFrame, by_status: pl.DataFrame) -> pl.DataFrame:
+    """EDGES in which a rollout's reward by status stands in place of whatever it was given."""
+    return pl.concat([edges.join(by_status, on=ROLLOUT_KEY, how="anti", maintain_order="left"), by_status])

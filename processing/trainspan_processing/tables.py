@@ -1,0 +1,164 @@
+"""The declared Polars schemas between the stages. Ids are lower-case hex, times nanoseconds since the epoch.
+
+A rollout is keyed by (rollout_id, attempt); a span by (trace_id, span_id).
+"""
+
+from typing import Final
+
+import polars as pl
+
+__all__ = [
+    "CALLS",
+    "EVALUATIONS",
+    "PAYLOAD",
+    "ROLLOUT_KEY",
+    "SPANS",
+    "SPAN_KEY",
+    "Schema",
+    "compact",
+    "each_once",
+    "empty",
+]
+
+Schema = dict[str, pl.DataType | type[pl.DataType]]
+
+ROLLOUT_KEY: Final = ["rollout_id", "attempt"]
+SPAN_KEY: Final = ["trace_id", "span_id"]
+
+_IDENTITY: Schema = {
+    "rollout_id": pl.String,
+    "attempt": pl.Int32,
+    "task_id": pl.String,
+    "run_id": pl.String,
+    "round": pl.Int32,
+    "split": pl.String,
+}
+
+CALLS: Final[Schema] = {
+    "store": pl.UInt8,
+    "seq": pl.Int64,
+    "trace_id": pl.String,
+    "span_id": pl.String,
+    "parent_span_id": pl.String,
+    **_IDENTITY,
+    "agent": pl.String,
+    "call_index": pl.Int32,
+    "server": pl.String,
+    "choice_index": pl.Int32,
+    "policy_name": pl.String,
+    "base": pl.String,
+    "policy_version": pl.Int32,
+    "policy_version_spans": pl.String,
+    "request_model": pl.String,
+    "response_id": pl.String,
+    "finish_reason": pl.String,
+    "delivered": pl.Boolean,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
+    "dropped_attributes": pl.Int64,
+    "temperature": pl.Float64,
+    "top_p": pl.Float64,
+    "top_k": pl.Float64,
+    "min_p": pl.Float64,
+    "frequency_penalty": pl.Float64,
+    "presence_penalty": pl.Float64,
+    "repetition_penalty": pl.Float64,
+    "logprobs_mode": pl.String,
+    "constrained": pl.Boolean,
+    "sampling_unstated": pl.Boolean,
+    "internal": pl.Boolean,
+    "multimodal": pl.Boolean,
+    "no_boundary": pl.Boolean,
+    "state_key": pl.String,
+    "redacted": pl.Boolean,
+    "untrusted": pl.Boolean,
+    "is_signed": pl.Boolean,
+    "tokens_source": pl.String,
+    "n_tokens": pl.UInt32,
+}
+"""One row per call with tokens, without these: `n_tokens` counts those of prompt and answer. `store` numbers the `--store` it
+was read from and `seq` is its place there, NULL where no call span holds the tokens; `tokens_source` is `engine` for
+call spans of the policy server, `response` for what a client's instrumentation kept of a response (traces/client_calls.py)."""
+
+SPANS: Final[Schema] = {
+    "store": pl.UInt8,
+    "seq": pl.Int64,
+    "trace_id": pl.String,
+    "span_id": pl.String,
+    "parent_span_id": pl.String,
+    **_IDENTITY,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
+    "failed": pl.Boolean,
+    "service_name": pl.String,
+    "agent": pl.String,
+    "model": pl.String,
+    "response_id": pl.String,
+    "is_client_call": pl.Boolean,
+    "is_bare_call": pl.Boolean,
+    "redacted": pl.Boolean,
+    "has_answer": pl.Boolean,
+    "has_prompt": pl.Boolean,
+    "is_agent": pl.Boolean,
+    "is_tool": pl.Boolean,
+    "tool_signature": pl.UInt64,
+    "error_type": pl.String,
+    "status": pl.String,
+    "boundary": pl.String,
+    "stated_calls": pl.Int32,
+    "judge": pl.String,
+    "group_size": pl.Int32,
+    "is_signed": pl.Boolean,
+    "own_reward": pl.Boolean,
+    "untrusted": pl.Boolean,
+}
+"""Every span but the calls with tokens, narrowed. `status` makes it a rollout's own span, on which
+`group_size` is the number of rollouts that its runner makes of the task; `is_client_call` means that a client's
+instrumentation describes a model call, and `has_answer` that it holds the raw response with token ids; `is_bare_call` is a
+call of the policy server without token ids; `has_prompt` means that it may have recorded a system prompt; `tool_signature` tells
+tools and their input apart. `seq` is the span's number in its store."""
+
+EVALUATIONS: Final[Schema] = {
+    "trace_id": pl.String,
+    "span_id": pl.String,
+    "rollout_id": pl.String,
+    "attempt": pl.Int32,
+    "of": pl.String,
+    "on_span": pl.Boolean,
+    "untrusted": pl.Boolean,
+    "name": pl.String,
+    "score": pl.Float64,
+    "source": pl.String,
+    "time_ns": pl.Int64,
+    "response_id": pl.String,
+}
+"""One row per evaluation. `of` is what it says it judges, `on_span` means that it is a span event; `response_id` is set on
+late feedback that named its call by the response alone."""
+
+PAYLOAD: Final[Schema] = {
+    "trace_id": pl.String,
+    "span_id": pl.String,
+    "prompt_ids": pl.List(pl.Int32),
+    "completion_ids": pl.List(pl.Int32),
+    "logprobs": pl.List(pl.Float32),
+}
+"""The tokens of calls: P prompt ids, C completion ids, C log-probabilities."""
+
+
+def compact(frame: pl.DataFrame) -> pl.DataFrame:
+    """The same frame with strings of its own: what Polars cuts out of a text holds on to the whole text."""
+    copied = pl.from_arrow(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
+    assert isinstance(copied, pl.DataFrame)
+    return copied
+
+
+def each_once(spans: pl.DataFrame) -> pl.DataFrame:
+    """The rows with SPAN_KEY in their order, without those whose key came before."""
+    if spans["span_id"].n_unique() == spans.height:  # these ids are random, and one column is soon looked through
+        return spans
+    return spans.unique(SPAN_KEY, keep="first", maintain_order=True)
+
+
+def empty(schema: Schema) -> pl.DataFrame:
+    """A frame without rows."""
+    return pl.DataFrame(schema=schema)

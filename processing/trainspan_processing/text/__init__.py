@@ -1,0 +1,1 @@
+"""What was said, as text that is safe to show."""

@@ -1,0 +1,129 @@
+"""Messages in the form of chat templates: {"role", "content", "tool_calls"?, "name"?, …}, as TRL documents it."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from trainspan_processing.text.dialects import Message
+
+__all__ = ["ChatMessage", "chat_messages", "same_messages", "tools_of"]
+
+ChatMessage = dict[str, Any]
+
+_CALL_KEY: Final = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
+_FUNCTION_KEY: Final = re.compile(r"llm\.request\.functions\.(\d+)\.(name|description|parameters)")
+_IDS: Final = ("id", "tool_call_id")
+
+
+def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
+    """What a client's instrumentation recorded, in any dialect, as chat messages; one with several tool results is several.
+
+    Arguments of tool calls are objects where they are JSON objects. Parts that no chat template takes (images) are left out.
+    """
+    return [made for message in messages for made in _converted(message)]
+
+
+def same_messages(messages: Sequence[ChatMessage]) -> str:
+    """A text that is equal for equal conversations; ids of tool calls, which servers draw at random, do not count."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items() if key not in _IDS}
+        return [plain(item) for item in value] if isinstance(value, list) else value
+
+    return json.dumps(plain(list(messages)), sort_keys=True, ensure_ascii=False)
+
+
+def tools_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tools that the request offered, as JSON schemas; empty where none was recorded."""
+    stated = _parsed(attributes.get("gen_ai.tool.definitions"))
+    if isinstance(stated, list):
+        return [_tool(tool) for tool in stated if isinstance(tool, dict)]
+    schemas = [
+        _parsed(value)
+        for key, value in sorted(attributes.items())
+        if re.fullmatch(r"llm\.tools\.\d+\.tool\.json_schema", key)
+    ]
+    if schemas:
+        return [_tool(tool) for tool in schemas if isinstance(tool, dict)]
+    functions: dict[int, dict[str, Any]] = {}
+    for key, value in attributes.items():
+        if match := _FUNCTION_KEY.fullmatch(key):
+            functions.setdefault(int(match[1]), {})[match[2]] = _parsed(value) if match[2] == "parameters" else value
+    return [_tool(functions[index]) for index in sorted(functions)]
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(tool.get("function"), dict):
+        return {"type": "function", "function": tool["function"]}
+    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+
+
+def _converted(message: Message) -> list[ChatMessage]:
+    role = str(message.get("role") or "user")
+    parts = [part for part in message.get("parts") or [] if isinstance(part, dict)]
+    results = [part for part in parts if part.get("type") == "tool_call_response"]
+    if results:
+        return [_tool_result(part, message) for part in results]
+    made: ChatMessage = {"role": role, "content": _content(message.get("content"))}
+    if thoughts := [str(part.get("content", "")) for part in parts if part.get("type") == "reasoning"]:
+        made["reasoning_content"] = "".join(thoughts)
+    if calls := _tool_calls(message, parts):
+        made["tool_calls"] = calls
+    for key in ("name", "tool_call_id"):
+        if isinstance(message.get(key), str):
+            made[key] = message[key]
+    return [made]
+
+
+def _tool_result(part: dict[str, Any], message: Message) -> ChatMessage:
+    result = part.get("response", part.get("result"))
+    made: ChatMessage = {
+        "role": "tool",
+        "content": result if isinstance(result, str) else json.dumps(result, ensure_ascii=False),
+    }
+    if isinstance(name := part.get("name", message.get("name")), str):
+        made["name"] = name
+    if isinstance(part.get("id"), str):
+        made["tool_call_id"] = part["id"]
+    return made
+
+
+def _content(content: Any) -> str:
+    """Text; a list of content parts is their texts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", part.get("content", ""))) for part in content if isinstance(part, dict))
+    return "" if content is None else str(content)
+
+
+def _tool_calls(message: Message, parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    told = [part for part in parts if part.get("type") == "tool_call"]
+    if not told and isinstance(message.get("tool_calls"), list):
+        told = [{**call, **(call.get("function") or {})} for call in message["tool_calls"] if isinstance(call, dict)]
+    if not told:
+        flat: dict[int, dict[str, Any]] = {}
+        for key, value in message.items():
+            if match := _CALL_KEY.fullmatch(key):
+                flat.setdefault(int(match[1]), {})[match[2]] = value
+        told = [flat[index] for index in sorted(flat)]
+    calls = []
+    for call in told:
+        function = {"name": str(call.get("name", "")), "arguments": _arguments(call.get("arguments"))}
+        identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+        calls.append({**identity, "type": "function", "function": function})
+    return calls
+
+
+def _arguments(value: Any) -> Any:
+    parsed = _parsed(value)
+    return parsed if isinstance(parsed, dict) else "" if value is None else value
+
+
+def _parsed(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return None

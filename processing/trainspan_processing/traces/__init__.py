@@ -1,0 +1,1 @@
+"""Spans to calls and rollouts, before any token is read."""

@@ -1,0 +1,143 @@
+"""Client twins: what a client's instrumentation recorded of the calls that the policy server recorded.
+
+A call's twin is the outermost client call span among its ancestors, else the client call span with its response id.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.tables import SPAN_KEY
+
+__all__ = ["Twins", "find_twins", "response_stem"]
+
+_MAX_DEPTH: Final = 64
+_CHOICE_SUFFIX: Final = r"[-_]\d{1,3}$"
+"""vLLM's completions and responses append the choice to the id that a client sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Twins:
+    """What was found."""
+
+    calls: pl.DataFrame
+    """(trace_id, span_id) of a call with `twin_trace_id, twin_span_id, twin_parent_id, twin_end_ns` and
+    `ancestor_agent`, the agent name of the nearest ancestor that has one; only calls with at least one of them."""
+    links: pl.DataFrame
+    """(trace_id, span_id) of each client call span that has a call of the server, with that call's `call_trace_id` and
+    `call_span_id`; its first call where it has several."""
+
+
+def response_stem() -> pl.Expr:
+    """`response_id` without the number of the choice."""
+    return pl.col("response_id").str.replace(_CHOICE_SUFFIX, "")
+
+
+def find_twins(calls: pl.DataFrame, spans: pl.DataFrame) -> Twins:
+    """Links CALLS with SPANS by ancestry, then by response id."""
+    spans = spans.join(calls.select(SPAN_KEY), on=SPAN_KEY, how="anti")
+    numbered = calls.with_row_index("row")
+    above = numbered.select("row", "trace_id", pl.col("parent_span_id").alias("span_id"))
+    ancestors = _telling_ancestors(above, spans)
+    client_calls = ancestors.filter("is_client_call")
+    by_ancestry = client_calls.group_by("row").agg(pl.all().sort_by("depth").last())
+    by_response = _by_response_id(numbered.join(by_ancestry, on="row", how="anti"), spans)
+    elsewhere = by_response.select(
+        "row", pl.col("twin_trace_id").alias("trace_id"), pl.col("twin_span_id").alias("span_id")
+    )
+    ancestors = pl.concat([ancestors, _telling_ancestors(elsewhere, spans)])
+    twin_columns = ["row", "twin_trace_id", "twin_span_id", "twin_parent_id", "twin_end_ns"]
+    twins = pl.concat([by_ancestry.select(twin_columns), by_response.select(twin_columns)])
+    agents = (
+        ancestors.filter(pl.col("agent").is_not_null())
+        .group_by("row")
+        .agg(pl.col("agent").sort_by("depth").first().alias("ancestor_agent"))
+    )
+    linked = (
+        calls.select(SPAN_KEY)
+        .with_row_index("row")
+        .join(twins, on="row", how="left")
+        .join(agents, on="row", how="left")
+        .filter(pl.col("twin_span_id").is_not_null() | pl.col("ancestor_agent").is_not_null())
+        .drop("row")
+    )
+    twin_key = ["row", "twin_trace_id", "twin_span_id"]
+    same_response = _same_response(numbered, spans).select(twin_key)
+    pairs = pl.concat([client_calls.select(twin_key), by_response.select(twin_key), same_response])
+    links = (
+        pairs.sort("row")
+        .unique(["twin_trace_id", "twin_span_id"], keep="first", maintain_order=True)
+        .join(numbered.select("row", *SPAN_KEY), on="row")
+        .select(
+            pl.col("twin_trace_id").alias("trace_id"),
+            pl.col("twin_span_id").alias("span_id"),
+            pl.col("trace_id").alias("call_trace_id"),
+            pl.col("span_id").alias("call_span_id"),
+        )
+    )
+    return Twins(linked, links)
+
+
+def _telling_ancestors(starts: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """One row per start (row, trace_id, span_id) and span at or above it that is a client call or names its agent.
+
+    `depth` counts from 0 at the start.
+    """
+    lookup = spans.select(
+        "trace_id",
+        "span_id",
+        "parent_span_id",
+        "is_client_call",
+        pl.when(pl.col("is_agent") | pl.col("is_client_call")).then(pl.col("agent")).alias("agent"),
+        "end_ns",
+    )
+    frontier = starts
+    found = []
+    for depth in range(_MAX_DEPTH):
+        level = frontier.join(lookup, on=SPAN_KEY, how="inner")
+        telling = pl.col("is_client_call") | pl.col("agent").is_not_null()
+        found.append(level.filter(telling).with_columns(pl.lit(depth, dtype=pl.UInt8).alias("depth")))
+        frontier = level.filter(pl.col("parent_span_id").is_not_null()).select(
+            "row", "trace_id", pl.col("parent_span_id").alias("span_id")
+        )
+        if frontier.is_empty():
+            break
+    return pl.concat(found).rename(
+        {
+            "trace_id": "twin_trace_id",
+            "span_id": "twin_span_id",
+            "parent_span_id": "twin_parent_id",
+            "end_ns": "twin_end_ns",
+        }
+    )
+
+
+def _same_response(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Every client call span that names the response of a call (numbered `row`), also where another one is its twin."""
+    stems = calls.drop_nulls("response_id").select("row", response_stem().alias("stem")).unique("stem", keep="first")
+    named = spans.filter(pl.col("is_client_call") & pl.col("response_id").is_not_null()).select(
+        response_stem().alias("stem"),
+        pl.col("trace_id").alias("twin_trace_id"),
+        pl.col("span_id").alias("twin_span_id"),
+    )
+    return stems.join(named, on="stem", how="inner")
+
+
+def _by_response_id(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """The client call span with the same response id, for calls (numbered `row`) without one above them."""
+    stem = response_stem().alias("stem")
+    by_id = (
+        spans.filter(pl.col("is_client_call") & pl.col("response_id").is_not_null())
+        .sort("start_ns", *SPAN_KEY)
+        .unique("response_id", keep="first", maintain_order=True)
+        .select(
+            stem,
+            pl.col("trace_id").alias("twin_trace_id"),
+            pl.col("span_id").alias("twin_span_id"),
+            pl.col("parent_span_id").alias("twin_parent_id"),
+            pl.col("end_ns").alias("twin_end_ns"),
+        )
+        .unique("stem", keep="first", maintain_order=True)
+    )
+    return calls.select("row", stem).join(by_id, on="stem", how="inner")

@@ -1,0 +1,175 @@
+"""One row per (rollout, attempt): identity, status, and whether everything that belongs to it has arrived."""
+
+from collections.abc import Collection
+
+import polars as pl
+
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
+
+__all__ = ["rollout_table"]
+
+_BOUNDARY_RANK = {"runner": 0, "explicit": 1, "request": 2, "process": 3}
+_IDENTITY = ["task_id", "run_id", "round", "split"]
+
+
+def rollout_table(
+    calls: pl.DataFrame,
+    bare_calls: pl.DataFrame,
+    spans: pl.DataFrame,
+    covered: pl.DataFrame,
+    served: Collection[str],
+    *,
+    now_ns: int,
+    settle_s: float,
+) -> pl.DataFrame:
+    """Rollouts from CALLS (ordered), OTHERS that were recorded without tokens, SPANS, the client call spans that a call covers,
+    and the names of the models served.
+
+    Columns: rollout_id, attempt, task_id, run_id, round, split, status, judge, group_size, `is_signed` (by its runner), `by_runner` (a
+    runner's span is there), `own_reward` (the runner left the reward to the agent),
+    trace_id and span_id of the rollout span, start_ns, end_ns (of the rollout span, else of its spans), service_name,
+    n_calls (u32), `complete` (nothing of it is missing), `pending` (not complete, but its last sign of life is younger
+    than `settle_s`), `superseded` (a later attempt exists).
+
+    Complete is a rollout whose span is stored, whose call indexes have no gap, server by server, but for calls without
+    tokens, that has at least the calls that the agent's side saw succeed, with tokens or without, and whose client call
+    spans each have their call of the server. A client call counts for that only if it did not fail and names a model that
+    the policy server serves: agents may talk to other models too.
+    """
+    owned = calls.lazy().filter(pl.col("rollout_id").is_not_null())
+    identified = _with_rollout(spans.lazy())
+    facts = (
+        _identities(owned, identified)
+        .join(_rollout_spans(identified), on=ROLLOUT_KEY, how="left")
+        .join(_stated_elsewhere(identified), on=ROLLOUT_KEY, how="left")
+        .join(_call_counts(owned), on=ROLLOUT_KEY, how="left")
+        .join(_bare_counts(bare_calls.lazy()), on=ROLLOUT_KEY, how="left")
+        .join(_open_client_calls(identified, covered.lazy(), served), on=ROLLOUT_KEY, how="left")
+        .with_columns(
+            pl.coalesce("stated_calls", "stated_elsewhere").alias("expected"),
+            pl.col("by_runner", "own_reward").fill_null(False),
+            pl.col("n_calls", "n_requests", "n_bare", "n_missing", "open_with_id", "open_without_id").fill_null(0),
+        )
+    )
+    # A client call without a response id may have failed in a way that its span does not show: it counts only where
+    # nobody stated the number of calls.
+    open_calls = pl.col("open_with_id") + pl.when(pl.col("expected").is_null()).then("open_without_id").otherwise(0)
+    complete = (
+        pl.col("status").is_not_null()
+        & (pl.col("n_missing") <= pl.col("n_bare"))
+        & (pl.col("n_requests") + pl.col("n_bare") >= pl.col("expected").fill_null(0))
+        & (open_calls == 0)
+    )
+    silent_ns = now_ns - pl.col("last_ns")
+    return (
+        facts.with_columns(complete.alias("complete"))
+        .with_columns(
+            (~pl.col("complete") & (silent_ns < int(settle_s * 1e9))).alias("pending"),
+            (pl.col("attempt") < pl.col("attempt").max().over("rollout_id")).alias("superseded"),
+            pl.coalesce("end_ns", "last_ns").alias("end_ns"),
+            pl.coalesce("start_ns", "first_ns").alias("start_ns"),
+        )
+        .drop("first_ns", "last_ns", "stated_calls", "stated_elsewhere", "n_requests", "n_bare", "n_missing")
+        .drop("expected", "open_with_id", "open_without_id")
+        .sort(ROLLOUT_KEY)
+        .collect(engine="in-memory")  # in the order that is asked for
+    )
+
+
+def _with_rollout(spans: pl.LazyFrame) -> pl.LazyFrame:
+    """Spans of known rollouts; a span without identity belongs to the only rollout of its trace."""
+    of_trace = (
+        spans.filter(pl.col("rollout_id").is_not_null())
+        .select("trace_id", *ROLLOUT_KEY)
+        .with_columns(pl.col("attempt").fill_null(0))
+        .unique()
+        .filter(pl.len().over("trace_id") == 1)
+        .rename({"rollout_id": "trace_rollout", "attempt": "trace_attempt"})
+    )
+    return (
+        spans.join(of_trace, on="trace_id", how="left")
+        .with_columns(
+            pl.coalesce("rollout_id", "trace_rollout").alias("rollout_id"),
+            pl.when(pl.col("rollout_id").is_null())
+            .then("trace_attempt")
+            .otherwise(pl.col("attempt").fill_null(0))
+            .alias("attempt"),
+        )
+        .filter(pl.col("rollout_id").is_not_null())
+        .drop("trace_rollout", "trace_attempt")
+    )
+
+
+def _identities(calls: pl.LazyFrame, spans: pl.LazyFrame) -> pl.LazyFrame:
+    """Every rollout with its identity (the rollout span's word first) and its first and last sign of life."""
+    said = pl.concat(
+        frame.group_by(*ROLLOUT_KEY, *_IDENTITY, rank.alias("rank")).agg(
+            pl.col("start_ns").min(), pl.max_horizontal("start_ns", "end_ns").max().alias("last_ns")
+        )
+        for frame, rank in (
+            (spans, pl.col("status").is_null().cast(pl.UInt8)),
+            (calls, pl.lit(2, dtype=pl.UInt8)),
+        )
+    ).sort("rank", "start_ns", *_IDENTITY)
+    return said.group_by(ROLLOUT_KEY).agg(
+        *(pl.col(name).drop_nulls().first() for name in _IDENTITY),
+        pl.col("start_ns").min().alias("first_ns"),
+        pl.col("last_ns").max(),
+    )
+
+
+def _rollout_spans(spans: pl.LazyFrame) -> pl.LazyFrame:
+    """The rollout span of each rollout: a trusted one first, the runner's before the agent's own."""
+    rank = pl.col("boundary").replace_strict(_BOUNDARY_RANK, default=len(_BOUNDARY_RANK), return_dtype=pl.UInt8)
+    facts = ("status", "judge", "stated_calls", "group_size", "service_name", *SPAN_KEY, "start_ns", "end_ns")
+    is_runners = pl.col("boundary") == "runner"
+    by_runner = (is_runners & ~pl.col("untrusted").fill_null(False)).fill_null(False)
+    signed = (pl.col("is_signed") & is_runners).alias("is_signed")
+    own_reward = by_runner & pl.col("judge").is_null() & pl.col("own_reward").fill_null(False)
+    return (
+        spans.filter(pl.col("status").is_not_null())
+        .sort("untrusted", rank, "start_ns", *SPAN_KEY)
+        .unique(ROLLOUT_KEY, keep="first", maintain_order=True)
+        .select(*ROLLOUT_KEY, *facts, signed, by_runner.alias("by_runner"), own_reward.alias("own_reward"))
+    )
+
+
+def _stated_elsewhere(spans: pl.LazyFrame) -> pl.LazyFrame:
+    """The number of calls that the rollout's processes saw succeed."""
+    return (
+        spans.filter(pl.col("status").is_null() & pl.col("stated_calls").is_not_null())
+        .group_by(ROLLOUT_KEY)
+        .agg(pl.col("stated_calls").sum().alias("stated_elsewhere"))
+    )
+
+
+def _call_counts(calls: pl.LazyFrame) -> pl.LazyFrame:
+    """Calls, requests (the choices of a response are one), and how many indexes are missing below each server's highest."""
+    request = pl.coalesce("response_id", pl.col("call_index").cast(pl.String), "span_id")
+    counted = pl.col("counted_index").drop_nulls()
+    of_server = calls.group_by(*ROLLOUT_KEY, "server").agg(
+        pl.len().alias("n_calls"),
+        request.n_unique().alias("n_requests"),
+        (counted.max().fill_null(-1) + 1 - counted.n_unique().cast(pl.Int64)).alias("n_missing"),
+    )
+    return of_server.group_by(ROLLOUT_KEY).agg(pl.col("n_calls", "n_requests", "n_missing").sum())
+
+
+def _bare_counts(bare_calls: pl.LazyFrame) -> pl.LazyFrame:
+    key = pl.col("rollout_id"), pl.col("attempt").fill_null(0)
+    return bare_calls.drop_nulls("rollout_id").group_by(key).agg(pl.len().alias("n_bare"))
+
+
+def _open_client_calls(spans: pl.LazyFrame, covered: pl.LazyFrame, served: Collection[str]) -> pl.LazyFrame:
+    """Successful client calls to the policy that have no call of the server, with and without a response id."""
+    return (
+        spans.filter(
+            pl.col("is_client_call") & ~pl.col("failed").fill_null(False) & pl.col("model").is_in(sorted(served))
+        )
+        .join(covered, on=SPAN_KEY, how="anti")
+        .group_by(ROLLOUT_KEY)
+        .agg(
+            pl.col("response_id").is_not_null().sum().alias("open_with_id"),
+            pl.col("response_id").is_null().sum().alias("open_without_id"),
+        )
+    )

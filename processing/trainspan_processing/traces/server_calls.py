@@ -1,0 +1,108 @@
+"""Calls as the policy server recorded them: one row per choice, without tokens, in the order of each rollout."""
+
+from collections.abc import Iterable
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.read.json_attributes import with_facts
+from trainspan_processing.tables import CALLS, ROLLOUT_KEY, SPAN_KEY, compact, each_once, empty
+from trainspan_schemas import keys
+
+__all__ = ["CALL_COLUMNS", "narrow_calls", "ordered_calls", "redacts_what_is_needed", "with_defaults"]
+
+CALL_COLUMNS: Final = [
+    *("seq", "trace_id", "span_id", "parent_span_id", "rollout_id", "attempt", "task_id", "run_id", "round", "split"),
+    *("agent",),
+    *("call_index", "policy_name", "policy_version", "finish_reason", "delivered", "start_ns", "end_ns"),
+    *("dropped_attributes", "untrusted"),
+    *("request_model", "response_id", "state_key", "policy_version_spans", "redacted", "call_facts"),
+    "n_tokens",
+]
+"""Columns asked of the read `calls`."""
+
+
+_NUMBERS: Final = {
+    "choice_index": keys.CHOICE_INDEX,
+    "temperature": keys.GEN_AI_TEMPERATURE,
+    "top_p": keys.GEN_AI_TOP_P,
+    "top_k": keys.GEN_AI_TOP_K,
+    "min_p": keys.GEN_AI_MIN_P,
+    "frequency_penalty": keys.GEN_AI_FREQUENCY_PENALTY,
+    "presence_penalty": keys.GEN_AI_PRESENCE_PENALTY,
+    "repetition_penalty": keys.GEN_AI_REPETITION_PENALTY,
+}
+_BOOLEANS: Final = {
+    "constrained": keys.SAMPLING_CONSTRAINED,
+    "internal": keys.CALL_INTERNAL,
+    "multimodal": keys.CALL_MULTIMODAL,
+    "no_boundary": keys.NO_BOUNDARY,
+    "is_signed": keys.CALL_SIGNED,
+}
+_TEXTS: Final = {"logprobs_mode": keys.LOGPROBS_MODE, "server": keys.CALL_SERVER, "base": keys.POLICY_BASE}
+
+
+def redacts_what_is_needed() -> pl.Expr:
+    """Whether the collector's redaction took something that training needs: our own keys, or how was sampled."""
+    return pl.col("redacted").str.contains_any(['"trainspan.', '"gen_ai.request.']).fill_null(False)
+
+
+def narrow_calls(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
+    """The read `calls` → frame CALLS, without duplicates, in no particular order."""
+    frames = [
+        compact(_narrowed(batch).select(pl.col(name).cast(kind) for name, kind in CALLS.items())) for batch in batches
+    ]
+    calls = pl.concat(frames) if frames else empty(CALLS)
+    return each_once(with_defaults(calls))
+
+
+def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
+    batch = with_facts(batch, numbers=_NUMBERS, booleans=_BOOLEANS, texts=_TEXTS)
+    return batch.with_columns(
+        redacts_what_is_needed().alias("redacted"),
+        pl.lit("engine").alias("tokens_source"),
+        pl.lit(None, dtype=pl.Boolean).alias("sampling_unstated"),  # `with_defaults` tells
+    )
+
+
+def with_defaults(calls: pl.DataFrame) -> pl.DataFrame:
+    """CALLS with what goes without saying, and whether it does: `sampling_unstated`."""
+    # A client knows what it asked for, not what the server takes where it asked for nothing. Of the engine's own record,
+    # which has a mode, what is absent is the protocol's default.
+    asked = [pl.col(name) for name in ("temperature", "top_p", "constrained")]
+    unstated = pl.col("logprobs_mode").is_null() & pl.any_horizontal(value.is_null() for value in asked)
+    return calls.with_columns(
+        unstated.alias("sampling_unstated"),
+        pl.col("temperature").fill_null(1.0),
+        pl.col("attempt").fill_null(0),
+        pl.col("choice_index").fill_null(0),
+    )
+
+
+def ordered_calls(calls: pl.DataFrame) -> pl.DataFrame:
+    """CALLS sorted by rollout and, within it, as they were made; adds `position` (u32, from 0 within its rollout) and
+    `counted_index` (the index as the server counted it).
+
+    The order is the call index; the start time if a rollout's indexes are missing or not unique, or come from several
+    servers. Two spans of one response and choice count once. `call_index` is the position if the server's own is no order.
+    """
+    calls = calls.sort(*ROLLOUT_KEY, "start_ns", *SPAN_KEY, nulls_last=False)
+    begins = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in ROLLOUT_KEY)
+    changes = ~begins & pl.col("server").ne_missing(pl.col("server").shift(1))
+    calls = calls.with_columns(
+        begins.cum_sum().alias("_rollout"), changes.alias("_changes"), pl.col("call_index").alias("counted_index")
+    )
+    repeated = ~pl.struct("_rollout", "response_id", "choice_index").is_first_distinct()
+    calls = calls.filter(pl.col("response_id").is_null() | ~repeated)
+    unclear = pl.col("call_index").is_null() | pl.struct("_rollout", "call_index", "choice_index").is_duplicated()
+    unclear |= pl.col("_changes")
+    return (
+        # A column first: `over` would look for duplicates in one rollout at a time.
+        calls.with_columns(unclear.alias("_unclear"))
+        .with_columns(pl.when(~pl.col("_unclear").any().over("_rollout")).then("call_index").alias("_index"))
+        # What is equal in these stays in the order of SPAN_KEY.
+        .sort("_rollout", "_index", "start_ns", "choice_index", nulls_last=False, maintain_order=True)
+        .with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).over("_rollout").alias("position"))
+        .with_columns(pl.coalesce("_index", pl.col("position").cast(pl.Int32)).alias("call_index"))
+        .drop("_rollout", "_changes", "_unclear", "_index")
+    )

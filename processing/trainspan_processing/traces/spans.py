@@ -1,0 +1,227 @@
+"""All spans but the calls with tokens, narrowed: rollout spans, tool steps, and what clients' instrumentations say of calls.
+
+Dialects are told by attributes, never by span names: the GenAI conventions (also traceloop's since 0.55), older
+traceloop (`llm.request.type`), and OpenInference (`openinference.span.kind`). Most spans are understood from columns and
+the keys of their attributes; the attributes themselves, with all recorded messages, are read of those alone whose keys tell
+of more.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.read.json_attributes import contains_any, has_key, number, text, with_where
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.tables import SPAN_KEY, SPANS, compact, each_once, empty
+from trainspan_processing.traces.server_calls import redacts_what_is_needed
+from trainspan_schemas import keys
+
+__all__ = ["narrow_spans", "system_hashes"]
+
+_IDENTITY: Final = ["rollout_id", "attempt", "task_id", "run_id", "round", "split"]
+_COLUMNS: Final = [
+    *("seq", "trace_id", "span_id", "parent_span_id", "start_ns", "end_ns", "status_code", "status_message"),
+    *("service_name", *_IDENTITY, "agent"),
+    *("rollout_status", "rollout_boundary", "rollout_judge", "rollout_calls"),
+    *("operation", "request_model", "response_id", "redacted", "attribute_keys", "untrusted"),
+]
+
+_CLIENT_OPERATIONS: Final = [keys.OPERATION_CHAT, keys.OPERATION_TEXT_COMPLETION, "generate_content"]
+_RENAMED: Final = {
+    "rollout_status": "status",
+    "rollout_boundary": "boundary",
+    "rollout_judge": "judge",
+    "rollout_calls": "stated_calls",
+}
+_STATUS_ERROR: Final = 2
+_LANGGRAPH_NODE: Final = "traceloop.association.properties.langgraph_node"
+
+
+def _any_key(*names: str, prefixes: Sequence[str] = ()) -> pl.Expr:
+    literals = [*(f"\n{name}\n" for name in names), *(f"\n{prefix}" for prefix in prefixes)]
+    return contains_any(literals, "attribute_keys")
+
+
+_SIGNS: Final = {
+    "is_signed": _any_key(keys.ROLLOUT_SIGNED),
+    "own_reward": _any_key(keys.ROLLOUT_OWN_REWARD),
+    "is_bare_call": _any_key(keys.LOGPROBS_MODE, keys.CALL_INDEX),
+    "of_dialect": _any_key(
+        *("openinference.span.kind", "traceloop.span.kind", "llm.request.type"),
+        prefixes=("gen_ai.prompt.", "llm.input_messages."),
+    ),
+    "names_agent": _any_key(
+        *("agent.name", "traceloop.entity.name", "crewai.agent.role", "ai.telemetry.functionId"),
+        *(_LANGGRAPH_NODE, "metadata", "graph.node.id"),
+    ),
+    "has_group_size": _any_key(keys.GROUP_SIZE),
+    "has_output": _any_key("output.value"),
+    "has_model": _any_key("llm.model_name"),
+    "has_error": _any_key("error.type"),
+    "has_prompt": _any_key(
+        *("gen_ai.system_instructions", keys.GEN_AI_INPUT_MESSAGES),
+        *("gen_ai.prompt.0.role", "llm.input_messages.0.message.role"),
+    ),
+}
+"""What the keys of a span's attributes tell; many spans have the same ones."""
+
+
+_traceloop_request = text("llm.request.type")
+_traceloop_kind = text("traceloop.span.kind")
+_openinference_kind = text("openinference.span.kind")
+_SYSTEM_PROMPT: Final = (
+    r'"(?:gen_ai\.system_instructions":"[^"]*?\\"content\\": ?\\"(.+?)\\"[,}]'
+    r'|gen_ai\.input\.messages":"\[\{\\"role\\": ?\\"(?:system|developer)\\".*?\\"content\\": ?\\"(.+?)\\"[,}]'
+    r'|(?:gen_ai\.prompt\.0\.role":"system","gen_ai\.prompt\.0\.content|'
+    r'llm\.input_messages\.0\.message\.role":"system","llm\.input_messages\.0\.message\.content)":"(.*?[^\\])")'
+)
+
+_OF_DIALECTS: Final = {
+    "_is_call": _traceloop_request.is_in(["chat", "completion"])
+    | (_openinference_kind == "LLM")
+    | has_key("gen_ai.prompt.")
+    | has_key("llm.input_messages."),
+    "_is_agent": (_traceloop_kind == "agent") | (_openinference_kind == "AGENT"),
+    "_is_tool": (_traceloop_kind == "tool") | (_openinference_kind == "TOOL"),
+}
+_OF_AGENTS: Final = {
+    "_agent": pl.coalesce(
+        text("agent.name"),
+        pl.when(_traceloop_kind == "agent").then(text("traceloop.entity.name")),
+        text("crewai.agent.role"),
+        text(_LANGGRAPH_NODE),
+        pl.col("attributes").str.extract(r'"metadata":"\{[^}]*\\"langgraph_node\\": ?\\"([^"\\]+)\\"'),
+        pl.when(_openinference_kind == "AGENT").then(text("graph.node.id")),
+        text("ai.telemetry.functionId"),
+    ),
+}
+_OF_CALLS: Final = {
+    "_model": text("llm.model_name"),
+    "_response_id": pl.col("attributes").str.extract(r'"output\.value":"\{\\"id\\": ?\\"([^"\\]+)\\"'),
+}
+_OF_ANSWERS: Final = {
+    "_holds_ids": pl.all_horizontal(
+        pl.col("attributes").str.contains(literal, literal=True)
+        for literal in ('"output.value":"{', r"\"token_ids\"", r"\"prompt_token_ids\"")
+    )
+}
+_system = pl.concat_str(pl.col("attributes").str.extract(_SYSTEM_PROMPT, group).fill_null("") for group in (1, 2, 3))
+_OF_TOOLS: Final = {
+    "tool_signature": pl.concat_str(
+        pl.coalesce(text("gen_ai.tool.name"), text("tool.name"), text("traceloop.entity.name"), pl.lit("")),
+        pl.lit("|"),
+        pl.coalesce(
+            text("gen_ai.tool.call.arguments"),
+            text("traceloop.entity.input"),
+            text("input.value"),
+            text("tool.parameters"),
+        ),
+    ).hash()
+}
+_OF_ROLLOUTS: Final = {"_group_size": number(keys.GROUP_SIZE).cast(pl.Int32, strict=False)}
+_OF_FAILURES: Final = {"_error": text("error.type")}
+
+
+def narrow_spans(source: Source, selection: Selection) -> pl.DataFrame:
+    """The spans of a selection but for its calls with tokens → frame SPANS, each span once."""
+    frames = [compact(_narrowed(batch)) for batch in source.read("spans", selection, _COLUMNS, without_calls=True)]
+    if not frames:
+        return empty(SPANS)
+    spans = each_once(pl.concat(frames))
+    if spans["tells_more"].any():
+        spans = _with_more(spans, source)
+    is_any_call = pl.col("is_client_call") | pl.col("is_bare_call")
+    return spans.with_columns(
+        pl.when(is_any_call).then("request_model").alias("model"), pl.when(is_any_call).then("response_id")
+    ).select(pl.col(name).cast(kind) for name, kind in SPANS.items())
+
+
+def system_hashes(source: Source, spans: pl.DataFrame) -> pl.DataFrame:
+    """trace_id, span_id and `system_hash`, which tells system prompts apart, of those of SPANS that recorded one."""
+    found = [
+        compact(batch.select(*SPAN_KEY, _system.map_batches(_digests, return_dtype=pl.String).alias("system_hash")))
+        for batch in source.attributes(spans)
+    ]
+    nothing = pl.DataFrame(schema=dict.fromkeys([*SPAN_KEY, "system_hash"], pl.String))
+    return pl.concat([nothing, *found]).drop_nulls("system_hash")
+
+
+def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
+    """Spans as far as columns and keys tell; `tells_more` where the attributes may tell more."""
+    signs = batch.select("attribute_keys").unique().with_columns(**_SIGNS)
+    operation = pl.col("operation")
+    batch = (
+        batch.join(signs, on="attribute_keys", how="left", nulls_equal=True, maintain_order="left")
+        .drop("attribute_keys")
+        .rename(_RENAMED)
+        .with_columns(
+            (pl.col("status_code") == _STATUS_ERROR).fill_null(False).alias("failed"),
+            (operation.is_in(_CLIENT_OPERATIONS).fill_null(False) & ~pl.col("is_bare_call")).alias("is_client_call"),
+            (operation == keys.OPERATION_INVOKE_AGENT).fill_null(False).alias("is_agent"),
+            (operation == keys.OPERATION_EXECUTE_TOOL).fill_null(False).alias("is_tool"),
+            pl.when("is_bare_call").then(redacts_what_is_needed()).alias("redacted"),
+            pl.lit(False).alias("has_answer"),
+            pl.lit(None, dtype=pl.Int32).alias("group_size"),
+            pl.lit(None, dtype=pl.UInt64).alias("tool_signature"),
+        )
+    )
+    tells_more = [
+        pl.col("of_dialect") | pl.col("is_tool"),
+        pl.col("names_agent") & pl.col("agent").is_null(),
+        pl.col("has_error") & pl.col("failed"),
+        pl.col("has_group_size") & pl.col("status").is_not_null(),
+        (pl.col("is_client_call") | pl.col("is_bare_call"))
+        & (pl.col("has_output") | (pl.col("has_model") & pl.col("request_model").is_null())),
+    ]
+    return batch.with_columns(
+        pl.when("failed").then(pl.col("status_message").replace("", None)).alias("error_type"),
+        pl.any_horizontal(tells_more).alias("tells_more"),
+    )
+
+
+def _with_more(spans: pl.DataFrame, source: Source) -> pl.DataFrame:
+    """The spans, in their order, with what the attributes of those say that tell more."""
+    numbered = spans.with_row_index("place")
+    telling = numbered.filter("tells_more")
+    found = [
+        compact(_searched(telling.join(batch, on=SPAN_KEY, how="inner")).select(numbered.columns))
+        for batch in source.attributes(telling)
+    ]
+    searched = pl.concat([numbered.clear(), *found])
+    rest = numbered.join(searched.select("place"), on="place", how="anti")
+    return pl.concat([rest, searched]).sort("place").drop("place")
+
+
+def _searched(spans: pl.DataFrame) -> pl.DataFrame:
+    spans = with_where(spans, pl.col("of_dialect"), _OF_DIALECTS)
+    said = {name: pl.col(f"_{name}").fill_null(False) for name in ("is_call", "is_agent", "is_tool")}
+    spans = spans.with_columns(
+        pl.col("is_client_call") | (said["is_call"] & ~pl.col("is_bare_call")),
+        pl.col("is_agent") | said["is_agent"],
+        pl.col("is_tool") | said["is_tool"],
+    )
+    spans = with_where(spans, pl.col("names_agent") & pl.col("agent").is_null(), _OF_AGENTS)
+    spans = with_where(spans, pl.col("is_client_call") | pl.col("is_bare_call"), _OF_CALLS)
+    spans = with_where(spans, pl.col("is_client_call") & pl.col("has_output"), _OF_ANSWERS)
+    spans = with_where(spans.drop("tool_signature"), pl.col("is_tool"), _OF_TOOLS)
+    spans = with_where(spans, pl.col("failed") & pl.col("has_error"), _OF_FAILURES)
+    spans = with_where(spans, pl.col("has_group_size") & pl.col("status").is_not_null(), _OF_ROLLOUTS)
+    return spans.with_columns(
+        pl.coalesce("agent", "_agent").alias("agent"),
+        pl.coalesce("request_model", "_model").alias("request_model"),
+        pl.coalesce("response_id", "_response_id").alias("response_id"),
+        pl.col("_holds_ids").fill_null(False).alias("has_answer"),
+        pl.coalesce("_error", "error_type").alias("error_type"),
+        pl.col("_group_size").alias("group_size"),
+    )
+
+
+def _digests(texts: pl.Series) -> pl.Series:
+    """A short hash of each text, NULL for an empty one."""
+    known = {
+        text: hashlib.blake2b(text.encode(), digest_size=4).hexdigest() if text else None
+        for text in texts.unique().to_list()
+    }
+    return texts.replace_strict(list(known), list(known.values()), return_dtype=pl.String)

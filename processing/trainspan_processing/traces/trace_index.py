@@ -1,0 +1,209 @@
+"""The first pass: everything about the selected rollouts but their tokens."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+import polars as pl
+
+from trainspan_processing.dataset.ledger import Ledger
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.tables import CALLS, PAYLOAD, ROLLOUT_KEY, SPAN_KEY, each_once, empty
+from trainspan_processing.traces.call_matching import Twins, find_twins
+from trainspan_processing.traces.chunk_context import Surroundings, read_surroundings
+from trainspan_processing.traces.client_calls import find_others, read_answers
+from trainspan_processing.traces.evaluations import (
+    EVALUATION_COLUMNS,
+    FEEDBACK_QUERY,
+    collect_evaluations,
+    collect_feedback,
+    with_feedback,
+)
+from trainspan_processing.traces.reward_trust import with_own_rewards
+from trainspan_processing.traces.rollout_table import rollout_table
+from trainspan_processing.traces.server_calls import CALL_COLUMNS, narrow_calls, ordered_calls, with_defaults
+from trainspan_processing.traces.spans import narrow_spans, system_hashes
+
+__all__ = ["Clock", "Survey", "survey_chunks", "take_survey"]
+
+_Taken = TypeVar("_Taken")
+
+_ALL_SELECTED: Final = pl.lit(True).alias("selected")
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Time, passed in."""
+
+    now_ns: Callable[[], int]
+    """Nanoseconds since the epoch."""
+    sleep: Callable[[float], None]
+    """Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is known without the tokens."""
+
+    calls: pl.DataFrame
+    """CALLS, ordered, with `position`, `turn`, `next_index` and `selected` (all of them, before build/selection.py), and `agent` resolved."""
+    spans: pl.DataFrame
+    """SPANS."""
+    evaluations: pl.DataFrame
+    """EVALUATIONS."""
+    twins: Twins
+    rollouts: pl.DataFrame
+    """The rollout table (traces/rollout_table.py) with `selected`."""
+    others: pl.DataFrame
+    """OTHERS: the calls without tokens."""
+    answers: pl.DataFrame
+    """PAYLOAD of the calls whose tokens came with a client's span."""
+    served: frozenset[str]
+    """Names of the models that calls were made to, those of the surroundings among them."""
+
+
+def take_survey(
+    source: Source,
+    selection: Selection,
+    ledger: Ledger,
+    *,
+    now_ns: int,
+    settle_s: float,
+    around: Surroundings | None = None,
+) -> Survey:
+    """Surveys the rollouts of the selection that the ledger has not used.
+
+    `around` is read if it is not given and the selection names rollouts.
+    """
+    if around is None:
+        around = Surroundings() if selection.rollout_ids is None else read_surroundings(source, selection)
+    spans = narrow_spans(source, selection)
+    evaluations = collect_evaluations(source.read("evaluations", selection, EVALUATION_COLUMNS))
+    feedback = around.feedback if around.feedback is not None else collect_feedback(source.query(FEEDBACK_QUERY))
+    calls = narrow_calls(source.read("calls", selection, CALL_COLUMNS))
+    spans = _with(spans, around.near(spans, calls))
+    calls = ordered_calls(_with(calls, around.calls) if around.are_counted else calls)
+    named = pl.concat([calls["policy_name"], calls["request_model"]]).drop_nulls().unique()
+    served = around.served | frozenset(named.to_list())
+    twins = find_twins(calls, spans)
+    covered = pl.concat([twins.links.select(SPAN_KEY), around.covered])
+    others, members = find_others(spans, covered)
+    answers = empty(PAYLOAD)
+    if others.height:
+        answered, answers = read_answers(source, others)
+        clients = answered.select("trace_id", pl.col("parent_span_id").alias("span_id"))
+        # A call that the policy server recorded without tokens has come; of another one the server's word may still come.
+        come = pl.concat([clients, others.filter("is_bare_call").select(SPAN_KEY)])
+        of_come = members.join(come, left_on=["call_trace_id", "call_span_id"], right_on=SPAN_KEY, how="semi")
+        covered = pl.concat([covered, of_come.select(SPAN_KEY)])
+        is_served = pl.col("model").is_in(sorted(served)).fill_null(False)
+        others = others.filter(pl.col("is_bare_call") | ~is_served)
+        others = others.join(clients, on=SPAN_KEY, how="anti", maintain_order="left")
+        if answered.height:
+            as_read = calls.with_columns(pl.col("counted_index").alias("call_index")).select(list(CALLS))
+            calls = ordered_calls(pl.concat([as_read, with_defaults(answered)]))
+            twins = find_twins(calls, spans)
+    if not around.are_counted:
+        others = others.filter(pl.col("rollout_id").is_not_null())
+    used = ledger.used.select(*ROLLOUT_KEY)
+    calls = calls.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left")
+    others = others.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left")
+    bare_calls = others.filter("is_bare_call")
+    rollouts = rollout_table(calls, bare_calls, spans, covered, served, now_ns=now_ns, settle_s=settle_s)
+    rollouts = rollouts.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left").with_columns(_ALL_SELECTED)
+    if around.are_counted:
+        evaluations = pl.concat([evaluations, around.evaluations])
+    evaluations = with_feedback(with_own_rewards(evaluations, rollouts), feedback, calls)
+    agents = _with_agents(calls, twins, _prompts(source, calls, twins, spans), rollouts)
+    return Survey(agents, spans, evaluations, twins, rollouts, others, answers, served)
+
+
+def survey_chunks(
+    source: Source,
+    selections: Sequence[Selection],
+    ledger: Ledger,
+    take: Callable[[Survey, int], _Taken],
+    *,
+    now_ns: int,
+    settle_s: float,
+    around: Surroundings,
+) -> tuple[list[_Taken], Surroundings]:
+    """What `take` makes of the survey of each selection and its number, and the surroundings as they are known then.
+
+    Which models are served decides on the calls of earlier chunks too: if a chunk names a new one, all are gone through again.
+    """
+    taken: list[_Taken] = []
+    while len(taken) < len(selections):
+        around = replace(around, are_counted=len(taken) == len(selections) - 1)
+        survey = take_survey(source, selections[len(taken)], ledger, now_ns=now_ns, settle_s=settle_s, around=around)
+        news = survey.served - around.served
+        around = replace(around, served=survey.served, covered=_covered(around, survey))
+        if taken and news:
+            taken = []
+            continue
+        taken.append(take(survey, len(taken)))
+    return taken, around
+
+
+def _covered(around: Surroundings, survey: Survey) -> pl.DataFrame:
+    """The keys of the surroundings' spans that calls surveyed so far cover."""
+    found = survey.twins.links.join(around.spans, on=SPAN_KEY, how="semi").select(SPAN_KEY)
+    return pl.concat([around.covered, found])
+
+
+def _with(own: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
+    """Spans or calls with more of them; one of no rollout that another store knows the rollout of is that rollout's."""
+    return own if more.is_empty() else each_once(pl.concat([own, more]))
+
+
+def _prompts(source: Source, calls: pl.DataFrame, twins: Twins, spans: pl.DataFrame) -> pl.DataFrame:
+    """twin_trace_id, twin_span_id, `system_hash` of the twins whose system prompt is needed to name a call's agent."""
+    nameless = calls.filter(pl.col("agent").is_null()).select(SPAN_KEY)
+    clients = (
+        twins.calls.filter(pl.col("ancestor_agent").is_null() & pl.col("twin_span_id").is_not_null())
+        .join(nameless, on=SPAN_KEY, how="semi")
+        .select("twin_trace_id", "twin_span_id")
+    )
+    may_tell = spans.filter(pl.col("is_client_call") & pl.col("has_prompt") & pl.col("agent").is_null())
+    needed = may_tell.join(clients, left_on=SPAN_KEY, right_on=clients.columns, how="semi")
+    return system_hashes(source, needed).rename({"trace_id": "twin_trace_id", "span_id": "twin_span_id"})
+
+
+def _with_agents(calls: pl.DataFrame, twins: Twins, prompts: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
+    """The agent of each call: its own word, the nearest ancestor that names one, a hash of its system prompt where a client
+    recorded that, the service of the rollout's span.
+
+    `turn` counts the calls of one agent within a rollout from 0; the choices of one response share it. `next_index` is the
+    call index of the agent's next turn, NULL after its last one.
+    """
+    of_agent = [*ROLLOUT_KEY, "agent"]
+    first_choice = (pl.col("choice_index") == 0) | pl.col("response_id").is_null()
+    said = twins.calls.join(prompts, on=["twin_trace_id", "twin_span_id"], how="left", maintain_order="left")
+    return (
+        calls.join(
+            said.select(*SPAN_KEY, "ancestor_agent", "system_hash"), on=SPAN_KEY, how="left", maintain_order="left"
+        )
+        .join(rollouts.select(*ROLLOUT_KEY, "service_name"), on=ROLLOUT_KEY, how="left", maintain_order="left")
+        .with_columns(
+            pl.coalesce("agent", "ancestor_agent", pl.format("prompt:{}", "system_hash"), "service_name").alias("agent")
+        )
+        .drop("ancestor_agent", "system_hash", "service_name")
+        .with_columns(_ALL_SELECTED)
+        .with_columns(
+            (first_choice.cast(pl.Int32).cum_sum().over(of_agent) - 1).clip(0).alias("turn"),
+            pl.col("call_index").shift(-1).over(of_agent).alias("next_index"),
+        )
+        .pipe(_past_choices)
+    )
+
+
+def _past_choices(calls: pl.DataFrame) -> pl.DataFrame:
+    """`next_index` past the other choices of the same response."""
+    if not calls["choice_index"].max():
+        return calls
+    turn = [*ROLLOUT_KEY, "agent", "turn"]
+    turns = calls.select(*turn, "call_index").unique(turn, keep="first", maintain_order=True)
+    following = pl.col("call_index").shift(-1).over(turn[:-1]).alias("next_index")
+    return calls.drop("next_index").join(
+        turns.with_columns(following).drop("call_index"), on=turn, how="left", nulls_equal=True, maintain_order="left"
+    )
