@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.training import Workload
 from tests.support.tiny_model import make_tiny_model
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.model import import_training, load_tokenizer
+from trainspan_training.model.loading import import_training, load_tokenizer
 
 __all__ = ["SMALL", "SMALL_WORK", "WORK", "Size", "make_model", "measure", "run"]
 
@@ -75,13 +75,13 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
     import torch
 
     from tests.training.references import as_calls
-    from trainspan_training import attention
-    from trainspan_training.forwarding import forwarding_of
-    from trainspan_training.loss_weights import find_rule
-    from trainspan_training.memory import estimate
-    from trainspan_training.plan import plan_steps
-    from trainspan_training.rows import make_rows
-    from trainspan_training.trainer import TransitionGRPOTrainer
+    from trainspan_training.data.layout import forwarding_of
+    from trainspan_training.data.loss_weights import find_rule
+    from trainspan_training.data.sequences import make_rows
+    from trainspan_training.data.steps import plan_steps
+    from trainspan_training.objective import attention
+    from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
+    from trainspan_training.objective.memory import estimate
 
     settings = TrainSettings(
         forward=forward, old_policy="logged", learning_rate=1e-9, max_kl=1e9, max_ratio=1e30, max_loss=1e9

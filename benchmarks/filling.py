@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.support.dataset_files import LoggedCall
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.model import import_training, load_config, load_model, load_tokenizer
+from trainspan_training.model.loading import import_training, load_config, load_model, load_tokenizer
 
 __all__ = ["measure"]
 
@@ -63,10 +63,10 @@ def _plan(logged: list[LoggedCall], config: Any, settings: TrainSettings) -> Any
     import numpy as np
 
     from tests.training.references import as_calls
-    from trainspan_training.forwarding import forwarding_of
-    from trainspan_training.loss_weights import find_rule
-    from trainspan_training.plan import plan_steps
-    from trainspan_training.rows import make_rows
+    from trainspan_training.data.layout import forwarding_of
+    from trainspan_training.data.loss_weights import find_rule
+    from trainspan_training.data.sequences import make_rows
+    from trainspan_training.data.steps import plan_steps
 
     calls = as_calls(logged, group=lambda call: call.rollout_id)
     rows = make_rows(calls, merge=True)
@@ -83,8 +83,8 @@ def _plan(logged: list[LoggedCall], config: Any, settings: TrainSettings) -> Any
 
 def _step(folder: Path) -> dict[str, Any]:
     from tests.training.memory_use import peak
-    from trainspan_training import attention
-    from trainspan_training.trainer import TransitionGRPOTrainer
+    from trainspan_training.objective import attention
+    from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
     config, settings = load_config(folder), _settings(1024)
     step = _plan(_calls(16, median=100, vocabulary=config.vocab_size), config, settings)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.model import import_training
+from trainspan_training.model.loading import import_training
 
 __all__ = ["measure"]
 
@@ -62,13 +62,13 @@ def _learn(settings: TrainSettings, age: int, seed: int, folder: Path) -> _Outco
     import numpy as np
     import torch
 
-    from trainspan_training.forwarding import Forwarding
-    from trainspan_training.loss_weights import find_rule
-    from trainspan_training.offpolicy import OffPolicySums
-    from trainspan_training.plan import plan_steps
-    from trainspan_training.preparation import Staleness, against_old
-    from trainspan_training.rows import make_rows
-    from trainspan_training.trainer import TransitionGRPOTrainer
+    from trainspan_training.data.layout import Forwarding
+    from trainspan_training.data.loss_weights import find_rule
+    from trainspan_training.data.sequences import make_rows
+    from trainspan_training.data.steps import plan_steps
+    from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
+    from trainspan_training.objective.off_policy import OffPolicySums
+    from trainspan_training.rounds.old_policy import Staleness, against_old
 
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -140,7 +140,7 @@ def _rollouts(model: Any, rng: Any, round_: int) -> tuple[list[Any], float]:
     """One call for each of GROUP rollouts of PROMPTS prompts, with advantages within their group; and the mean reward."""
     import numpy as np
 
-    from trainspan_training.transitions import Call
+    from trainspan_training.data.dataset import Call
 
     prompts = rng.integers(VOCABULARY - LETTERS, VOCABULARY, (PROMPTS, PROMPT)).repeat(GROUP, axis=0)
     completions, logprobs = (np.stack(columns, axis=1) for columns in zip(*_sample(model, prompts, rng), strict=True))

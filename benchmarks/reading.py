@@ -119,12 +119,12 @@ def read(dataset: str) -> None:
     import pyarrow as pa
     from transformers import LlamaConfig
 
-    from trainspan_training.forwarding import forwarding_of
-    from trainspan_training.loss_weights import find_rule
-    from trainspan_training.policy import Policy
-    from trainspan_training.reading import Reading
-    from trainspan_training.team import Team
-    from trainspan_training.transitions import open_dataset, read_calls
+    from trainspan_training.data.dataset import open_dataset, read_calls
+    from trainspan_training.data.layout import forwarding_of
+    from trainspan_training.data.loss_weights import find_rule
+    from trainspan_training.devices.team import Team
+    from trainspan_training.model.starting_policy import Policy
+    from trainspan_training.rounds.reading import Reading
 
     config = LlamaConfig(vocab_size=49_152, hidden_size=576, intermediate_size=1536, max_position_embeddings=2**17)
     settings = TrainSettings(micro_batch_tokens=2**16, forward="packed")

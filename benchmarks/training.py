@@ -16,8 +16,8 @@ from typing import Any
 from tests.support.dataset_files import LoggedCall, write_dataset
 from tests.support.tiny_model import make_tiny_model
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.model import import_training, load_config, load_model, load_tokenizer
-from trainspan_training.result import Result
+from trainspan_training.model.loading import import_training, load_config, load_model, load_tokenizer
+from trainspan_training.rounds.result import Result
 from trainspan_training.session import Job, train
 
 __all__ = ["Workload", "measure"]
@@ -128,12 +128,12 @@ def _steps(model_dir: Path, folder: Path) -> dict[str, Any]:
     import numpy as np
 
     from tests.training.references import as_calls
-    from trainspan_training import attention
-    from trainspan_training.forwarding import forwarding_of
-    from trainspan_training.loss_weights import find_rule
-    from trainspan_training.plan import plan_steps
-    from trainspan_training.rows import make_rows
-    from trainspan_training.trainer import TransitionGRPOTrainer
+    from trainspan_training.data.layout import forwarding_of
+    from trainspan_training.data.loss_weights import find_rule
+    from trainspan_training.data.sequences import make_rows
+    from trainspan_training.data.steps import plan_steps
+    from trainspan_training.objective import attention
+    from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
     config = load_config(model_dir)
     logged = STEP.calls(config.vocab_size)
@@ -192,7 +192,7 @@ def _stock(model_dir: Path, folder: Path, logged: list[LoggedCall]) -> tuple[Any
     from datasets import Dataset
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    from trainspan_training.grpo_config import grpo_config
+    from trainspan_training.objective.grpo_config import grpo_config
 
     class Stock(GRPOTrainer):
         def _prepare_inputs(self, generation_batch: Any) -> Any:

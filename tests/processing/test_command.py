@@ -13,7 +13,7 @@ from tests.processing.conftest import Bench
 from tests.processing.traces import chain
 from tests.support.byte_tokenizer import encode, make_byte_tokenizer
 from trainspan_schemas.dataset import manifest_path
-from trainspan_training.transitions import open_dataset, read_calls
+from trainspan_training.data.dataset import open_dataset, read_calls
 
 _SIDES = ("both", "call 0", "call 1")
 

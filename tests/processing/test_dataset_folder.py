@@ -21,7 +21,7 @@ from trainspan_processing.explain.explain import Question, explain_rollout
 from trainspan_schemas.dataset import COLUMNS, about_dir, dataset_dirs
 from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.settings import DatasetSettings
-from trainspan_training.transitions import open_dataset, read_calls
+from trainspan_training.data.dataset import open_dataset, read_calls
 
 
 def _pair(bench: Bench, names: str, **more: Any) -> None:

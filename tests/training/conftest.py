@@ -12,8 +12,8 @@ from tests.support.tiny_model import make_tiny_model
 from tests.training.imports import import_once
 from tests.training.sessions import GENTLE, Run
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.model import load_model, load_tokenizer
-from trainspan_training.result import Result
+from trainspan_training.model.loading import load_model, load_tokenizer
+from trainspan_training.rounds.result import Result
 from trainspan_training.session import Job, train
 
 
@@ -75,7 +75,7 @@ def make_trainer(model_dir: Path, double_model: Any, tmp_path: Path) -> Callable
     """A trainer with its own copy of the model, or of the double one."""
 
     def make(settings: TrainSettings | None = None, *, double: bool = False, dtype: str = "float32") -> Any:
-        from trainspan_training.trainer import TransitionGRPOTrainer
+        from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
         model = copy.deepcopy(double_model) if double else load_model(model_dir)
         chosen = dataclasses.replace(settings or TrainSettings(), dtype=dtype)

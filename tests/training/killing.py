@@ -18,7 +18,7 @@ from typing import Any
 from tests.training.imports import import_once
 from trainspan_schemas.checkpoint import CheckpointMeta
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.ledger import Ledger
+from trainspan_training.checkpoints.ledger import Ledger
 from trainspan_training.session import Job, train
 
 DATASETS = 4
@@ -65,7 +65,7 @@ def main(model: Path, datasets: Path, out: Path, moments: int) -> None:
 
 def _count_events(checkpoints: Path, moment: int | None) -> dict[str, list[int]]:
     """Kills this process at the moment; the moments of optimizer steps, and of Adam's states that are whole, so far."""
-    from trainspan_training.trainer import TransitionGRPOTrainer
+    from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
     seen = 0
     moments: dict[str, list[int]] = {"step": [], "state": []}

@@ -23,7 +23,7 @@ FSDP = {
 
 def main(tokenizer_dir: Path, logged_json: Path, out: Path) -> None:
     from tests.training.imports import import_once
-    from trainspan_training.team import Team
+    from trainspan_training.devices.team import Team
 
     team = Team.join()
     assert team.splits == ("FSDP_VERSION" in os.environ)

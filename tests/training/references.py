@@ -10,11 +10,11 @@ import torch
 
 from tests.support.dataset_files import LoggedCall, sample_rollouts
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.forwarding import Forwarding
-from trainspan_training.loss_weights import find_rule
-from trainspan_training.plan import Step, plan_steps
-from trainspan_training.rows import make_rows
-from trainspan_training.transitions import Call
+from trainspan_training.data.dataset import Call
+from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.loss_weights import find_rule
+from trainspan_training.data.sequences import make_rows
+from trainspan_training.data.steps import Step, plan_steps
 
 Measured = tuple[float, dict[str, torch.Tensor]]
 

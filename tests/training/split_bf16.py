@@ -13,7 +13,7 @@ from tests.support.dataset_files import LoggedCall
 
 def main(model_dir: Path, logged_json: Path, out: Path) -> None:
     from tests.training.imports import import_once
-    from trainspan_training.team import Team
+    from trainspan_training.devices.team import Team
 
     team = Team.join()
     import_once()
@@ -31,8 +31,8 @@ def measured(model_dir: Path, logged: list[LoggedCall], out: Path, team: Any) ->
     """Loss and gradient norm of a step, the types of what is kept, and that of the first layer's weights while it computes."""
     from tests.training.references import one_step
     from trainspan_schemas.settings import TrainSettings
-    from trainspan_training.model import load_model, load_tokenizer
-    from trainspan_training.trainer import TransitionGRPOTrainer
+    from trainspan_training.model.loading import load_model, load_tokenizer
+    from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
     settings = TrainSettings(learning_rate=1e-5, steps_per_round=1, old_policy="logged", dtype="bfloat16")
     step = one_step(logged, settings, merge=True, mode="padded", tokens=200, rank=team.rank, processes=team.size)

@@ -14,7 +14,7 @@ from trainspan_schemas.checkpoint import Canary, CheckpointMeta
 from trainspan_schemas.errors import CheckpointError, ConfigError
 from trainspan_schemas.settings import TrainSettings
 from trainspan_serving.adapters import read_adapter
-from trainspan_training.model import load_model
+from trainspan_training.model.loading import load_model
 
 
 def adapter_settings(model_dir: Path, **changes: Any) -> TrainSettings:

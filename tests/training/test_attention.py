@@ -10,13 +10,13 @@ from tests.support.dataset_files import sample_rollouts
 from tests.training.references import as_calls, mixed_rollouts, one_step
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training import attention
-from trainspan_training.attention import block_mask, dense_mask
-from trainspan_training.batches import MicroBatch, WeightedRow, make_batches
-from trainspan_training.cuts import Cut, TreeCost, packed, shared
-from trainspan_training.forwarding import forwarding_of, refusal
-from trainspan_training.rows import Row, make_rows
-from trainspan_training.scoring import score
+from trainspan_training.data.cuts import Cut, TreeCost, packed, shared
+from trainspan_training.data.layout import forwarding_of, refusal
+from trainspan_training.data.micro_batches import MicroBatch, WeightedRow, make_batches
+from trainspan_training.data.sequences import Row, make_rows
+from trainspan_training.objective import attention
+from trainspan_training.objective.attention import block_mask, dense_mask
+from trainspan_training.objective.logprobs import score
 
 
 def block_tree(model: Any) -> MicroBatch:
@@ -66,7 +66,7 @@ def assert_blocks_fit(ends: torch.Tensor, *, compiled: bool) -> None:
 @pytest.mark.slow
 def test_flex_attention_gives_the_scores_of_padded_rows(model_dir: Any, model: Any) -> None:
     """Compiled, and forward only: PyTorch has no backward pass of flex attention on a CPU."""
-    from trainspan_training.model import load_model
+    from trainspan_training.model.loading import load_model
 
     flexible = load_model(model_dir).eval()
     assert attention.prepare(flexible, "auto")
@@ -139,7 +139,7 @@ def test_rollouts_without_anything_in_common_make_no_tree_cheaper(model: Any) ->
 
 
 def test_a_model_whose_attention_cannot_be_exchanged_is_forwarded_padded(model_dir: Any) -> None:
-    from trainspan_training.model import load_model
+    from trainspan_training.model.loading import load_model
 
     eager = load_model(model_dir)
     eager.set_attn_implementation("eager")
@@ -156,7 +156,7 @@ def test_a_model_whose_attention_cannot_be_exchanged_is_forwarded_padded(model_d
 @pytest.mark.parametrize("bf16", [False, True])
 def test_packed_rows_have_the_scores_of_padded_ones(model_dir: Any, model: Any, bf16: bool) -> None:
     """Of a Llama, whose rotations follow positions; attention row by row, and through a dense mask."""
-    from trainspan_training.model import load_model
+    from trainspan_training.model.loading import load_model
 
     exchanged = load_model(model_dir).eval()
     assert attention.prepare(exchanged, "auto")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from trainspan_training.canary import draw_prompts
-from trainspan_training.rows import Row
+from trainspan_training.data.sequences import Row
+from trainspan_training.rounds.canary import draw_prompts
 
 
 def rows(lengths: list[int]) -> list[Row]:

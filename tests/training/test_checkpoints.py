@@ -9,15 +9,15 @@ import pytest
 
 from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.errors import CheckpointError
-from trainspan_training.checkpoints import Checkpoints
-from trainspan_training.ledger import Entry, Event, Ledger
+from trainspan_training.checkpoints.folder import Checkpoints
+from trainspan_training.checkpoints.ledger import Entry, Event, Ledger
 
 DIES = """
 import os, sys
 from pathlib import Path
 from trainspan_schemas.checkpoint import CheckpointMeta
 from trainspan_training.checkpoints import Checkpoints
-from trainspan_training.ledger import Entry
+from trainspan_training.checkpoints.ledger import Entry
 
 root, action, left = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 checkpoints = Checkpoints(root)

@@ -12,9 +12,10 @@ import yaml
 from tests.support.places import ROOT
 from trainspan_schemas.config import load_settings
 from trainspan_schemas.settings import LoopSettings, TrainSettings
-from trainspan_training import options, team
-from trainspan_training.alarms import ALARMS
-from trainspan_training.metrics import RoundRecord
+from trainspan_training.devices import team
+from trainspan_training.metrics.alarms import ALARMS
+from trainspan_training.metrics.round_record import RoundRecord
+from trainspan_training.objective import options
 
 TRAINING = (ROOT / "docs/training.md").read_text()
 LOOP = (ROOT / "docs/loop.md").read_text()

@@ -14,8 +14,8 @@ import torch
 from tests.support.dataset_files import LoggedCall, sample_rollouts, write_dataset
 from trainspan_cli.loop.integrity import training_checks
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.model import load_model
-from trainspan_training.result import Result
+from trainspan_training.model.loading import load_model
+from trainspan_training.rounds.result import Result
 from trainspan_training.session import Job, train
 
 FRESH = {"version": 2, "canary": {"status": "fresh", "evidence": "told"}}

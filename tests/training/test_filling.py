@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainspan_training.bins import fill
-from trainspan_training.forwarding import Forwarding
-from trainspan_training.rows import Row, Sampled
+from trainspan_training.data.bins import fill
+from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.sequences import Row, Sampled
 
 PAIR, CALL = 3e-4, 0.6
 """Of SmolLM2-135M: hidden 576, inner 1536."""

@@ -14,13 +14,13 @@ from tests.support.dataset_files import LoggedCall, sample_rollouts, write_datas
 from tests.training.references import as_calls, assert_same, measured, mixed_rollouts, reference
 from tests.training.sessions import GENTLE, Run
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training import attention
-from trainspan_training.forwarding import Forwarding
-from trainspan_training.loss_weights import find_rule
-from trainspan_training.model import load_model, load_tokenizer
-from trainspan_training.plan import Step, plan_steps
-from trainspan_training.rows import make_rows
-from trainspan_training.trainer import TransitionGRPOTrainer
+from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.loss_weights import find_rule
+from trainspan_training.data.sequences import make_rows
+from trainspan_training.data.steps import Step, plan_steps
+from trainspan_training.model.loading import load_model, load_tokenizer
+from trainspan_training.objective import attention
+from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.training.memory_use import peak
-from trainspan_training.head import CHUNK, Traced, head_scores
-from trainspan_training.scoring import Scores, score
+from trainspan_training.objective.head import CHUNK, Traced, head_scores
+from trainspan_training.objective.logprobs import Scores, score
 
 VOCABULARY = 151_936
 

@@ -23,8 +23,8 @@ from tests.training.covering import OPTIONS, Case, cases
 from tests.training.pair import FSDP
 from tests.training.references import Measured, assert_same, measured, mixed_rollouts, one_step, reference
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.model import load_model, load_tokenizer
-from trainspan_training.options import clip_range
+from trainspan_training.model.loading import load_model, load_tokenizer
+from trainspan_training.objective.options import clip_range
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_dropout_in_attention_is_off_while_training(
     dropping = load_model(model_dir)
     for layer in dropping.model.layers:
         layer.self_attn.attention_dropout = 0.5
-    from trainspan_training.trainer import TransitionGRPOTrainer
+    from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
     trainer = TransitionGRPOTrainer(dropping, load_tokenizer(model_dir), TrainSettings(), [], str(tmp_path))
     step = one_step(sample_rollouts(model, rollouts=3))

@@ -11,11 +11,11 @@ from benchmarks.accelerator import Size, make_model
 from tests.training.memory_use import peak
 from tests.training.test_filling import row_of
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training import attention
-from trainspan_training.batches import WeightedRow, make_batches
-from trainspan_training.forwarding import Forwarding
-from trainspan_training.memory import estimate
-from trainspan_training.model import load_tokenizer
+from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.micro_batches import WeightedRow, make_batches
+from trainspan_training.model.loading import load_tokenizer
+from trainspan_training.objective import attention
+from trainspan_training.objective.memory import estimate
 
 LARGE_VOCABULARY = Size(hidden=32, layers=2, heads=2, key_heads=1, inner=64, vocabulary=151_936)
 WIDE = Size(hidden=256, layers=4, heads=4, key_heads=2, inner=1024, vocabulary=512)
@@ -35,7 +35,7 @@ def test_a_micro_batch_takes_what_was_estimated_and_no_more(
     size: Size, mode: str, tokens: int, checkpointing: bool, model_dir: Path, tmp_path: Path
 ) -> None:
     """Gradients, activations, logits and masks of a full one; weights were there before."""
-    from trainspan_training.trainer import TransitionGRPOTrainer
+    from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
     settings = TrainSettings(micro_batch_tokens=tokens, forward=mode, gradient_checkpointing=checkpointing)
     model: Any = make_model(size)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.training.sessions import GENTLE, Run, weights
-from trainspan_training import attention
+from trainspan_training.objective import attention
 
 
 def test_data_of_older_policies_are_weighted_and_counted(run: Run, tmp_path: Path, model: Any) -> None:

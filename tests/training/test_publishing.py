@@ -14,7 +14,7 @@ from tests.support.otlp_sink import free_port
 from tests.training.policy_server import policy_server
 from tests.training.sessions import GENTLE, Run
 from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
-from trainspan_training.publish import Swap, publish
+from trainspan_training.checkpoints.swap_request import Swap, publish
 
 pytestmark = pytest.mark.usefixtures("home")
 

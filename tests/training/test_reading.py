@@ -15,13 +15,13 @@ from tests.support.dataset_files import LoggedCall, write_dataset
 from trainspan_schemas.dataset import manifest_path
 from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.batches import MicroBatch
-from trainspan_training.forwarding import Forwarding
-from trainspan_training.loss_weights import find_rule
-from trainspan_training.policy import Policy
-from trainspan_training.reading import Outline, Reading
-from trainspan_training.team import Team
-from trainspan_training.transitions import DatasetFolder, open_dataset, read_calls
+from trainspan_training.data.dataset import DatasetFolder, open_dataset, read_calls
+from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.loss_weights import find_rule
+from trainspan_training.data.micro_batches import MicroBatch
+from trainspan_training.devices.team import Team
+from trainspan_training.model.starting_policy import Policy
+from trainspan_training.rounds.reading import Outline, Reading
 
 
 class Config:
@@ -126,7 +126,7 @@ def test_two_processes_have_the_micro_batches_of_one_and_each_reads_its_own_rows
         asked.append(-1 if only is None else len(only))
         return read_calls(*args, only=only, **named)
 
-    monkeypatch.setattr("trainspan_training.reading.read_calls", watched)
+    monkeypatch.setattr("trainspan_training.rounds.reading.read_calls", watched)
 
     def taken(team: Team) -> list[list[MicroBatch]]:
         reading = Reading(dataset, Policy(Path(), None, "base", 1, Path()), settings, team)

@@ -18,8 +18,8 @@ from tests.support.places import ROOT
 from tests.training.sessions import GENTLE, Run
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.options import check
-from trainspan_training.reporting import places, run_name
+from trainspan_training.metrics.trackers import places, run_name
+from trainspan_training.objective.options import check
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -90,7 +90,7 @@ def test_a_reporter_that_fails_costs_a_warning_and_not_the_round(
 def test_names_that_are_unknown_or_not_installed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"'tensorbord' is not known; choose of tensorboard, trackio, wandb, or none"):
         check(TrainSettings(report_to="tensorbord"))
-    monkeypatch.setattr("trainspan_training.options.find_spec", lambda _: None)
+    monkeypatch.setattr("trainspan_training.objective.options.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r'wandb is not installed; run pip install "trainspan\[wandb\]"'):
         check(TrainSettings(report_to="wandb"))
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from trainspan_schemas.errors import DatasetError, TrainingError
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.batches import WeightedRow, make_batches
-from trainspan_training.cuts import TreeCost, shared
-from trainspan_training.forwarding import Forwarding
-from trainspan_training.loss_weights import find_rule
-from trainspan_training.plan import Step, plan_steps
-from trainspan_training.rows import Row, make_rows
-from trainspan_training.transitions import Call
+from trainspan_training.data.cuts import TreeCost, shared
+from trainspan_training.data.dataset import Call
+from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.loss_weights import find_rule
+from trainspan_training.data.micro_batches import WeightedRow, make_batches
+from trainspan_training.data.sequences import Row, make_rows
+from trainspan_training.data.steps import Step, plan_steps
 
 
 def call(

@@ -11,8 +11,8 @@ from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.training.sessions import GENTLE, Run, same_weights
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.options import check
-from trainspan_training.schedule import Schedule, fitting_rate
+from trainspan_training.objective.options import check
+from trainspan_training.objective.schedule import Schedule, fitting_rate
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.training.sessions import GENTLE, Run, names, same_weights, weights
 from trainspan_schemas.checkpoint import Canary, CheckpointMeta, digest_of_model, read_latest
 from trainspan_schemas.errors import CheckpointError, ConfigError, DatasetError, UsageError
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.model import load_model
+from trainspan_training.model.loading import load_model
 from trainspan_training.session import Job, train
 
 pytestmark = pytest.mark.usefixtures("home")

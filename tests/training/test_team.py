@@ -19,9 +19,9 @@ from tests.training.pair import FSDP
 from tests.training.split_bf16 import measured
 from trainspan_schemas.checkpoint import CheckpointMeta
 from trainspan_schemas.errors import TrainingError
-from trainspan_training.model import load_model
-from trainspan_training.team import Team
-from trainspan_training.tensor_files import TensorParts
+from trainspan_training.checkpoints.tensor_files import TensorParts
+from trainspan_training.devices.team import Team
+from trainspan_training.model.loading import load_model
 
 
 def train(folder: Path, model_dir: Path, processes: int, *options: str) -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from trainspan_schemas.errors import CheckpointError
-from trainspan_training.adam import load_optimizer
-from trainspan_training.tensor_files import TensorParts
-from trainspan_training.weights import has_slices, load_slices
+from trainspan_training.checkpoints.tensor_files import TensorParts
+from trainspan_training.model.full_weights import has_slices, load_slices
+from trainspan_training.model.optimizer_state import load_optimizer
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 

@@ -14,8 +14,8 @@ import pytest
 from tests.support.dataset_files import LoggedCall, as_version_1, write_dataset
 from trainspan_schemas.dataset import MANIFEST, about_dir, dataset_dir, dataset_dirs, manifest_path
 from trainspan_schemas.errors import DatasetError
-from trainspan_training.rows import make_rows
-from trainspan_training.transitions import open_dataset, read_calls
+from trainspan_training.data.dataset import open_dataset, read_calls
+from trainspan_training.data.sequences import make_rows
 
 CALL = LoggedCall("rollout", [1, 2, 3], [4, 5], [-0.5, -1.25], advantage=0.75, segment_id=2, temperature=0.7, attempt=1)
 

@@ -12,15 +12,15 @@ from tests.support.dataset_files import LoggedCall
 from tests.training.covering import Case
 from tests.training.references import Measured, gradients, one_step, reference
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training import attention
-from trainspan_training.adapter import add_adapter
-from trainspan_training.model import load_tokenizer
-from trainspan_training.offpolicy import Correction, correct
-from trainspan_training.plan import Step
-from trainspan_training.policy import Policy
-from trainspan_training.preparation import with_reference
-from trainspan_training.sharding import whole
-from trainspan_training.team import Team
+from trainspan_training.data.steps import Step
+from trainspan_training.devices.sharding import whole
+from trainspan_training.devices.team import Team
+from trainspan_training.model.loading import load_tokenizer
+from trainspan_training.model.lora import add_adapter
+from trainspan_training.model.starting_policy import Policy
+from trainspan_training.objective import attention
+from trainspan_training.objective.off_policy import Correction, correct
+from trainspan_training.rounds.old_policy import with_reference
 
 
 def double_gpt2(vocabulary: int) -> Any:
@@ -77,7 +77,7 @@ def policy_of(case: Case, model: Any) -> Any:
 def make_trainer(
     model: Any, tokenizer_dir: Path, settings: TrainSettings, folder: Path, steps: Any = (), team: Team | None = None
 ) -> Any:
-    from trainspan_training.trainer import TransitionGRPOTrainer
+    from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
     tokenizer = load_tokenizer(tokenizer_dir)
     return TransitionGRPOTrainer(model, tokenizer, replace(settings, dtype="float32"), steps, str(folder), team=team)

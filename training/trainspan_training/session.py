@@ -15,20 +15,19 @@ from trainspan_schemas.checkpoint import CheckpointMeta
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.home import served_model
 from trainspan_schemas.settings import TrainSettings
-
-from .checkpoints import Checkpoints
-from .ledger import Entry
-from .loss_weights import Rule, find_rule
-from .model import import_training
-from .options import check, reporters
-from .owed import find_owed
-from .policy import Policy, starting_policy
-from .publish import EVENTS, Swap, publish
-from .reporting import places
-from .result import NO_ROWS, Result
-from .source import follow, newest
-from .team import Team
-from .transitions import DatasetFolder
+from trainspan_training.checkpoints.folder import Checkpoints
+from trainspan_training.checkpoints.ledger import Entry
+from trainspan_training.checkpoints.swap_request import EVENTS, Swap, publish
+from trainspan_training.data.dataset import DatasetFolder
+from trainspan_training.data.loss_weights import Rule, find_rule
+from trainspan_training.devices.team import Team
+from trainspan_training.metrics.trackers import places
+from trainspan_training.model.loading import import_training
+from trainspan_training.model.starting_policy import Policy, starting_policy
+from trainspan_training.objective.options import check, reporters
+from trainspan_training.rounds.dataset_queue import follow, newest
+from trainspan_training.rounds.owed_state import find_owed
+from trainspan_training.rounds.result import NO_ROWS, Result
 
 __all__ = ["Job", "train"]
 
@@ -128,7 +127,7 @@ class _Session:
         if datasets is None:
             return
         import_training()
-        from .learner import Learner
+        from trainspan_training.rounds.setup import Learner
 
         _share_cores(self._team.size)
         with places(reporters(settings), self._job.checkpoints):
@@ -222,7 +221,7 @@ class _Picture:
 
     def draw(self) -> None:
         if self.stale:
-            from .curves import draw
+            from trainspan_training.metrics.curves import draw
 
             draw(self._checkpoints)
             self.stale = False

@@ -56,7 +56,7 @@ def train(
     )
     datasets = dataset or datasets_dir(settings(config).dataset.out)
 
-    from trainspan_training.result import Result
+    from trainspan_training.rounds.result import Result
     from trainspan_training.session import Job
     from trainspan_training.session import train as run
 

@@ -1,0 +1,1 @@
+"""Weights on disk, and what became of each dataset."""

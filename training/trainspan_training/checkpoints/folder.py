@@ -1,0 +1,203 @@
+"""The checkpoints folder: whole checkpoints only, `latest`, optimizer states, and what a kill left behind.
+
+```
+checkpoints/policy-000003/             what a policy server loads
+checkpoints/policy-000004.refused/     a policy server found it wanting; kept to be looked at
+checkpoints/optimizer/policy-000003/part-00001-of-00002.safetensors
+checkpoints/latest  ledger.jsonl  metrics.jsonl  curves.png
+```
+A checkpoint is written under a temporary name and renamed, `latest` after it. A kill at any moment leaves a state that
+`Checkpoints.recover` brings to the nearest whole one, forward. Adam's state follows the checkpoint: a kill in between
+leaves one without it, and the trainer makes the state again from the parent's and the dataset.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from trainspan_schemas.checkpoint import CheckpointMeta, checkpoint_name, read_latest, write_latest
+from trainspan_schemas.errors import CheckpointError
+from trainspan_training.checkpoints.ledger import Entry, Ledger
+
+__all__ = ["KEEP_OPTIMIZERS", "Checkpoints"]
+
+KEEP_OPTIMIZERS = 2
+_NAME = re.compile(r"policy-(\d{6,})")
+_TEMPORARY = ".tmp-"
+_REFUSED = ".refused"
+
+
+class Checkpoints:
+    """One trainer's hold on a checkpoints folder. Raises CheckpointError where another trainer holds it."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self.root = root
+        self._lock = (root / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise CheckpointError(f"another trainer works on {root}: stop it, or give another --checkpoints") from error
+        self.ledger = Ledger(root)
+        self._recover()
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def latest(self) -> Path | None:
+        """Folder of the newest good checkpoint."""
+        return read_latest(self.root)
+
+    def pending(self) -> Path | None:
+        """`latest`, if the policy server has not got it: the trainer was stopped before it knew, or the server busy or away."""
+        latest = self.latest()
+        entry = latest and self.ledger.of_checkpoint(latest.name)
+        return latest if entry and entry.event in ("trained", "unpublished") else None
+
+    def state_folder(self, name: str) -> Path:
+        """Where the parts of a checkpoint's optimizer state lie."""
+        return self.root / "optimizer" / name
+
+    def state_files(self, name: str) -> list[Path]:
+        """The parts of a checkpoint's optimizer state; none unless all of them are there.
+
+        Raises CheckpointError where an earlier version of trainspan wrote the state: that it is not used must not go unnoticed.
+        """
+        folder = self.state_folder(name)
+        files = sorted(folder.glob("part-*.safetensors"))
+        if not files and (old := folder.with_name(f"{name}.safetensors")).exists():
+            raise CheckpointError(
+                f"{old} is Adam's state as an earlier version wrote it: delete it, and Adam starts afresh"
+            )
+        expected = int(files[0].stem.rpartition("-")[2]) if files else 0
+        return files if len(files) == expected else []
+
+    def begin(self, meta: CheckpointMeta) -> Path:
+        """An empty folder for what a new checkpoint is to hold; `commit` or `discard` it."""
+        name = checkpoint_name(meta.version)
+        if (self.root / name).exists():
+            raise CheckpointError(
+                f"{self.root / name} exists, but {self.root / 'latest'} does not follow it: move one of them away"
+            )
+        self.discard(meta)
+        temporary = self.root / (_TEMPORARY + name)
+        temporary.mkdir()
+        return temporary
+
+    def commit(self, meta: CheckpointMeta) -> Path:
+        """Publishes on disk what `begin` began: afterwards the dataset is consumed and `latest` names the folder returned."""
+        name = checkpoint_name(meta.version)
+        temporary, folder = self.root / (_TEMPORARY + name), self.root / name
+        for path in temporary.rglob("*"):
+            _sync(path)
+        _sync(temporary)
+        temporary.rename(folder)
+        _sync(self.root)
+        self._consume(folder, meta)
+        write_latest(self.root, name)
+        _sync(self.root)
+        return folder
+
+    def discard(self, meta: CheckpointMeta) -> None:
+        """Deletes what was written of a checkpoint since `begin`, and of its optimizer state."""
+        name = checkpoint_name(meta.version)
+        for leftover in (self.root / (_TEMPORARY + name), self.state_folder(name)):
+            if leftover.exists():
+                _delete(leftover)
+
+    def refuse(self, folder: Path, reason: str) -> Path | None:
+        """Marks `latest` as refused by the policy server and goes back to its parent; the parent checkpoint, if any."""
+        meta = CheckpointMeta.read(folder)
+        self.ledger.append(Entry("refused", meta.dataset_sha256, folder.name, reason))
+        self._set_aside(folder, meta)
+        return self.latest()
+
+    def prune(self, keep: int, served: Collection[str] = ()) -> None:
+        """Deletes all but the newest `keep` checkpoints, and old optimizer states.
+
+        Never `latest` or its parent, nor what a policy server serves, and goes back to where a swap fails: what it says
+        (`served`), and the last one that was swapped in.
+        """
+        latest = self.latest()
+        parent = CheckpointMeta.read(latest).parent if latest else None
+        kept = {latest.name if latest else None, parent, self.ledger.last_published(), *served}
+        for folder in self._folders()[: -max(keep, 1)]:
+            if folder.name not in kept:
+                _delete(folder)
+        for folder in sorted(self.root.glob(f"policy-*{_REFUSED}"))[:-1]:
+            _delete(folder)
+        for state in self._states()[:-KEEP_OPTIMIZERS]:
+            if state.name not in kept:
+                _delete(state)
+
+    def _states(self) -> list[Path]:
+        """Folders of optimizer states, oldest first."""
+        return sorted(path for path in (self.root / "optimizer").glob("policy-*") if path.is_dir())
+
+    def _folders(self) -> list[Path]:
+        """Whole checkpoints, oldest first."""
+        folders = [path for path in self.root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+        return sorted(folders, key=lambda path: int(path.name.removeprefix("policy-")))
+
+    def _recover(self) -> None:
+        for leftover in [*self.root.glob(f"{_TEMPORARY}*"), *(self.root / "optimizer").glob(f"{_TEMPORARY}*")]:
+            _delete(leftover)
+        for state in self._states():
+            if not self.state_files(state.name) or not (self.root / state.name).exists():
+                _delete(state)
+        for folder in self._folders():
+            meta = CheckpointMeta.read(folder)
+            entry = self.ledger.of_checkpoint(folder.name)
+            if entry and entry.event == "refused" and entry.dataset == meta.dataset_sha256:
+                self._set_aside(folder, meta)
+            else:
+                self._consume(folder, meta)
+        latest = self.latest()
+        for folder in self._folders():
+            parent = CheckpointMeta.read(folder).parent or ""
+            if parent == latest.name if latest else not _NAME.fullmatch(parent):
+                write_latest(self.root, folder.name)
+                break
+
+    def _consume(self, folder: Path, meta: CheckpointMeta) -> None:
+        """Enters the dataset of a whole checkpoint into the ledger, once."""
+        entry = self.ledger.of_checkpoint(folder.name)
+        if entry is None or entry.dataset != meta.dataset_sha256:
+            self.ledger.append(Entry("trained", meta.dataset_sha256, folder.name))
+
+    def _set_aside(self, folder: Path, meta: CheckpointMeta) -> None:
+        latest = self.root / "latest"
+        if latest.exists() and latest.read_text().strip() == folder.name:
+            if meta.parent and (self.root / meta.parent).is_dir() and _NAME.fullmatch(meta.parent):
+                write_latest(self.root, meta.parent)
+            else:
+                latest.unlink()
+        aside = folder.with_name(folder.name + _REFUSED)
+        if aside.exists():
+            _delete(aside)
+        if self.state_folder(folder.name).exists():
+            _delete(self.state_folder(folder.name))
+        folder.rename(aside)
+        _sync(self.root)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _delete(path: Path) -> None:
+    """Deletes a file, or a folder, under a temporary name first: no half checkpoint is ever seen."""
+    if not path.name.startswith(_TEMPORARY):
+        path = path.rename(path.with_name(f"{_TEMPORARY}{path.name}"))
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -1,0 +1,139 @@
+"""Asks the policy server to swap to a checkpoint, again and again while it is busy."""
+
+import http.client
+import json
+import logging
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainspan_schemas.home import token
+from trainspan_training.checkpoints.ledger import Event
+
+__all__ = ["EVENTS", "Outcome", "Swap", "publish", "served_dtype", "served_folders"]
+
+log = logging.getLogger(__name__)
+
+Outcome = Literal["swapped", "refused", "busy", "unreachable", "failed", "off"]
+"""`refused`: the canary failed, the server keeps the old policy; `failed`: it answered with another error."""
+
+EVENTS: dict[Outcome, Event] = {
+    "swapped": "published",
+    "refused": "refused",
+    "busy": "unpublished",
+    "unreachable": "unpublished",
+    "failed": "unpublished",
+    "off": "unpublished",
+}
+
+CANARY_FAILED = "canary_failed"
+"""The `reason` in the server's answer that says that the checkpoint itself is at fault."""
+_ASK_TIMEOUT_S = 10.0
+_LEAST_TRY_S = 5.0
+_LONGEST_WAIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """How it went."""
+
+    outcome: Outcome
+    answer: dict[str, Any] | None
+    """What the server said, or {"error": …}; None where publishing is off."""
+
+    @property
+    def error(self) -> str | None:
+        return None if self.answer is None else self.answer.get("error")
+
+
+def publish(url: str, checkpoint: str, version: int, *, patience_s: float, was_there: bool) -> Swap:
+    """POST /trainspan/policy at `url`, the server's base address (a trailing `/v1` is ignored); "none": nothing is done.
+
+    For `patience_s` it is asked again while it is busy (503) and, where it `was_there` a moment ago, while it is out of
+    reach: a crashed server is started again by its supervisor.
+    """
+    if url == "none":
+        return Swap("off", None)
+    base = url.rstrip("/").removesuffix("/v1")
+    deadline = time.monotonic() + patience_s
+    told = False
+    while True:
+        swap, wait_s = _try(base, checkpoint, version, max(_LEAST_TRY_S, deadline - time.monotonic()))
+        may_pass = swap.outcome == "busy" or (swap.outcome == "unreachable" and was_there)
+        if not may_pass or time.monotonic() + wait_s >= deadline:
+            return swap
+        if not told:
+            log.warning(
+                "checkpoint=%s waits for the policy server, %g s at most: %s", checkpoint, patience_s, swap.error
+            )
+        told = True
+        time.sleep(wait_s)
+
+
+def served_dtype(url: str) -> str | None:
+    """What the policy server at `url` computes in, e.g. "bfloat16"; None if it cannot be asked."""
+    dtype = _state(url).get("dtype")
+    return dtype if isinstance(dtype, str) else None
+
+
+def served_folders(url: str) -> frozenset[str]:
+    """Names of the folders that the policy server at `url` serves from, an adapter's base included; none if it cannot be asked."""
+    state = _state(url)
+    return frozenset(name for name in (state.get("checkpoint"), state.get("base")) if isinstance(name, str))
+
+
+def _try(base: str, checkpoint: str, version: int, timeout_s: float) -> tuple[Swap, float]:
+    """One request, and the seconds after which another may be worth it."""
+    request = urllib.request.Request(
+        f"{base}/trainspan/policy",
+        data=json.dumps({"checkpoint": checkpoint, "version": version}).encode(),
+        headers={"Content-Type": "application/json", "Authorization": f"Bearer {token()}"},
+    )
+    try:
+        with _opener().open(request, timeout=timeout_s) as response:
+            return Swap("swapped", _parsed(response.read())), 0.0
+    except urllib.error.HTTPError as error:
+        answer = _parsed(error.read())
+        answer.setdefault("error", f"HTTP {error.code}")
+        return Swap(_outcome_of(error.code, answer), answer), _retry_after_s(error.headers.get("Retry-After"))
+    except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
+        return Swap("unreachable", {"error": f"no answer from {base}: {getattr(error, 'reason', error)}"}), 1.0
+
+
+def _outcome_of(status: int, answer: dict[str, Any]) -> Outcome:
+    """Without its reason a 409 is not the canary's; a proxy in front of a server that restarts answers 502 to 504."""
+    if status == 409 and answer.get("reason") == CANARY_FAILED:
+        return "refused"
+    return "busy" if status in (502, 503, 504) else "failed"
+
+
+def _retry_after_s(header: str | None) -> float:
+    """Of seconds; a date is not worth reading here."""
+    asked = float(header) if header and header.isdigit() else 1.0
+    return min(max(asked, 0.1), _LONGEST_WAIT_S)
+
+
+def _state(url: str) -> dict[str, Any]:
+    """`GET /trainspan/policy`; empty if it cannot be asked."""
+    if url == "none":
+        return {}
+    base = url.rstrip("/").removesuffix("/v1")
+    try:
+        with _opener().open(f"{base}/trainspan/policy", timeout=_ASK_TIMEOUT_S) as response:
+            return _parsed(response.read())
+    except (OSError, http.client.HTTPException):
+        return {}
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server is ours: never through a proxy
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    try:
+        parsed = json.loads(body)
+    except ValueError:
+        return {"error": body[:200].decode(errors="replace")} if body else {}
+    return parsed if isinstance(parsed, dict) else {"error": str(parsed)}

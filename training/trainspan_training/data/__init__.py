@@ -1,0 +1,1 @@
+"""Parquet to optimizer steps to micro-batches; NumPy only."""

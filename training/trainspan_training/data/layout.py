@@ -1,0 +1,126 @@
+"""How rows go through the model: padded side by side, packed one after another, or as prefix trees; the cheapest, or forced.
+
+On a GPU rows are packed, or form trees where they share much: flash or compiled flex attention computes what is seen and
+nothing else. On a CPU attention goes tree by tree: each row costs a call of its own, which pays where layers are wide, and a
+tree a dense mask, which pays where rows share much.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.data.cuts import PASS, Cut, TreeCost, packed, padded, shared, unique_tokens
+from trainspan_training.data.sequences import Row
+from trainspan_training.objective.memory import DENSE_TOKENS, MOST_TOKENS, Budget
+
+__all__ = ["Forwarding", "forwarding_of", "refusal"]
+
+_DENSE_PAIR = 4.0
+"""A masked pair costs about so many times the floating-point operations that it takes, against the layers' products."""
+_CALL = 2.5e6
+"""On a CPU the attention of a row by itself costs about as much as so many weights that a token goes through."""
+_WORTH = 0.9
+"""Trees are chosen where they cost less than this share of rows: their cost is known less well."""
+_GPU_PASS = 2048
+"""On a GPU a forward and backward pass costs about as much as so many tokens: its kernels must be launched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarding:
+    """Cuts rows into micro-batches."""
+
+    mode: str
+    """`padded`, `packed`, `tree` or `auto`."""
+    tokens: int
+    """Greatest number of tokens in a forward pass, padding included."""
+    pair: float
+    """Cost of a pair of tokens in attention, in units of a token's cost in the layers."""
+    dense: bool
+    """Whether attention goes tree by tree, with a dense mask where one branches."""
+    longest: int = 2**62
+    """Longest row that memory has room for."""
+    call: float = 0.0
+    """Cost of the attention of a row by itself, in units of a token's cost in the layers."""
+    processes: int = 1
+
+    def cut(self, rows: Sequence[Row]) -> list[Cut]:
+        """Micro-batches of the rows of one step, at least one for each process where there are rows enough."""
+        if self.mode != "auto":
+            return self._cut(self.mode, rows)
+        ways = ("padded", "packed", "tree") if self.dense else ("packed", "tree")
+        chosen: list[Cut] = []
+        least = float("inf")
+        for way in ways:
+            cuts = self._cut(way, rows)
+            cost = sum(self._cost(cut) for cut in cuts)
+            if cost < least * (_WORTH if way == "tree" else 1):
+                chosen, least = cuts, cost
+        return chosen
+
+    def _cut(self, way: str, rows: Sequence[Row]) -> list[Cut]:
+        if way == "padded":
+            limit = self._share(sum(len(row.tokens) for row in rows))
+            return padded(rows, limit, PASS if self.dense else _GPU_PASS)
+        blocks = not self.dense
+        if way == "packed":
+            return packed(rows, self.tokens, processes=self.processes, blocks=blocks)
+        pair, edge = (self.pair * _DENSE_PAIR, DENSE_TOKENS) if self.dense else (0.0, self.tokens)
+        edge = min(edge, self._share(unique_tokens(rows)))
+        return shared(rows, self.tokens, TreeCost(pair), edge=edge, processes=self.processes, blocks=blocks)
+
+    def _share(self, tokens: int) -> int:
+        """The limit, lowered so that every process gets a part of these tokens."""
+        return self.tokens if self.processes == 1 else min(self.tokens, -(-tokens // self.processes))
+
+    def _cost(self, cut: Cut) -> float:
+        """Of a forward and backward pass, in units of a token's cost in the layers."""
+        if not cut.flat:
+            return float(PASS + cut.size * (1 + self.pair * cut.size / len(cut.trees) / 2))
+        if not self.dense:
+            return float(_GPU_PASS + cut.size + self.pair * sum(tree.depths for tree in cut.trees))
+        pairs = sum(tree.size**2 * (0.5 if tree.chain else _DENSE_PAIR) for tree in cut.trees)
+        return PASS + cut.size + self.pair * pairs + self.call * len(cut.trees)
+
+
+def forwarding_of(
+    settings: TrainSettings,
+    config: Any,
+    *,
+    cuda: bool,
+    budget: Budget | None = None,
+    masks: bool = True,
+    processes: int = 1,
+) -> Forwarding:
+    """For a model of this configuration within a budget of tokens; `masks`: whether it takes our attention.
+
+    Raises ConfigError where the setting `forward` cannot be had with it.
+    """
+    text = config.get_text_config()
+    reason = refusal(text) or (None if masks else "its attention cannot be exchanged")
+    if settings.forward in ("packed", "tree") and reason:
+        raise ConfigError(f'train.forward = "{settings.forward}" cannot be used: {reason}; leave it out')
+    hidden = int(text.hidden_size)
+    inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
+    layer = 4 * hidden**2 + 3 * hidden * inner
+    return Forwarding(
+        mode="padded" if reason else settings.forward,
+        tokens=budget.tokens if budget else settings.micro_batch_tokens or MOST_TOKENS,
+        longest=budget.longest if budget else 2**62,
+        pair=2 * hidden / layer,
+        dense=not cuda,
+        call=0.0 if cuda else _CALL / layer,
+        processes=processes,
+    )
+
+
+def refusal(text: Any) -> str | None:
+    """Why a model can only forward padded rows, if so: some layers would not look at the mask."""
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+    if kinds:
+        return f"the model has layers of type {', '.join(sorted(kinds))}"
+    window = getattr(text, "sliding_window", None)
+    if window and getattr(text, "use_sliding_window", True) and not getattr(text, "layer_types", None):
+        return f"the model's attention has a sliding window of {window} tokens"
+    return None

@@ -1,0 +1,206 @@
+"""Micro-batches: what one forward pass gets, and what the loss needs of each trained token.
+
+Which rows make one is decided before, without arrays: see `cuts`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainspan_training.data.cuts import BLOCK, Cut, Tree
+from trainspan_training.data.sequences import Row, overlaps
+
+__all__ = ["Branches", "MicroBatch", "WeightedRow", "dummy", "make_batches"]
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """How a sequence of T tokens, trees in depth-first order one after another, branches: q sees kv iff kv ≤ q < ends[kv].
+
+    A row by itself is a tree that does not branch.
+    """
+
+    depths: NDArray[np.int64]
+    """(T,) place of the token in its own row."""
+    ends: NDArray[np.int64]
+    """(T,) where the subtree of the token ends."""
+
+    def pieces(self) -> list[tuple[int, int, bool]]:
+        """Of each tree: where it starts and ends, and whether it is a single row."""
+        return self.split(self.ends)
+
+    @staticmethod
+    def split(ends: NDArray[np.int64]) -> list[tuple[int, int, bool]]:
+        """The same from the ends alone."""
+        found, start = [], 0
+        while start < len(ends):
+            stop = int(ends[start])
+            found.append((start, stop, bool((ends[start:stop] == stop).all())))
+            start = stop
+        return found
+
+    def first(self, tokens: int) -> "Branches":
+        """Its first trees, as many as so many tokens hold, and at least one; in whole blocks where it is now."""
+        stops = [stop for _, stop, _ in self.pieces()]
+        kept = max([stop for stop in stops if stop <= tokens], default=stops[0])
+        size = -(-kept // BLOCK) * BLOCK if len(self.ends) % BLOCK == 0 else kept
+        ends = np.concatenate([self.ends[:kept], np.arange(kept, size) + 1])
+        return Branches(np.concatenate([self.depths[:kept], np.zeros(size - kept, dtype=np.int64)]), ends)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """B sequences padded on the right to T tokens, and the N trained tokens whose scores are asked for.
+
+    A trained token that rollouts share in a prefix tree stands among the N once for each.
+    """
+
+    tokens: NDArray[np.int64]
+    """(B, T), 0 where padded."""
+    branches: Branches | None
+    """Of a prefix tree (then B is 1); None: each sequence is a row, and attention is causal."""
+    predicting: NDArray[np.int64]
+    """(N,) flat position in `tokens` of the token before, whose output predicts this one."""
+    targets: NDArray[np.int64]
+    """(N,) token ids."""
+    calls: NDArray[np.int64]
+    """(N,) index, in the dataset, of the call that sampled it."""
+    sampled: NDArray[np.float64]
+    """(N,) log-probability under the policy that sampled."""
+    old: NDArray[np.float64]
+    """(N,) log-probability that the importance ratio is taken against."""
+    reference: NDArray[np.float64] | None
+    """(N,) log-probability under the model that the run started from, where the loss needs it."""
+    advantages: NDArray[np.float64]
+    """(N,) times `weights`, and times the off-policy correction."""
+    weights: NDArray[np.float64]
+    """(N,) weight in the objective, times the step's trained tokens."""
+    temperatures: NDArray[np.float64]
+    """(N,)"""
+    n_tokens: int
+    """Tokens in `tokens`, without padding."""
+    n_step: int
+    """Trained tokens of the whole step."""
+
+    def first(self, tokens: int) -> "MicroBatch":
+        """Its first rows or trees, as many as `tokens` padded tokens hold, and at least one."""
+        if self.tokens.size <= tokens:
+            return self
+        if self.branches is None:
+            branches, width = None, self.tokens.shape[1]
+            some = self.tokens[: max(1, tokens // width)]
+            end = some.size
+        else:
+            branches = self.branches.first(tokens)
+            some = self.tokens[:, : len(branches.ends)].copy()
+            end = max(stop for _, stop, _ in self.branches.pieces() if stop <= some.size)
+            some[:, end:] = 0  # the rest of the last block is padding, not the start of the next tree
+        kept = self.predicting < end
+        names = ("predicting", "targets", "calls", "sampled", "old", "advantages", "weights", "temperatures")
+        columns = {name: getattr(self, name)[kept] for name in names}
+        reference = None if self.reference is None else self.reference[kept]
+        return replace(self, **columns, tokens=some, branches=branches, reference=reference)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedRow:
+    """A row and the weights (N,) of its trained tokens, times the step's trained tokens."""
+
+    row: Row
+    weights: NDArray[np.float64]
+
+
+def make_batches(cuts: Iterable[Cut], rows: Iterable[WeightedRow], n_step: int) -> list[MicroBatch]:
+    """The micro-batches that were planned, of the rows that they name."""
+    by_number = {item.row.number: item for item in rows}
+    return [(_flatten if cut.flat else _pad)(cut, by_number, n_step) for cut in cuts]
+
+
+def _pad(cut: Cut, rows: Mapping[int, WeightedRow], n_step: int) -> MicroBatch:
+    batch = [rows[number] for number in cut.rows]
+    width = max(len(item.row.tokens) for item in batch)
+    tokens = np.zeros((len(batch), width), dtype=np.int64)
+    for index, item in enumerate(batch):
+        tokens[index, : len(item.row.tokens)] = item.row.tokens
+    predicting = np.concatenate([index * width + item.row.positions - 1 for index, item in enumerate(batch)])
+    return _gather(batch, tokens, None, predicting, n_tokens=cut.tokens, n_step=n_step)
+
+
+def _flatten(cut: Cut, rows: Mapping[int, WeightedRow], n_step: int) -> MicroBatch:
+    """Trees in depth-first order; what is beyond them, up to whole blocks, is seen by nobody."""
+    total = cut.size
+    tokens, depths = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
+    ends = np.arange(1, total + 1)
+    path = np.zeros(0, dtype=np.int64)  # where the tokens of the row before stand
+    predicting = []
+    start = 0
+    for row, overlap in (found for tree in cut.trees for found in _rows_of(tree, rows)):
+        ends[path[overlap:]] = start
+        stop = start + len(row.tokens) - overlap
+        tokens[start:stop] = row.tokens[overlap:]
+        depths[start:stop] = np.arange(overlap, len(row.tokens))
+        path = np.concatenate([path[:overlap], np.arange(start, stop)])
+        predicting.append(path[row.positions - 1])
+        start = stop
+    ends[path] = start
+    batch = [rows[number] for number in cut.rows]
+    branches = Branches(depths, ends)
+    return _gather(batch, tokens[None], branches, np.concatenate(predicting), n_tokens=cut.tokens, n_step=n_step)
+
+
+def _rows_of(tree: Tree, rows: Mapping[int, WeightedRow]) -> list[tuple[Row, int]]:
+    """Its rows, and the tokens that each shares with the one before; the first begins the tree."""
+    found = [rows[number].row for number in tree.rows]
+    return list(zip(found, overlaps(found), strict=True))
+
+
+def _gather(
+    batch: Sequence[WeightedRow],
+    tokens: NDArray[np.int64],
+    branches: Branches | None,
+    predicting: NDArray[np.int64],
+    *,
+    n_tokens: int,
+    n_step: int,
+) -> MicroBatch:
+    """The micro-batch of these rows, whose tokens stand in `tokens` and are predicted at `predicting`."""
+    rows = [item.row for item in batch]
+    weights = np.concatenate([item.weights for item in batch])
+    sampled = np.concatenate([row.logprobs for row in rows])
+    return MicroBatch(
+        tokens=tokens,
+        branches=branches,
+        predicting=predicting,
+        targets=np.concatenate([row.tokens[row.positions] for row in rows]).astype(np.int64),
+        calls=np.concatenate([row.calls for row in rows]),
+        sampled=sampled,
+        old=sampled,
+        reference=None,
+        advantages=np.concatenate([row.advantages for row in rows]) * weights,
+        weights=weights,
+        temperatures=np.concatenate([row.temperatures for row in rows]),
+        n_tokens=n_tokens,
+        n_step=n_step,
+    )
+
+
+def dummy(n_step: int) -> MicroBatch:
+    """One token and nothing trained: what a process forwards that has no rows left while others have."""
+    none, no_index = np.zeros(0), np.zeros(0, dtype=np.int64)
+    return MicroBatch(
+        tokens=np.zeros((1, 1), dtype=np.int64),
+        branches=None,
+        predicting=no_index,
+        targets=no_index,
+        calls=no_index,
+        sampled=none,
+        old=none,
+        reference=None,
+        advantages=none,
+        weights=none,
+        temperatures=none,
+        n_tokens=0,
+        n_step=n_step,
+    )

@@ -1,0 +1,139 @@
+"""Calls → training rows: the calls of a segment become one row, so that each token is forwarded once per rollout.
+
+A row is a token sequence that says which call sampled which of its tokens. Every sampled token is trained, with exactly
+the row's tokens before it as its prompt.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainspan_schemas.errors import DatasetError
+from trainspan_training.data.dataset import Call
+
+__all__ = ["Row", "Sampled", "lexicographic", "make_rows", "overlaps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What one call sampled of a row: C tokens that stand together."""
+
+    call: int
+    """The call's place in the dataset."""
+    start: int
+    """Place of its first token in the row; never 0."""
+    logprobs: NDArray[np.float32]
+    """(C,) logged when sampled."""
+    advantage: float
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence of T tokens, N of them trained (the flat arrays are in the order of tokens)."""
+
+    rollout: str
+    group: str
+    """Of rollouts on the same task, whose sequences begin alike."""
+    tokens: NDArray[np.int32]
+    """(T,)"""
+    sampled: tuple[Sampled, ...]
+    """At least one; in the order of tokens."""
+
+    @property
+    def number(self) -> int:
+        """What tells it from the other rows of its dataset: the place of its first call."""
+        return self.sampled[0].call
+
+    @property
+    def n_trained(self) -> int:
+        return sum(len(part.logprobs) for part in self.sampled)
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """(N,) of the trained tokens; never 0."""
+        return np.concatenate([np.arange(part.start, part.start + len(part.logprobs)) for part in self.sampled])
+
+    @property
+    def calls(self) -> NDArray[np.int64]:
+        """(N,) place, in the dataset, of the call that sampled the token."""
+        return self._each([part.call for part in self.sampled]).astype(np.int64)
+
+    @property
+    def logprobs(self) -> NDArray[np.float64]:
+        """(N,) logged when sampled."""
+        return np.concatenate([part.logprobs for part in self.sampled]).astype(np.float64)
+
+    @property
+    def advantages(self) -> NDArray[np.float64]:
+        """(N,)"""
+        return self._each([part.advantage for part in self.sampled])
+
+    @property
+    def temperatures(self) -> NDArray[np.float64]:
+        """(N,)"""
+        return self._each([part.temperature for part in self.sampled])
+
+    def weighed(self, weights: Mapping[int, float]) -> NDArray[np.float64]:
+        """(N,) for each token the weight of its call, by the call's place in the dataset."""
+        return self._each([weights[part.call] for part in self.sampled])
+
+    def _each(self, values: Sequence[float]) -> NDArray[np.float64]:
+        """(N,) for each token the value of its call."""
+        return np.repeat(np.asarray(values, dtype=np.float64), [len(part.logprobs) for part in self.sampled])
+
+
+def make_rows(calls: Sequence[Call], *, merge: bool) -> list[Row]:
+    """One row per segment, or per call without `merge`; in order of first appearance.
+
+    A call that is missing from a segment (it was not trainable) costs nothing: its tokens stand in the next call's
+    prompt. Raises DatasetError if a call's prompt does not continue its segment exactly.
+    """
+    if not merge:
+        return [_row([call]) for call in calls]
+    segments: dict[tuple[str, int], list[Call]] = {}
+    for call in calls:
+        segments.setdefault((call.rollout, call.segment), []).append(call)
+    return [_row(sorted(segment, key=lambda call: call.position)) for segment in segments.values()]
+
+
+def _row(calls: Sequence[Call]) -> Row:
+    tokens: list[NDArray[np.int32]] = []
+    sampled: list[Sampled] = []
+    known = 0
+    for call in calls:
+        again = known - call.prefix_len  # so many tokens of the prompt stand in the row already
+        if not (0 <= again <= len(call.prompt_ids) and _ends_with(tokens, call.prompt_ids[:again])):
+            raise DatasetError(
+                f"call {call.index} of rollout {call.rollout} does not continue its segment {call.segment} token by token: "
+                "build the dataset again, or train with merge = false"
+            )
+        start = call.prefix_len + len(call.prompt_ids)
+        tokens += [call.prompt_ids[again:], call.completion_ids]
+        known = start + len(call.completion_ids)
+        sampled.append(Sampled(call.number, start, call.logprobs.copy(), call.advantage, call.temperature))
+    return Row(calls[0].rollout, calls[0].group, np.concatenate(tokens), tuple(sampled))
+
+
+def _ends_with(parts: Sequence[NDArray[np.int32]], tail: NDArray[np.int32]) -> bool:
+    """Whether the tokens of all parts end with `tail`."""
+    return not len(tail) or np.array_equal(np.concatenate(parts)[-len(tail) :], tail)
+
+
+def lexicographic(rows: Iterable[Row]) -> list[Row]:
+    """In the lexicographic order of their tokens: the leaves of their prefix tree, depth first."""
+    return sorted(rows, key=lambda row: row.tokens.astype(">i4").tobytes())
+
+
+def overlaps(rows: Sequence[Row]) -> list[int]:
+    """Tokens that each row shares with the one before, from the first on."""
+    return [0, *(_overlap(a.tokens, b.tokens) for a, b in pairwise(rows))][: len(rows)]
+
+
+def _overlap(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    length = min(len(one), len(other))
+    differing = np.flatnonzero(one[:length] != other[:length])
+    return int(differing[0]) if len(differing) else length

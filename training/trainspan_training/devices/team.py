@@ -1,0 +1,165 @@
+"""The processes that train one model together, started by `accelerate launch` or `torchrun`; usually one alone.
+
+The leader (rank 0) owns files, ledger, metrics and the policy server; what it finds or decides is shared with the others,
+its errors too, so that all take the same turn. An error that one process meets by itself ends all: see `failures`.
+"""
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from trainspan_schemas.errors import TrainingError
+from trainspan_training.devices.failures import Failures, failed_in
+
+__all__ = ["Team"]
+
+_TIMEOUT = timedelta(days=30)
+"""A process may wait so long for the next dataset."""
+
+_REFUSED = {
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported; FSDP splits weights too (fsdp_version: 2)",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM is not supported; FSDP splits weights too (fsdp_version: 2)",
+}
+_REFUSED_WITH_FSDP = {
+    "FSDP_OFFLOAD_PARAMS": "weights are not kept off the device; leave fsdp_offload_params out",
+    "FSDP_ACTIVATION_CHECKPOINTING": "leave fsdp_activation_checkpointing out, and set train.gradient_checkpointing",
+}
+"""Variables that `accelerate launch` sets, and why they are refused where they are true."""
+
+_T = TypeVar("_T")
+
+
+class Team:
+    """This process among `size`."""
+
+    def __init__(self, rank: int = 0, size: int = 1, *, splits: bool = False) -> None:
+        self.rank = rank
+        self.size = size
+        self.splits = splits
+        """Whether each process holds a part of weights, gradients and Adam's state (FSDP), else all hold all."""
+        self._failures: Failures | None = None
+
+    @classmethod
+    def join(cls) -> "Team":
+        """The team that the environment names (RANK, WORLD_SIZE); imports torch only where there are several processes.
+
+        Raises TrainingError for a way of splitting weights over processes that is not supported.
+        """
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        splits = _splits(size)
+        if size > 1:
+            import torch
+            from accelerate import PartialState
+
+            PartialState(cpu=not torch.cuda.is_available(), timeout=_TIMEOUT)
+        team = cls(int(os.environ.get("RANK", "0")), size, splits=splits)
+        if size > 1:
+            team._failures = Failures(team.rank, size)
+        return team
+
+    def fail(self, error: Exception) -> Exception:
+        """What every process is to raise because of this error, the last that this one meets: the first of the team's."""
+        return self._failures.first(error) if self._failures else error
+
+    def finish(self) -> None:
+        """Waits until all are done; then none of them can fail any more."""
+        self.gather(None)
+        if self._failures:
+            self._failures.close()
+            self.gather(None)
+
+    def leave(self) -> None:
+        """Ends the connection to the others: a process that exits with it open may be aborted by its threads."""
+        if self.size > 1:
+            import torch.distributed as dist
+
+            if dist.is_initialized():
+                gc.collect()  # a trainer is a ring of references that holds the connection
+                dist.destroy_process_group()
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def share(self, make: Callable[[], _T]) -> _T:
+        """What the leader makes, in every process; an exception of the leader's is raised in every process."""
+        if self.size == 1:
+            return make()
+        box: list[Any] = [None, None]
+        if self.leads:
+            try:
+                box[0] = make()
+            except Exception as error:  # noqa: BLE001  # it is raised again below, here and elsewhere
+                box[1] = error
+        self._broadcast(box)
+        if box[1] is not None:
+            raise failed_in(0, box[1])
+        return box[0]  # type: ignore[no-any-return]
+
+    def each(self, items: Callable[[], Iterator[_T]]) -> Iterator[_T]:
+        """The leader's items, one by one, in every process."""
+        if self.size == 1:
+            yield from items()
+            return
+        iterator = items() if self.leads else iter(())
+        while (item := self.share(lambda: next(iterator, None))) is not None:
+            yield item
+
+    def every(self, make: Callable[[], _T]) -> list[_T]:
+        """What each process makes, in all of them; where one fails, its exception is raised in every process."""
+        return self.gather(self.together(make))
+
+    def together(self, make: Callable[[], _T]) -> _T:
+        """What this process makes, without the others; where one fails, its exception is raised in every process."""
+        outcome: Any = None
+        error: Exception | None = None
+        try:
+            outcome = make()
+        except Exception as failure:  # noqa: BLE001  # it is raised again below, here and elsewhere
+            error = failure
+        for rank, failed in enumerate(self.gather(error)):
+            if failed is not None:
+                raise failed_in(rank, failed)
+        return outcome  # type: ignore[no-any-return]
+
+    def gather(self, values: Any) -> list[Any]:
+        """The value of every process, in each of them."""
+        if self.size == 1:
+            return [values]
+        import torch.distributed as dist
+
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, values)
+        return gathered
+
+    @staticmethod
+    def _broadcast(box: list[Any]) -> None:
+        import torch.distributed as dist
+
+        dist.broadcast_object_list(box, src=0)
+
+
+def _splits(size: int) -> bool:
+    """Whether accelerate is to split the weights, by the variables that it reads itself."""
+    _refuse(_REFUSED)
+    if not _is_set("ACCELERATE_USE_FSDP"):
+        return False
+    _refuse(_REFUSED_WITH_FSDP)
+    if (version := os.environ.get("FSDP_VERSION", "1")) != "2":
+        raise TrainingError(f"FSDP_VERSION is {version}: set fsdp_version: 2 in accelerate's configuration")
+    if size == 1:
+        raise TrainingError("ACCELERATE_USE_FSDP is set, and one process has nothing to split: start several")
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # every process reads the model, then keeps its part
+    return True
+
+
+def _refuse(reasons: dict[str, str]) -> None:
+    for name, reason in reasons.items():
+        if _is_set(name):
+            raise TrainingError(f"{name} is set: {reason}")
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true", "yes")

@@ -1,0 +1,1 @@
+"""Figures of a round: records, alarms, trackers, curves."""

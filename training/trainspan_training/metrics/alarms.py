@@ -1,0 +1,109 @@
+"""What a round's figures warn of: each alarm has a name, a threshold and what to do; none of them ends the round."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainspan_training.metrics.round_record import RoundRecord
+
+__all__ = ["ALARMS", "Alarm", "raised"]
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Raised where the figure of a round is beyond its threshold; a figure that was not measured raises nothing."""
+
+    name: str
+    figure: "Callable[[RoundRecord], float]"
+    threshold: float
+    above: bool
+    """Whether being above the threshold raises it, or being below."""
+    advice: str
+
+    def holds(self, record: "RoundRecord") -> bool:
+        value = self.figure(record)
+        return value > self.threshold if self.above else value < self.threshold
+
+
+ALARMS = (
+    Alarm(
+        "low_effective_sample_size",
+        lambda record: record.effective_sample_share,
+        0.5,
+        False,
+        "the data are far from the policy: train on fresher rollouts, or set train.max_staleness",
+    ),
+    Alarm(
+        "many_bounded_weights",
+        lambda record: record.bounded,
+        0.1,
+        True,
+        "off-policy weights are cut or masked for many tokens: train on fresher rollouts",
+    ),
+    Alarm(
+        "many_rejected_calls",
+        lambda record: record.rejected_calls,
+        0.2,
+        True,
+        "train.reject_ratio leaves little to train on: train on fresher rollouts, or raise it",
+    ),
+    Alarm(
+        "stale_data",
+        lambda record: record.staleness_mean,
+        4.0,
+        True,
+        "rollouts are many versions old: train more often, or set train.max_staleness",
+    ),
+    Alarm(
+        "much_clipping",
+        lambda record: record.clip_low + record.clip_high,
+        0.2,
+        True,
+        "steps go too far: lower train.learning_rate or train.steps_per_round",
+    ),
+    Alarm(
+        "large_gradient",
+        lambda record: record.grad_norm_max,
+        100.0,
+        True,
+        "look at the advantages and the ratio of this round, and lower train.learning_rate",
+    ),
+    Alarm(
+        "low_entropy",
+        lambda record: record.entropy,
+        0.02,
+        False,
+        "the policy hardly explores any more: sample at a higher temperature, or stop",
+    ),
+    Alarm(
+        "much_padding",
+        lambda record: record.padding,
+        0.5,
+        True,
+        "lengths differ much within a step: more rollouts per step pad less",
+    ),
+)
+"""Every alarm but `engine_mismatch`, which `trainspan_schemas.agreement` decides."""
+
+
+def raised(record: "RoundRecord") -> list[tuple[str, str]]:
+    """Name and one line of each alarm that the record raises."""
+    lines = [
+        (
+            alarm.name,
+            f"{alarm.figure(record):.3g} is {'above' if alarm.above else 'below'} {alarm.threshold:g}; {alarm.advice}",
+        )
+        for alarm in ALARMS
+        if alarm.holds(record)
+    ]
+    if record.engine_mismatch:
+        lines.insert(
+            0,
+            (
+                "engine_mismatch",
+                f"{record.agreement}; the server's log-probabilities are not those of these weights: "
+                "look for stale weights, constrained sampling, or rows of another run",
+            ),
+        )
+    return lines

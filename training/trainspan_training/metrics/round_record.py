@@ -1,0 +1,189 @@
+"""One record per round: exact figures over its trained tokens, appended to `metrics.jsonl`."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainspan_schemas.agreement import Agreement
+from trainspan_schemas.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from trainspan_training.data.steps import Step
+    from trainspan_training.objective.token_stats import StepStats
+
+__all__ = ["METRICS_FILE", "RoundRecord", "append", "read", "summarize"]
+
+METRICS_FILE = "metrics.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """A line of `metrics.jsonl`. Figures of steps that were not reached, or not measured, are NaN (`null` in the file)."""
+
+    round: int
+    version: int
+    checkpoint: str
+    """What holds afterwards: the new one, or, with an error, the previous policy."""
+    dataset: str
+    """sha256 of the manifest."""
+    error: str | None
+    rows: int
+    """Calls in the dataset."""
+    sequences: int
+    """Rows after merging."""
+    rollouts: int
+    steps: int
+    reward_mean: float
+    reward_std: float
+    groups: int | None
+    """Compared groups of the dataset's rollouts."""
+    zero_spread_groups: int | None
+    """Of these, those whose rewards are all equal."""
+    loss: float
+    """Mean over the steps."""
+    grad_norm: float
+    """Mean over the steps, before clipping."""
+    grad_norm_max: float
+    learning_rate: float
+    kl: float
+    """k3 against the old policy (that of the importance ratio) after the last step, on a sample of its rows."""
+    k1: float
+    """Against the sampling policy, as forwarded during the round: each token under the weights of its step."""
+    k3: float
+    """The same, as k3."""
+    k3_old: float
+    """k3 against the old policy, as forwarded."""
+    kl_reference: float
+    """k3 against the model that the run started from; NaN where `kl_coef` is 0."""
+    ratio_max: float
+    """Greatest importance ratio of a token."""
+    logp_diff_mean: float
+    """|Δ log-probability| against the sampler at the first step, before any weight moved."""
+    logp_diff_max: float
+    logp_diff_k3: float
+    """The same tokens' k3."""
+    clip_low: float
+    """Share of trained tokens."""
+    clip_high: float
+    entropy: float
+    """Mean over trained tokens, in nats."""
+    trained_tokens: int
+    forwarded_tokens: int
+    """Without padding, in forward and backward passes."""
+    unique_tokens: int
+    """Of the steps' prefix trees: the fewest that could be forwarded."""
+    tokens_by_step: dict[str, list[int]]
+    """The three figures above for each step."""
+    padding: float
+    """Share of padded tokens among those that went through the model."""
+    micro_batches: int
+    """Forward and backward passes of the steps."""
+    micro_batch_tokens: int
+    """Greatest number of tokens in one, as set or as fitted to the memory that was free."""
+    rows_per_rollout: float
+    tokens_per_second: float
+    """Forwarded tokens per second of the steps."""
+    policy_versions: list[int]
+    """Smallest and greatest version among the calls."""
+    staleness_mean: float
+    """Versions that the calls are behind, over trained tokens."""
+    staleness_max: int
+    stale_calls: int
+    """Calls beyond `max_staleness`, which were not trained."""
+    old_policy: str
+    """`logged` or `recompute`: what the importance ratio was taken against."""
+    effective_sample_share: float
+    """(Σw)²/(N Σw²) over tokens, w = π_old/π_sampler; 1 where nothing was recomputed."""
+    weight_max: float
+    """Greatest w; NaN where nothing was recomputed."""
+    bounded: float
+    """Share of trained tokens whose w was cut to the cap, or masked."""
+    rejected_calls: float
+    """Share of calls that `reject_ratio` rejected."""
+    agreement: Agreement
+    """Of server and trainer at the first step."""
+    alarms: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def engine_mismatch(self) -> bool:
+        """Whether server and trainer disagree though they should hold the same weights."""
+        return self.agreement.mismatch
+
+    @property
+    def clip_fraction(self) -> float:
+        return self.clip_low + self.clip_high
+
+
+def summarize(
+    steps: "Sequence[Step]", stats: "Sequence[StepStats]", settings: TrainSettings, rate: float
+) -> dict[str, Any]:
+    """The fields that follow from plan (of all processes) and measurements."""
+    from trainspan_training.objective.token_stats import TokenSums
+
+    total = sum((step.sums for step in stats), TokenSums())
+    first = stats[0].sums if stats else TokenSums()
+    count = len(stats) or math.nan
+    forwarded, padded = sum(step.forwarded for step in steps), sum(step.padded for step in steps)
+    return {
+        "sequences": sum(step.rows for step in steps),
+        "rollouts": sum(step.rollouts for step in steps),
+        "steps": len(steps),
+        "loss": sum(step.loss for step in stats) / count,
+        "grad_norm": sum(step.grad_norm for step in stats) / count,
+        "grad_norm_max": max((step.grad_norm for step in stats), default=math.nan),
+        "learning_rate": rate,
+        "k1": total.mean("k1"),
+        "k3": total.mean("k3"),
+        "k3_old": total.mean("k3_old"),
+        "kl_reference": total.mean("k3_reference") if settings.kl_coef else math.nan,
+        "ratio_max": total.max_ratio if stats else math.nan,
+        "logp_diff_mean": first.mean("abs_diff"),
+        "logp_diff_max": first.max_abs_diff if stats else math.nan,
+        "logp_diff_k3": first.mean("k3"),
+        "clip_low": total.mean("clipped_low"),
+        "clip_high": total.mean("clipped_high"),
+        "entropy": total.mean("entropy"),
+        "trained_tokens": sum(step.trained for step in steps),
+        "forwarded_tokens": forwarded,
+        "unique_tokens": sum(step.unique for step in steps),
+        "tokens_by_step": {
+            name: [getattr(step, name) for step in steps] for name in ("trained", "forwarded", "unique")
+        },
+        "micro_batches": sum(len(step.cuts) for step in steps),
+        "padding": 1 - forwarded / padded if padded else math.nan,
+        "rows_per_rollout": sum(s.rows for s in steps) / sum(s.rollouts for s in steps) if steps else math.nan,
+    }
+
+
+def append(checkpoints: Path, record: RoundRecord) -> None:
+    """Adds the record's line."""
+    with (checkpoints / METRICS_FILE).open("a") as file:
+        file.write(json.dumps(finite(asdict(record))) + "\n")
+
+
+def read(checkpoints: Path) -> list[dict[str, Any]]:
+    """All records; a line torn by a kill is left out."""
+    records = []
+    try:
+        lines = (checkpoints / METRICS_FILE).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records
+
+
+def finite(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: None instead."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,63 @@
+"""The figures of each round to TensorBoard, trackio and Weights & Biases, through transformers' own callbacks.
+
+A round is a step: the curves of a run go on where an earlier trainer of it stopped.
+"""
+
+import hashlib
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from trainspan_training.metrics.round_record import RoundRecord
+
+__all__ = ["PROJECT", "figures", "places", "run_name"]
+
+PROJECT = "trainspan"
+
+_NO_FIGURES = ("round",)
+
+
+def figures(record: RoundRecord) -> dict[str, float]:
+    """Every number of the record that is finite, under its name in `metrics.jsonl`; `seconds/{stage}`; how many `alarms`."""
+    plain = asdict(record)
+    named = {name: value for name, value in plain.items() if isinstance(value, int | float) and name not in _NO_FIGURES}
+    named |= {f"seconds/{stage}": value for stage, value in record.seconds.items()}
+    named["alarms"] = len(record.alarms)
+    return {name: float(value) for name, value in named.items() if math.isfinite(value)}
+
+
+def run_name(checkpoints: Path) -> str:
+    """Name of the folder that the checkpoints are in, a run's id under `trainspan loop`; hidden folders are passed over."""
+    above = checkpoints.resolve().parents
+    return next((folder.name for folder in above if folder.name and not folder.name.startswith(".")), PROJECT)
+
+
+@contextmanager
+def places(reporters: Sequence[str], checkpoints: Path) -> Iterator[None]:
+    """Within the block the reporters write beside the checkpoints, each as one run that a later trainer goes on with.
+
+    They are told by their own environment variables; one that is set already stays.
+    """
+    name = re.sub(r"[^\w.-]", "-", run_name(checkpoints))
+    digest = hashlib.sha256(str(checkpoints.resolve()).encode()).hexdigest()
+    wanted = {
+        "tensorboard": {"TENSORBOARD_LOGGING_DIR": str(checkpoints / "tensorboard")},
+        "wandb": {
+            "WANDB_PROJECT": PROJECT,
+            "WANDB_DIR": str(checkpoints),
+            "WANDB_RUN_ID": f"{name}-{digest[:8]}",
+            "WANDB_RESUME": "allow",
+        },
+    }
+    ours = {key: value for reporter in reporters for key, value in wanted.get(reporter, {}).items()}
+    ours = {key: value for key, value in ours.items() if key not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for key in ours:
+            os.environ.pop(key, None)

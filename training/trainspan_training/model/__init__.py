@@ -1,0 +1,1 @@
+"""Weights in memory, and Adam's state."""

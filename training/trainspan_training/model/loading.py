@@ -1,0 +1,142 @@
+"""Loads model and tokenizer from a folder, and TRL without what it imports in vain."""
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trainspan_schemas.errors import CheckpointError
+
+__all__ = [
+    "check_folder",
+    "find_model",
+    "hollow_model",
+    "import_training",
+    "load_config",
+    "load_model",
+    "load_tokenizer",
+]
+
+CONFIG_FILE = "config.json"
+
+
+def find_model(model: str) -> Path:
+    """The folder of a model given as a path or a Hugging Face id (then downloaded, or found in the cache).
+
+    Raises CheckpointError where there is none, or it lacks config, weights or tokenizer.
+    """
+    path = Path(model)
+    if path.is_dir():
+        return check_folder(path)
+    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
+        raise CheckpointError(
+            f"model {model!r} is no folder here and no Hugging Face id: give [train] model or --model"
+        )
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return check_folder(
+            Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]))
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
+        raise CheckpointError(f"model {model!r} is no folder here and cannot be downloaded: {error}") from error
+
+
+def check_folder(folder: Path) -> Path:
+    names = {path.name for path in folder.iterdir()}
+    if CONFIG_FILE not in names:
+        raise CheckpointError(f"{folder} has no {CONFIG_FILE}: it is no model folder")
+    if not any(name.endswith(".safetensors") for name in names):
+        raise CheckpointError(f"{folder} has no *.safetensors: convert the model, pickled weights are not read")
+    if not names & {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json"}:
+        raise CheckpointError(f"{folder} has no tokenizer: save it there with tokenizer.save_pretrained")
+    return folder
+
+
+@contextmanager
+def _hidden(module: str) -> Iterator[None]:
+    """Within the block `module` counts as not installed; without effect where it is imported already."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]  # the documented way to block an import
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
+def import_training() -> None:
+    """Imports torch, transformers and TRL, quietly.
+
+    TRL imports vLLM wherever it is installed, to generate with it: four seconds for nothing here.
+    """
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what had to be downloaded was, in `find_model`
+    with _hidden("vllm"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers.utils import logging as transformers_logging
+
+        from trainspan_training.objective import grpo_trainer as trainer  # noqa: F401
+    quiet: Any = transformers_logging
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+
+
+def load_config(folder: Path) -> Any:
+    """The model's configuration. Raises CheckpointError."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read the configuration in {folder}: {error}") from error
+
+
+def load_model(folder: Path, *, frozen: bool = False) -> Any:
+    """The causal language model in float32: a GPU computes in bfloat16 from float32 weights. Raises CheckpointError.
+
+    `frozen`: nothing is to be trained of it, so that a GPU holds it in bfloat16.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    dtype = torch.bfloat16 if frozen and torch.cuda.is_available() else torch.float32
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"cannot load the model in {folder}: {error}") from error
+
+
+def hollow_model(config: Any) -> Any:
+    """The causal language model in float32 with weights that were never written, which take no memory before they are.
+
+    What it computes by itself (rotary frequencies, say) is there. For processes that each hold, and read, a part of the weights.
+    """
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with init_empty_weights(include_buffers=False):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+            module.register_parameter(name, torch.nn.Parameter(empty, requires_grad=parameter.requires_grad))
+    model.tie_weights()
+    return model.eval()
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer, which TRL wants to see. Raises CheckpointError."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot load the tokenizer in {folder}: {error}") from error

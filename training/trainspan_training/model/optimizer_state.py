@@ -1,0 +1,120 @@
+"""Adam's state on disk: written by every process for its own part, while the trainer goes on, and read in parts.
+
+Nothing may change the state while it is written: `StateWriter.wait` before the next step.
+"""
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainspan_schemas.errors import CheckpointError
+from trainspan_training.checkpoints.tensor_files import Layout, TensorFile, TensorParts
+from trainspan_training.devices.sharding import local, rows_of, settled, stored
+
+__all__ = ["StateWriter", "load_optimizer"]
+
+log = logging.getLogger(__name__)
+
+_STEP = "step"
+
+
+class StateWriter:
+    """Writes the state that an optimizer has now, as `{parameter}/{key}`: in process `rank` of `size` a file of its own.
+
+    The space on disk is taken at once: raises OSError where there is too little. A file has its name once it is whole.
+    """
+
+    def __init__(self, optimizer: Any, model: Any, folder: Path, rank: int, size: int) -> None:
+        self._tensors = _own_state(optimizer, model, rank, size)
+        self._path = folder / f"part-{rank + 1:05d}-of-{size:05d}.safetensors"
+        layout: Layout = {name: (local(one).dtype, tuple(local(one).shape)) for name, one in self._tensors.items()}
+        rows = {
+            name: (own[0], tensor.shape[0])
+            for name, tensor in self._tensors.items()
+            if (own := rows_of(tensor)) is not None
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = TensorFile(self._path.with_name(f".tmp-{self._path.name}"), layout, rows)
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Writes in a thread."""
+        self._thread = threading.Thread(target=self._write, name="adam", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when nothing reads the state any more."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def discard(self) -> None:
+        """Deletes what was to be written; before `start`."""
+        self._file.discard()
+
+    def _write(self) -> None:
+        try:
+            for name, tensor in self._tensors.items():
+                self._file.write(name, local(tensor))
+            self._file.close()
+            self._file.path.replace(self._path)
+        except OSError as error:
+            self._file.discard()
+            log.warning("cannot write Adam's state %s: %s; a trainer started again makes it anew", self._path, error)
+        finally:
+            self._tensors = {}
+
+
+def _own_state(optimizer: Any, model: Any, rank: int, size: int) -> dict[str, Tensor]:
+    """What this process is to write: its rows of tensors that are split, and every `size`-th of those that all have."""
+    names = {id(parameter): name for name, parameter in settled(model).named_parameters()}
+    tensors = [
+        (f"{names[id(parameter)]}/{key}", torch.as_tensor(value))
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        for key, value in sorted(optimizer.state.get(parameter, {}).items())
+    ]
+    return {
+        name: tensor
+        for index, (name, tensor) in enumerate(tensors)
+        if (local(tensor).numel() if isinstance(tensor, DTensor) else index % size == rank)
+    }
+
+
+def load_optimizer(optimizer: Any, model: Any, files: list[Path]) -> None:
+    """The optimizer's state from the files of all parts, of however many processes; without files an empty state.
+
+    Raises CheckpointError where they hold the state of another model. Parameters without state (what no token went through
+    has none) are a warning.
+    """
+    parameters = {name: one for name, one in settled(model).named_parameters() if one.requires_grad}
+    indexes = {
+        id(parameter): index
+        for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])
+    }
+    state: dict[int, dict[str, Tensor]] = {}
+    with TensorParts(files) as parts:
+        names = {item: item.rpartition("/")[0] for item in parts}
+        if unknown := sorted(set(names.values()) - parameters.keys()):
+            raise CheckpointError(
+                f"{files[0].parent} holds Adam's state of {len(unknown)} tensors that are not trained, first {unknown[0]!r}: "
+                "it is another model's, or another version's; delete the folder to let Adam start afresh"
+            )
+        for item, name in names.items():
+            parameter, key = parameters[name], item.removeprefix(f"{name}/")
+            if key == _STEP:
+                value = parts.whole(item)
+            else:
+                value = torch.empty_like(parameter, requires_grad=False)
+                local(value).copy_(stored(parameter, parts, item))
+            state.setdefault(indexes[id(parameter)], {})[key] = value
+    if files and (fresh := sorted(name for name, one in parameters.items() if indexes.get(id(one), -1) not in state)):
+        log.warning(
+            "Adam starts afresh for %d of %d tensors, which have no state in %s, first %s",
+            *(len(fresh), len(parameters), files[0].parent, fresh[0]),
+        )
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

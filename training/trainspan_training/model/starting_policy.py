@@ -1,0 +1,84 @@
+"""The newest good weights: where a round starts from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainspan_schemas.checkpoint import META_FILE, CheckpointMeta, base_digest
+from trainspan_schemas.errors import CheckpointError
+from trainspan_training.checkpoints.folder import Checkpoints
+from trainspan_training.model.loading import check_folder, find_model
+
+__all__ = ["ADAPTER_CONFIG", "ADAPTER_WEIGHTS", "Policy", "named_policy", "starting_policy"]
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Weights on disk."""
+
+    folder: Path
+    checkpoint: str | None
+    """Name in the checkpoints folder, None for a model from elsewhere."""
+    base: str
+    """Model that the run started from: path or Hugging Face id."""
+    version: int
+    model: Path
+    """Folder of the model: `folder`, or, of an adapter, that of `base`."""
+    trained_on: str | None = None
+    """Name of the policy whose calls made it; None if nothing was trained yet, or its datasets name none."""
+    base_digest: str | None = None
+    """Of the model that training began with; None if a checkpoint does not say."""
+
+    @property
+    def name(self) -> str:
+        """What `trainspan.json` calls it as a parent: the checkpoint's name, or the model's path."""
+        return self.checkpoint or str(self.folder)
+
+
+def starting_policy(checkpoints: Checkpoints, model: str | None, adapter: str = "none") -> Policy:
+    """`latest`, or `model` where nothing was published yet.
+
+    Raises CheckpointError where there is neither, or `latest` is of another kind than `adapter` trains.
+    """
+    kind: Literal["full", "lora"] = "lora" if adapter == "lora" else "full"
+    latest = checkpoints.latest()
+    if latest:
+        meta = CheckpointMeta.read(latest)
+        if meta.kind != kind:
+            raise CheckpointError(
+                f"{latest} is of kind {meta.kind}, and train.adapter = {adapter!r} trains {kind}: give another --checkpoints"
+            )
+        folder = check_folder(latest) if kind == "full" else _base_of(latest, meta)
+        return Policy(latest, latest.name, meta.base, meta.version, folder, meta.policy, meta.base_digest)
+    if not model:
+        raise CheckpointError(
+            f"no checkpoint in {checkpoints.root} and no model: give --model, or start `trainspan serve MODEL_DIR`"
+        )
+    folder = find_model(model)
+    version = CheckpointMeta.read(folder).version if (folder / META_FILE).exists() else 0
+    folder = folder.resolve()
+    base = str(folder) if Path(model).is_dir() else model
+    return Policy(folder, None, base, version, folder, base_digest=base_digest(folder))
+
+
+def named_policy(checkpoints: Checkpoints, meta: CheckpointMeta) -> Policy:
+    """The parent that a checkpoint names. Raises CheckpointError where it is gone."""
+    parent = meta.parent or ""
+    folder = checkpoints.root / parent
+    if parent == folder.name and folder.is_dir():
+        own = CheckpointMeta.read(folder)
+        model = folder if meta.kind == "full" else _base_of(folder, meta)
+        return Policy(folder, parent, meta.base, own.version, model, own.policy, meta.base_digest)
+    folder = find_model(parent)
+    return Policy(folder, None, meta.base, meta.version - 1, folder, base_digest=meta.base_digest)
+
+
+def _base_of(adapter: Path, meta: CheckpointMeta) -> Path:
+    """The model folder under a LoRA checkpoint."""
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        if not (adapter / name).is_file():
+            raise CheckpointError(f"{adapter} has no {name}: it is no whole LoRA checkpoint")
+    return find_model(meta.base)

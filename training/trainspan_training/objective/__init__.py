@@ -1,0 +1,1 @@
+"""Micro-batch to loss."""

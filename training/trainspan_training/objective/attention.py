@@ -1,0 +1,154 @@
+"""What a model's attention is told of trees and rows that follow one another in one sequence: who sees whom.
+
+One attention function serves all layouts and is chosen by what it gets in place of the mask, so that activations that are
+computed again in the backward pass find what the forward pass found:
+
+- nothing: rows padded on the right, plain causal attention;
+- a block mask: compiled flex attention, on a GPU;
+- offsets of rows (int32): flash attention of rows of various lengths, on a GPU where `flash_attn` is installed;
+- ends of subtrees (int64): on a CPU, each tree by itself, a row without a mask. No mask is larger than a tree.
+"""
+
+import functools
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+from transformers import AttentionInterface
+from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.utils.import_utils import is_flash_attn_2_available
+
+from trainspan_training.data.cuts import BLOCK
+from trainspan_training.data.layout import refusal
+from trainspan_training.data.micro_batches import Branches
+
+__all__ = ["NAME", "attend", "attention_of", "block_mask", "dense_mask", "prepare", "varlen"]
+
+NAME = "trainspan"
+
+
+def prepare(model: Any, mode: str) -> bool:
+    """Gives the model the attention function; False if it does not take one, so that rows can only be padded.
+
+    A model whose layers do not look at a mask of ours keeps its own: with it, a sliding window would be ignored.
+    """
+    if mode == "padded":
+        return True
+    if model.config._attn_implementation != "sdpa" or refusal(model.config.get_text_config()):
+        return False
+    model.set_attn_implementation(NAME)
+    return bool(model.config._attn_implementation == NAME)
+
+
+def varlen() -> bool:
+    """Whether flash attention of rows of various lengths can be had: it computes in bfloat16, on a GPU."""
+    return torch.cuda.is_available() and bool(is_flash_attn_2_available())
+
+
+def attention_of(branches: Branches | None, implementation: str, device: torch.device, *, bf16: bool) -> dict[str, Any]:
+    """Arguments of the model's forward pass; none for rows that are padded on the right.
+
+    `implementation` is the model's attention; one that is not ours gets a dense mask.
+    """
+    if branches is None:
+        return {}
+    ends = torch.from_numpy(branches.ends).to(device)
+    positions = torch.from_numpy(branches.depths).to(device).unsqueeze(0)
+    mask: Any
+    if implementation != NAME:
+        mask = dense_mask(ends)
+    elif device.type != "cuda":
+        mask = ends.view(1, 1, 1, -1)
+    elif bf16 and varlen() and all(chain for _, _, chain in branches.pieces()):
+        bounds = [0, *(stop for _, stop, _ in branches.pieces())]
+        mask = torch.tensor(bounds, dtype=torch.int32, device=device).view(1, 1, 1, -1)
+    else:
+        mask = block_mask(ends)
+    return {"attention_mask": mask, "position_ids": positions}
+
+
+def dense_mask(ends: Tensor) -> Tensor:
+    """(1, 1, T, T) true where a token sees another, from the ends (T,) of subtrees."""
+    places = torch.arange(len(ends), device=ends.device)
+    seen = (places.unsqueeze(0) <= places.unsqueeze(1)) & (places.unsqueeze(1) < ends.unsqueeze(0))
+    return seen[None, None]
+
+
+def block_mask(ends: Tensor, *, compiled: bool | None = None) -> Any:
+    """The same for flex attention, which computes only the blocks in which something is seen.
+
+    Made by a compiled function where attention itself is compiled: else all T² pairs would stand in memory at once.
+    """
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < ends[key])
+
+    by_compiler = ends.is_cuda if compiled is None else compiled
+    size = len(ends)
+    return create_block_mask(
+        sees, None, None, size, size, device=str(ends.device), BLOCK_SIZE=BLOCK, _compile=by_compiler
+    )
+
+
+def attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of `query` (1, heads, T, D) as transformers calls it; the result (1, T, heads, D)."""
+    if attention_mask is not None and not isinstance(attention_mask, Tensor):
+        return flex_attention_forward(module, query, key, value, attention_mask, **options)
+    if attention_mask is None or attention_mask.dtype == torch.bool:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    if attention_mask.dtype == torch.int64:
+        return _by_pieces(module, query, key, value, attention_mask, options), None
+    return _by_flash(query, key, value, attention_mask.flatten(), options), None
+
+
+def _by_pieces(module: Any, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, options: dict[str, Any]) -> Tensor:
+    found = []
+    for start, stop, mask in _pieces(ends, query.dtype):
+        part = (slice(None), slice(None), slice(start, stop))
+        found.append(sdpa_attention_forward(module, query[part], key[part], value[part], mask, **options)[0])
+    return torch.cat(found, dim=1)
+
+
+_known: Any = WeakTensorKeyDictionary()
+"""Pieces by the tensor of ends and the type of queries: one mask serves all layers, which keep it for their backward pass."""
+
+
+def _pieces(ends: Tensor, dtype: torch.dtype) -> list[tuple[int, int, Tensor | None]]:
+    """Start and end of each tree, and its mask of values to add; none for a single row."""
+    known = _known.setdefault(ends, {})
+    if dtype not in known:
+        flat = ends.flatten()
+        pieces = Branches.split(flat.cpu().numpy())
+        known[dtype] = [
+            (start, stop, None if chain else _additive(dense_mask(flat[start:stop] - start), dtype))
+            for start, stop, chain in pieces
+        ]
+    found: list[tuple[int, int, Tensor | None]] = known[dtype]
+    return found
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+
+
+def _by_flash(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, options: dict[str, Any]) -> Tensor:
+    """Queries and keys may be float32 (rotations are); the kernel takes the type of the values."""
+    longest = int(offsets.diff().max())
+    rows = (tensor[0].transpose(0, 1).to(torch.bfloat16) for tensor in (query, key, value))
+    kernel = _flash_kernel()
+    scale = options.get("scaling")
+    return kernel(*rows, offsets, offsets, longest, longest, softmax_scale=scale, causal=True)[None]  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _flash_kernel() -> Any:
+    return importlib.import_module("flash_attn").flash_attn_varlen_func
+
+
+AttentionInterface.register(NAME, attend)

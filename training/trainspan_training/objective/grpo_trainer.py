@@ -1,0 +1,292 @@
+"""TRL's GRPO trainer, fed with logged transitions instead of its own generations.
+
+TRL's loss (`_compute_loss`) is used unchanged; what it is given is ours:
+
+- One item of the dataloader is one optimizer step: a list of micro-batches. With TRL's and transformers' accumulation
+  at 1, their normalisers drop out, and ragged micro-batches are exact.
+- Layout: TRL sees the N trained tokens of a micro-batch as the one completion of a batch of one. The losses that are
+  admitted sum over tokens, so that rows do not matter to them; where a token stands is the business of `scoring`.
+- `old_per_token_logps` are the logged (or recomputed) log-probabilities, so that the importance ratio is the true one.
+  (TRL's own correction for logged log-probabilities is silently off unless it generates with vLLM itself.)
+- Row weights and off-policy corrections are folded into `advantages`: the loss is positively homogeneous in them.
+- With `ratio = "call"` log-probabilities are replaced by their mean over the call, old and new: a token's ratio is then
+  that of its call, and so is its gradient (GSPO, arXiv 2507.18071).
+- TRL's KL term knows no weights: ours is added to its loss.
+
+Only losses that divide by the step's number of tokens are admitted: with them, splitting a step into more micro-batches
+changes nothing. The others of TRL normalise within a micro-batch.
+"""
+
+import contextlib
+import copy
+import logging
+import math
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from datasets import Dataset
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from trainspan_schemas.errors import TrainingError
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.data.micro_batches import MicroBatch
+from trainspan_training.devices.sharding import admit_cpu, compute_in_bf16, whole
+from trainspan_training.devices.team import Team
+from trainspan_training.objective.attention import attention_of
+from trainspan_training.objective.grpo_config import grpo_config
+from trainspan_training.objective.head import CHUNK
+from trainspan_training.objective.logprobs import Scores, score
+from trainspan_training.objective.options import clip_range
+from trainspan_training.objective.schedule import Schedule
+from trainspan_training.objective.token_stats import StepStats, TokenSums, call_means
+
+__all__ = ["TransitionGRPOTrainer"]
+
+log = logging.getLogger(__name__)
+
+
+class TransitionGRPOTrainer(GRPOTrainer):
+    """GRPO over optimizer steps, each a list of micro-batches. `steps` is iterated once by `train()`; it may
+    block, save and swap between two steps.
+
+    A step that goes beyond a limit of the settings moves no weight: `failure` then says why. In a `team` every process
+    gets its own micro-batches of the same steps. Raises TrainingError where several GPUs are visible to one process.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: TrainSettings,
+        steps: Iterable[list[MicroBatch]],
+        output_dir: str,
+        *,
+        team: Team | None = None,
+    ) -> None:
+        self.team = team or Team()
+        if self.team.size == 1 and (devices := torch.cuda.device_count()) > 1:
+            raise TrainingError(
+                f"{devices} GPUs are visible to one process: start it with `accelerate launch`, or set CUDA_VISIBLE_DEVICES"
+            )
+        self._steps = steps
+        self._limits = settings
+        self._batch: MicroBatch | None = None
+        self._scores: Scores | None = None
+        self._measured: list[Tensor] = []
+        self._stats: list[StepStats] = []
+        self.failure: str | None = None
+        """Why the last step was not made."""
+        arguments = grpo_config(settings, output_dir)
+        if self.team.splits:
+            admit_cpu()
+        super().__init__(
+            model=model,
+            reward_funcs=_no_reward,
+            args=arguments,
+            train_dataset=Dataset.from_dict({"prompt": [""] * 2 * self.team.size}),
+            processing_class=tokenizer,
+        )
+        if self.team.splits and arguments.bf16:
+            compute_in_bf16(self.accelerator)
+        self.remove_callback(PrinterCallback)
+        self.args.report_to = []  # the callbacks stand; TRL would add how long its own methods took
+        self.aux_loss_enabled = False  # a mixture's load balancing is a mean over a micro-batch
+        for module in list[Any](model.modules()):
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.0  # TRL switches off the dropout layers, but not this one
+        self._clip_range = clip_range(settings)
+        double = any(parameter.dtype == torch.float64 for parameter in model.parameters())
+        self._dtype = torch.float64 if double else torch.float32
+        self.schedule = Schedule.of(settings, sum(parameter.numel() for parameter in model.parameters()))
+        self.rate = self.schedule.rate
+        """Learning rate of the next step."""
+        self.chunk = CHUNK
+        """Greatest number of logits at a time."""
+        self.fresh = False
+        """Whether the calls of this round were sampled by the weights that it starts from."""
+
+    @property
+    def policy(self) -> Any:
+        """The live model itself, without what accelerate wraps around it."""
+        return self.accelerator.unwrap_model(self.model)
+
+    @property
+    def dtype(self) -> str:
+        """What it computes in: `float32` or `bfloat16`."""
+        return "bfloat16" if self.args.bf16 else "float32"
+
+    def get_train_dataloader(self) -> Any:
+        return self._steps
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        return self._trl_inputs(generation_batch)
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Forward and backward of a whole step; clips the gradient; its loss."""
+        began = time.perf_counter()
+        optimizer: Any = self.optimizer
+        for group in optimizer.param_groups if optimizer else ():
+            group["lr"] = self.rate
+        loss = self.accumulate(model, inputs)
+        norm: Any = self.accelerator.clip_grad_norm_(model.parameters(), self._limits.max_grad_norm)
+        sums = self._over_team(TokenSums.collect(self._measured))
+        mean = float(np.mean(self.team.gather(float(loss))))
+        stats = StepStats(sums, mean, float(whole(norm)), time.perf_counter() - began)
+        self._stats.append(stats)
+        self.failure = self._fault(stats)
+        if self.failure:
+            model.zero_grad(set_to_none=True)  # the optimizer skips parameters without gradient
+        return loss
+
+    def accumulate(self, model: nn.Module, step: Sequence[MicroBatch]) -> Tensor:
+        """Adds the gradient of the step's loss to `.grad`, micro-batch by micro-batch; the loss."""
+        self.current_gradient_accumulation_steps = 1
+        self._measured = []
+        total = torch.zeros((), device=self.accelerator.device, dtype=torch.float64)
+        last = len(step) - 1
+        for index, batch in enumerate(step):
+            self._batch = batch
+            # Parts are made of each gradient at once: a whole one would take the memory that splitting saves.
+            at_once = index == last or self.team.splits
+            together = contextlib.nullcontext() if at_once else self.accelerator.no_sync(model)
+            with together:
+                total += super().training_step(model, batch, None).double()  # type: ignore[no-untyped-call]
+        self._batch = self._scores = None
+        self._metrics["train"].clear()  # means over micro-batches; ours are exact
+        return total
+
+    def take_stats(self) -> list[StepStats]:
+        """What the steps since the last call measured; clears it."""
+        stats, self._stats = self._stats, []
+        return stats
+
+    @torch.no_grad()
+    def measure(self, batch: MicroBatch) -> TokenSums:
+        """The sums of a micro-batch (of each process) under the weights as they are now, without training on it."""
+        self.policy.eval()
+        sums = self._token_sums(batch, self._score(self.policy, batch))
+        return self._over_team(TokenSums.collect([sums]))
+
+    @torch.no_grad()
+    def logprobs(self, batch: MicroBatch, model: nn.Module | None = None) -> NDArray[np.float64]:
+        """Log-probabilities (N,) of a micro-batch under the weights as they are now, or under another model."""
+        chosen: nn.Module = self.policy if model is None else model
+        chosen.eval()
+        scores: NDArray[np.float64] = self._score(chosen, batch).logprobs.double().cpu().numpy()
+        return scores
+
+    def log(self, *_: Any, **__: Any) -> None:
+        """Nothing: what TRL and transformers log are means over micro-batches. See `report`."""
+
+    def report(self, round_: int, figures: dict[str, float]) -> None:
+        """Hands the figures of a round to what `report_to` names; a reporter that fails costs a warning, not the round."""
+        state = copy.copy(self.state)
+        state.global_step = round_
+        try:
+            self.callback_handler.on_log(self.args, state, self.control, figures)
+        except Exception as error:  # noqa: BLE001  # code of others, often with a network behind it
+            log.warning("round=%d could not be reported to %s: %s", round_, self._limits.report_to, error)
+
+    def kl_fault(self, sums: TokenSums) -> str | None:
+        """Why the policy is too far from the one that its ratio is taken against, if it is."""
+        limit = self._limits.max_kl
+        others = {"k3": "the sampling policy"} if self.fresh else {}
+        for name, of in (others | {"k3_old": "the old policy"}).items():
+            if not (k3 := sums.mean(name)) <= limit:
+                return f"the KL divergence from {of} is {k3:.3g}, above max_kl {limit:g}"
+        return None
+
+    def _fault(self, stats: StepStats) -> str | None:
+        limits = self._limits
+        if not math.isfinite(stats.loss):
+            return f"the loss is {stats.loss}"
+        if abs(stats.loss) > limits.max_loss:
+            return f"the loss is {stats.loss:.3g}, beyond max_loss {limits.max_loss:g}"
+        if not math.isfinite(stats.grad_norm):
+            return f"the gradient norm is {stats.grad_norm}"
+        if (fault := self.kl_fault(stats.sums)) is not None:
+            return fault
+        if stats.sums.max_ratio > limits.max_ratio:
+            return f"an importance ratio is {stats.sums.max_ratio:.3g}, above max_ratio {limits.max_ratio:g}"
+        return None
+
+    def _get_per_token_logps_and_entropies(
+        self, model: nn.Module, input_ids: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor, None]:
+        """(1, N) log-probabilities and entropies of the trained tokens, for TRL's loss."""
+        batch = self._batch
+        assert batch is not None, "only called within a training step"
+        self._scores = scores = self._score(model, batch)
+        self._measured.append(self._token_sums(batch, scores))
+        logprobs = scores.logprobs
+        if self._limits.ratio == "call":
+            logprobs = call_means(logprobs, self._tensor(batch.calls))
+        return logprobs.unsqueeze(0), scores.entropies.unsqueeze(0), None
+
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        """TRL's loss, and our KL term: its coefficient times Σ_t w_t (e^−d − 1 + d), d = log π_θ − log π_reference."""
+        loss: Tensor = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
+        batch, scores = self._batch, self._scores
+        if self._limits.kl_coef and batch is not None and scores is not None and batch.reference is not None:
+            apart = scores.logprobs - self._tensor(batch.reference, self._dtype)
+            divergence = (self._tensor(batch.weights, self._dtype) * ((-apart).exp() - 1 + apart)).sum()
+            loss = loss + divergence * (self._limits.kl_coef * self.accelerator.num_processes / batch.n_step)
+        return loss
+
+    def _score(self, model: nn.Module, batch: MicroBatch) -> Scores:
+        owner: Any = self.accelerator.unwrap_model(model)
+        implementation = str(owner.config.get_text_config()._attn_implementation)
+        with self.accelerator.autocast():
+            return score(
+                model,
+                owner,
+                self._tensor(batch.tokens),
+                self._tensor(batch.predicting),
+                self._tensor(batch.targets),
+                self._tensor(batch.temperatures, self._dtype),
+                attention_of(batch.branches, implementation, self.accelerator.device, bf16=bool(self.args.bf16)),
+                chunk=self.chunk,
+            )
+
+    def _token_sums(self, batch: MicroBatch, scores: Scores) -> Tensor:
+        return TokenSums.measure(
+            *scores,
+            sampled=self._tensor(batch.sampled),
+            old=self._tensor(batch.old),
+            reference=None if batch.reference is None else self._tensor(batch.reference),
+            advantages=self._tensor(batch.advantages),
+            calls=self._tensor(batch.calls) if self._limits.ratio == "call" else None,
+            clip=self._clip_range,
+        )
+
+    def _over_team(self, sums: TokenSums) -> TokenSums:
+        return sum(self.team.gather(sums), TokenSums())
+
+    def _tensor(self, values: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
+        return torch.from_numpy(values).to(self.accelerator.device, dtype)
+
+    def _trl_inputs(self, batch: MicroBatch) -> dict[str, Tensor]:
+        """The micro-batch in TRL's layout; see the module's docstring."""
+        targets = self._tensor(batch.targets).unsqueeze(0)
+        old = self._tensor(batch.old, self._dtype)
+        if self._limits.ratio == "call":
+            old = call_means(old, self._tensor(batch.calls))
+        return {
+            "prompt_ids": torch.zeros_like(targets[:, :0]),
+            "prompt_mask": torch.zeros_like(targets[:, :0]),
+            "completion_ids": targets,
+            "completion_mask": torch.ones_like(targets),
+            "old_per_token_logps": old.unsqueeze(0),
+            "advantages": self._tensor(batch.advantages, self._dtype).unsqueeze(0),
+            "num_items_in_batch": torch.tensor(float(batch.n_step), dtype=self._dtype, device=targets.device),
+        }
+
+
+def _no_reward(*_: Any, **__: Any) -> NoReturn:
+    raise TrainingError("rewards come with the dataset; nothing is generated or judged here")

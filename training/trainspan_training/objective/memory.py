@@ -1,0 +1,264 @@
+"""An estimate of the memory that training takes, made before anything is loaded: micro-batches are fitted to what is free,
+and what cannot fit is refused, with what can.
+
+Bytes follow from the numbers of parameters and tokens. Activations are those of one full micro-batch.
+"""
+
+import functools
+import json
+import logging
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainspan_schemas.errors import TrainingError
+from trainspan_schemas.settings import DEFAULT_LORA_RANK, TrainSettings
+from trainspan_training.data.cuts import BLOCK
+from trainspan_training.devices.team import Team
+from trainspan_training.objective.head import BYTES, CHUNK
+from trainspan_training.objective.options import compute_dtype
+
+__all__ = ["DENSE_TOKENS", "MOST_TOKENS", "Budget", "Estimate", "Memory", "available", "check", "estimate", "fit"]
+
+log = logging.getLogger(__name__)
+
+GIB = 2**30
+MOST_TOKENS = 16384
+"""Tokens of a micro-batch by default, where memory has room for them."""
+DENSE_TOKENS = 4096
+"""Greatest tree behind a dense mask, which is a square of this edge."""
+_LEAST_TOKENS = 512
+"""Tokens in a micro-batch below which no smaller one is chosen or proposed."""
+_SHARE = 0.8
+"""Of the free memory, what a micro-batch that is chosen here may take: others want some too, and an estimate is one."""
+_SERVER_OVERHEAD = GIB
+"""What vLLM takes beside weights and cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes, by what holds them."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    """Adam's two moments."""
+    copies: int
+    """Of the weights in bfloat16, made by mixed precision."""
+    reference: int
+    """The model that the KL term is taken against."""
+    activations: int
+    logits: int
+    """Of one chunk, and what the gradients of chunks are added up in."""
+    masks: int
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def __str__(self) -> str:
+        parts = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return ", ".join(f"{name} {_gib(size)}" for name, size in parts if size)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of the trainer's device."""
+
+    total: int
+    free: int
+    """Without what other processes hold, above all a policy server on the same device."""
+
+
+def available(settings: TrainSettings, *, cuda: bool, processes: int = 1) -> Memory:
+    """What the settings allow, else what the device has; main memory is shared by the `processes` of this machine."""
+    if settings.memory_gib is not None:
+        allowed = int(settings.memory_gib * GIB)
+        return Memory(allowed, allowed)
+    if cuda:
+        free, total = torch.cuda.mem_get_info()
+        return Memory(total, free)
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # no Linux: nothing is known, nothing is refused
+        return Memory(2**62, 2**62)
+    known = {name: int(rest.split()[0]) * 1024 for name, rest in (line.split(":", 1) for line in lines)}
+    return Memory(known["MemTotal"], known["MemAvailable"] // processes)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What memory has room for."""
+
+    tokens: int
+    """Of a micro-batch."""
+    longest: int
+    """The longest row, which is a micro-batch of its own where it is longer."""
+
+
+def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1) -> Estimate:
+    """For a model of this configuration, by its shapes alone; of one of the `parts` that weights and state are split into."""
+    whole, adapter = _parameters(config, settings)
+    total = -(-whole // parts)
+    adapter = -(-adapter // parts)
+    text = config.get_text_config()
+    full = settings.adapter == "none"
+    trained = total if full else adapter
+    halved = compute_dtype(settings, cuda=cuda) == "bfloat16"
+    frozen = 2 if halved and parts == 1 else 4  # bytes per frozen weight
+    tokens = settings.micro_batch_tokens or MOST_TOKENS
+    hidden, layers, vocabulary = int(text.hidden_size), int(text.num_hidden_layers), int(text.vocab_size)
+    inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
+    width = 2 if halved else 4
+    within = tokens * (16 * hidden + 4 * inner) * width  # of one layer, kept for its backward pass
+    checkpointing = cuda if settings.gradient_checkpointing is None else settings.gradient_checkpointing
+    chunk = min(tokens, max(1, CHUNK // vocabulary))
+    head = vocabulary * hidden
+    return Estimate(
+        weights=4 * total if full else frozen * total + 4 * adapter,
+        gradients=4 * trained,
+        optimizer=8 * trained,
+        copies=2 * trained if halved else 0,
+        reference=width * whole if settings.kl_coef and full else 0,
+        activations=layers * tokens * hidden * 4 + 3 * within if checkpointing else layers * within,
+        # Scores of all positions, one chunk of logits, and of a head that is trained a chunk's gradient and their sum.
+        logits=tokens * hidden * 2 * width + chunk * vocabulary * BYTES + (8 * head if full else 0),
+        masks=_mask_bytes(tokens, cuda=cuda) if settings.forward != "padded" else 0,
+    )
+
+
+def _mask_bytes(tokens: int, *, cuda: bool) -> int:
+    """A block mask is four tables of a number for each pair of blocks; a dense one of each tree two numbers for each pair."""
+    return 16 * (-(-tokens // BLOCK)) ** 2 if cuda else 8 * tokens * min(tokens, DENSE_TOKENS)
+
+
+def fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, team: Team) -> Budget:
+    """What the free memory has room for; the same in all processes of the team, that of the one with the least.
+
+    Raises TrainingError, in all of them, where one has no room for the micro-batches of the settings, or for any.
+    """
+    parts = team.size if team.splits else 1
+    try:
+        found: Budget | TrainingError = _fit(config, settings, memory, cuda=cuda, parts=parts)
+    except TrainingError as error:
+        found = error
+    everyone = team.gather(found)
+    for each in everyone:
+        if isinstance(each, TrainingError):
+            raise each
+    budget = Budget(min(each.tokens for each in everyone), min(each.longest for each in everyone))
+    if team.leads:
+        needed = estimate(config, _of(settings, budget.tokens), cuda=cuda, parts=parts)
+        how = "as set" if settings.micro_batch_tokens else "fitted to the free memory"
+        log.info(
+            "micro_batch_tokens=%d (%s): about %s GiB (%s), %s GiB are free",
+            *(budget.tokens, how, _gib(needed.total), needed, _gib(memory.free)),
+        )
+    return budget
+
+
+def _fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, parts: int) -> Budget:
+    def fits(tokens: int, share: float = 1.0) -> bool:
+        return estimate(config, _of(settings, tokens), cuda=cuda, parts=parts).total <= share * memory.free
+
+    tokens = settings.micro_batch_tokens or MOST_TOKENS
+    check(config, settings, memory, cuda=cuda, parts=parts)
+    while settings.micro_batch_tokens is None and tokens > _LEAST_TOKENS and not fits(tokens, _SHARE):
+        tokens //= 2
+    longest = tokens
+    while longest < 2**24 and fits(2 * longest):
+        longest *= 2
+    step = longest // 2
+    while step >= BLOCK and longest < 2**24:
+        longest += step if fits(longest + step) else 0
+        step //= 2
+    return Budget(tokens, longest)
+
+
+def _of(settings: TrainSettings, tokens: int) -> TrainSettings:
+    return replace(settings, micro_batch_tokens=tokens)
+
+
+def check(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, parts: int = 1) -> Estimate:
+    """The estimate, of the smallest micro-batch where the settings name none.
+
+    Raises TrainingError where it exceeds what is free, with what would fit.
+    """
+    asked = _of(settings, settings.micro_batch_tokens or _LEAST_TOKENS)
+    needed = estimate(config, asked, cuda=cuda, parts=parts)
+    if needed.total <= memory.free:
+        return needed
+    total, _ = _parameters(config, settings)
+    what = "an adapter" if settings.adapter == "lora" else "all weights"
+    raise TrainingError(
+        f"training {what} of {total / 1e9:.2f} billion parameters, {asked.micro_batch_tokens} tokens at a time, takes about "
+        f"{_gib(needed.total)} GiB ({needed}), {_gib(memory.free)} GiB are free: "
+        f"{'; or '.join(_proposals(config, settings, memory, needed, cuda=cuda, parts=parts))}"
+    )
+
+
+def _proposals(
+    config: Any, settings: TrainSettings, memory: Memory, needed: Estimate, *, cuda: bool, parts: int
+) -> list[str]:
+    """What fits, best first."""
+    found = []
+    others = memory.total - memory.free
+    if cuda and others > GIB and needed.total <= memory.total:
+        share = (memory.total - needed.total) / memory.total
+        found.append(
+            f"other processes hold {_gib(others)} GiB: give the policy server less (trainspan serve -- "
+            f"--gpu-memory-utilization {share:.2f}), or let it sleep while training (--sleep)"
+        )
+    least = _of(settings, _LEAST_TOKENS)
+    if settings.micro_batch_tokens and estimate(config, least, cuda=cuda, parts=parts).total <= memory.free:
+        found.append("leave train.micro_batch_tokens out: it is then fitted to what is free")
+    if settings.adapter == "none":
+        lora = replace(least, adapter="lora", gradient_checkpointing=True)
+        size = estimate(config, lora, cuda=cuda, parts=parts).total
+        if size <= memory.free:
+            found.append(_lora_proposal(config, lora, memory, size, cuda=cuda))
+    return found or ["take a smaller model, or a larger device"]
+
+
+def _lora_proposal(config: Any, lora: TrainSettings, memory: Memory, size: int, *, cuda: bool) -> str:
+    """For the smallest micro-batch; what a policy server beside it may have is left with one of usual size."""
+    text = f'set train.adapter = "lora" and leave train.micro_batch_tokens out ({_gib(size)} GiB at least'
+    total, _ = _parameters(config, lora)
+    left = memory.free - max(size, min(estimate(config, _of(lora, MOST_TOKENS), cuda=cuda).total, memory.free))
+    if cuda and left >= 2 * total + _SERVER_OVERHEAD:
+        text += f"; beside it a policy server fits with --gpu-memory-utilization {left / memory.total:.2f}"
+    return text + ")"
+
+
+def _parameters(config: Any, settings: TrainSettings) -> tuple[int, int]:
+    """Parameters of the model, and of the adapter that the settings describe."""
+    rank = (settings.lora_rank or DEFAULT_LORA_RANK) if settings.adapter == "lora" else 0
+    kind: Any = type(config)
+    total, edges = _counted(kind, config.to_json_string(), settings.lora_targets)
+    return total, rank * edges
+
+
+@functools.lru_cache(maxsize=8)
+def _counted(kind: Any, description: str, targets: str | None) -> tuple[int, int]:
+    """Parameters of the model, and inputs and outputs of the modules that an adapter would stand beside."""
+    from transformers import AutoModelForCausalLM
+
+    config = kind.from_dict(json.loads(description))
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    names = targets.replace(" ", "").split(",") if targets else None
+    head = model.get_output_embeddings()
+    shapes = [
+        tuple(module.weight.shape)
+        for name, module in model.named_modules()
+        if type(module).__name__ in ("Linear", "Conv1D")
+        and module is not head
+        and (names is None or name.rpartition(".")[2] in names)
+    ]
+    return sum(p.numel() for p in model.parameters()), sum(sum(shape) for shape in shapes)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f}"

@@ -1,0 +1,99 @@
+"""Corrections for tokens that another policy sampled than the one that is trained.
+
+With π_old, the policy at the round's start, recomputed: a token weighs w = π_old/π_sampler, bounded, beside its importance
+ratio π_θ/π_old, so that the expectation is that of the old policy up to the bound (truncated importance sampling,
+arXiv 2112.10400 and its use for sampler mismatch, arXiv 2510.26788).
+"""
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.data.micro_batches import MicroBatch
+
+__all__ = ["Correction", "OffPolicySums", "correct"]
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """How tokens are weighted by w."""
+
+    kind: str = "truncate"
+    """`truncate`: min(w, cap); `mask`: w within 1/cap … cap, else 0; `none`: 1."""
+    cap: float = 2.0
+    reject_ratio: float | None = None
+    """A call whose geometric mean of w is outside 1/x … x weighs 0."""
+    per_call: bool = False
+    """Whether w is the geometric mean over a call, as its importance ratio then is."""
+
+    @classmethod
+    def of(cls, settings: TrainSettings) -> "Correction":
+        return cls(
+            settings.correction or "truncate",
+            settings.correction_cap or 2.0,
+            settings.reject_ratio,
+            per_call=settings.ratio == "call",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OffPolicySums:
+    """Over recomputed tokens, before any bound. Adding up is exact."""
+
+    tokens: float = 0.0
+    weight: float = 0.0
+    """Σ w"""
+    weight_squared: float = 0.0
+    bounded: float = 0.0
+    """Tokens whose w was cut to the cap, or that were masked."""
+    rejected: float = 0.0
+    """Tokens of rejected calls."""
+    calls: float = 0.0
+    rejected_calls: float = 0.0
+    max_weight: float = 0.0
+
+    def __add__(self, other: "OffPolicySums") -> "OffPolicySums":
+        names = [field.name for field in fields(self)]
+        values = {name: (getattr(self, name), getattr(other, name)) for name in names}
+        return OffPolicySums(**{n: max(v) if n.startswith("max_") else sum(v) for n, v in values.items()})
+
+    @property
+    def effective_share(self) -> float:
+        """Effective sample size (Σw)²/Σw² per token: 1 where all weigh the same."""
+        return self.weight**2 / (self.weight_squared * self.tokens) if self.tokens else 1.0
+
+
+def correct(batch: MicroBatch, old: NDArray[np.float64], correction: Correction) -> tuple[MicroBatch, OffPolicySums]:
+    """The micro-batch with its ratio against `old` (N,) and its advantages corrected, and what was measured.
+
+    Weights of the objective stay as they are: a token that is masked or rejected counts as one that gives nothing.
+    """
+    log_w = old - batch.sampled
+    calls, place = np.unique(batch.calls, return_inverse=True)
+    mean_C = np.bincount(place, log_w, len(calls)) / np.bincount(place, minlength=len(calls))
+    w = np.exp(mean_C[place] if correction.per_call else log_w)
+    if correction.kind == "truncate":
+        bounded = w > correction.cap
+        factor = np.minimum(w, correction.cap)
+    elif correction.kind == "mask":
+        bounded = (w > correction.cap) | (w < 1 / correction.cap)
+        factor = np.where(bounded, 0.0, w)
+    else:
+        bounded, factor = np.zeros(len(w), dtype=np.bool_), np.ones(len(w))
+    limit = np.inf if correction.reject_ratio is None else np.log(correction.reject_ratio)
+    rejected_C = np.abs(mean_C) > limit
+    rejected = rejected_C[place]
+    sums = OffPolicySums(
+        tokens=float(len(w)),
+        weight=float(w.sum()),
+        weight_squared=float((w**2).sum()),
+        bounded=float(bounded.sum()),
+        rejected=float(rejected.sum()),
+        calls=float(len(calls)),
+        rejected_calls=float(rejected_C.sum()),
+        max_weight=float(w.max(initial=0.0)),
+    )
+    factor = np.where(rejected, 0.0, factor)
+    return replace(batch, old=old, advantages=batch.advantages * factor), sums

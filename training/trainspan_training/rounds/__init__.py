@@ -1,0 +1,1 @@
+"""A round, from dataset to checkpoint."""

@@ -1,0 +1,153 @@
+"""What a round needs to know before its first step: how old its calls are, and the log-probabilities of other policies."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainspan_schemas.agreement import Agreement, is_exact, limit_of
+from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.data.dataset import Call, DatasetFolder
+from trainspan_training.data.micro_batches import MicroBatch
+from trainspan_training.data.steps import Step
+from trainspan_training.model.starting_policy import Policy
+from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
+from trainspan_training.objective.off_policy import Correction, OffPolicySums, correct
+from trainspan_training.objective.token_stats import TokenSums
+
+__all__ = [
+    "CHECK_TOKENS",
+    "Prepared",
+    "Staleness",
+    "against_old",
+    "agreement_of",
+    "check_policy",
+    "context_of",
+    "largest",
+    "staleness_of",
+    "with_reference",
+]
+
+log = logging.getLogger(__name__)
+
+CHECK_TOKENS = 4096
+"""Padded tokens on which a divergence is measured beside the steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """How far behind the calls of a dataset are, in policy versions."""
+
+    mean: float
+    """Over sampled tokens."""
+    greatest: int
+    dropped: int
+    """Calls beyond the limit."""
+    fresh: bool
+    """Whether all calls are of the current version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The steps of one process, ready to be trained."""
+
+    steps: tuple[Step, ...]
+    old_policy: str
+    """`logged` or `recompute`."""
+    off_policy: OffPolicySums
+    """Over all processes; zeros where nothing was recomputed."""
+
+
+def check_policy(dataset: DatasetFolder, policy: Policy) -> None:
+    """Raises DatasetError if the dataset has calls of another policy than those that made the checkpoint, or of another base
+    model. That it names no base model is a warning.
+    """
+    if dataset.policy and policy.trained_on and dataset.policy != policy.trained_on:
+        raise DatasetError(
+            f"{dataset.path} has calls of policy {dataset.policy!r}, and {policy.name} was trained on those of "
+            f"{policy.trained_on!r}: build it with --policies {policy.trained_on}, or give each policy its own --checkpoints"
+        )
+    if policy.base_digest is None or not dataset.bases:
+        who = "the dataset" if policy.base_digest else policy.name
+        log.warning("dataset=%s base model not verified: %s does not name one", dataset.path.name, who)
+        return
+    if foreign := [base for base in dataset.bases if base != policy.base_digest]:
+        raise DatasetError(
+            f"{dataset.path} has calls of base model {foreign[0][:12]}…, and {policy.name} was trained from "
+            f"{policy.base} ({policy.base_digest[:12]}…): give --model the model that was served, and it --checkpoints of its own"
+        )
+
+
+def staleness_of(calls: Sequence[Call], version: int, dropped: int) -> Staleness:
+    """How far the calls are behind `version`; those of unknown version count as current."""
+    behind = [max(0, version - (version if call.policy_version is None else call.policy_version)) for call in calls]
+    tokens = sum(len(call.completion_ids) for call in calls)
+    aged = sum(len(call.completion_ids) * age for call, age in zip(calls, behind, strict=True))
+    return Staleness(
+        mean=aged / tokens if tokens else 0.0,
+        greatest=max(behind, default=0),
+        dropped=dropped,
+        fresh={call.policy_version for call in calls} == {version},
+    )
+
+
+def context_of(config: Any) -> int:
+    """Greatest length of a sequence in tokens, of a text model's configuration."""
+    return int(getattr(config, "max_position_embeddings", None) or 2**31)
+
+
+def against_old(
+    trainer: TransitionGRPOTrainer,
+    steps: Sequence[Step],
+    settings: TrainSettings,
+    staleness: Staleness,
+    server_dtype: str | None,
+) -> Prepared:
+    """The steps with their importance ratio against the policy that the settings ask for.
+
+    By default the logged one if all calls are of the current version, both sides compute in float32 (`server_dtype` is
+    None if the server could not be asked), and a sample of the calls shows that they agree; else the current weights',
+    recomputed. In bfloat16 the logged ratio would begin at the noise between the two, and clip by it.
+    """
+    logged = settings.old_policy == "logged"
+    if settings.old_policy is None and staleness.fresh and is_exact(server_dtype, trainer.dtype):
+        sample = trainer.measure(largest(steps[0]).first(CHECK_TOKENS))
+        logged = not agreement_of(sample, trainer.dtype, server_dtype, settings, staleness).mismatch
+    if logged:
+        return Prepared(tuple(steps), "logged", OffPolicySums())
+    correction = Correction.of(settings)
+    corrected, total = [], OffPolicySums()
+    for step in steps:
+        batches = []
+        for batch in step.micro_batches:
+            changed, sums = correct(batch, trainer.logprobs(batch), correction)
+            batches.append(changed)
+            total += sums
+        corrected.append(replace(step, micro_batches=tuple(batches)))
+    return Prepared(tuple(corrected), "recompute", sum(trainer.team.gather(total), OffPolicySums()))
+
+
+def agreement_of(
+    sums: TokenSums, dtype: str, server_dtype: str | None, settings: TrainSettings, staleness: Staleness
+) -> Agreement:
+    """How server and trainer agree on tokens whose sums were measured under the weights that the round starts from."""
+    limit = limit_of(server_dtype, dtype, settings.engine_mismatch)
+    return Agreement(sums.mean("abs_diff"), sums.mean("k3"), limit, staleness.fresh, server_dtype, dtype)
+
+
+def with_reference(trainer: TransitionGRPOTrainer, steps: Sequence[Step], reference: Any) -> list[Step]:
+    """The steps with the log-probabilities of the model that the run started from; None: the policy without its adapter."""
+
+    def scored(batch: MicroBatch) -> MicroBatch:
+        if reference is not None:
+            return replace(batch, reference=trainer.logprobs(batch, reference))
+        with trainer.policy.disable_adapter():
+            return replace(batch, reference=trainer.logprobs(batch))
+
+    return [replace(step, micro_batches=tuple(scored(batch) for batch in step.micro_batches)) for step in steps]
+
+
+def largest(step: Step) -> MicroBatch:
+    """The micro-batch with most tokens."""
+    return max(step.micro_batches, key=lambda batch: batch.tokens.size)

@@ -1,0 +1,62 @@
+"""Adam's state that a killed trainer left unwritten, and what makes it again: the parent and the dataset of its checkpoint.
+
+The same steps from the same weights and state give the same state: on a CPU to the bit.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainspan_schemas.checkpoint import CheckpointMeta
+from trainspan_schemas.dataset import dataset_dirs
+from trainspan_schemas.errors import CheckpointError, DatasetError
+from trainspan_training.checkpoints.folder import Checkpoints
+from trainspan_training.data.dataset import DatasetFolder, open_dataset
+from trainspan_training.model.starting_policy import Policy, named_policy
+
+__all__ = ["Owed", "find_owed"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """The state of `policy`, which training `parent` on `dataset` makes."""
+
+    policy: Policy
+    parent: Policy
+    dataset: DatasetFolder
+    micro_batch_tokens: int | None
+    """What its steps were planned with; None if its checkpoint does not say."""
+
+
+def find_owed(book: Checkpoints, policy: Policy, datasets: Path) -> Owed | None:
+    """What is owed to the newest policy; None where it has its state, or what makes it is gone (which costs a warning)."""
+    if policy.checkpoint is None or book.state_files(policy.checkpoint):
+        return None
+    meta = CheckpointMeta.read(policy.folder)
+    try:
+        parent = named_policy(book, meta)
+    except CheckpointError as error:
+        log.warning("the state of %s cannot be made again: %s", policy.name, error)
+        return None
+    dataset = _find(datasets, meta.dataset_sha256)
+    if dataset is None:
+        log.warning("the state of %s cannot be made again: its dataset is not in %s", policy.name, datasets)
+        return None
+    if parent.checkpoint and not book.state_files(parent.checkpoint):
+        log.warning("the state of %s cannot be made again: its parent %s has none", policy.name, parent.name)
+        return None
+    return Owed(policy, parent, dataset, meta.micro_batch_tokens)
+
+
+def _find(datasets: Path, sha256: str | None) -> DatasetFolder | None:
+    """The dataset of this hash, at the path, in it, or beside it."""
+    for folder in [datasets, *reversed(dataset_dirs(datasets)), *reversed(dataset_dirs(datasets.parent))]:
+        try:
+            dataset = open_dataset(folder)
+        except DatasetError:
+            continue
+        if dataset.sha256 == sha256:
+            return dataset
+    return None

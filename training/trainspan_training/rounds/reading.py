@@ -1,0 +1,118 @@
+"""A dataset on its way to micro-batches: the leader reads all rows and plans, every process keeps those that it forwards.
+
+What the leader shares is light: which rows go together, and their weights. The others read no rows but their own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainspan_schemas.errors import DatasetError, TrainingError
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.data.dataset import Call, DatasetFolder, read_calls
+from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.loss_weights import Rule
+from trainspan_training.data.sequences import Row, make_rows
+from trainspan_training.data.steps import Step, plan_steps
+from trainspan_training.devices.team import Team
+from trainspan_training.model.starting_policy import Policy
+from trainspan_training.rounds.canary import Prompt, draw_prompts
+from trainspan_training.rounds.old_policy import Staleness, check_policy, context_of, staleness_of
+
+__all__ = ["Outline", "Reading"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What every process knows of a round before it has rows."""
+
+    steps: tuple[Step, ...]
+    """Of all processes, without micro-batches."""
+    staleness: Staleness
+    calls: int
+    versions: tuple[int, ...]
+    """Smallest and greatest policy version of the calls; empty where none is known."""
+    prompts: list[Prompt]
+    """For a canary, drawn from the rows."""
+
+
+class Reading:
+    """One dataset. Every process calls `read`, `plan` and `take`, in this order; their errors are those of all."""
+
+    def __init__(self, dataset: DatasetFolder, policy: Policy, settings: TrainSettings, team: Team) -> None:
+        self._dataset = dataset
+        self._policy = policy
+        self._settings = settings
+        self._team = team
+        self._calls: list[Call] = []
+        self._rows: list[Row] = []
+        self._dropped = 0
+
+    def read(self) -> None:
+        """The leader reads the calls. Raises DatasetError."""
+        limit = self._settings.max_staleness
+        oldest = None if limit is None else self._policy.version - limit
+
+        def read() -> None:
+            check_policy(self._dataset, self._policy)
+            self._calls, self._dropped = read_calls(self._dataset, oldest=oldest, whole=not self._settings.merge)
+
+        self._team.share(read)
+
+    def plan(self, config: Any, forwarding: Forwarding, rule: Rule) -> Outline:
+        """The leader plans; `config` is the model's.
+
+        Raises DatasetError for tokens that the model cannot take, TrainingError for rows that memory has no room for.
+        """
+        return self._team.share(lambda: self._plan(config, forwarding, rule))
+
+    def _plan(self, config: Any, forwarding: Forwarding, rule: Rule) -> Outline:
+        settings, calls = self._settings, self._calls
+        self._rows = make_rows(calls, merge=settings.merge)
+        _check(self._rows, int(config.vocab_size), context_of(config), forwarding.longest)
+        rng = np.random.default_rng([settings.seed, int(self._dataset.sha256[:16], 16)])
+        steps = plan_steps(self._rows, calls, steps=settings.steps_per_round, rule=rule, forwarding=forwarding, rng=rng)
+        known = [call.policy_version for call in calls if call.policy_version is not None]
+        self._calls = []
+        return Outline(
+            steps=tuple(steps),
+            staleness=staleness_of(calls, self._policy.version, self._dropped),
+            calls=len(calls),
+            versions=(min(known), max(known)) if known else (),
+            prompts=draw_prompts(self._rows, context_of(config), settings.seed) if self._rows else [],
+        )
+
+    def take(self, outline: Outline) -> list[Step]:
+        """The steps of this process, with their micro-batches. Raises DatasetError where a process reads other rows."""
+        shares = [step.share(self._team.rank, self._team.size) for step in outline.steps]
+        return self._team.together(lambda: [share.build(rows) for rows in [self._own(shares)] for share in shares])
+
+    def _own(self, shares: Sequence[Step]) -> list[Row]:
+        """At least the rows of the shares; let go of here."""
+        if self._team.leads:
+            rows, self._rows = self._rows, []
+            return rows
+        numbers = frozenset(call for share in shares for weights in share.weights.values() for call in weights)
+        calls, _ = read_calls(self._dataset, whole=not self._settings.merge, only=numbers)
+        return make_rows(calls, merge=self._settings.merge)
+
+
+def _check(rows: Sequence[Row], vocabulary: int, context: int, longest: int) -> None:
+    for row in rows:
+        if len(row.tokens) > context:
+            raise DatasetError(
+                f"rollout {row.rollout} has a sequence of {len(row.tokens)} tokens, above the model's {context}: "
+                "set [dataset] max_tokens"
+            )
+        if len(row.tokens) > longest:
+            raise TrainingError(
+                f"rollout {row.rollout} has a sequence of {len(row.tokens)} tokens, memory has room for {longest}: "
+                'set [dataset] max_tokens, train.gradient_checkpointing = true or train.adapter = "lora"'
+            )
+        if int(row.tokens.max()) >= vocabulary or int(row.tokens.min()) < 0:
+            raise DatasetError(
+                f"rollout {row.rollout} has token ids outside the model's vocabulary of {vocabulary}: "
+                "it was sampled from another model"
+            )

@@ -1,0 +1,89 @@
+"""What became of a dataset, as the commands tell it."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainspan_training.checkpoints.swap_request import Swap
+from trainspan_training.metrics.round_record import RoundRecord, finite
+
+__all__ = ["NO_ROWS", "Result"]
+
+NO_ROWS = "the dataset has no rows"
+
+_SHARED = (
+    "rows",
+    "rollouts",
+    "loss",
+    "grad_norm",
+    "kl",
+    "logp_diff_max",
+    "logp_diff_mean",
+    "logp_diff_k3",
+    "entropy",
+    "reward_mean",
+    "learning_rate",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of one round."""
+
+    round: int
+    version: int
+    """Of the newest good policy afterwards."""
+    checkpoint: str | None
+    """Its checkpoint; None while it is the model that training starts from."""
+    record: RoundRecord | None
+    """None where nothing was trained."""
+    swap: Swap
+    skipped: str | None = None
+    """Why nothing was trained."""
+    error: str | None = None
+    """What went wrong; the previous policy then stays."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why this round did not do what was asked of it, if so; an unreachable policy server is none."""
+        return self.error or self.skipped or (self.swap.error if self.swap.outcome == "failed" else None)
+
+    def line(self) -> str:
+        """One line of text."""
+        if self.record is None or self.error:
+            return f"round {self.round}: {self.error or self.skipped}; policy {self.version} stays"
+        record = self.record
+        swap = {
+            "off": "not published",
+            "unreachable": "no policy server",
+            "busy": "the policy server is busy",
+            "swapped": "swapped in",
+        }
+        return (
+            f"round {self.round}: {self.checkpoint}, {record.rows} calls of {record.rollouts} rollouts, "
+            f"reward {record.reward_mean:.3f}, loss {record.loss:.4f}, grad norm {record.grad_norm:.3f}, kl {record.kl:.4f}, "
+            f"clipped {record.clip_fraction:.3f}, mean |Δlogp| {record.logp_diff_mean:.2g}, "
+            f"{record.micro_batches} micro-batches of up to {record.micro_batch_tokens} tokens, "
+            f"{sum(record.seconds.values()) - record.seconds['wait']:.2f} s, {swap.get(self.swap.outcome, self.swap.error)}"
+        )
+
+    def event(self) -> dict[str, Any]:
+        """The JSON line of the round; figures that do not exist are null."""
+        record = asdict(self.record) if self.record else {}
+        return {
+            "event": "round",
+            "round": self.round,
+            "version": self.version,
+            "checkpoint": self.checkpoint,
+            **{name: finite(record.get(name)) for name in _SHARED},
+            "clip_fraction": finite(self.record.clip_fraction) if self.record else None,
+            "agreement": finite(record.get("agreement")),
+            "seconds": {name: round(value, 4) for name, value in record.get("seconds", {}).items()},
+            "tokens": {"trained": record.get("trained_tokens", 0), "forwarded": record.get("forwarded_tokens", 0)},
+            "micro_batches": {
+                "count": record.get("micro_batches", 0),
+                "tokens": record.get("micro_batch_tokens", 0),
+            },
+            "swap": self.swap.answer,
+            "skipped": self.skipped,
+            "error": self.error,
+        }

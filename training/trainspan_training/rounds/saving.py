@@ -1,0 +1,150 @@
+"""The live policy on disk: weights first, Adam's state while the trainer goes on, and the way back.
+
+Every process writes its part of both. A policy server waits for the weights only; the next step waits for Adam's state.
+A trainer that was killed in between finds a checkpoint without state: see `owed`.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from trainspan_schemas.checkpoint import Canary, CheckpointMeta
+from trainspan_training.checkpoints.folder import Checkpoints
+from trainspan_training.checkpoints.swap_request import served_folders
+from trainspan_training.data.dataset import DatasetFolder
+from trainspan_training.model.full_weights import FullWeights, Written, hash_of
+from trainspan_training.model.lora import AdapterWeights
+from trainspan_training.model.optimizer_state import StateWriter, load_optimizer
+from trainspan_training.model.starting_policy import Policy
+from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
+
+__all__ = ["PolicyFiles"]
+
+log = logging.getLogger(__name__)
+
+
+class PolicyFiles:
+    """What a trainer has on disk; `book` is the leader's. Every process calls every method."""
+
+    def __init__(
+        self, book: Checkpoints | None, weights: FullWeights | AdapterWeights, trainer: TransitionGRPOTrainer, keep: int
+    ) -> None:
+        self._book = book
+        self._weights = weights
+        self._trainer = trainer
+        self._keep = keep
+        self._state: StateWriter | None = None
+
+    def save(self, parent: Policy, dataset: DatasetFolder, canary: Canary, micro_batch_tokens: int) -> Policy:
+        """The new policy, whole on disk but for Adam's state, whose space is taken. See `keep_state`, `drop_state`.
+
+        Raises OSError (and leaves nothing) where it cannot be written.
+        """
+        team, kind = self._trainer.team, self._weights.kind
+        trained_on = dataset.policy or parent.trained_on
+        meta = CheckpointMeta(
+            kind,
+            parent.version + 1,
+            parent.name,
+            parent.base,
+            dataset.sha256,
+            policy=trained_on,
+            base_digest=parent.base_digest,
+            micro_batch_tokens=micro_batch_tokens,
+        )
+        temporary: Path = self.lead(lambda book: book.begin(meta))
+        try:
+            self._reserve(temporary.name.removeprefix(".tmp-"))
+            written = {
+                name: file
+                for files in team.every(lambda: self._weights.write(temporary, team))
+                for name, file in files.items()
+            }
+            folder: Path = self.lead(lambda book: self._commit(book, temporary, meta, parent, written, canary))
+        except (OSError, SafetensorError):
+            self.drop_state()
+            self.lead(lambda book: book.discard(meta))
+            raise
+        model = parent.model if kind == "lora" else folder
+        return Policy(folder, folder.name, parent.base, meta.version, model, trained_on, parent.base_digest)
+
+    def _commit(
+        self, book: Checkpoints, temporary: Path, meta: CheckpointMeta, parent: Policy, written: Written, canary: Canary
+    ) -> Path:
+        self._weights.complete(temporary, parent, written)
+        canary.write(temporary)
+        replace(meta, weights_sha256=hash_of(written)).write(temporary)
+        return book.commit(meta)
+
+    def prune(self, policy_url: str) -> None:
+        """Deletes old checkpoints, never what the policy server at this address says that it serves."""
+
+        def delete(book: Checkpoints) -> None:
+            try:
+                book.prune(self._keep, served_folders(policy_url))
+            except OSError as error:
+                log.warning("checkpoints that are not kept any more cannot be deleted: %s", error)
+
+        self.lead(delete)
+
+    def _reserve(self, name: str) -> None:
+        """Takes the space of Adam's state. Raises OSError in every process where one has too little."""
+        trainer = self._trainer
+        folder: Path = self.lead(lambda book: book.state_folder(name))
+
+        def reserve() -> None:
+            self._state = StateWriter(trainer.optimizer, trainer.policy, folder, trainer.team.rank, trainer.team.size)
+
+        trainer.team.every(reserve)
+
+    def keep_state(self) -> None:
+        """Writes Adam's state from now on; nothing may change it before `settle`."""
+        if self._state:
+            self._state.start()
+
+    def settle(self) -> None:
+        """Returns when Adam's state is on disk."""
+        if self._state:
+            self._state.wait()
+            self._state = None
+
+    def drop_state(self) -> None:
+        """Gives up the space of Adam's state: the policy was not accepted."""
+        if self._state:
+            self._state.discard()
+            self._state = None
+
+    def make_state(self, policy: Policy) -> None:
+        """Adam's state of a checkpoint that has none, from the live optimizer; that it cannot be written is a warning."""
+        try:
+            self._reserve(policy.folder.name)
+        except OSError as error:
+            self.drop_state()
+            log.warning("checkpoint=%s stays without Adam's state: %s", policy.name, error)
+        self.keep_state()
+
+    def restore(self, policy: Policy) -> bool:
+        """Puts the policy's weights into the live model; whether they are the ones that it had, in every process."""
+        return all(self._trainer.team.gather(self._weights.restore(policy)))
+
+    def load_state(self, policy: Policy) -> None:
+        """Puts Adam's state of the policy into the live optimizer: empty where there is none."""
+        self.settle()
+        name = policy.checkpoint
+        files: list[Path] = self.lead(lambda book: book.state_files(name)) if name else []
+        if name and not files:
+            log.warning("no optimizer state of %s: Adam starts afresh", name)
+        load_optimizer(self._trainer.optimizer, self._trainer.policy, files)
+
+    def lead(self, act: Callable[[Checkpoints], Any]) -> Any:
+        """What the leader does with the checkpoints folder, and its outcome in every process."""
+
+        def make() -> Any:
+            assert self._book is not None, "the leader holds the checkpoints folder"
+            return act(self._book)
+
+        return self._trainer.team.share(make)
