@@ -31,7 +31,7 @@ from trainspan_processing.traces.trace_index import Clock
 from trainspan_schemas import keys
 from trainspan_schemas.settings import DatasetSettings
 from trainspan_schemas.store import running_collector
-from trainspan_serving.otlp import encode_attributes
+from trainspan_serving.export.call_span import encode_attributes
 
 TURNS = 8
 FIRST_PROMPT = 115

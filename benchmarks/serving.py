@@ -28,7 +28,7 @@ from tests.support.policy_server import RunningServer, policy_server
 from tests.support.tiny_model import make_tiny_model
 from trainspan_schemas.identity import Identity
 from trainspan_schemas.settings import ServingSettings
-from trainspan_serving.launch import prepare
+from trainspan_serving.process.launch import prepare
 
 _TOKENS = 32
 _ROUNDS = 40

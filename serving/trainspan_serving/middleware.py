@@ -13,23 +13,22 @@ from urllib.parse import unquote
 
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.signing import signing_key
-
-from .admin import ADMIN_PREFIX, handle_admin
-from .answer import Answer
-from .body import BodyError, ClientGoneError, read_body, replayed
-from .caller import Caller, identify
-from .capture import EngineTap, Exchange
-from .counter import CallCounter
-from .delivery import CollectorClient, Metadata
-from .engine import Engine
-from .export import Exporter
-from .link import report
-from .metrics import PolicyMetrics
-from .plan import ServerPlan, plan_of_process
-from .policy import PolicyServer
-from .response import answer_error, answer_json, one_line
-from .spool import Spool
-from .state import StateFolder, claim_state
+from trainspan_serving.capture.call_counter import CallCounter
+from trainspan_serving.capture.caller import Caller, identify
+from trainspan_serving.capture.engine_tap import EngineTap, Exchange
+from trainspan_serving.export.collector_client import CollectorClient, Metadata
+from trainspan_serving.export.exporter import Exporter
+from trainspan_serving.export.spool import Spool
+from trainspan_serving.export.state_folder import StateFolder, claim_state
+from trainspan_serving.http.admin import ADMIN_PREFIX, handle_admin
+from trainspan_serving.http.answer import Answer
+from trainspan_serving.http.asgi import answer_error, answer_json, one_line
+from trainspan_serving.http.body import BodyError, ClientGoneError, read_body, replayed
+from trainspan_serving.http.metrics import PolicyMetrics
+from trainspan_serving.process.link import report
+from trainspan_serving.process.server_plan import ServerPlan, plan_of_process
+from trainspan_serving.swap.engine import Engine
+from trainspan_serving.swap.policy_server import PolicyServer
 
 __all__ = ["PolicyMiddleware"]
 

@@ -4,8 +4,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from .proof import compare, compare_adapter
-from .seeds import rewind_cpu_generators
+from trainspan_serving.capture.seeds import rewind_cpu_generators
+from trainspan_serving.swap.proof import compare, compare_adapter
 
 __all__ = ["PolicyWorker"]
 

@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from tests.processing.traces import TestRollout, hex_id
 from trainspan_schemas.identity import TraceParent
-from trainspan_serving.otlp import encode_attributes
+from trainspan_serving.export.call_span import encode_attributes
 
 FOLDER = Path(__file__).parent / "golden"
 DIALECTS = ("official", "traceloop", "traceloop_flat", "openinference", "mixed")

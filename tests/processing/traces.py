@@ -18,7 +18,7 @@ from tests.support.collector import runner_metadata
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity
 from trainspan_schemas.tokens import encode_ids, encode_logprobs
-from trainspan_serving.otlp import encode_attributes
+from trainspan_serving.export.call_span import encode_attributes
 
 SECOND = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND

@@ -20,7 +20,7 @@ from tests.support.plain_vllm import plain_vllm
 from tests.support.policy_server import RunningServer, policy_server
 from trainspan_schemas.checkpoint import CANARY_FILE, CheckpointMeta
 from trainspan_schemas.settings import ServingSettings
-from trainspan_serving.launch import prepare
+from trainspan_serving.process.launch import prepare
 
 __all__ = ["HUB_ID", "LAUNCHES", "Faulty", "Models", "Plain", "Stack", "publish_base"]
 

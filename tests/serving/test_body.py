@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trainspan_serving.body import BodyError, ClientGoneError, read_body, replayed
-from trainspan_serving.gate import Gate
+from trainspan_serving.http.body import BodyError, ClientGoneError, read_body, replayed
+from trainspan_serving.swap.gate import Gate
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 

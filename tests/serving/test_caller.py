@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trainspan_schemas import keys
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.identity import Identity, TraceParent
-from trainspan_serving.caller import Caller, identify
+from trainspan_serving.capture.caller import Caller, identify
 
 TRACE = TraceParent("ab" * 16, "cd" * 8)
 ELSEWHERE = TraceParent("ab" * 16, "ef" * 8)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trainspan_schemas.checkpoint import Canary, CanaryPrompt
-from trainspan_serving.canary import CanaryReport, Loaded, judge
+from trainspan_serving.swap.canary import CanaryReport, Loaded, judge
 
 RNG = np.random.default_rng(0)
 PARENT = (-RNG.exponential(3.0, 192)).tolist()

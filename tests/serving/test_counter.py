@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainspan_serving.counter import CallCounter
+from trainspan_serving.capture.call_counter import CallCounter
 
 
 def test_each_rollout_counts_from_nought_and_goes_on_after_a_restart(tmp_path: Path) -> None:

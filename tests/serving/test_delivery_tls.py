@@ -8,7 +8,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.support.collector import running, span, trace_request
 from tests.support.tls import make_certificate
 from trainspan_schemas.errors import ConfigError
-from trainspan_serving.delivery import CollectorClient
+from trainspan_serving.export.collector_client import CollectorClient
 
 TOKEN = "serving-token-0123456789"
 

@@ -12,10 +12,10 @@ import pytest
 from tests.support.otlp_sink import free_port, otlp_sink
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.identity import TraceParent
-from trainspan_serving.delivery import CollectorClient
-from trainspan_serving.export import Counts, Exporter
-from trainspan_serving.otlp import CallSpan
-from trainspan_serving.spool import Spool
+from trainspan_serving.export.call_span import CallSpan
+from trainspan_serving.export.collector_client import CollectorClient
+from trainspan_serving.export.exporter import Counts, Exporter
+from trainspan_serving.export.spool import Spool
 
 GIB = 2**30
 

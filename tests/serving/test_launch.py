@@ -18,8 +18,8 @@ from tests.support.otlp_sink import free_port
 from trainspan_schemas.checkpoint import CheckpointMeta, write_latest
 from trainspan_schemas.errors import CheckpointError, ConfigError, UsageError
 from trainspan_schemas.settings import ServingSettings
-from trainspan_serving.launch import Launch, prepare
-from trainspan_serving.plan import plan_of_process
+from trainspan_serving.process.launch import Launch, prepare
+from trainspan_serving.process.server_plan import plan_of_process
 
 
 def launch_of(home: Path, *flags: str, **settings: object) -> Launch:
@@ -162,13 +162,13 @@ def test_a_vllm_that_was_started_by_hand_has_a_plan_of_its_arguments_and_the_set
 def test_sleep_is_a_flag_of_vllms_on_a_gpu_only(home: Path, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = launch_of(home, model=str(models.base), sleep=True)
     assert (launch.plan.sleep, "--enable-sleep-mode" in launch.flags) == (True, False)
-    monkeypatch.setattr("trainspan_serving.launch.version", lambda name: "0.32.0")
+    monkeypatch.setattr("trainspan_serving.process.launch.version", lambda name: "0.32.0")
     assert "--enable-sleep-mode" in launch_of(home, model=str(models.base), sleep=True).flags
     assert "--enable-sleep-mode" not in launch_of(home, model=str(models.base)).flags
 
 
 def test_on_a_gpu_build_no_cpu_setting_is_made(home: Path, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainspan_serving.launch.version", lambda name: "0.32.0")
+    monkeypatch.setattr("trainspan_serving.process.launch.version", lambda name: "0.32.0")
     launch = launch_of(home, model=str(models.base))
     assert "TORCHDYNAMO_DISABLE" not in launch.environment
     assert "--enforce-eager" not in launch.flags

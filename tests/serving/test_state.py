@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from trainspan_serving.state import claim_state
+from trainspan_serving.export.state_folder import claim_state
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from trainspan_serving.state import claim_state
+from trainspan_serving.export.state_folder import claim_state
 print(claim_state(Path(sys.argv[1])).path.name, flush=True)
 time.sleep(60)
 """

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from trainspan_schemas.errors import CheckpointError
-from trainspan_serving.weights import Weights, check_fits, read_shapes
+from trainspan_serving.checkpoints.weights import Weights, check_fits, read_shapes
 
 EMBEDDING = np.arange(32, dtype=np.float32).reshape(8, 4)
 OWN: dict[str, NDArray[np.float32]] = {

@@ -13,7 +13,7 @@ from tests.training.sessions import GENTLE, Run
 from trainspan_schemas.checkpoint import Canary, CheckpointMeta
 from trainspan_schemas.errors import CheckpointError, ConfigError
 from trainspan_schemas.settings import TrainSettings
-from trainspan_serving.adapters import read_adapter
+from trainspan_serving.checkpoints.adapters import read_adapter
 from trainspan_training.model.loading import load_model
 
 

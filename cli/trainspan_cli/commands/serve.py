@@ -46,7 +46,7 @@ def serve(
 
     Example: trainspan serve ./my-model --port 8000 -- --max-num-seqs 64
     """
-    from trainspan_serving.launch import serve as run
+    from trainspan_serving.process.launch import serve as run
 
     flags: list[str] = list(context.args)
     if model is not None and model.startswith("-"):  # `serve -- --flag`: the first flag stands where the model would

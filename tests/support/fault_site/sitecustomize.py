@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trainspan_serving import policy, worker
+from trainspan_serving import worker
+from trainspan_serving.swap import policy_server as policy
 
 _load, _judge = worker.PolicyWorker.trainspan_reload, policy.judge
 

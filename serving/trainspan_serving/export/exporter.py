@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .delivery import CollectorClient, Delivery
-from .otlp import AttributeValue, CallSpan, encode_request
-from .spool import Spool
+from trainspan_serving.export.call_span import AttributeValue, CallSpan, encode_request
+from trainspan_serving.export.collector_client import CollectorClient, Delivery
+from trainspan_serving.export.spool import Spool
 
 __all__ = ["Counts", "Exporter"]
 

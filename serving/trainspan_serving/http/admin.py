@@ -10,12 +10,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from trainspan_schemas.errors import CheckpointError
-
-from .body import BodyError, ClientGoneError, read_body
-from .candidates import CheckpointNotFoundError
-from .export import Exporter
-from .policy import BusyError, CanaryFailedError, LoadFailedError, PolicyServer
-from .response import answer_json
+from trainspan_serving.checkpoints.candidates import CheckpointNotFoundError
+from trainspan_serving.export.exporter import Exporter
+from trainspan_serving.http.asgi import answer_json
+from trainspan_serving.http.body import BodyError, ClientGoneError, read_body
+from trainspan_serving.swap.policy_server import BusyError, CanaryFailedError, LoadFailedError, PolicyServer
 
 __all__ = ["ADMIN_PREFIX", "handle_admin", "state_of"]
 

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from trainspan_schemas.checkpoint import META_FILE, CheckpointMeta
 from trainspan_schemas.errors import CheckpointError
-
-from .weights import Weights, read_json, read_shapes
+from trainspan_serving.checkpoints.weights import Weights, read_json, read_shapes
 
 __all__ = [
     "CONFIG_FILE",

@@ -13,18 +13,17 @@ from pathlib import Path
 
 from trainspan_schemas.checkpoint import base_digest
 from trainspan_schemas.errors import CheckpointError
-
-from .canary import ABSENT, CanaryReport, Loaded, judge, prime, read_through_cache, score
-from .candidates import Candidate, find_candidate
-from .capture import EngineTap
-from .drain import Drain
-from .engine import Engine
-from .gate import Gate
-from .link import report
-from .plan import ServerPlan
-from .response import one_line
-from .served import Adapter, Policy
-from .weights import Weights, read_weights
+from trainspan_serving.capture.engine_tap import EngineTap
+from trainspan_serving.checkpoints.candidates import Candidate, find_candidate
+from trainspan_serving.checkpoints.served_policy import Adapter, Policy
+from trainspan_serving.checkpoints.weights import Weights, read_weights
+from trainspan_serving.http.asgi import one_line
+from trainspan_serving.process.link import report
+from trainspan_serving.process.server_plan import ServerPlan
+from trainspan_serving.swap.canary import ABSENT, CanaryReport, Loaded, judge, prime, read_through_cache, score
+from trainspan_serving.swap.drain import Drain
+from trainspan_serving.swap.engine import Engine
+from trainspan_serving.swap.gate import Gate
 
 __all__ = ["BusyError", "CanaryFailedError", "LoadFailedError", "PolicyServer", "SwapResult"]
 

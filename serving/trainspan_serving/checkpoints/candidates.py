@@ -10,10 +10,9 @@ from pathlib import Path
 
 from trainspan_schemas.checkpoint import CANARY_FILE, META_FILE, Canary, CheckpointMeta, hash_weights
 from trainspan_schemas.errors import CheckpointError
-
-from .adapters import check_adapter_fits, is_adapter, read_adapter
-from .canary import check_prompts
-from .weights import Weights, check_fits, read_weights
+from trainspan_serving.checkpoints.adapters import check_adapter_fits, is_adapter, read_adapter
+from trainspan_serving.checkpoints.weights import Weights, check_fits, read_weights
+from trainspan_serving.swap.canary import check_prompts
 
 __all__ = ["Candidate", "CheckpointNotFoundError", "Limits", "find_candidate"]
 

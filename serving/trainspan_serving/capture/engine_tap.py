@@ -13,12 +13,11 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any
 
 from trainspan_schemas import keys
-
-from .caller import Caller
-from .counter import CallCounter
-from .generation import Generation, override_sampling, with_logprobs
-from .otlp import CallSpan
-from .served import Policy
+from trainspan_serving.capture.call_counter import CallCounter
+from trainspan_serving.capture.caller import Caller
+from trainspan_serving.capture.generation import Generation, override_sampling, with_logprobs
+from trainspan_serving.checkpoints.served_policy import Policy
+from trainspan_serving.export.call_span import CallSpan
 
 __all__ = ["EngineTap", "Exchange"]
 

@@ -17,13 +17,12 @@ from trainspan_schemas.checkpoint import read_latest
 from trainspan_schemas.errors import CheckpointError, ProcessError, UsageError
 from trainspan_schemas.home import checkpoints_dir, remember_served_model
 from trainspan_schemas.settings import ServingSettings
-
-from .adapters import SERVED_MODULES, is_adapter, read_adapter
-from .delivery import parse_endpoint
-from .plan import ServerPlan, make_plan, version_of
-from .replicas import refuse_replicas, replicas_of
-from .supervisor import Supervisor
-from .weights import has_tokenizer
+from trainspan_serving.checkpoints.adapters import SERVED_MODULES, is_adapter, read_adapter
+from trainspan_serving.checkpoints.weights import has_tokenizer
+from trainspan_serving.export.collector_client import parse_endpoint
+from trainspan_serving.process.replicas import refuse_replicas, replicas_of
+from trainspan_serving.process.server_plan import ServerPlan, make_plan, version_of
+from trainspan_serving.process.supervisor import Supervisor
 
 __all__ = ["Launch", "prepare", "serve"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .adapters import CONFIG_FILE, TENSORS_FILE, split_name
-from .weights import read_json, weight_files
+from trainspan_serving.checkpoints.adapters import CONFIG_FILE, TENSORS_FILE, split_name
+from trainspan_serving.checkpoints.weights import read_json, weight_files
 
 __all__ = ["compare", "compare_adapter"]
 

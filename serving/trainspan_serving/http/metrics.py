@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .export import Counts
-from .policy import PolicyServer
+from trainspan_serving.export.exporter import Counts
+from trainspan_serving.swap.policy_server import PolicyServer
 
 __all__ = ["PolicyMetrics"]
 

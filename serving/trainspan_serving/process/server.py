@@ -1,10 +1,10 @@
-"""The server process: `python -m trainspan_serving.server VLLM-FLAGS…`, started by the supervisor, never by hand."""
+"""The server process: `python -m trainspan_serving.process.server VLLM-FLAGS…`, started by the supervisor, never by hand."""
 
 import logging
 import os
 import sys
 
-from .link import follow_supervisor
+from trainspan_serving.process.link import follow_supervisor
 
 __all__ = ["main"]
 

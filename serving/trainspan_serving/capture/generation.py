@@ -9,8 +9,7 @@ import msgspec
 
 from trainspan_schemas import keys
 from trainspan_schemas.tokens import encode_ids, encode_logprobs
-
-from .served import Policy
+from trainspan_serving.checkpoints.served_policy import Policy
 
 __all__ = ["Choice", "Generation", "override_sampling", "with_logprobs"]
 

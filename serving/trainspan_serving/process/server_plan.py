@@ -18,8 +18,7 @@ from trainspan_schemas.home import checkpoints_dir, home, token
 from trainspan_schemas.roles import Role, token_of
 from trainspan_schemas.senders import sender_headers
 from trainspan_schemas.settings import ServingSettings
-
-from .replicas import refuse_replicas, replicas_of
+from trainspan_serving.process.replicas import refuse_replicas, replicas_of
 
 __all__ = ["PLAN_VARIABLE", "ServerPlan", "make_plan", "plan_of_process", "version_of"]
 

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from trainspan_schemas.checkpoint import Canary, CanaryPrompt
 from trainspan_schemas.errors import CheckpointError
-
-from .caller import Caller
-from .capture import EngineTap, Exchange
-from .served import Policy
+from trainspan_serving.capture.caller import Caller
+from trainspan_serving.capture.engine_tap import EngineTap, Exchange
+from trainspan_serving.checkpoints.served_policy import Policy
 
 __all__ = ["ABSENT", "CanaryReport", "Loaded", "check_prompts", "judge", "prime", "read_through_cache", "score"]
 

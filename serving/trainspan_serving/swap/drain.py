@@ -3,9 +3,9 @@
 import logging
 import time
 
-from .capture import EngineTap
-from .engine import Engine
-from .gate import Gate
+from trainspan_serving.capture.engine_tap import EngineTap
+from trainspan_serving.swap.engine import Engine
+from trainspan_serving.swap.gate import Gate
 
 __all__ = ["Drain"]
 

@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from trainspan_schemas import keys
-
-from .capture import Exchange
+from trainspan_serving.capture.engine_tap import Exchange
 
 __all__ = ["Answer"]
 

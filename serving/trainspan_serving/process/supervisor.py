@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainspan_schemas.errors import ProcessError
-
-from .link import LINK_VARIABLE
-from .plan import PLAN_VARIABLE, ServerPlan
+from trainspan_serving.process.link import LINK_VARIABLE
+from trainspan_serving.process.server_plan import PLAN_VARIABLE, ServerPlan
 
 __all__ = ["Supervisor"]
 
@@ -79,7 +78,7 @@ class Supervisor:
 
     def _start(self, link: socket.socket) -> "subprocess.Popen[bytes]":
         environment = {**self._environment, PLAN_VARIABLE: self._good.to_json(), LINK_VARIABLE: str(link.fileno())}
-        command = [sys.executable, "-m", "trainspan_serving.server", "--model", self._good.model, *self._flags]
+        command = [sys.executable, "-m", "trainspan_serving.process.server", "--model", self._good.model, *self._flags]
         # A session of its own: Ctrl-C reaches only this process, which then stops the server in order.
         # vLLM writes its log to stdout, which is ours for results: it goes to stderr.
         return subprocess.Popen(command, env=environment, stdout=2, pass_fds=[link.fileno()], start_new_session=True)

@@ -1,0 +1,1 @@
+"""Every generation becomes a call span."""

@@ -1,0 +1,1 @@
+"""What may be served, read without loading it."""

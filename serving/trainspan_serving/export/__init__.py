@@ -1,0 +1,1 @@
+"""Call spans to the collector, through a bounded queue in memory and on disk."""

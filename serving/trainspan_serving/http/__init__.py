@@ -1,0 +1,1 @@
+"""Our endpoints and answers, beside vLLM's own."""

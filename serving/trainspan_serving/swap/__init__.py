@@ -1,0 +1,1 @@
+"""Exchanges the weights under a running server."""
