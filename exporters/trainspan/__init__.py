@@ -5,7 +5,7 @@ with trainspan.rollout(task_id="task-1") as r:
     r.reward(1.0)
 """
 
-from trainspan._evaluation import reward
-from trainspan._rollout import Rollout, rollout
+from trainspan._rollout.reward import reward
+from trainspan._rollout_block import Rollout, rollout
 
 __all__ = ["Rollout", "reward", "rollout"]

@@ -12,8 +12,16 @@ from typing import Final
 from opentelemetry import trace
 from opentelemetry.instrumentation import auto_instrumentation
 
-from trainspan import _agent, _boundary, _clients, _delivery, _exit, _gevent, _noise, _process, _stamp
+from trainspan import _noise
+from trainspan._calls import agent_name as _agent
+from trainspan._calls import http_clients as _clients
 from trainspan._guard import guarded
+from trainspan._process import delivery as _delivery
+from trainspan._process import exits as _exit
+from trainspan._process import gevent_threads as _gevent
+from trainspan._process import process_span as _process
+from trainspan._rollout import boundary as _boundary
+from trainspan._rollout import span_processor as _stamp
 from trainspan._switch import is_disabled
 
 __all__ = ["hand_down", "install"]

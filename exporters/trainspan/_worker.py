@@ -21,8 +21,8 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Status, StatusCode
 
 from trainspan._guard import guarded, logger
-from trainspan._rollout import start_span
-from trainspan._scope import Scope, remote_span
+from trainspan._rollout.scope import Scope, remote_span
+from trainspan._rollout_block import start_span
 from trainspan_schemas import keys
 from trainspan_schemas.errors import InvalidRecordError, ProcessError, UsageError
 from trainspan_schemas.functions import load_function

@@ -13,7 +13,7 @@ from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
 from tests.support.programs import environment, run, write
 from tests.support.web_agent import AGENTS
-from trainspan._agent import agent_of_body
+from trainspan._calls.agent_name import agent_of_body
 from trainspan_schemas import keys
 
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}

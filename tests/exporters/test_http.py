@@ -7,9 +7,9 @@ from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 
-from trainspan import _http
-from trainspan._scope import Scope, remote_span
-from trainspan._stamp import invoked_agent, stamp_spans_of
+from trainspan._calls import policy_request as _http
+from trainspan._rollout.scope import Scope, remote_span
+from trainspan._rollout.span_processor import invoked_agent, stamp_spans_of
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity, TraceParent, parse_baggage
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from examples.calculator import agent
-from trainspan._scope import current_scope
+from trainspan._rollout.scope import current_scope
 
 REAL = agent.client
 

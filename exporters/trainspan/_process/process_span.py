@@ -17,10 +17,10 @@ from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from trainspan._boundary import processes_are_rollouts
 from trainspan._guard import guarded
-from trainspan._rollout import end_open_rollouts, end_rollout_span, start_span
-from trainspan._scope import Scope, process_scope, scope_in, set_process_scope
+from trainspan._rollout.boundary import processes_are_rollouts
+from trainspan._rollout.scope import Scope, process_scope, scope_in, set_process_scope
+from trainspan._rollout_block import end_open_rollouts, end_rollout_span, start_span
 from trainspan_schemas import keys
 from trainspan_schemas.identity import (
     ENV_BAGGAGE,

@@ -8,8 +8,8 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 from trainspan._guard import guarded
-from trainspan._request import RequestRollouts
-from trainspan._scope import process_scope, scope_in
+from trainspan._rollout.scope import process_scope, scope_in
+from trainspan._rollout.web_request import RequestRollouts
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity
 

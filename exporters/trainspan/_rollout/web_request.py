@@ -11,9 +11,9 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.trace import SpanKind, StatusCode
 
-from trainspan._boundary import requests_are_rollouts, trusts_baggage
 from trainspan._guard import guarded
-from trainspan._scope import Scope, process_scope, scope_in, with_scope
+from trainspan._rollout.boundary import requests_are_rollouts, trusts_baggage
+from trainspan._rollout.scope import Scope, process_scope, scope_in, with_scope
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity
 from trainspan_schemas.status import RolloutStatus

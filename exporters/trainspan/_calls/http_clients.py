@@ -13,9 +13,9 @@ from typing import Any
 
 import wrapt
 
-from trainspan import _capture
+from trainspan._calls import client_capture as _capture
+from trainspan._calls.policy_request import PolicyRequest, answered, failed, is_policy, prepare, sending, strip
 from trainspan._guard import guarded
-from trainspan._http import PolicyRequest, answered, failed, is_policy, prepare, sending, strip
 
 __all__ = ["wrap_clients"]
 

@@ -10,8 +10,11 @@ import sys
 import threading
 from typing import Any, NoReturn
 
-from trainspan import _delivery, _process, _sigterm, _system_exit
 from trainspan._guard import guarded
+from trainspan._process import delivery as _delivery
+from trainspan._process import process_span as _process
+from trainspan._process import sigterm as _sigterm
+from trainspan._process import system_exit as _system_exit
 from trainspan_schemas.status import RolloutStatus
 
 __all__ = ["watch_exits"]

@@ -15,7 +15,7 @@ import wrapt
 from opentelemetry import trace
 
 from trainspan._guard import guarded
-from trainspan._stamp import invoked_agent
+from trainspan._rollout.span_processor import invoked_agent
 
 __all__ = ["agent_of_body", "calling_agent", "watch_frameworks"]
 

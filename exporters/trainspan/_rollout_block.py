@@ -15,11 +15,11 @@ from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags
 
-from trainspan._clients import wrap_clients
-from trainspan._evaluation import evaluate
+from trainspan._calls.http_clients import wrap_clients
 from trainspan._guard import guarded
-from trainspan._scope import Scope, current_scope
-from trainspan._stamp import stamp_spans_of
+from trainspan._rollout.reward import evaluate
+from trainspan._rollout.scope import Scope, current_scope
+from trainspan._rollout.span_processor import stamp_spans_of
 from trainspan._switch import is_disabled
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity, Split, TraceParent

@@ -16,7 +16,7 @@ from opentelemetry import context
 from opentelemetry.context import Context
 
 from trainspan._guard import guarded, logger
-from trainspan._scope import process_scope, scope_in
+from trainspan._rollout.scope import process_scope, scope_in
 
 __all__ = [
     "is_outside_of_requests",

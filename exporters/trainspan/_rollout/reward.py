@@ -12,7 +12,7 @@ from opentelemetry._logs import SeverityNumber, get_logger
 from opentelemetry.trace import Span
 
 from trainspan._guard import guarded
-from trainspan._scope import Scope, current_scope
+from trainspan._rollout.scope import Scope, current_scope
 from trainspan._switch import is_disabled
 from trainspan_schemas import keys
 

@@ -15,10 +15,10 @@ from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 
-from trainspan._answers import Answer, Choice, Question, question_of
+from trainspan._calls.openai_wire import Answer, Choice, Question, question_of
+from trainspan._calls.policy_request import PolicyRequest
 from trainspan._guard import guarded
-from trainspan._http import PolicyRequest
-from trainspan._scope import Scope
+from trainspan._rollout.scope import Scope
 from trainspan_schemas import keys
 from trainspan_schemas.constraints import is_constrained
 from trainspan_schemas.tokens import encode_ids, encode_logprobs

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 
 from opentelemetry import trace
 
-from trainspan._agent import calling_agent
-from trainspan._boundary import is_outside_of_requests
+from trainspan._calls.agent_name import calling_agent
 from trainspan._guard import guarded
-from trainspan._scope import Scope, current_scope
+from trainspan._rollout.boundary import is_outside_of_requests
+from trainspan._rollout.scope import Scope, current_scope
 from trainspan_schemas.identity import TraceParent, strip_identity
 from trainspan_schemas.keys import API_KEY_PREFIX, NO_BOUNDARY, ROLLOUT_PATH_PREFIX
 

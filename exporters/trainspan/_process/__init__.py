@@ -1,0 +1,1 @@
+"""A process from its start to its end."""

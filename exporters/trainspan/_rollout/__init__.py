@@ -1,0 +1,1 @@
+"""Which rollout code runs in."""
