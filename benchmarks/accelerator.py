@@ -17,7 +17,8 @@ from typing import Any
 from benchmarks.training import Workload
 from tests.support.tiny_model import make_tiny_model
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.model.loading import import_training, load_tokenizer
+from trainspan_training.model.loading import load_tokenizer
+from trainspan_training.rounds.heavy_imports import import_training
 
 __all__ = ["SMALL", "SMALL_WORK", "WORK", "Size", "make_model", "measure", "run"]
 

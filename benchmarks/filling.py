@@ -14,7 +14,8 @@ from typing import Any
 
 from tests.support.dataset_files import LoggedCall
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.model.loading import import_training, load_config, load_model, load_tokenizer
+from trainspan_training.model.loading import load_config, load_model, load_tokenizer
+from trainspan_training.rounds.heavy_imports import import_training
 
 __all__ = ["measure"]
 

@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from trainspan_processing.credit.advantages import HISTORY, assign_advantages, rollout_column, step_column
+from trainspan_processing.credit.advantages import assign_advantages
 from trainspan_processing.credit.plan import Plan, make_plan
+from trainspan_processing.rewards.names import rollout_column, step_column
+from trainspan_processing.tables import HISTORY
 from trainspan_schemas.settings import DatasetSettings
 
 REWARD = "reward"

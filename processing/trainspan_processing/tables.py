@@ -9,7 +9,9 @@ import polars as pl
 
 __all__ = [
     "CALLS",
+    "EDGES",
     "EVALUATIONS",
+    "HISTORY",
     "PAYLOAD",
     "ROLLOUT_KEY",
     "SPANS",
@@ -143,6 +145,32 @@ PAYLOAD: Final[Schema] = {
     "logprobs": pl.List(pl.Float32),
 }
 """The tokens of calls: P prompt ids, C completion ids, C log-probabilities."""
+
+
+HISTORY: Final[Schema] = {
+    "rollout_id": pl.String,
+    "attempt": pl.Int32,
+    "run_id": pl.String,
+    "end_ns": pl.Int64,
+    "part": pl.String,
+    "value": pl.Float64,
+}
+"""Values of earlier datasets' rollouts. `part` is "" for the whole rollout, else the agent's or reward's share, or with `step`
+the mean of its calls of one turn or agent."""
+
+
+EDGES: Final[Schema] = {
+    "rollout_id": pl.String,
+    "attempt": pl.Int32,
+    "rule": pl.String,
+    "call_trace_id": pl.String,
+    "call_span_id": pl.String,
+    "name": pl.String,
+    "score": pl.Float64,
+    "source": pl.String,
+    "time_ns": pl.Int64,
+}
+"""One row per reward: `rule` says how it was bound; call_trace_id and call_span_id are NULL where it is the rollout's."""
 
 
 def compact(frame: pl.DataFrame) -> pl.DataFrame:

@@ -20,6 +20,7 @@ __all__ = [
     "TrainingError",
     "TrainspanError",
     "UsageError",
+    "one_line",
 ]
 
 
@@ -80,3 +81,8 @@ class TrainingError(TrainspanError, RuntimeError):
 
 class ProcessError(TrainspanError, RuntimeError):
     """A child process failed to start, ended early, or did not answer in time."""
+
+
+def one_line(error: Exception) -> str:
+    """The error as text for people, without line breaks."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

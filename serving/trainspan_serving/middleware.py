@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.errors import InvalidRecordError, one_line
 from trainspan_schemas.signing import signing_key
 from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller, identify
@@ -22,7 +22,7 @@ from trainspan_serving.export.spool import Spool
 from trainspan_serving.export.state_folder import StateFolder, claim_state
 from trainspan_serving.http.admin import ADMIN_PREFIX, handle_admin
 from trainspan_serving.http.answer import Answer
-from trainspan_serving.http.asgi import answer_error, answer_json, one_line
+from trainspan_serving.http.asgi import answer_error, answer_json
 from trainspan_serving.http.body import BodyError, ClientGoneError, read_body, replayed
 from trainspan_serving.http.metrics import PolicyMetrics
 from trainspan_serving.process.link import report

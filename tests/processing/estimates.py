@@ -7,8 +7,10 @@ from typing import Any
 
 import polars as pl
 
-from trainspan_processing.credit.advantages import HISTORY, Credited, assign_advantages, rollout_column, step_column
+from trainspan_processing.credit.advantages import Credited, assign_advantages
 from trainspan_processing.credit.plan import make_plan
+from trainspan_processing.rewards.names import rollout_column, step_column
+from trainspan_processing.tables import HISTORY
 from trainspan_schemas.settings import DatasetSettings
 
 Rewards = tuple[float | None, list[float | None]]

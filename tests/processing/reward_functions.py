@@ -6,7 +6,7 @@ import time
 import numpy as np
 import polars as pl
 
-from trainspan_processing.traces.rollout_reader import StoredRollout
+from trainspan_processing.stored_rollout import StoredRollout
 
 
 def length(rollout: StoredRollout) -> float:

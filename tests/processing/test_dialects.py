@@ -10,7 +10,8 @@ from tests.processing.conftest import Bench, rows
 from tests.processing.recordings import DIALECTS, FOLDER, Recording
 from tests.processing.traces import chain
 from trainspan_processing.read.source import Source
-from trainspan_processing.traces.rollout_reader import StoredRollout, stored_rollouts
+from trainspan_processing.stored_rollout import StoredRollout
+from trainspan_processing.traces.rollout_reader import stored_rollouts
 from trainspan_schemas.errors import DatasetError
 
 _TOKENS = [[1, 2], [11, 2], [21, 2], [31, 2], [32, 2]]

@@ -13,8 +13,10 @@ import pytest
 from tests.processing.conftest import Bench
 from tests.processing.traces import TestRollout
 from tests.support.byte_tokenizer import encode, make_byte_tokenizer
-from trainspan_processing.export.candidates import Candidate, preference_pairs, supervised_examples
+from trainspan_processing.export.candidates import Candidate
 from trainspan_processing.export.conversations import Speech, SpokenSpan, spoken_calls
+from trainspan_processing.export.dpo import preference_pairs
+from trainspan_processing.export.sft import supervised_examples
 from trainspan_processing.text.chat_messages import chat_messages, same_messages, tools_of
 
 TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}

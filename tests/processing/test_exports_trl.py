@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from tests.support.tiny_model import make_tiny_model
-from trainspan_processing.export.candidates import Candidate, preference_pairs, supervised_examples
+from trainspan_processing.export.candidates import Candidate
 from trainspan_processing.export.conversations import Speech
+from trainspan_processing.export.dpo import preference_pairs
+from trainspan_processing.export.sft import supervised_examples
 
 USER = {"role": "user", "content": "2+2?"}
 CALL = {

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainspan_processing.build.lineage import Tokens, trace_lineage
+from trainspan_processing.build.lineage import trace_lineage
+from trainspan_processing.read.tokens import Tokens
 
 Call = tuple[list[int], list[int]]
 

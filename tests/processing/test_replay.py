@@ -10,7 +10,7 @@ from tests.processing.traces import chain
 from trainspan_processing.build.build import BuiltDataset
 from trainspan_processing.build.rebuild import Rebuilt, rebuild
 from trainspan_processing.dataset.ledger import ledger_path
-from trainspan_processing.traces.rollout_reader import StoredRollout
+from trainspan_processing.stored_rollout import StoredRollout
 from trainspan_schemas.errors import DatasetError
 
 _MODULE = "tests.processing.test_replay"

@@ -10,7 +10,7 @@ from tests.processing.conftest import Bench, rows
 from tests.processing.traces import START_NS, TestRollout, send
 from tests.support.collector import CollectorProcess, running
 from trainspan_processing.build.build import BuiltDataset, Request, build_dataset
-from trainspan_processing.traces.rollout_reader import StoredRollout
+from trainspan_processing.stored_rollout import StoredRollout
 from trainspan_processing.traces.trace_index import Clock
 from trainspan_schemas import keys
 from trainspan_schemas.errors import DatasetError

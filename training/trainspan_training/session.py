@@ -1,7 +1,6 @@
 """One use of the trainer: finds model and dataset, starts TRL, trains one round or each that appears."""
 
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -20,12 +19,13 @@ from trainspan_training.checkpoints.ledger import Entry
 from trainspan_training.checkpoints.swap_request import EVENTS, Swap, publish
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.loss_weights import Rule, find_rule
+from trainspan_training.devices.cores import share_cores
 from trainspan_training.devices.team import Team
 from trainspan_training.metrics.trackers import places
-from trainspan_training.model.loading import import_training
 from trainspan_training.model.starting_policy import Policy, starting_policy
 from trainspan_training.objective.options import check, reporters
 from trainspan_training.rounds.dataset_queue import follow, newest
+from trainspan_training.rounds.heavy_imports import import_training
 from trainspan_training.rounds.owed_state import find_owed
 from trainspan_training.rounds.result import NO_ROWS, Result
 
@@ -129,7 +129,7 @@ class _Session:
         import_training()
         from trainspan_training.rounds.setup import Learner
 
-        _share_cores(self._team.size)
+        share_cores(self._team.size)
         with places(reporters(settings), self._job.checkpoints):
             learner = Learner(
                 datasets, self._book, policy, settings, self._rule, self._hear, self._team, self._job.follow, owed
@@ -194,17 +194,6 @@ def _publish_pending(settings: TrainSettings, checkpoints: Checkpoints) -> None:
     event, before = EVENTS[swap.outcome], checkpoints.ledger.of_checkpoint(folder.name)
     if before is None or before.event != event:
         checkpoints.ledger.append(Entry(event, meta.dataset_sha256, folder.name, swap.error))
-
-
-def _share_cores(processes: int) -> None:
-    """Half of the cores among the processes, unless OMP_NUM_THREADS says otherwise.
-
-    Threads that wait for one that another process displaced spin: on two busy cores two threads were six times slower than one.
-    """
-    import torch
-
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2 // processes))
 
 
 class _Picture:

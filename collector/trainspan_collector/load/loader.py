@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import duckdb
 
@@ -19,9 +20,9 @@ from trainspan_collector.journal.quarantine import Quarantine
 from trainspan_collector.journal.segments import Position, Progress
 from trainspan_collector.load.batcher import Gathering
 from trainspan_collector.load.batcher_process import RowProcess, RowProcessError
-from trainspan_collector.maintenance.retention import Retention
 from trainspan_collector.rows.batch import Batch, Tables
-from trainspan_collector.rows.tally import LoadCounting, LoadCounts
+from trainspan_collector.rows.tally import LoadCounting
+from trainspan_collector.runtime.metrics import LoadCounts
 from trainspan_collector.runtime.threads import show_name
 from trainspan_collector.store.database import Database
 from trainspan_collector.store.duckdb_errors import ReopenError, first_line, is_invalidated, lacks_memory, may_pass
@@ -29,7 +30,7 @@ from trainspan_collector.store.insert import load
 from trainspan_collector.store.key_index import KeyIndex, KeyIndexError
 from trainspan_schemas.errors import StoreError
 
-__all__ = ["Loader"]
+__all__ = ["Chore", "Loader"]
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,16 @@ class _Job:
         self.done.set()
 
 
+class Chore(Protocol):
+    """Work on the store that comes due now and then, between two batches."""
+
+    def is_due(self) -> bool: ...
+
+    def apply(self, cursor: duckdb.DuckDBPyConnection) -> object:
+        """Does it in one transaction. Raises duckdb.Error or OSError."""
+        ...
+
+
 class Loader:
     """Starts with `start`, ends with `stop`; `wait_for` is a reader's barrier."""
 
@@ -73,7 +84,7 @@ class Loader:
         make_way: Callable[[bool], bool],
         on_loaded: Callable[[LoadCounts], None],
         on_failure: Callable[[], None],
-        retention: Retention | None = None,
+        retention: Chore | None = None,
     ) -> None:
         """`make_way` says whether a checkpoint may be made; with True it must, see `Readers`. `on_loaded` is called after each batch.
 

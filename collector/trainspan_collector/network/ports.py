@@ -2,6 +2,7 @@
 
 import errno
 import ipaddress
+import os
 import socket
 import ssl
 import tempfile
@@ -10,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from trainspan_collector.store.lock import port_holder
 from trainspan_schemas.errors import ConfigError, StoreError
 
-__all__ = ["Address", "Tls", "bind"]
+__all__ = ["Address", "Tls", "bind", "port_holder"]
 
 _Server = TypeVar("_Server")
 
@@ -116,3 +116,31 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def port_holder(port: int) -> str:
+    """The process that listens on a TCP port of this machine, as far as this user may see it."""
+    inodes = _listening_inodes(port)
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            links = {os.readlink(descriptor) for descriptor in (process / "fd").iterdir()}
+            if links & inodes:
+                return f"pid {process.name} ({(process / 'comm').read_text().strip()})"
+        except OSError:  # ended meanwhile, or another user's
+            continue
+    return "another process"
+
+
+def _listening_inodes(port: int) -> set[str]:
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            rows = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            fields = row.split()
+            local_address, state, inode = fields[1], fields[3], fields[9]
+            if state == "0A" and int(local_address.rpartition(":")[2], 16) == port:
+                inodes.add(f"socket:[{inode}]")
+    return inodes

@@ -29,6 +29,7 @@ from trainspan_collector.network.flight_messages import SERVICE, Action, Result,
 from trainspan_collector.network.grpc_limits import CallGuard, RoleHandlers, abort, server_options
 from trainspan_collector.network.grpc_timeout import Patience
 from trainspan_collector.query.named_reads import named_read
+from trainspan_collector.query.tickets import Request, parse_ticket
 from trainspan_collector.store.database import Database
 from trainspan_collector.store.duckdb_errors import first_line, lacks_memory
 from trainspan_collector.store.snapshots import Readers
@@ -38,8 +39,6 @@ __all__ = ["FlightServer", "Reading"]
 
 log = logging.getLogger(__name__)
 
-_DEFAULT_WAIT_MS: Final = 10_000
-_MAX_WAIT_MS: Final = 600_000
 _MAX_TICKET_BYTES: Final = 64 * 1024 * 1024  # a read may name many rollouts
 _WORKERS: Final = {Role.READER: 32, Role.RUNNER: 32}
 """Each read holds one until its last row is taken. A role's are its own."""
@@ -63,16 +62,6 @@ class Reading:
     loader: Loader
     readers: Readers
     upkeep: Upkeep
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A ticket: `sql` or `read` with `parameters`."""
-
-    sql: str | None
-    read: str
-    parameters: dict[str, object]
-    wait_s: float
 
 
 class FlightServer:
@@ -127,7 +116,7 @@ class FlightServer:
 
     def _do_get(self, role: Role, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with _refusals(context):
-            request = _parse(Ticket.FromString(_message(messages, context, self._ticket_patience[role])).ticket)
+            request = parse_ticket(Ticket.FromString(_message(messages, context, self._ticket_patience[role])).ticket)
             store = self._reading(request.wait_s)
             behind = not store.loader.wait_for(store.journal.end(), request.wait_s)
             if store.loader.failure is not None:
@@ -191,24 +180,6 @@ def _refusals(context: grpc.ServicerContext) -> Iterator[None]:
         line = first_line(error)
         context.set_trailing_metadata((("x-arrow-status", _IO_ERROR), ("x-arrow-status-message-bin", line.encode())))
         abort(context, grpc.StatusCode.UNKNOWN, line)
-
-
-def _parse(ticket: bytes) -> Request:
-    try:
-        fields = json.loads(ticket)
-    except ValueError as error:
-        raise UsageError('the ticket is no JSON: send {"read": …} or {"sql": …}') from error
-    if not isinstance(fields, dict) or ("sql" in fields) == ("read" in fields):
-        raise UsageError('the ticket needs exactly one of "read" and "sql"')
-    if unknown := set(fields) - {"sql", "read", "parameters", "wait_ms"}:
-        raise UsageError(f'the ticket has an unknown member {min(unknown)!r}; there are "parameters" and "wait_ms"')
-    text = fields.get("sql", fields.get("read"))
-    parameters, wait_ms = fields.get("parameters") or {}, fields.get("wait_ms", _DEFAULT_WAIT_MS)
-    if not isinstance(text, str) or not isinstance(parameters, dict):
-        raise UsageError('"sql" and "read" are strings, "parameters" is an object')
-    if isinstance(wait_ms, bool) or not isinstance(wait_ms, (int, float)) or not 0 <= wait_ms <= _MAX_WAIT_MS:
-        raise UsageError(f"wait_ms = {wait_ms!r} is not between 0 and {_MAX_WAIT_MS}")
-    return Request(fields.get("sql"), fields.get("read", ""), parameters, wait_ms / 1000)
 
 
 def _explained(error: Exception) -> str:

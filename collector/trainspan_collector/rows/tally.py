@@ -2,15 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from trainspan_collector.otlp import lookups as look
 from trainspan_collector.otlp.values import Json
 from trainspan_collector.rows.tables import SpanRow
+from trainspan_collector.runtime.metrics import LoadCounts
 from trainspan_schemas import keys
 
-__all__ = ["LoadCounting", "LoadCounts", "Tally"]
+__all__ = ["LoadCounting", "Tally"]
 
 _DIALECTS: Final = (
     ("openinference.span.kind", "openinference"),
@@ -19,20 +19,6 @@ _DIALECTS: Final = (
     (keys.GEN_AI_OPERATION, "gen_ai"),
 )
 """A key that the spans of a convention bear → its name; the first that is there counts."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadCounts:
-    """What one batch added to the store."""
-
-    duplicates: int = 0
-    dialects: Mapping[str, int] | None = None
-    """Spans by the convention that they are written in."""
-    calls: int = 0
-    untrainable_calls: Mapping[str, int] | None = None
-    """Calls by what they lack for training; a call that lacks several things counts once, by the first."""
-    stale_calls: int = 0
-    """Calls of an older policy version than the newest one seen of that policy."""
 
 
 class Tally:

@@ -1,6 +1,6 @@
 """What the collector counts and measures, for Prometheus. Every name begins with `trainspan_collector_`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -16,15 +16,27 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from trainspan_collector.rows.tally import LoadCounts
-
-__all__ = ["CONTENT_TYPE", "Metrics", "Refusal", "StoreState"]
+__all__ = ["CONTENT_TYPE", "LoadCounts", "Metrics", "Refusal", "StoreState"]
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a time of creation beside each counter would double the page
 
 _PREFIX: Final = "trainspan_collector_"
 _COMMIT_BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCounts:
+    """What one batch added to the store."""
+
+    duplicates: int = 0
+    dialects: Mapping[str, int] | None = None
+    """Spans by the convention that they are written in."""
+    calls: int = 0
+    untrainable_calls: Mapping[str, int] | None = None
+    """Calls by what they lack for training; a call that lacks several things counts once, by the first."""
+    stale_calls: int = 0
+    """Calls of an older policy version than the newest one seen of that policy."""
 
 
 class Refusal(StrEnum):

@@ -9,7 +9,7 @@ from typing import Final
 from trainspan_schemas.errors import StoreLockedError
 from trainspan_schemas.store import lock_file
 
-__all__ = ["StoreLock", "port_holder"]
+__all__ = ["StoreLock"]
 
 
 _LOOK_S: Final = 0.5
@@ -47,31 +47,3 @@ class StoreLock:
 
     def release(self) -> None:
         os.close(self._file)
-
-
-def port_holder(port: int) -> str:
-    """The process that listens on a TCP port of this machine, as far as this user may see it."""
-    inodes = _listening_inodes(port)
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            links = {os.readlink(descriptor) for descriptor in (process / "fd").iterdir()}
-            if links & inodes:
-                return f"pid {process.name} ({(process / 'comm').read_text().strip()})"
-        except OSError:  # ended meanwhile, or another user's
-            continue
-    return "another process"
-
-
-def _listening_inodes(port: int) -> set[str]:
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            rows = Path(table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for row in rows:
-            fields = row.split()
-            local_address, state, inode = fields[1], fields[3], fields[9]
-            if state == "0A" and int(local_address.rpartition(":")[2], 16) == port:
-                inodes.add(f"socket:[{inode}]")
-    return inodes

@@ -22,12 +22,13 @@ from trainspan_processing.build.chunk import (
 )
 from trainspan_processing.build.rows import ROW_ORDER, Limits
 from trainspan_processing.build.settling import Moment, settle
-from trainspan_processing.credit.plan import Plan, RewardName
+from trainspan_processing.credit.plan import Plan
 from trainspan_processing.dataset.ledger import Ledger
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import chunk_number
 from trainspan_processing.reasons.reason_counts import fates_of
 from trainspan_processing.reasons.waiting import Groups, find_groups
+from trainspan_processing.rewards.names import RewardName
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, compact, empty
 from trainspan_processing.traces.evaluations import COUNTED, EVALUATION_COLUMNS, collect_evaluations, count_evaluations
 from trainspan_processing.traces.trace_index import Clock, Survey, survey_chunks

@@ -11,15 +11,16 @@ import polars as pl
 
 from trainspan_processing.build.rows import Limits
 from trainspan_processing.build.selection import load_filter, select
-from trainspan_processing.credit.advantages import Credited, assign_advantages, rollout_column, step_column
+from trainspan_processing.credit.advantages import Credited, assign_advantages
 from trainspan_processing.credit.groups import first_calls, hash_prompts, with_groups, with_states
-from trainspan_processing.credit.plan import Plan, RewardName, make_plan
+from trainspan_processing.credit.plan import Plan, make_plan
 from trainspan_processing.dataset.ledger import Ledger
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.tokens import chunks_of_rollouts, read_payload
 from trainspan_processing.reasons.choices import check_choices
 from trainspan_processing.reasons.drop_reasons import admitted_reasons, call_reason
 from trainspan_processing.reasons.overlong import overlong_mode
+from trainspan_processing.rewards.names import RewardName, rollout_column, step_column
 from trainspan_processing.rewards.rollout_rewards import Rewarded, load_reward, reward_rollouts
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.traces.trace_index import Survey

@@ -12,42 +12,13 @@ then compared exactly. Both are linear in tokens.
 from typing import Final
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
-__all__ = ["Tokens", "trace_lineage"]
+from trainspan_processing.read.tokens import Int, Tokens
+
+__all__ = ["trace_lineage"]
 
 _BASE: Final = np.uint64(0x9E3779B97F4A7C15)  # odd; a hash only proposes, a comparison decides
-
-Int = NDArray[np.int64]
-
-
-class Tokens:
-    """C lists of int32 within one array: list c is `values[starts[c]:starts[c] + lengths[c]]`."""
-
-    __slots__ = ("lengths", "starts", "values")
-
-    def __init__(self, values: NDArray[np.int32], starts: Int, lengths: Int) -> None:
-        self.values, self.starts, self.lengths = values, starts, lengths
-
-    @classmethod
-    def of(cls, lists: pl.Series) -> "Tokens":
-        """Those of a column of lists."""
-        # From Arrow's buffers: `to_numpy` of an Arrow array imports pandas.
-        array = lists.cast(pl.List(pl.Int32)).rechunk().to_arrow()
-        offsets = np.frombuffer(array.buffers()[1], dtype=np.int64)[array.offset : array.offset + len(array) + 1]
-        values = array.values
-        data = values.buffers()[1]
-        ids = np.frombuffer(data, dtype=np.int32) if data else np.empty(0, dtype=np.int32)
-        return cls(ids[values.offset : values.offset + len(values)], offsets[:-1], np.diff(offsets))
-
-    def take(self, order: Int) -> "Tokens":
-        """The lists in another order, or some of them; no token is copied."""
-        return Tokens(self.values, self.starts[order], self.lengths[order])
-
-    def __getitem__(self, call: int) -> NDArray[np.int32]:
-        start = self.starts[call]
-        return self.values[start : start + self.lengths[call]]
 
 
 def trace_lineage(strands: Int, prompts: Tokens, completions: Tokens) -> tuple[Int, Int, Int, Int]:

@@ -9,10 +9,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from trainspan_processing.build.lineage import Tokens, trace_lineage
+from trainspan_processing.build.lineage import trace_lineage
 from trainspan_processing.build.merge_failures import MergeFailures
 from trainspan_processing.read.source import Source
-from trainspan_processing.read.tokens import read_payload
+from trainspan_processing.read.tokens import Tokens, read_payload
 from trainspan_processing.reasons.choices import unused
 from trainspan_processing.reasons.drop_reasons import token_reason
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY

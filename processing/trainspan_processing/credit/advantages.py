@@ -14,10 +14,11 @@ import polars as pl
 from trainspan_processing.credit.baselines import EPSILON, are_equal
 from trainspan_processing.credit.plan import GIGPO, Estimator, Plan, baseline_of, credit_of
 from trainspan_processing.credit.rules import CREDITS
+from trainspan_processing.rewards.names import rollout_column, step_column
 from trainspan_processing.tables import Schema
 from trainspan_schemas.errors import UsageError
 
-__all__ = ["HISTORY", "TERMS", "Credited", "assign_advantages", "rollout_column", "step_column"]
+__all__ = ["TERMS", "Credited", "assign_advantages"]
 
 TERMS: Final[Schema] = {
     "rollout": pl.UInt32,
@@ -33,16 +34,6 @@ TERMS: Final[Schema] = {
 """One row per call and term. `term`: `rollout` or `call` (what the statistics are over), `step`, `episode` and `state`
 (gigpo), `batch` (gdpo's last step). `drop`: why this comparison says nothing, else NULL."""
 
-HISTORY: Final[Schema] = {
-    "rollout_id": pl.String,
-    "attempt": pl.Int32,
-    "run_id": pl.String,
-    "end_ns": pl.Int64,
-    "part": pl.String,
-    "value": pl.Float64,
-}
-"""Values of earlier datasets' rollouts. `part` is "" for the whole rollout, else the agent's or reward's share, or with `step`
-the mean of its calls of one turn or agent."""
 
 _CALL: Final = ["rollout", "position"]
 _FACTS: Final = ["rollout", "group", "run_id", "end_ns", "rollout_id", "attempt"]
@@ -62,16 +53,6 @@ class Credited:
     """TERMS."""
     parts: pl.DataFrame
     """rollout, `part`, `value`: the shares of agents and rewards that later datasets compare with."""
-
-
-def step_column(name: str) -> str:
-    """The column with the calls' own rewards of that name."""
-    return f"step:{name}"
-
-
-def rollout_column(name: str) -> str:
-    """The column with the rollouts' own rewards of that name."""
-    return f"rollout:{name}"
 
 
 def assign_advantages(calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.DataFrame, plan: Plan) -> Credited:

@@ -8,11 +8,12 @@ import polars as pl
 
 from trainspan_processing.credit.baselines import BASELINES, WITH_GROUPS, WITH_HISTORY, Baseline
 from trainspan_processing.credit.rules import CREDITS, Credit
+from trainspan_processing.rewards.names import RewardName, reward_names
 from trainspan_schemas.errors import DatasetError, UsageError
 from trainspan_schemas.functions import is_function_name, load_function
 from trainspan_schemas.settings import DatasetSettings
 
-__all__ = ["Estimator", "Plan", "RewardName", "make_plan", "reward_names"]
+__all__ = ["Estimator", "Plan", "make_plan"]
 
 GIGPO: Final = "gigpo"
 PER_AGENT: Final = "per_agent"
@@ -33,16 +34,6 @@ class Estimator:
 
     def __str__(self) -> str:
         return f"{self.credit}+{self.baseline}"
-
-
-@dataclass(frozen=True, slots=True)
-class RewardName:
-    """One of the evaluations that are the reward."""
-
-    name: str
-    weight: float = 1.0
-    may_be_missing: bool = False
-    """A rollout without it is trained all the same; it then adds nothing, and is no 0 in any comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,26 +101,6 @@ def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> Plan:
             credit_of(estimator)
         _check_pair(estimator, plan)
     return plan
-
-
-def reward_names(text: str) -> tuple[RewardName, ...]:
-    """`correct=1,style=0.2,tools?=0.1`: names with weights (1 where none is given); `?` marks what may be missing."""
-    found = []
-    for item in text.split(","):
-        name, separator, weight = item.strip().rpartition("=") if "=" in item else (item.strip(), "", "1")
-        try:
-            number = float(weight)
-        except ValueError:
-            raise UsageError(f"reward_name {text!r}: {weight!r} is no weight; write name=0.5") from None
-        if not name.rstrip("?"):
-            raise UsageError(f"reward_name {text!r} has an empty name; write name or name=weight,name=weight")
-        found.append(RewardName(name.rstrip("?"), number, name.endswith("?")))
-        del separator
-    if len({item.name for item in found}) < len(found):
-        raise UsageError(f"reward_name {text!r} names a reward twice")
-    if all(item.may_be_missing for item in found) and len(found) == 1:
-        raise UsageError(f"reward_name {text!r}: the only reward cannot be one that may be missing; leave the ? out")
-    return tuple(found)
 
 
 def credit_of(estimator: Estimator) -> Credit:

@@ -8,8 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.credit.advantages import HISTORY
-from trainspan_processing.tables import ROLLOUT_KEY, Schema
+from trainspan_processing.tables import HISTORY, ROLLOUT_KEY, Schema
 from trainspan_schemas.dataset import about_dir, dataset_dirs, round_of
 from trainspan_schemas.errors import DatasetError
 

@@ -12,8 +12,10 @@ import polars as pl
 
 from trainspan_processing.dataset.ledger import LEDGER, Ledger
 from trainspan_processing.dataset.published import Published
-from trainspan_processing.export.candidates import Candidate, Examples, preference_pairs, supervised_examples
+from trainspan_processing.export.candidates import Candidate, Examples
 from trainspan_processing.export.conversations import Speech, read_speech
+from trainspan_processing.export.dpo import preference_pairs
+from trainspan_processing.export.sft import supervised_examples
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.rewards.rollout_rewards import reward_rollouts
 from trainspan_processing.text.token_text import Decoder

@@ -3,16 +3,49 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from trainspan_processing.read.source import Source
 from trainspan_processing.tables import PAYLOAD, ROLLOUT_KEY, SPAN_KEY, empty
 
-__all__ = ["chunk_number", "chunks_of_rollouts", "read_payload"]
+__all__ = ["Tokens", "chunk_number", "chunks_of_rollouts", "read_payload"]
 
 CALLS_PER_CHUNK: Final = 8_192
 TOKENS_PER_CHUNK: Final = 8_388_608
 """32 MiB of ids; a chunk is held in memory a few times over."""
+
+
+Int = NDArray[np.int64]
+
+
+class Tokens:
+    """C lists of int32 within one array: list c is `values[starts[c]:starts[c] + lengths[c]]`."""
+
+    __slots__ = ("lengths", "starts", "values")
+
+    def __init__(self, values: NDArray[np.int32], starts: Int, lengths: Int) -> None:
+        self.values, self.starts, self.lengths = values, starts, lengths
+
+    @classmethod
+    def of(cls, lists: pl.Series) -> "Tokens":
+        """Those of a column of lists."""
+        # From Arrow's buffers: `to_numpy` of an Arrow array imports pandas.
+        array = lists.cast(pl.List(pl.Int32)).rechunk().to_arrow()
+        offsets = np.frombuffer(array.buffers()[1], dtype=np.int64)[array.offset : array.offset + len(array) + 1]
+        values = array.values
+        data = values.buffers()[1]
+        ids = np.frombuffer(data, dtype=np.int32) if data else np.empty(0, dtype=np.int32)
+        return cls(ids[values.offset : values.offset + len(values)], offsets[:-1], np.diff(offsets))
+
+    def take(self, order: Int) -> "Tokens":
+        """The lists in another order, or some of them; no token is copied."""
+        return Tokens(self.values, self.starts[order], self.lengths[order])
+
+    def __getitem__(self, call: int) -> NDArray[np.int32]:
+        start = self.starts[call]
+        return self.values[start : start + self.lengths[call]]
 
 
 def chunk_number(calls: pl.Expr, tokens: pl.Expr) -> pl.Expr:

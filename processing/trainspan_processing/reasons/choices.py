@@ -11,9 +11,8 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from trainspan_processing.build.lineage import Tokens
 from trainspan_processing.read.source import Source
-from trainspan_processing.read.tokens import chunks_of_rollouts, read_payload
+from trainspan_processing.read.tokens import Tokens, chunks_of_rollouts, read_payload
 from trainspan_processing.reasons.drop_reasons import admitted_reasons, call_reason
 from trainspan_processing.reasons.overlong import is_overlong
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, empty

@@ -4,8 +4,7 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.rewards.binding import EDGES
-from trainspan_processing.tables import ROLLOUT_KEY
+from trainspan_processing.tables import EDGES, ROLLOUT_KEY
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.settings import DatasetSettings
 

@@ -9,8 +9,8 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.rewards.binding import EDGES, latest_finished
-from trainspan_processing.tables import ROLLOUT_KEY, empty
+from trainspan_processing.rewards.binding import latest_finished
+from trainspan_processing.tables import EDGES, ROLLOUT_KEY, empty
 from trainspan_processing.traces.call_matching import Twins
 from trainspan_schemas.errors import UsageError
 

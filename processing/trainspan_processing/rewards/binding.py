@@ -12,23 +12,11 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, Schema
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.traces.call_matching import Twins
 
-__all__ = ["EDGES", "bind", "latest_finished"]
+__all__ = ["bind", "latest_finished"]
 
-EDGES: Final[Schema] = {
-    "rollout_id": pl.String,
-    "attempt": pl.Int32,
-    "rule": pl.String,
-    "call_trace_id": pl.String,
-    "call_span_id": pl.String,
-    "name": pl.String,
-    "score": pl.Float64,
-    "source": pl.String,
-    "time_ns": pl.Int64,
-}
-"""One row per reward: `rule` says how it was bound; call_trace_id and call_span_id are NULL where it is the rollout's."""
 
 _TARGETS: Final = {
     "response": ("trace_id", "span_id"),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from trainspan_processing.rewards.binding import EDGES, bind
-from trainspan_processing.tables import ROLLOUT_KEY
+from trainspan_processing.rewards.binding import bind
+from trainspan_processing.tables import EDGES, ROLLOUT_KEY
 from trainspan_processing.traces.call_matching import Twins
 
 __all__ = ["Rewards", "bind_rewards"]

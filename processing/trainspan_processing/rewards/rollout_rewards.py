@@ -7,23 +7,22 @@ from typing import Any, Final
 
 import polars as pl
 
-from trainspan_processing.credit.advantages import rollout_column, step_column
-from trainspan_processing.credit.plan import RewardName, reward_names
 from trainspan_processing.read.source import Source
 from trainspan_processing.reasons.choices import check_choices, unused_overlong
 from trainspan_processing.reasons.drop_reasons import early_reason, rollout_reason
 from trainspan_processing.reasons.overlong import OVERLONG, overlong_edges, overlong_penalty
 from trainspan_processing.rewards.air import AIR, air_edges, air_rules
-from trainspan_processing.rewards.binding import EDGES
 from trainspan_processing.rewards.evaluation_rewards import Rewards, bind_rewards
+from trainspan_processing.rewards.function_rewards import reward_by_function
+from trainspan_processing.rewards.names import RewardName, reward_names, rollout_column, step_column
 from trainspan_processing.rewards.status_rewards import (
     FUNCTION_STATUSES,
     status_edges,
     status_rewards,
     with_status_edges,
 )
-from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, empty
-from trainspan_processing.traces.rollout_reader import reward_by_function, stored_rollouts
+from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, empty
+from trainspan_processing.traces.rollout_reader import stored_rollouts
 from trainspan_processing.traces.trace_index import Survey
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.functions import load_function

@@ -2,130 +2,21 @@
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import polars as pl
 
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import chunks_of_rollouts, read_payload
-from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, Schema
+from trainspan_processing.stored_rollout import StoredCall, StoredEvaluation, StoredRollout
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.dialects import Message, messages_of
 from trainspan_processing.traces.trace_index import Survey
-from trainspan_schemas.errors import InvalidRecordError
-from trainspan_schemas.functions import number_of
-from trainspan_schemas.invocation import Invoker
 
-__all__ = [
-    "FunctionRewards",
-    "StoredCall",
-    "StoredEvaluation",
-    "StoredRollout",
-    "reward_by_function",
-    "stored_rollouts",
-]
+__all__ = ["stored_rollouts"]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredEvaluation:
-    """An evaluation as it was recorded."""
-
-    name: str
-    score: float | None
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCall:
-    """A call with its tokens, and the text that the client's instrumentation recorded of it."""
-
-    index: int
-    agent: str | None
-    policy_version: int | None
-    prompt_ids: list[int]
-    completion_ids: list[int]
-    finish_reason: str | None
-    attributes: dict[str, Any]
-    """Attributes of the call span."""
-    messages: list[Message] = field(default_factory=list)
-    """The request's messages; empty where no instrumentation recorded them."""
-    text: str | None = None
-    """The answer's text; None where no instrumentation recorded it."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRollout:
-    """A complete rollout, as a reward function or a filter sees it."""
-
-    rollout_id: str
-    attempt: int
-    run_id: str | None
-    task_id: str | None
-    round: int | None
-    split: str | None
-    status: str
-    """A reward function sees `ok`, `agent_error`, `timeout` and `judge_error`; None as its answer leaves a failure unrewarded."""
-    evaluations: list[StoredEvaluation]
-    """Those that may reward it: what came with an agent's token, where the collector asks for tokens, is not among them."""
-    calls: list[StoredCall]
-    """In the order in which they were made."""
-    attributes: dict[str, Any]
-    """Attributes of the rollout span."""
-
-
-RolloutKey = tuple[str, int]
-"""rollout_id, attempt."""
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionRewards:
-    """What the function said."""
-
-    rewards: pl.DataFrame
-    """rollout_id, attempt, one column per name (f64, NULL where it said None), `reward_failed`."""
-    first_error: str | None
-
-
-def reward_by_function(
-    invoker: Invoker,
-    function: str,
-    names: Sequence[str],
-    rollouts: "Iterable[tuple[RolloutKey, StoredRollout]]",
-    concurrency: int,
-    timeout_s: float,
-) -> FunctionRewards:
-    """Calls the function named `function` on each of `rollouts`: it returns, or awaits, a float, a dict of floats, or None.
-
-    A dict is read by `names`; a number is the reward where there is one name.
-
-    A call that raises, takes longer than `timeout_s`, or returns a number that is not finite gives no reward: the rollout
-    gets status `judge_error`. Rows and the first error are in the order of `rollouts`, whatever ends first.
-    """
-    asked: list[RolloutKey] = []
-
-    def calls() -> Iterator[tuple[StoredRollout]]:
-        for key, stored in rollouts:
-            asked.append(key)
-            yield (stored,)
-
-    results: list[tuple[Any, ...]] = []
-    first_error: str | None = None
-    answers = invoker.results(calls(), concurrency, timeout_s)
-    for key, answer in zip(asked, answers, strict=True):
-        try:
-            results.append((*key, *_as_rewards(answer.result(), names, function), False))
-        except Exception as error:  # noqa: BLE001 - a user's function; the rollout is named and counted
-            is_ours = isinstance(error, InvalidRecordError)
-            told = str(error) if is_ours else f"{function} raised {type(error).__name__}: {error}"
-            first_error = first_error or told
-            log.warning("event=reward_failed rollout_id=%s error=%r", key[0], told)
-            results.append((*key, *(None for _ in names), True))
-    values = dict.fromkeys(names, pl.Float64)
-    schema: Schema = {"rollout_id": pl.String, "attempt": pl.Int32, **values, "reward_failed": pl.Boolean}
-    return FunctionRewards(pl.DataFrame(results, schema=schema, orient="row"), first_error)
 
 
 def stored_rollouts(
@@ -137,18 +28,6 @@ def stored_rollouts(
     evaluations = _evaluations(survey)
     for chunk in chunks_of_rollouts(calls):
         yield from _stored_rollouts(source, survey, chunk, facts, evaluations)
-
-
-def _as_rewards(result: Any, names: Sequence[str], function: str) -> list[float | None]:
-    """A number for each of `names`, None where the function gave none. Raises InvalidRecordError for anything else."""
-    if not isinstance(result, dict):
-        if result is not None and len(names) > 1:
-            raise InvalidRecordError(f"{function} gave {result!r:.80}: return a dict of the rewards {', '.join(names)}")
-        result = dict.fromkeys(names, result)
-    elif result and not set(names) & set(result):
-        raise InvalidRecordError(f"{function} gave {result!r:.80}, which has no reward {' or '.join(names)}")
-    given = [result.get(name) for name in names]
-    return [None if value is None else number_of(value, function) for value in given]
 
 
 def _evaluations(survey: Survey) -> dict[str, list[StoredEvaluation]]:

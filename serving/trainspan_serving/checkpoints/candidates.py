@@ -12,9 +12,8 @@ from trainspan_schemas.checkpoint import CANARY_FILE, META_FILE, Canary, Checkpo
 from trainspan_schemas.errors import CheckpointError
 from trainspan_serving.checkpoints.adapters import check_adapter_fits, is_adapter, read_adapter
 from trainspan_serving.checkpoints.weights import Weights, check_fits, read_weights
-from trainspan_serving.swap.canary import check_prompts
 
-__all__ = ["Candidate", "CheckpointNotFoundError", "Limits", "find_candidate"]
+__all__ = ["Candidate", "CheckpointNotFoundError", "Limits", "check_prompts", "find_candidate"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -83,3 +82,18 @@ def _resolve(checkpoints: Path, name: str) -> Path:
     if links:
         raise CheckpointError(f"checkpoint {name!r} has a symbolic link, {links[0]!r}: copy the file instead")
     return folder
+
+
+def check_prompts(canary: Canary, *, vocab_size: int, max_tokens: int) -> None:
+    """Raises CheckpointError for a canary that this server cannot score."""
+    if not canary.prompts:
+        raise CheckpointError("canary.json has no prompts")
+    for prompt in canary.prompts:
+        tokens = [*prompt.prompt_ids, *prompt.completion_ids]
+        scores = {len(prompt.completion_ids), len(prompt.logprobs_new), len(prompt.logprobs_parent)}
+        if len(scores) != 1 or not prompt.prompt_ids or not prompt.completion_ids:
+            raise CheckpointError("canary.json is malformed: its token and log-probability lists differ in length")
+        if not all(0 <= token < vocab_size for token in tokens):
+            raise CheckpointError(f"canary.json has a token outside the vocabulary of {vocab_size}")
+        if len(tokens) >= max_tokens:
+            raise CheckpointError(f"canary.json has a prompt of {len(tokens)} tokens; the server takes {max_tokens}")

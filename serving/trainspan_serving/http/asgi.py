@@ -4,7 +4,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
-__all__ = ["answer_error", "answer_json", "one_line"]
+__all__ = ["answer_error", "answer_json"]
 
 _HEADERS: Final[Mapping[int, Sequence[tuple[bytes, bytes]]]] = {
     408: [(b"connection", b"close")],
@@ -38,8 +38,3 @@ async def answer_error(send: Callable[[MutableMapping[str, Any]], Awaitable[None
     """An error in the form of OpenAI's API."""
     body = {"error": {"message": message, "type": _TYPES[status], "code": status}}
     await answer_json(send, status, body)
-
-
-def one_line(error: Exception) -> str:
-    """The error as text for people, without line breaks."""
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainspan_schemas.checkpoint import Canary, CanaryPrompt
-from trainspan_schemas.errors import CheckpointError
 from trainspan_serving.capture.caller import Caller
 from trainspan_serving.capture.engine_tap import EngineTap, Exchange
 from trainspan_serving.checkpoints.served_policy import Policy
 
-__all__ = ["ABSENT", "CanaryReport", "Loaded", "check_prompts", "judge", "prime", "read_through_cache", "score"]
+__all__ = ["ABSENT", "CanaryReport", "Loaded", "judge", "prime", "read_through_cache", "score"]
 
 FloatArray = NDArray[np.float64]
 
@@ -77,21 +76,6 @@ class Loaded:
 
 
 ABSENT = CanaryReport("absent")
-
-
-def check_prompts(canary: Canary, *, vocab_size: int, max_tokens: int) -> None:
-    """Raises CheckpointError for a canary that this server cannot score."""
-    if not canary.prompts:
-        raise CheckpointError("canary.json has no prompts")
-    for prompt in canary.prompts:
-        tokens = [*prompt.prompt_ids, *prompt.completion_ids]
-        scores = {len(prompt.completion_ids), len(prompt.logprobs_new), len(prompt.logprobs_parent)}
-        if len(scores) != 1 or not prompt.prompt_ids or not prompt.completion_ids:
-            raise CheckpointError("canary.json is malformed: its token and log-probability lists differ in length")
-        if not all(0 <= token < vocab_size for token in tokens):
-            raise CheckpointError(f"canary.json has a token outside the vocabulary of {vocab_size}")
-        if len(tokens) >= max_tokens:
-            raise CheckpointError(f"canary.json has a prompt of {len(tokens)} tokens; the server takes {max_tokens}")
 
 
 async def prime(tap: EngineTap, canary: Canary, policy: Policy) -> None:

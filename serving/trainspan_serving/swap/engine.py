@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from trainspan_schemas.errors import one_line
 from trainspan_serving.checkpoints.candidates import Limits
 from trainspan_serving.checkpoints.served_policy import Adapter, Policy
-from trainspan_serving.http.asgi import one_line
 
 __all__ = ["Engine"]
 

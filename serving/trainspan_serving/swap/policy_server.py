@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainspan_schemas.checkpoint import base_digest
-from trainspan_schemas.errors import CheckpointError
+from trainspan_schemas.errors import CheckpointError, one_line
 from trainspan_serving.capture.engine_tap import EngineTap
 from trainspan_serving.checkpoints.candidates import Candidate, find_candidate
 from trainspan_serving.checkpoints.served_policy import Adapter, Policy
 from trainspan_serving.checkpoints.weights import Weights, read_weights
-from trainspan_serving.http.asgi import one_line
 from trainspan_serving.process.link import report
 from trainspan_serving.process.server_plan import ServerPlan
 from trainspan_serving.swap.canary import ABSENT, CanaryReport, Loaded, judge, prime, read_through_cache, score

@@ -13,9 +13,8 @@ from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.cuts import PASS, Cut, TreeCost, packed, padded, shared, unique_tokens
 from trainspan_training.data.sequences import Row
-from trainspan_training.objective.memory import DENSE_TOKENS, MOST_TOKENS, Budget
 
-__all__ = ["Forwarding", "forwarding_of", "refusal"]
+__all__ = ["DENSE_TOKENS", "MOST_TOKENS", "Budget", "Forwarding", "forwarding_of", "refusal"]
 
 _DENSE_PAIR = 4.0
 """A masked pair costs about so many times the floating-point operations that it takes, against the layers' products."""
@@ -25,6 +24,23 @@ _WORTH = 0.9
 """Trees are chosen where they cost less than this share of rows: their cost is known less well."""
 _GPU_PASS = 2048
 """On a GPU a forward and backward pass costs about as much as so many tokens: its kernels must be launched."""
+
+
+MOST_TOKENS = 16384
+"""Tokens of a micro-batch by default, where memory has room for them."""
+
+DENSE_TOKENS = 4096
+"""Greatest tree behind a dense mask, which is a square of this edge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What memory has room for."""
+
+    tokens: int
+    """Of a micro-batch."""
+    longest: int
+    """The longest row, which is a micro-batch of its own where it is longer."""
 
 
 @dataclass(frozen=True, slots=True)

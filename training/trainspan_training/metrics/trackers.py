@@ -13,10 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainspan_training.metrics.round_record import RoundRecord
+from trainspan_training.objective.grpo_config import PROJECT, run_name
 
-__all__ = ["PROJECT", "figures", "places", "run_name"]
+__all__ = ["figures", "places"]
 
-PROJECT = "trainspan"
 
 _NO_FIGURES = ("round",)
 
@@ -28,12 +28,6 @@ def figures(record: RoundRecord) -> dict[str, float]:
     named |= {f"seconds/{stage}": value for stage, value in record.seconds.items()}
     named["alarms"] = len(record.alarms)
     return {name: float(value) for name, value in named.items() if math.isfinite(value)}
-
-
-def run_name(checkpoints: Path) -> str:
-    """Name of the folder that the checkpoints are in, a run's id under `trainspan loop`; hidden folders are passed over."""
-    above = checkpoints.resolve().parents
-    return next((folder.name for folder in above if folder.name and not folder.name.startswith(".")), PROJECT)
 
 
 @contextmanager

@@ -1,24 +1,12 @@
 """Loads model and tokenizer from a folder, and TRL without what it imports in vain."""
 
 import os
-import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trainspan_schemas.errors import CheckpointError
 
-__all__ = [
-    "check_folder",
-    "find_model",
-    "hollow_model",
-    "import_training",
-    "load_config",
-    "load_model",
-    "load_tokenizer",
-]
+__all__ = ["check_folder", "find_model", "hollow_model", "load_config", "load_model", "load_tokenizer"]
 
 CONFIG_FILE = "config.json"
 
@@ -56,36 +44,6 @@ def check_folder(folder: Path) -> Path:
     if not names & {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json"}:
         raise CheckpointError(f"{folder} has no tokenizer: save it there with tokenizer.save_pretrained")
     return folder
-
-
-@contextmanager
-def _hidden(module: str) -> Iterator[None]:
-    """Within the block `module` counts as not installed; without effect where it is imported already."""
-    if module in sys.modules:
-        yield
-        return
-    sys.modules[module] = None  # type: ignore[assignment]  # the documented way to block an import
-    try:
-        yield
-    finally:
-        del sys.modules[module]
-
-
-def import_training() -> None:
-    """Imports torch, transformers and TRL, quietly.
-
-    TRL imports vLLM wherever it is installed, to generate with it: four seconds for nothing here.
-    """
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what had to be downloaded was, in `find_model`
-    with _hidden("vllm"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from transformers.utils import logging as transformers_logging
-
-        from trainspan_training.objective import grpo_trainer as trainer  # noqa: F401
-    quiet: Any = transformers_logging
-    quiet.set_verbosity_error()
-    quiet.disable_progress_bar()
 
 
 def load_config(folder: Path) -> Any:

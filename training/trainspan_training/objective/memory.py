@@ -16,19 +16,16 @@ import torch
 from trainspan_schemas.errors import TrainingError
 from trainspan_schemas.settings import DEFAULT_LORA_RANK, TrainSettings
 from trainspan_training.data.cuts import BLOCK
+from trainspan_training.data.layout import DENSE_TOKENS, MOST_TOKENS, Budget
 from trainspan_training.devices.team import Team
 from trainspan_training.objective.head import BYTES, CHUNK
 from trainspan_training.objective.options import compute_dtype
 
-__all__ = ["DENSE_TOKENS", "MOST_TOKENS", "Budget", "Estimate", "Memory", "available", "check", "estimate", "fit"]
+__all__ = ["Estimate", "Memory", "available", "check", "estimate", "fit"]
 
 log = logging.getLogger(__name__)
 
 GIB = 2**30
-MOST_TOKENS = 16384
-"""Tokens of a micro-batch by default, where memory has room for them."""
-DENSE_TOKENS = 4096
-"""Greatest tree behind a dense mask, which is a square of this edge."""
 _LEAST_TOKENS = 512
 """Tokens in a micro-batch below which no smaller one is chosen or proposed."""
 _SHARE = 0.8
@@ -86,16 +83,6 @@ def available(settings: TrainSettings, *, cuda: bool, processes: int = 1) -> Mem
         return Memory(2**62, 2**62)
     known = {name: int(rest.split()[0]) * 1024 for name, rest in (line.split(":", 1) for line in lines)}
     return Memory(known["MemTotal"], known["MemAvailable"] // processes)
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What memory has room for."""
-
-    tokens: int
-    """Of a micro-batch."""
-    longest: int
-    """The longest row, which is a micro-batch of its own where it is longer."""
 
 
 def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1) -> Estimate:

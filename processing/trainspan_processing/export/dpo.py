@@ -1,0 +1,82 @@
+"""Preference pairs: where the best and the worst rollout of a group part. Pure functions."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainspan_processing.export.candidates import Candidate, Examples, Said, kept_calls, offered_tools
+from trainspan_processing.export.conversations import Speech
+from trainspan_processing.text.chat_messages import same_messages
+
+__all__ = ["preference_pairs"]
+
+Told = Sequence[tuple[Candidate, Sequence[Speech]]]
+
+
+def preference_pairs(
+    groups: Mapping[str, Sequence[Candidate]], said: Said, *, min_reward: float | None, agents: frozenset[str]
+) -> Examples:
+    """One pair a group: {"prompt", "chosen", "rejected"} where its best and its worst rollout part.
+
+    That is the first call at which both were asked the same and answered differently. Reasons, counting groups:
+    `one_rollout`, `equal_rewards`, `below_min_reward` (of the best), `no_text`, `no_common_prompt`, `same_answers`; and calls:
+    `cut_off`, `not_selected`.
+    """
+    made = Examples(groups=len(groups))
+    for candidates in groups.values():
+        rewards = [candidate.reward for candidate in candidates]
+        if len(candidates) < 2 or min(rewards) == max(rewards):
+            made.skipped["one_rollout" if len(candidates) < 2 else "equal_rewards"] += 1
+            continue
+        if min_reward is not None and max(rewards) < min_reward:
+            made.skipped["below_min_reward"] += 1
+            continue
+        ends = [
+            [
+                (candidate, kept_calls(said(candidate.key), agents, made.skipped))
+                for candidate in candidates
+                if candidate.reward == end
+            ]
+            for end in (max(rewards), min(rewards))
+        ]
+        reason = _add_first_pair(made, *ends)
+        if reason is None:
+            made.groups_used += 1
+        else:
+            made.skipped[reason] += 1
+    return made
+
+
+def _add_first_pair(made: Examples, best: Told, worst: Told) -> str | None:
+    """Adds the pair of the first two rollouts that part; else why there is none."""
+    reason = (
+        "no_text" if not any(calls for _, calls in best) or not any(calls for _, calls in worst) else "no_common_prompt"
+    )
+    for good, good_calls in best:
+        for bad, bad_calls in worst:
+            asked: dict[tuple[str | None, str], list[Speech]] = {}
+            for call in bad_calls:
+                asked.setdefault((call.agent, _same(call.prompt)), []).append(call)
+            for call in good_calls:
+                for other in asked.get((call.agent, _same(call.prompt)), ()):
+                    if _same(call.answer) == _same(other.answer):
+                        reason = "same_answers"
+                        continue
+                    row = {
+                        "prompt": call.prompt,
+                        "chosen": call.answer,
+                        "rejected": other.answer,
+                        **offered_tools(call),
+                    }
+                    made.rows.append(row)
+                    made.sources.append(
+                        {
+                            "chosen": {"rollout_id": good.rollout_id, "attempt": good.attempt, "reward": good.reward},
+                            "rejected": {"rollout_id": bad.rollout_id, "attempt": bad.attempt, "reward": bad.reward},
+                        }
+                    )
+                    return None
+    return reason
+
+
+def _same(said: Any) -> str:
+    return said if isinstance(said, str) else same_messages(said)

@@ -1,0 +1,36 @@
+"""Supervised examples: the calls of the best rollouts of each group. Pure functions."""
+
+from collections.abc import Mapping, Sequence
+
+from trainspan_processing.export.candidates import Candidate, Examples, Said, kept_calls, offered_tools
+
+__all__ = ["supervised_examples"]
+
+
+def supervised_examples(
+    groups: Mapping[str, Sequence[Candidate]], said: Said, *, min_reward: float | None, agents: frozenset[str]
+) -> Examples:
+    """Every whole call of the best rollout of each group: {"prompt", "completion"}, and "tools" where any were offered.
+
+    Of equally good rollouts the one with the fewest calls is taken. Reasons: `below_min_reward` and `no_text` count groups,
+    `cut_off` and `not_selected` calls.
+    """
+    made = Examples(groups=len(groups))
+    for candidates in groups.values():
+        highest = max(candidate.reward for candidate in candidates)
+        if min_reward is not None and highest < min_reward:
+            made.skipped["below_min_reward"] += 1
+            continue
+        best = [candidate for candidate in candidates if candidate.reward == highest]
+        spoken = [(candidate, said(candidate.key)) for candidate in best]
+        telling = [(candidate, calls) for candidate, calls in spoken if calls]
+        if not telling:
+            made.skipped["no_text"] += 1
+            continue
+        chosen, calls = min(telling, key=lambda pair: (len(pair[1]), pair[0].key))
+        kept = kept_calls(calls, agents, made.skipped)
+        for call in kept:
+            made.rows.append({"prompt": call.prompt, "completion": call.answer, **offered_tools(call)})
+            made.sources.append({"rollout_id": chosen.rollout_id, "attempt": chosen.attempt, "reward": chosen.reward})
+        made.groups_used += bool(kept)
+    return made

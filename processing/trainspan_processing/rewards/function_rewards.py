@@ -1,0 +1,82 @@
+"""Rewards by the user's function: it is given each stored rollout, and what it returns is the reward."""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from trainspan_processing.stored_rollout import StoredRollout
+from trainspan_processing.tables import Schema
+from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.functions import number_of
+from trainspan_schemas.invocation import Invoker
+
+__all__ = ["FunctionRewards", "reward_by_function"]
+
+log = logging.getLogger(__name__)
+
+
+RolloutKey = tuple[str, int]
+"""rollout_id, attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionRewards:
+    """What the function said."""
+
+    rewards: pl.DataFrame
+    """rollout_id, attempt, one column per name (f64, NULL where it said None), `reward_failed`."""
+    first_error: str | None
+
+
+def reward_by_function(
+    invoker: Invoker,
+    function: str,
+    names: Sequence[str],
+    rollouts: "Iterable[tuple[RolloutKey, StoredRollout]]",
+    concurrency: int,
+    timeout_s: float,
+) -> FunctionRewards:
+    """Calls the function named `function` on each of `rollouts`: it returns, or awaits, a float, a dict of floats, or None.
+
+    A dict is read by `names`; a number is the reward where there is one name.
+
+    A call that raises, takes longer than `timeout_s`, or returns a number that is not finite gives no reward: the rollout
+    gets status `judge_error`. Rows and the first error are in the order of `rollouts`, whatever ends first.
+    """
+    asked: list[RolloutKey] = []
+
+    def calls() -> Iterator[tuple[StoredRollout]]:
+        for key, stored in rollouts:
+            asked.append(key)
+            yield (stored,)
+
+    results: list[tuple[Any, ...]] = []
+    first_error: str | None = None
+    answers = invoker.results(calls(), concurrency, timeout_s)
+    for key, answer in zip(asked, answers, strict=True):
+        try:
+            results.append((*key, *_as_rewards(answer.result(), names, function), False))
+        except Exception as error:  # noqa: BLE001 - a user's function; the rollout is named and counted
+            is_ours = isinstance(error, InvalidRecordError)
+            told = str(error) if is_ours else f"{function} raised {type(error).__name__}: {error}"
+            first_error = first_error or told
+            log.warning("event=reward_failed rollout_id=%s error=%r", key[0], told)
+            results.append((*key, *(None for _ in names), True))
+    values = dict.fromkeys(names, pl.Float64)
+    schema: Schema = {"rollout_id": pl.String, "attempt": pl.Int32, **values, "reward_failed": pl.Boolean}
+    return FunctionRewards(pl.DataFrame(results, schema=schema, orient="row"), first_error)
+
+
+def _as_rewards(result: Any, names: Sequence[str], function: str) -> list[float | None]:
+    """A number for each of `names`, None where the function gave none. Raises InvalidRecordError for anything else."""
+    if not isinstance(result, dict):
+        if result is not None and len(names) > 1:
+            raise InvalidRecordError(f"{function} gave {result!r:.80}: return a dict of the rewards {', '.join(names)}")
+        result = dict.fromkeys(names, result)
+    elif result and not set(names) & set(result):
+        raise InvalidRecordError(f"{function} gave {result!r:.80}, which has no reward {' or '.join(names)}")
+    given = [result.get(name) for name in names]
+    return [None if value is None else number_of(value, function) for value in given]

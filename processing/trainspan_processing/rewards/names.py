@@ -1,0 +1,47 @@
+"""Names of rewards, their weights, and the columns that hold their values."""
+
+from dataclasses import dataclass
+
+from trainspan_schemas.errors import UsageError
+
+__all__ = ["RewardName", "reward_names", "rollout_column", "step_column"]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardName:
+    """One of the evaluations that are the reward."""
+
+    name: str
+    weight: float = 1.0
+    may_be_missing: bool = False
+    """A rollout without it is trained all the same; it then adds nothing, and is no 0 in any comparison."""
+
+
+def step_column(name: str) -> str:
+    """The column with the calls' own rewards of that name."""
+    return f"step:{name}"
+
+
+def rollout_column(name: str) -> str:
+    """The column with the rollouts' own rewards of that name."""
+    return f"rollout:{name}"
+
+
+def reward_names(text: str) -> tuple[RewardName, ...]:
+    """`correct=1,style=0.2,tools?=0.1`: names with weights (1 where none is given); `?` marks what may be missing."""
+    found = []
+    for item in text.split(","):
+        name, separator, weight = item.strip().rpartition("=") if "=" in item else (item.strip(), "", "1")
+        try:
+            number = float(weight)
+        except ValueError:
+            raise UsageError(f"reward_name {text!r}: {weight!r} is no weight; write name=0.5") from None
+        if not name.rstrip("?"):
+            raise UsageError(f"reward_name {text!r} has an empty name; write name or name=weight,name=weight")
+        found.append(RewardName(name.rstrip("?"), number, name.endswith("?")))
+        del separator
+    if len({item.name for item in found}) < len(found):
+        raise UsageError(f"reward_name {text!r} names a reward twice")
+    if all(item.may_be_missing for item in found) and len(found) == 1:
+        raise UsageError(f"reward_name {text!r}: the only reward cannot be one that may be missing; leave the ? out")
+    return tuple(found)

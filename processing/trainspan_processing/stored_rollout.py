@@ -1,0 +1,55 @@
+"""`StoredRollout`: what a reward function or a filter of the user's is given."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainspan_processing.text.dialects import Message
+
+__all__ = ["StoredCall", "StoredEvaluation", "StoredRollout"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvaluation:
+    """An evaluation as it was recorded."""
+
+    name: str
+    score: float | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCall:
+    """A call with its tokens, and the text that the client's instrumentation recorded of it."""
+
+    index: int
+    agent: str | None
+    policy_version: int | None
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    finish_reason: str | None
+    attributes: dict[str, Any]
+    """Attributes of the call span."""
+    messages: list[Message] = field(default_factory=list)
+    """The request's messages; empty where no instrumentation recorded them."""
+    text: str | None = None
+    """The answer's text; None where no instrumentation recorded it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRollout:
+    """A complete rollout, as a reward function or a filter sees it."""
+
+    rollout_id: str
+    attempt: int
+    run_id: str | None
+    task_id: str | None
+    round: int | None
+    split: str | None
+    status: str
+    """A reward function sees `ok`, `agent_error`, `timeout` and `judge_error`; None as its answer leaves a failure unrewarded."""
+    evaluations: list[StoredEvaluation]
+    """Those that may reward it: what came with an agent's token, where the collector asks for tokens, is not among them."""
+    calls: list[StoredCall]
+    """In the order in which they were made."""
+    attributes: dict[str, Any]
+    """Attributes of the rollout span."""
