@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from trainspan_cli.clients.policy_server import PolicyClient
+from trainspan_cli.clients.store import backlog, rows
 from trainspan_cli.extras import PARTS, ImportCheck
-from trainspan_cli.loop.intervals import Estimate
-from trainspan_cli.loop.policy_client import PolicyClient
-from trainspan_cli.loop.run_folder import RunFolder
-from trainspan_cli.reading import backlog, rows
+from trainspan_cli.loop.checks.intervals import Estimate
+from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.template import merge_ratios, model_template, prefix_keeping_template
 from trainspan_schemas import keys
 from trainspan_schemas.checkpoint import CheckpointMeta, read_latest

@@ -17,9 +17,9 @@ from typing import Any
 from problems import Problem, problems
 from rich.console import Console
 
-from trainspan_cli.loop.intervals import Estimate
-from trainspan_cli.loop.report import write_report
-from trainspan_cli.loop.run_folder import RunFolder
+from trainspan_cli.loop.checks.intervals import Estimate
+from trainspan_cli.loop.report.run_report import write_report
+from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.config import load_settings
 from trainspan_schemas.home import home, store_path
 from trainspan_schemas.store import running_collector

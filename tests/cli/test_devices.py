@@ -13,11 +13,12 @@ import pytest
 from rich.console import Console
 
 from tests.support.places import free_ports
-from trainspan_cli.loop import processes, services
-from trainspan_cli.loop.devices import Devices
-from trainspan_cli.loop.run_folder import RunFolder
-from trainspan_cli.loop.screen import Screen
-from trainspan_cli.loop.services import Services
+from trainspan_cli.loop.processes import child_processes as processes
+from trainspan_cli.loop.processes import services
+from trainspan_cli.loop.processes.devices import Devices
+from trainspan_cli.loop.processes.screen import Screen
+from trainspan_cli.loop.processes.services import Services
+from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.settings import LoopSettings, ServingSettings, Settings, TrainSettings
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trainspan_cli.loop.integrity import (
+from trainspan_cli.loop.checks.integrity import (
     StageCounts,
     all_hold,
     dataset_checks,
@@ -12,7 +12,7 @@ from trainspan_cli.loop.integrity import (
     stage_checks,
     training_checks,
 )
-from trainspan_cli.loop.rewards import RewardRecords
+from trainspan_cli.loop.state.reward_records import RewardRecords
 from trainspan_schemas.agreement import Agreement
 
 WHOLE = StageCounts(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainspan_cli.loop.pass_at import pass_at, pass_at_k
+from trainspan_cli.loop.checks.pass_at import pass_at, pass_at_k
 
 
 def test_pass_at_k_is_the_share_of_samples_that_hold_a_success() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.policy_server import policy_server
-from trainspan_cli.loop.policy_client import PolicyClient
+from trainspan_cli.clients.policy_server import PolicyClient
 from trainspan_schemas.errors import PolicyServerError
 
 
@@ -13,7 +13,7 @@ def test_an_order_is_sent_again_while_the_server_is_busy_and_only_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
-    monkeypatch.setattr("trainspan_cli.loop.policy_client._BUSY_WAIT_S", 0.02)
+    monkeypatch.setattr("trainspan_cli.clients.policy_server._BUSY_WAIT_S", 0.02)
     busy = (503, {"error": "another swap is under way", "reason": "busy"})
     with policy_server(busy, busy, (200, {"asleep": True})) as server:
         PolicyClient(server.url).sleep()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trainspan_cli.loop.intervals import Estimate
-from trainspan_cli.loop.run_folder import RunFolder, newest_unfinished
+from trainspan_cli.loop.checks.intervals import Estimate
+from trainspan_cli.loop.state.run_folder import RunFolder, newest_unfinished
 from trainspan_schemas.errors import ProcessError
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from trainspan_cli.loop.report import write_report
-from trainspan_cli.loop.run_folder import RunFolder
-from trainspan_cli.loop.screen import Screen
-from trainspan_cli.loop.skipping import skip_check, skip_reason, skipped_rounds
+from trainspan_cli.loop.checks.skipping import skip_check, skip_reason, skipped_rounds
+from trainspan_cli.loop.processes.screen import Screen
+from trainspan_cli.loop.report.run_report import write_report
+from trainspan_cli.loop.state.run_folder import RunFolder
 
 TRAINED: dict[str, Any] = {"version": 1, "skipped": None}
 EMPTY = {"rows": 0, "calls_seen": 24, "dropped": {"zero_spread_group": 20, "validation": 4}}

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from trainspan_cli.loop.run_folder import RunFolder
-from trainspan_cli.loop.task_pool import LoopTasks, TaskPool
+from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_cli.loop.state.task_pool import LoopTasks, TaskPool
 from trainspan_schemas.config import load_settings
 from trainspan_schemas.errors import ConfigError, TaskFileError
 

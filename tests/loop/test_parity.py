@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.places import DemoRun
-from trainspan_cli.loop.integrity import Check, reward_checks
-from trainspan_cli.loop.rewards import read_rewards
+from trainspan_cli.clients.store import rows
+from trainspan_cli.loop.checks.integrity import Check, reward_checks
+from trainspan_cli.loop.state.reward_records import read_rewards
 from trainspan_cli.main import run as trainspan
-from trainspan_cli.reading import rows
 from trainspan_schemas.dataset import manifest_path
 
 LOW, HIGH, NORM, STEPS, SEED = 0.8, 1.28, 1.0, 4, 0

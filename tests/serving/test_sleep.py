@@ -10,7 +10,7 @@ import pytest
 from tests.serving.servers import Models, Stack
 from tests.serving.traffic import LONG_PROMPT, greedy
 from tests.support.canary import greedy_ids
-from trainspan_cli.loop.policy_client import PolicyClient
+from trainspan_cli.clients.policy_server import PolicyClient
 from trainspan_schemas import keys
 from trainspan_schemas.errors import PolicyServerError
 

@@ -121,7 +121,7 @@ def _rebuilt(request: "Request", given: dict[str, Any]) -> "BuiltDataset":
 
 
 def _print(built: "BuiltDataset") -> None:
-    from trainspan_cli.quality import print_quality
+    from trainspan_cli.views.dataset_quality import print_quality
     from trainspan_processing.report.quality_page import QUALITY_PAGE
     from trainspan_schemas.dataset import about_dir
 
@@ -130,8 +130,8 @@ def _print(built: "BuiltDataset") -> None:
 
 
 def _print_merge_failures(built: "BuiltDataset", chosen: Settings, model: str | None) -> None:
-    from trainspan_cli.quality import print_merge_failures
-    from trainspan_cli.tokenizers import tokenizer_places
+    from trainspan_cli.clients.tokenizers import tokenizer_places
+    from trainspan_cli.views.dataset_quality import print_merge_failures
     from trainspan_processing.text.token_text import find_decoder
 
     decoder = find_decoder(tokenizer_places(model, chosen))

@@ -20,7 +20,7 @@ def diff(
 
     Example: trainspan diff .trainspan/dataset/round-0003 /tmp/rloo/round-0003
     """
-    from trainspan_cli.compared import print_difference
+    from trainspan_cli.views.dataset_diff import print_difference
     from trainspan_processing.dataset.diff import compare_datasets
     from trainspan_processing.dataset.published import open_published
     from trainspan_schemas.errors import DatasetError, UsageError

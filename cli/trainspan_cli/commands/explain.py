@@ -37,7 +37,7 @@ def explain(
     """
     import time
 
-    from trainspan_cli.tokenizers import tokenizer_places
+    from trainspan_cli.clients.tokenizers import tokenizer_places
     from trainspan_processing.dataset.published import open_published
     from trainspan_processing.explain.explain import Question, explain_rollout
     from trainspan_processing.explain.page import explanation_page
@@ -69,7 +69,7 @@ def explain(
     if format == "json":
         print(json.dumps(account.record()))
         return
-    from trainspan_cli.explained import print_explanation
+    from trainspan_cli.views.explanation import print_explanation
 
     print_explanation(account, full=full)
     if html is not None:

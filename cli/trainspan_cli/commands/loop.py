@@ -12,8 +12,8 @@ from trainspan_schemas.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainspan_cli.loop.run_folder import RunFolder
-    from trainspan_cli.loop.task_pool import LoopTasks
+    from trainspan_cli.loop.state.run_folder import RunFolder
+    from trainspan_cli.loop.state.task_pool import LoopTasks
     from trainspan_schemas.settings import Settings
 
 
@@ -30,9 +30,9 @@ def loop(
     """
     import dataclasses
 
-    from trainspan_cli.loop.run_folder import RunFolder, newest_unfinished
-    from trainspan_cli.loop.series import SeedSeries
-    from trainspan_cli.loop.task_pool import LoopTasks
+    from trainspan_cli.loop.state.run_folder import RunFolder, newest_unfinished
+    from trainspan_cli.loop.state.series import SeedSeries
+    from trainspan_cli.loop.state.task_pool import LoopTasks
     from trainspan_schemas.config import override
 
     if seeds < 1:
@@ -62,11 +62,11 @@ def _run(
 ) -> dict[str, Any]:
     from rich.console import Console
 
-    from trainspan_cli.loop.integrity import all_hold
-    from trainspan_cli.loop.report import write_report
+    from trainspan_cli.loop.checks.integrity import all_hold
+    from trainspan_cli.loop.checks.skipping import skipped_rounds
+    from trainspan_cli.loop.processes.screen import Screen
+    from trainspan_cli.loop.report.run_report import write_report
     from trainspan_cli.loop.rounds import Loop
-    from trainspan_cli.loop.screen import Screen
-    from trainspan_cli.loop.skipping import skipped_rounds
 
     console = Console(stderr=format == "json")
     try:

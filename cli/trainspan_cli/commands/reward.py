@@ -30,7 +30,7 @@ def reward(
     import math
     import os
 
-    from trainspan_cli.feedback import Feedback, send_feedback
+    from trainspan_cli.clients.feedback import Feedback, send_feedback
     from trainspan_schemas.errors import UsageError
     from trainspan_schemas.senders import sender_headers
 

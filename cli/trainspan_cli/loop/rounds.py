@@ -6,20 +6,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from trainspan_cli.loop.checks.integrity import Check, dataset_checks, reward_checks, training_checks
+from trainspan_cli.loop.checks.intervals import Estimate
+from trainspan_cli.loop.checks.pass_at import pass_at
+from trainspan_cli.loop.checks.skipping import skip_check, skip_reason, skipped_rounds
+from trainspan_cli.loop.checks.stopping import best_validation, stop_reason
+from trainspan_cli.loop.processes.screen import Screen
+from trainspan_cli.loop.processes.services import Services
+from trainspan_cli.loop.processes.stages import Stages
+from trainspan_cli.loop.state.reward_records import read_rewards
+from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_cli.loop.state.task_pool import LoopTasks, TaskPool
 from trainspan_schemas.dataset import dataset_dir, manifest_path
 from trainspan_schemas.settings import Settings
-
-from .integrity import Check, dataset_checks, reward_checks, training_checks
-from .intervals import Estimate
-from .pass_at import pass_at
-from .rewards import read_rewards
-from .run_folder import RunFolder
-from .screen import Screen
-from .services import Services
-from .skipping import skip_check, skip_reason, skipped_rounds
-from .stages import Stages
-from .stopping import best_validation, stop_reason
-from .task_pool import LoopTasks, TaskPool
 
 __all__ = ["Loop", "settings_record"]
 

@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainspan_cli.loop.checks.integrity import stage_checks
+from trainspan_cli.loop.checks.stage_counts import StageMeter
+from trainspan_cli.loop.processes.child_processes import run_command
+from trainspan_cli.loop.processes.screen import Screen
+from trainspan_cli.loop.processes.services import Services
+from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.dataset import dataset_dir, manifest_path
 from trainspan_schemas.errors import ProcessError
 from trainspan_schemas.functions import is_function_name
 from trainspan_schemas.settings import Settings
-
-from .counts import StageMeter
-from .integrity import stage_checks
-from .processes import run_command
-from .run_folder import RunFolder
-from .screen import Screen
-from .services import Services
 
 __all__ = ["Built", "Collected", "Stages"]
 

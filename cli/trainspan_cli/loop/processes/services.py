@@ -5,17 +5,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trainspan_cli.clients.policy_server import PolicyClient
+from trainspan_cli.loop.processes.child_processes import Service
+from trainspan_cli.loop.processes.devices import Devices
+from trainspan_cli.loop.processes.screen import Screen
+from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.checkpoint import LATEST
 from trainspan_schemas.errors import ConfigError, ProcessError
 from trainspan_schemas.home import store_path
 from trainspan_schemas.settings import Settings
 from trainspan_schemas.store import running_collector
-
-from .devices import Devices
-from .policy_client import PolicyClient
-from .processes import Service
-from .run_folder import RunFolder
-from .screen import Screen
 
 __all__ = ["Services"]
 

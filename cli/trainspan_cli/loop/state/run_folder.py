@@ -13,10 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from trainspan_cli.loop.state.task_pool import TaskPool
 from trainspan_schemas.errors import ProcessError
 from trainspan_schemas.home import make_home, runs_dir
-
-from .task_pool import TaskPool
 
 __all__ = ["RunFolder", "newest_unfinished"]
 

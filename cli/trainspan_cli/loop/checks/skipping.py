@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from .integrity import Check
+from trainspan_cli.loop.checks.integrity import Check
 
 __all__ = ["MOST_IN_A_ROW", "skip_check", "skip_reason", "skipped_rounds"]
 

@@ -4,9 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainspan_cli.loop.checks.intervals import Estimate
 from trainspan_schemas.settings import LoopSettings
-
-from .intervals import Estimate
 
 __all__ = ["best_validation", "stop_reason"]
 

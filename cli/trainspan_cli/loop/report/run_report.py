@@ -6,11 +6,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from .curves import draw_curves, draw_training
-from .intervals import Estimate, measured
-from .page import picture, table, write_page
-from .run_folder import RunFolder
-from .skipping import skipped_rounds
+from trainspan_cli.loop.checks.intervals import Estimate, measured
+from trainspan_cli.loop.checks.skipping import skipped_rounds
+from trainspan_cli.loop.report.curves import draw_curves, draw_training
+from trainspan_cli.loop.report.page import picture, table, write_page
+from trainspan_cli.loop.state.run_folder import RunFolder
 
 __all__ = ["write_report"]
 

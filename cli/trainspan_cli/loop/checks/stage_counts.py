@@ -3,10 +3,9 @@
 import time
 from typing import Any
 
-from trainspan_cli.reading import rows
-
-from .integrity import StageCounts
-from .policy_client import PolicyClient
+from trainspan_cli.clients.policy_server import PolicyClient
+from trainspan_cli.clients.store import rows
+from trainspan_cli.loop.checks.integrity import StageCounts
 
 __all__ = ["StageMeter"]
 

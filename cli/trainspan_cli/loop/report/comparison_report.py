@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.table import Table
 
-from .comparison import Series, measured_in
-from .curves import draw_comparison
-from .page import picture, table, write_page
+from trainspan_cli.loop.report.comparison import Series, measured_in
+from trainspan_cli.loop.report.curves import draw_comparison
+from trainspan_cli.loop.report.page import picture, table, write_page
 
 __all__ = ["comparison_record", "comparison_table", "write_comparison"]
 

@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.home import make_home, runs_dir
 from trainspan_schemas.settings import Settings
-
-from .run_folder import RunFolder
 
 __all__ = ["SeedSeries", "with_seed"]
 

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trainspan_cli.loop.state.reward_records import RewardRecords
 from trainspan_schemas.agreement import Agreement
 from trainspan_schemas.status import DROP_REASONS
-
-from .rewards import RewardRecords
 
 __all__ = ["Check", "StageCounts", "all_hold", "dataset_checks", "reward_checks", "stage_checks", "training_checks"]
 

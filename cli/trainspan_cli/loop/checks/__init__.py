@@ -1,0 +1,1 @@
+"""What must hold in a round, and when a run ends."""

@@ -1,0 +1,1 @@
+"""What the loop knows of a run, on disk."""
