@@ -4,9 +4,9 @@ import logging
 import os
 from collections.abc import Sequence
 
-from trainspan_rollouts.commands import CommandExecutor, agent_environment
-from trainspan_rollouts.execution import Executor
-from trainspan_rollouts.pool import WorkerPool
+from trainspan_rollouts.command_executor import CommandExecutor, agent_environment
+from trainspan_rollouts.executor import Executor
+from trainspan_rollouts.function_executor import WorkerPool
 from trainspan_rollouts.records import RunSettings
 from trainspan_schemas.endpoint import headers_of
 from trainspan_schemas.errors import ConfigError, UsageError

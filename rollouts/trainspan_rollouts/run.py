@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
-from trainspan_rollouts.execution import Ended, Execution
+from trainspan_rollouts.executor import Ended, Execution
 from trainspan_rollouts.executors import choose_executor
 from trainspan_rollouts.judge import Judge, Result
-from trainspan_rollouts.ledger import RunLedger, ledger_file
 from trainspan_rollouts.records import Progress, RunResult, RunSettings
-from trainspan_rollouts.spans import RolloutSpans
-from trainspan_rollouts.tasks import Task, count_tasks, read_tasks
+from trainspan_rollouts.rollout_spans import RolloutSpans
+from trainspan_rollouts.run_ledger import RunLedger, ledger_file
+from trainspan_rollouts.task_file import Task, count_tasks, read_tasks
 from trainspan_schemas.endpoint import headers_of
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.functions import number_of

@@ -14,7 +14,7 @@ from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
 from tests.support.programs import environment, write
 from trainspan_rollouts import RunSettings, run_rollouts
-from trainspan_rollouts.commands import agent_environment
+from trainspan_rollouts.command_executor import agent_environment
 from trainspan_schemas.store import running_collector
 
 TRAINSPAN = [sys.executable, "-m", "trainspan_cli"]

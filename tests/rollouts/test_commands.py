@@ -15,7 +15,7 @@ from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
 from tests.support.programs import environment, write
 from trainspan_cli import main
-from trainspan_rollouts import commands
+from trainspan_rollouts import command_executor as commands
 from trainspan_schemas import keys
 from trainspan_schemas.identity import TraceParent
 from trainspan_schemas.signing import KEY_FILE, signing_key

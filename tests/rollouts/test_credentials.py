@@ -15,9 +15,9 @@ from tests.rollouts.conftest import Run
 from tests.support.collector import CollectorProcess, running, select
 from tests.support.openai_server import OpenAIServer
 from tests.support.programs import environment, write
-from trainspan_rollouts.commands import agent_environment
-from trainspan_rollouts.ledger import RunLedger
-from trainspan_rollouts.spans import RolloutSpans
+from trainspan_rollouts.command_executor import agent_environment
+from trainspan_rollouts.rollout_spans import RolloutSpans
+from trainspan_rollouts.run_ledger import RunLedger
 from trainspan_schemas.identity import Identity
 from trainspan_schemas.roles import Role, token_of
 

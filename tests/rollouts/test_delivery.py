@@ -17,7 +17,7 @@ from tests.rollouts.test_functions import tasks
 from tests.support.otlp_sink import OtlpSink, ReceivedSpan, free_port, otlp_sink
 from tests.support.programs import environment, write
 from trainspan_rollouts.delivery import VerdictSender
-from trainspan_rollouts.spans import RolloutSpan
+from trainspan_rollouts.rollout_spans import RolloutSpan
 from trainspan_schemas import keys
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.identity import Identity

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainspan_rollouts.ledger import RunLedger, recorded_rewards, task_rewards
+from trainspan_rollouts.run_ledger import RunLedger, recorded_rewards, task_rewards
 from trainspan_schemas.identity import Identity
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainspan_rollouts.tasks import Task, count_tasks, read_tasks
+from trainspan_rollouts.task_file import Task, count_tasks, read_tasks
 from trainspan_schemas.errors import TaskFileError
 
 GOOD = '{"id": 1, "input": {"q": "é"}, "answer": [4], "split": "val", "meta": {"k": 1}}\n\n{"id": "b", "input": "x"}\n'
@@ -94,7 +94,7 @@ def test_tasks_are_read_as_a_stream(tmp_path: Path) -> None:
 WRITE_AND_COUNT = """
 import json, resource, sys
 from pathlib import Path
-from trainspan_rollouts.tasks import count_tasks, read_tasks
+from trainspan_rollouts.task_file import count_tasks, read_tasks
 
 def peak_mib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -110,7 +110,7 @@ class Loop:
 
         From what the runner wrote down, so that no reward outside the validation gets in.
         """
-        from trainspan_rollouts.ledger import ledger_file, task_rewards
+        from trainspan_rollouts.run_ledger import ledger_file, task_rewards
 
         rewards = task_rewards(ledger_file(self._folder.run_id, round_, "val")).values()
         record = Estimate.of(rewards).record()
@@ -182,7 +182,7 @@ class Loop:
         self._screen.record(record)
 
     def _reward_checks(self, round_: int, dataset: Path) -> list[Check]:
-        from trainspan_rollouts.ledger import ledger_file
+        from trainspan_rollouts.run_ledger import ledger_file
 
         rewards = read_rewards(ledger_file(self._folder.run_id, round_, "train"), dataset)
         return [] if rewards is None else reward_checks(rewards)

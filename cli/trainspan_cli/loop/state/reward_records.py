@@ -31,7 +31,7 @@ def read_rewards(runner: Path, dataset: Path) -> RewardRecords | None:
 
     That is so with `[dataset] reward`, `air`, `overlong = "punish"`, or other names than `reward`.
     """
-    from trainspan_rollouts.ledger import recorded_rewards
+    from trainspan_rollouts.run_ledger import recorded_rewards
 
     manifest: dict[str, Any] = json.loads(manifest_path(dataset).read_bytes())
     settings = manifest["settings"]

@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainspan_rollouts.tasks import Task, count_tasks, read_tasks
+from trainspan_rollouts.task_file import Task, count_tasks, read_tasks
 from trainspan_schemas.errors import ConfigError, TaskFileError
 from trainspan_schemas.identity import Split
 from trainspan_schemas.settings import Settings

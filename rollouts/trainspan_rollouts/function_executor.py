@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from trainspan_rollouts.commands import GRACE_S, instrumented
-from trainspan_rollouts.execution import Ended, Execution
+from trainspan_rollouts.command_executor import GRACE_S, instrumented
+from trainspan_rollouts.executor import Ended, Execution
 from trainspan_schemas.errors import ProcessError, UsageError
 from trainspan_schemas.status import RolloutStatus
 from trainspan_schemas.worker import MAX_LINE_BYTES, Cancel, Job, Outcome, Ready, Refusal, decode, encode

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trainspan_rollouts.tasks import Task
+from trainspan_rollouts.task_file import Task
 from trainspan_schemas.identity import Identity, TraceParent
 from trainspan_schemas.status import RolloutStatus
 from trainspan_schemas.worker import AgentReport

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from trainspan_rollouts.delivery import VerdictSender
-from trainspan_rollouts.ledger import RunLedger
+from trainspan_rollouts.run_ledger import RunLedger
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity, TraceParent
 from trainspan_schemas.status import RolloutStatus

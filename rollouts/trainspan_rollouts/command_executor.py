@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from trainspan_rollouts.execution import Ended, Execution
-from trainspan_rollouts.tasks import Task
+from trainspan_rollouts.executor import Ended, Execution
+from trainspan_rollouts.task_file import Task
 from trainspan_schemas.errors import ProcessError
 from trainspan_schemas.identity import (
     ENV_BAGGAGE,
