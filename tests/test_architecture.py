@@ -1,8 +1,10 @@
-"""The direction of imports, and what the agent's side may load."""
+"""The direction of imports between packages, folders and files, and what the agent's side may load."""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,90 @@ PACKAGES = {
     "training": "trainspan_training",
     "cli": "trainspan_cli",
 }
+FLOORS = {
+    "collector": (
+        "process",
+        "servers",
+        "query",
+        "maintenance store_gauges",
+        "load",
+        "store",
+        "rows receive",
+        "journal",
+        "otlp network runtime",
+    ),
+    "processing": (
+        "explain",
+        "build",
+        "report",
+        "credit export",
+        "rewards",
+        "reasons",
+        "traces",
+        "dataset read",
+        "stored_rollout",
+        "text",
+        "tables",
+    ),
+    "training": ("session", "rounds", "metrics", "objective", "model", "devices", "data checkpoints"),
+    "serving": ("middleware worker", "http", "swap", "capture process", "export checkpoints"),
+    "exporters": (
+        "_hook",
+        "_process",
+        "_worker",
+        "_rollout_block",
+        "_calls",
+        "_environment _rollout",
+        "_guard _switch _noise",
+    ),
+}
+"""A package's folders and top modules, top floor first: each imports from itself and from lower floors, never from its neighbors."""
+LARGEST = 11
+"""Files in a folder; modules beside the folders of a package are not counted."""
+
+
+def modules_of(folder: Path, package: str) -> dict[str, Path]:
+    """Dotted name within the package → file, of all modules but `__init__` and programs for children."""
+    files = sorted(path for path in (folder / package).rglob("*.py") if path.stem not in ("__init__", "sitecustomize"))
+    return {".".join(path.relative_to(folder / package).with_suffix("").parts): path for path in files}
+
+
+def imports_of(path: Path, package: str) -> set[str]:
+    """Dotted names within the package that the file imports: modules, or things in them."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path} imports relatively, in line {node.lineno}"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.removeprefix(f"{package}.") for name in names if name.startswith(f"{package}.")}
+
+
+def graph_of(folder: Path, package: str) -> dict[str, set[str]]:
+    """Module → the modules of its package that it imports."""
+    modules = modules_of(folder, package)
+    found: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        imported = imports_of(path, package)
+        found[module] = {name for name in modules for it in imported if it == name or it.startswith(f"{name}.")}
+        found[module].discard(module)
+    return found
+
+
+def upward(graph: Mapping[str, set[str]], floors: Sequence[str]) -> list[str]:
+    """The imports that do not go down. Raises KeyError for a folder that has no floor."""
+    floor_of = {room: -number for number, rooms in enumerate(floors) for room in rooms.split()}
+
+    def room(module: str) -> str:
+        return module.partition(".")[0]
+
+    return [
+        f"{module} imports {other}"
+        for module, others in graph.items()
+        for other in sorted(others)
+        if room(module) != room(other) and floor_of[room(module)] <= floor_of[room(other)]
+    ]
 
 
 def imported_roots(path: Path) -> set[str]:
@@ -40,6 +126,55 @@ def test_a_part_imports_only_schemas_and_itself(folder: str) -> None:
     for module in modules:
         ours = imported_roots(module) & set(PACKAGES.values())
         assert ours <= allowed, f"{module.relative_to(ROOT)} imports {sorted(ours - allowed)}"
+
+
+@pytest.mark.parametrize("folder", FLOORS)
+def test_folders_import_only_from_lower_floors(folder: str) -> None:
+    graph = graph_of(ROOT / folder, PACKAGES[folder])
+    assert {module.partition(".")[0] for module in graph} == set(" ".join(FLOORS[folder]).split())
+    assert upward(graph, FLOORS[folder]) == []
+
+
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_no_files_import_each_other_in_a_circle(folder: str) -> None:
+    graph = graph_of(ROOT / folder, PACKAGES[folder])
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize("folder", FLOORS)
+def test_folders_are_small_and_say_what_they_hold(folder: str) -> None:
+    package = ROOT / folder / PACKAGES[folder]
+    rooms = [path.parent for path in package.glob("*/__init__.py")]
+    assert rooms
+    for room in rooms:
+        assert ast.get_docstring(ast.parse((room / "__init__.py").read_text())), room
+        n_files = sum(path.name != "__init__.py" for path in room.glob("*.py"))
+        assert 4 <= n_files <= LARGEST, f"{room.relative_to(ROOT)} holds {n_files} files"
+
+
+def test_a_planted_import_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "planted"
+    for name, text in {
+        "low/__init__.py": "",
+        "low/one.py": "from planted.high.two import x\n",
+        "low/three.py": "import planted.low.one\n",
+        "high/__init__.py": "",
+        "high/two.py": "from planted.low import three\n",
+    }.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    graph = graph_of(tmp_path, "planted")
+    assert graph == {"low.one": {"high.two"}, "low.three": {"low.one"}, "high.two": {"low.three"}}
+    assert upward(graph, ("high", "low")) == ["low.one imports high.two"]
+    assert upward(graph, ("high low",)) == ["high.two imports low.three", "low.one imports high.two"]
+    with pytest.raises(CycleError):
+        TopologicalSorter(graph).prepare()
+    (package / "low/one.py").write_text("from .three import x\n")
+    with pytest.raises(AssertionError, match="imports relatively"):
+        graph_of(tmp_path, "planted")
 
 
 def test_schemas_use_the_standard_library_only() -> None:

@@ -13,15 +13,10 @@ from opentelemetry import trace
 from opentelemetry.instrumentation import auto_instrumentation
 
 from trainspan import _noise
-from trainspan._calls import agent_name as _agent
-from trainspan._calls import http_clients as _clients
+from trainspan._calls import agent_name, http_clients
 from trainspan._guard import guarded
-from trainspan._process import delivery as _delivery
-from trainspan._process import exits as _exit
-from trainspan._process import gevent_threads as _gevent
-from trainspan._process import process_span as _process
-from trainspan._rollout import boundary as _boundary
-from trainspan._rollout import span_processor as _stamp
+from trainspan._process import delivery, exits, gevent_threads, process_span
+from trainspan._rollout import boundary, span_processor
 from trainspan._switch import is_disabled
 
 __all__ = ["hand_down", "install"]
@@ -39,14 +34,14 @@ def install() -> None:
         return
     _State.installed = True
     steps: tuple[Callable[[], object], ...] = (
-        _delivery.watch_exporters,
+        delivery.watch_exporters,
         _stamp_spans,
         _begin_process,
-        _boundary.watch_servers,
-        _clients.wrap_clients,
-        _agent.watch_frameworks,
-        _exit.watch_exits,
-        _gevent.watch_gevent,
+        boundary.watch_servers,
+        http_clients.wrap_clients,
+        agent_name.watch_frameworks,
+        exits.watch_exits,
+        gevent_threads.watch_gevent,
         _noise.quiet_instrumentors,
     )
     for step in steps:
@@ -68,11 +63,11 @@ def hand_down() -> None:
 
 
 def _stamp_spans() -> None:
-    _stamp.stamp_spans_of(trace.get_tracer_provider())
+    span_processor.stamp_spans_of(trace.get_tracer_provider())
 
 
 def _begin_process() -> None:
-    _process.begin(os.environ)
+    process_span.begin(os.environ)
 
 
 def _is_helper(argv: Sequence[str]) -> bool:

@@ -4,7 +4,7 @@ import os
 import secrets
 from pathlib import Path
 
-from .secret_files import make_secret_file
+from trainspan_schemas.secret_files import make_secret_file
 
 __all__ = [
     "checkpoints_dir",

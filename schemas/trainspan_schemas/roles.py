@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from .errors import ConfigError
-from .home import home
-from .secret_files import make_secret_file
+from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.home import home
+from trainspan_schemas.secret_files import make_secret_file
 
 __all__ = [
     "TOKEN_FILE",

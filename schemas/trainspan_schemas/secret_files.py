@@ -7,7 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
-from .errors import ConfigError
+from trainspan_schemas.errors import ConfigError
 
 __all__ = ["check_is_private", "make_secret_file"]
 

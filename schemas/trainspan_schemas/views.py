@@ -10,7 +10,7 @@ Token columns that were promoted are not stored a second time in `attributes`.
 
 from typing import Final
 
-from . import keys
+from trainspan_schemas import keys
 
 __all__ = ["CALL_FACTS", "STORE_VERSION", "VIEWS"]
 

@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.places import free_ports
-from trainspan_cli.loop.processes import child_processes as processes
-from trainspan_cli.loop.processes import services
+from trainspan_cli.loop.processes import child_processes, services
 from trainspan_cli.loop.processes.devices import Devices
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
@@ -138,7 +137,9 @@ def test_on_a_shared_gpu_the_trainer_starts_when_the_server_has_its_memory_or_sl
     (port,) = free_ports(1)
     log = tmp_path / "log"
     child, kind = [sys.executable, "-c", CHILD], "alone" if visible == "5" else "together"
-    monkeypatch.setattr(processes, "_trainspan", lambda arguments, _: [*child, arguments[0], str(log), str(port), kind])
+    monkeypatch.setattr(
+        child_processes, "_trainspan", lambda arguments, _: [*child, arguments[0], str(log), str(port), kind]
+    )
     monkeypatch.setattr(services, "running_collector", lambda _: SimpleNamespace(grpc="127.0.0.1:1"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))

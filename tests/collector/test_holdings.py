@@ -11,10 +11,10 @@ import pytest
 
 from tests.collector.test_nearby import MEMORY_BYTES, most_rows, stores, tangle
 from tests.support.filling import Filling
-from trainspan_collector.query import named_reads as reads
+from trainspan_collector.query import named_reads
 from trainspan_collector.query.named_reads import HOLDINGS, READS, TOKENS, named_read
 from trainspan_collector.store.database import Database
-from trainspan_processing.read import locations as extents
+from trainspan_processing.read import locations
 from trainspan_processing.read.locations import Extents
 from trainspan_schemas.errors import UsageError
 
@@ -38,8 +38,8 @@ def _held(database: Database, **selection: object) -> pl.DataFrame:
 @pytest.fixture(autouse=True)
 def _tight_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small stores are cut as large ones are."""
-    monkeypatch.setattr(reads, "_STRETCH", 3)
-    monkeypatch.setattr(extents, "_NEAR_SEQS", 1)
+    monkeypatch.setattr(named_reads, "_STRETCH", 3)
+    monkeypatch.setattr(locations, "_NEAR_SEQS", 1)
 
 
 def _differing(folder: Path, random: Random) -> Iterator[Mapping[str, Any]]:
@@ -146,7 +146,7 @@ def test_ranges_are_few_and_keep_the_widest_gaps(monkeypatch: pytest.MonkeyPatch
     )
     places = Extents.of(held, {0: 2000})
     assert places.parameters(0, ["a"])["spans_within"] == [[1, 10], [100, 101], [105, 110], [390, 500], [1000, 1000]]
-    monkeypatch.setattr(extents, "_MOST_RANGES", 3)
+    monkeypatch.setattr(locations, "_MOST_RANGES", 3)
     assert places.parameters(0, ["a"])["spans_within"] == [[1, 110], [390, 500], [1000, 1000]]
 
 

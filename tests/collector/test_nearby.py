@@ -14,7 +14,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from tests.support.collector import Attribute, event, key_values, span, trace_id, trace_request
 from tests.support.filling import Filling
 from trainspan_collector.journal.frames import Signal
-from trainspan_collector.query import named_reads as reads
+from trainspan_collector.query import named_reads
 from trainspan_collector.query.named_reads import READS, named_read
 from trainspan_collector.store.database import Database
 from trainspan_schemas import keys
@@ -91,7 +91,7 @@ def _differing(database: Database, name: str) -> list[Mapping[str, object]]:
     for parameters in PARAMETERS:
         found = _rows(database, name, parameters)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(reads, "SEEDS", {})
+            patch.setattr(named_reads, "SEEDS", {})
             if found != _rows(database, name, parameters):
                 differing.append(parameters)
     return differing

@@ -13,13 +13,11 @@ import pytest
 from tests.support.collector import TRACES, send, span, trace_request
 from tests.support.http import PROTOBUF, request
 from trainspan_collector.journal.journal import Journal
-from trainspan_collector.network import grpc_limits as calls
+from trainspan_collector.network import grpc_limits
 from trainspan_collector.network.access import Access
 from trainspan_collector.network.credentials import Guard
 from trainspan_collector.network.ports import Address
-from trainspan_collector.receive import grpc_server as receiver
-from trainspan_collector.receive import http_app as web
-from trainspan_collector.receive import http_server
+from trainspan_collector.receive import grpc_server, http_app, http_server
 from trainspan_collector.receive.admission import Intake
 from trainspan_collector.runtime.metrics import Metrics, StoreState
 from trainspan_collector.servers import Fronts
@@ -38,10 +36,10 @@ MOST = 8
 def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreAddress]:
     """The listeners with less patience and fewer connections than they have in earnest."""
     monkeypatch.setattr(http_server, "_HEADERS_S", LIMIT_S)
-    monkeypatch.setattr(web, "_BODY_S", LIMIT_S)
-    monkeypatch.setattr(receiver, "_MESSAGE_S", LIMIT_S)
+    monkeypatch.setattr(http_app, "_BODY_S", LIMIT_S)
+    monkeypatch.setattr(grpc_server, "_MESSAGE_S", LIMIT_S)
     monkeypatch.setattr(http_server, "_MAX_CONNECTIONS", MOST)
-    monkeypatch.setattr(calls, "_MAX_CONNECTIONS", MOST)
+    monkeypatch.setattr(grpc_limits, "_MAX_CONNECTIONS", MOST)
     journal = Journal(tmp_path)
     intake = Intake(journal, tmp_path, min_free_disk_bytes=0, wait_s=0.1)
     ports = [Address.parse(option, "127.0.0.1:0", allow_remote=False) for option in ("--grpc", "--http")]

@@ -11,46 +11,46 @@ from tests.support.otlp_recorder import OtlpRecorder
 from tests.support.programs import environment, write
 
 STEPS = [
-    "_hook._begin_process",
-    "_delivery.watch_exporters",
-    "_stamp.scope_in",
-    "_process._from_environment",
-    "_clients._wrap_httpx",
-    "_http.current_scope",
-    "_exit._outcome",
-    "_exit._process.begin_forked",
+    "_hook:_begin_process",
+    "_process.delivery:watch_exporters",
+    "_rollout.span_processor:scope_in",
+    "_process.process_span:_from_environment",
+    "_calls.http_clients:_wrap_httpx",
+    "_calls.policy_request:current_scope",
+    "_process.exits:_outcome",
+    "_process.exits:process_span.begin_forked",
 ]
 PLACES = [
-    "_hook._stamp_spans",
-    "_delivery.getLogger",
-    "_delivery.time",
-    "_delivery.get_logger_provider",
-    "_stamp.RequestRollouts",
-    "_stamp._identity_of",
-    "_process._own_rollout",
-    "_process._export",
-    "_process.end_open_rollouts",
-    "_process.start_span",
-    "_boundary._wrap_socketserver",
-    "_boundary._wrap_uvicorn",
-    "_clients.prepare",
-    "_clients._content",
-    "_http._parent_to_send",
-    "_http.calling_agent",
-    "_http.strip_identity",
-    "_http.is_outside_of_requests",
-    "_agent._stop_uploads",
-    "_agent.json",
-    "_agent.hashlib",
-    "_scope.Scope.count",
-    "_scope.Scope.outcome",
-    "_exit._process.end",
-    "_exit._delivery.before_fork",
-    "_exit._delivery.after_fork_in_parent",
-    "_exit._delivery.forget",
-    "_exit._system_exit.forget",
-    "_system_exit._FirstImport",
-    "_system_exit.only_raises",
+    "_hook:_stamp_spans",
+    "_process.delivery:getLogger",
+    "_process.delivery:time",
+    "_process.delivery:get_logger_provider",
+    "_rollout.span_processor:RequestRollouts",
+    "_rollout.span_processor:_identity_of",
+    "_process.process_span:_own_rollout",
+    "_process.process_span:_export",
+    "_process.process_span:end_open_rollouts",
+    "_process.process_span:start_span",
+    "_rollout.boundary:_wrap_socketserver",
+    "_rollout.boundary:_wrap_uvicorn",
+    "_calls.http_clients:prepare",
+    "_calls.http_clients:_content",
+    "_calls.policy_request:_parent_to_send",
+    "_calls.policy_request:calling_agent",
+    "_calls.policy_request:strip_identity",
+    "_calls.policy_request:is_outside_of_requests",
+    "_calls.agent_name:_stop_uploads",
+    "_calls.agent_name:json",
+    "_calls.agent_name:hashlib",
+    "_rollout.scope:Scope.count",
+    "_rollout.scope:Scope.outcome",
+    "_process.exits:process_span.end",
+    "_process.exits:delivery.before_fork",
+    "_process.exits:delivery.after_fork_in_parent",
+    "_process.exits:delivery.forget",
+    "_process.exits:system_exit.forget",
+    "_process.system_exit:_FirstImport",
+    "_process.system_exit:only_raises",
 ]
 """Functions and modules that the steps use, none of them guarded by itself."""
 
@@ -66,7 +66,8 @@ PLACES = sys.argv[1:]
 
 
 def fault(place):
-    module, *names = place.split(".")
+    module, _, path = place.partition(":")
+    names = path.split(".")
     owner = importlib.import_module(f"trainspan.{module}")
     for name in names[:-1]:
         owner = getattr(owner, name)

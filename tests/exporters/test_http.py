@@ -7,7 +7,7 @@ from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 
-from trainspan._calls import policy_request as _http
+from trainspan._calls import policy_request
 from trainspan._rollout.scope import Scope, remote_span
 from trainspan._rollout.span_processor import invoked_agent, stamp_spans_of
 from trainspan_schemas import keys
@@ -49,14 +49,14 @@ def test_the_policy_is_known_by_its_origin(
 ) -> None:
     monkeypatch.delenv("TRAINSPAN_POLICY_URL", raising=False)
     monkeypatch.setenv("OPENAI_BASE_URL", policy)
-    assert _http.is_policy(url) is expected
+    assert policy_request.is_policy(url) is expected
 
 
 def test_the_policy_url_of_its_own_variable_wins_over_the_base_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINSPAN_POLICY_URL", "http://policy:8000")
     monkeypatch.setenv("OPENAI_BASE_URL", "https://api.example.com/v1")
-    assert _http.is_policy(URL)
-    assert not _http.is_policy("https://api.example.com/v1/chat/completions")
+    assert policy_request.is_policy(URL)
+    assert not policy_request.is_policy("https://api.example.com/v1/chat/completions")
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,13 @@ def test_the_policy_url_of_its_own_variable_wins_over_the_base_url(monkeypatch: 
 def test_a_request_names_a_parent_that_the_server_accepts(
     scope: Scope, url: str, headers: dict[str, str], sent: TraceParent
 ) -> None:
-    _http.prepare("POST", url, headers)
+    policy_request.prepare("POST", url, headers)
     assert TraceParent.parse(headers["traceparent"]) == sent
 
 
 def test_identity_joins_the_baggage_that_is_there_and_replaces_an_older_identity(scope: Scope) -> None:
     headers = {"baggage": f"mine=1;p=2,{Identity('old').to_baggage()}"}
-    _http.prepare("POST", URL, headers)
+    policy_request.prepare("POST", URL, headers)
     assert headers["baggage"].startswith("mine=1;p=2,")
     assert parse_baggage(headers["baggage"]) == {
         "mine": "1",
@@ -98,8 +98,8 @@ def test_identity_joins_the_baggage_that_is_there_and_replaces_an_older_identity
 
 def test_answers_count_as_calls_only_where_something_was_generated(scope: Scope) -> None:
     def sent(method: str, path: str, status: int | None) -> tuple[int, bool]:
-        request = _http.prepare(method, f"http://policy:8000{path}", {})
-        _http.failed(request) if status is None else _http.answered(request, status)
+        request = policy_request.prepare(method, f"http://policy:8000{path}", {})
+        policy_request.failed(request) if status is None else policy_request.answered(request, status)
         return scope.calls, scope.policy_failing
 
     assert sent("POST", "/v1/chat/completions", 200) == (1, False)

@@ -173,7 +173,7 @@ def test_swapped_rewards_turn_the_panel_red(
     """The fault stands between the store and credit: the rollouts of round 1 get one another's rewards."""
     import polars as pl
 
-    from trainspan_processing.rewards import rollout_rewards as rewarding
+    from trainspan_processing.rewards import rollout_rewards
 
     runner = demo.place.home / "rollouts" / demo.folder.name / "round-0001-train.jsonl"
     build = ["dataset", "--store", str(demo.place.home / "spans.duckdb"), "--run", demo.folder.name, "--round", "1"]
@@ -188,13 +188,13 @@ def test_swapped_rewards_turn_the_panel_red(
     sound = panel(tmp_path / "sound")
     assert sound.ok
     assert re.fullmatch(r"(\d+) of \1 rewards compared \((\d+) in rows\), 0 differ", sound.detail), sound.detail
-    bind = rewarding.bind_rewards
+    bind = rollout_rewards.bind_rewards
 
     def swapped(*arguments: Any) -> Any:
         bound = bind(*arguments)
         return replace(bound, edges=bound.edges.with_columns(pl.col("score").reverse()))
 
-    monkeypatch.setattr(rewarding, "bind_rewards", swapped)
+    monkeypatch.setattr(rollout_rewards, "bind_rewards", swapped)
     faulty = panel(tmp_path / "faulty")
     assert not faulty.ok
     assert "the runner heard" in faulty.detail

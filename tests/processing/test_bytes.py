@@ -9,7 +9,7 @@ import pytest
 from tests.processing.conftest import Bench, rows
 from tests.processing.traces import TestRollout, chain
 from trainspan_processing.build.build import BuiltDataset
-from trainspan_processing.read import tokens as payload
+from trainspan_processing.read import tokens
 from trainspan_schemas.dataset import COLUMNS
 
 
@@ -70,7 +70,7 @@ def test_small_chunks_of_rows_change_nothing_but_the_row_groups(
 ) -> None:
     bench.send(*_workload(bench, bench.run_id))
     large = bench.build(round_=0)
-    monkeypatch.setattr(payload, bound, most)
+    monkeypatch.setattr(tokens, bound, most)
     small = bench.build(round_=0, out=tmp_path / "small")
     assert rows(large).equals(rows(small))
     groups = [pq.ParquetFile(built.path / "part-00000.parquet").num_row_groups for built in (large, small)]

@@ -10,9 +10,7 @@ from tests.processing.conftest import Bench, rows
 from tests.processing.traces import TestRollout, TestSpan, chain, hex_id
 from trainspan_processing.build.build import BuiltDataset
 from trainspan_processing.dataset.ledger import ledger_path
-from trainspan_processing.read import inventory
-from trainspan_processing.read import locations as extents
-from trainspan_processing.read import tokens as payload
+from trainspan_processing.read import inventory, locations, tokens
 from trainspan_processing.read.inventory import Inventory, take_inventory
 from trainspan_processing.read.source import Selection, Source
 from trainspan_schemas import keys
@@ -21,7 +19,7 @@ from trainspan_schemas import keys
 @pytest.fixture(autouse=True)
 def _tight_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads of a small store look as closely where its rollouts lie as those of a large one."""
-    monkeypatch.setattr(extents, "_NEAR_SEQS", 0)
+    monkeypatch.setattr(locations, "_NEAR_SEQS", 0)
 
 
 def _client(rollout: TestRollout, name: str, model: str, **more: Any) -> str:
@@ -176,20 +174,20 @@ def test_traces_link_rollouts_over_any_number_of_steps() -> None:
 
 
 def test_a_chunk_of_rows_ends_where_its_calls_or_its_tokens_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payload, "CALLS_PER_CHUNK", 4)
-    monkeypatch.setattr(payload, "TOKENS_PER_CHUNK", 100)
+    monkeypatch.setattr(tokens, "CALLS_PER_CHUNK", 4)
+    monkeypatch.setattr(tokens, "TOKENS_PER_CHUNK", 100)
     sizes = [(2, 10), (2, 10), (2, 10), (1, 90), (1, 10), (1, 10), (1, 250), (1, 1), (4, 1)]
     # Calls before each: 0 2 4 6 7 8 9 10 11, tokens before each: 0 10 20 30 120 130 140 390 391.
     items = pl.DataFrame(sizes, schema={"calls": pl.UInt32, "tokens": pl.UInt32}, orient="row")
-    chunks = items.select(payload.chunk_number(pl.col("calls"), pl.col("tokens"))).to_series().to_list()
+    chunks = items.select(tokens.chunk_number(pl.col("calls"), pl.col("tokens"))).to_series().to_list()
     assert chunks == [0, 0, 1, 1, 2, 3, 3, 4, 4]
 
 
 def test_chunks_of_long_calls_hold_few_of_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rollout has calls of 8 + 14 + 20 tokens; the tokens of one that only a client recorded count, too."""
-    monkeypatch.setattr(payload, "TOKENS_PER_CHUNK", 80)
+    monkeypatch.setattr(tokens, "TOKENS_PER_CHUNK", 80)
     bench.send(*(chain(bench.rollout(f"{n}", task="t"), 3).reward(float(n)) for n in range(5)))
     calls = bench.survey().calls
     assert calls["n_tokens"].to_list() == [8, 14, 20] * 5
-    sizes = [part["n_tokens"].sum() for part in payload.chunks_of_rollouts(calls)]
+    sizes = [part["n_tokens"].sum() for part in tokens.chunks_of_rollouts(calls)]
     assert sizes == [84, 84, 42]

@@ -14,7 +14,7 @@ from tests.processing.conftest import Bench, rows
 from tests.processing.traces import chain
 from tests.support.dataset_files import as_version_1
 from trainspan_processing.build.rebuild import rebuild
-from trainspan_processing.dataset import parquet as write
+from trainspan_processing.dataset import parquet
 from trainspan_processing.dataset.diff import compare_datasets
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.explain import Question, explain_rollout
@@ -53,7 +53,7 @@ def test_one_line_of_every_reader_opens_the_folder(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(write, "ROWS_PER_FILE", 1)
+    monkeypatch.setattr(parquet, "ROWS_PER_FILE", 1)
     monkeypatch.setattr("trainspan_processing.read.tokens.CALLS_PER_CHUNK", 1)
     _pair(bench, "ab", round=49)
     built = bench.build(round_=49)
@@ -123,9 +123,9 @@ def test_a_command_that_was_killed_while_it_published_leaves_no_dataset_and_is_r
 
 def test_two_commands_cannot_make_the_same_dataset(tmp_path: Path) -> None:
     target = tmp_path / "round-0001"
-    with write.scratch_folder(target) as scratch:
+    with parquet.scratch_folder(target) as scratch:
         (scratch.rows / "part-00000.parquet").touch()
         target.mkdir()
         with pytest.raises(DatasetError, match="was made by another command meanwhile"):
-            write.publish(scratch, target)
+            parquet.publish(scratch, target)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round-0001"]

@@ -15,7 +15,7 @@ from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
 from tests.support.programs import environment, write
 from trainspan_cli import main
-from trainspan_rollouts import command_executor as commands
+from trainspan_rollouts import command_executor
 from trainspan_schemas import keys
 from trainspan_schemas.identity import TraceParent
 from trainspan_schemas.signing import KEY_FILE, signing_key
@@ -67,7 +67,7 @@ def test_a_command_gets_its_task_three_ways_and_its_calls_under_the_rollouts_url
 def test_a_command_that_fails_crashes_or_hangs_has_that_status_and_leaves_nothing_running(
     run: Run, tmp_path: Path, recorder: OtlpRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "GRACE_S", 0.5)
+    monkeypatch.setattr(command_executor, "GRACE_S", 0.5)
     source = """
     import os, pathlib, signal, subprocess, sys, time
 

@@ -21,19 +21,19 @@ from trainspan_schemas.settings import TrainSettings
 from trainspan_training.session import Job, train
 
 PLACES = {
-    "load": "learner.load_tokenizer",
-    "read": "reading.read_calls",
-    "plan": "reading.plan_steps",
-    "build": "plan.make_batches",
-    "canary": "rounds.score_prompts",
-    "old": "trainer.TransitionGRPOTrainer.logprobs",
-    "step": "trainer.TransitionGRPOTrainer.accumulate",
-    "middle": "trainer.TransitionGRPOTrainer._compute_loss",
-    "check": "trainer.TransitionGRPOTrainer.measure",
-    "write": "weights.write_tensors",
-    "save": "saving.hash_of",
-    "publish": "rounds.publish",
-    "restore": "weights.FullWeights.restore",
+    "load": "rounds.setup:load_tokenizer",
+    "read": "rounds.reading:read_calls",
+    "plan": "rounds.reading:plan_steps",
+    "build": "data.steps:make_batches",
+    "canary": "rounds.rounds:score_prompts",
+    "old": "objective.grpo_trainer:TransitionGRPOTrainer.logprobs",
+    "step": "objective.grpo_trainer:TransitionGRPOTrainer.accumulate",
+    "middle": "objective.grpo_trainer:TransitionGRPOTrainer._compute_loss",
+    "check": "objective.grpo_trainer:TransitionGRPOTrainer.measure",
+    "write": "model.full_weights:write_tensors",
+    "save": "rounds.saving:hash_of",
+    "publish": "rounds.rounds:publish",
+    "restore": "model.full_weights:FullWeights.restore",
 }
 """Where a round can fail → the function that does. `read` raises what a dataset is refused with, the others what nobody expects."""
 LEADERS = ("plan", "save", "publish")
@@ -99,7 +99,8 @@ def _train(model: Path, dataset: Path, folder: Path, rank: int, place: str, *, f
 
 
 def _plant(place: str) -> None:
-    module, *owner, name = PLACES[place].split(".")
+    module, _, path = PLACES[place].partition(":")
+    *owner, name = path.split(".")
     target: Any = importlib.import_module(f"trainspan_training.{module}")
     for part in owner:
         target = getattr(target, part)

@@ -13,7 +13,7 @@ from typing import Any
 
 import wrapt
 
-from trainspan._calls import client_capture as _capture
+from trainspan._calls import client_capture
 from trainspan._calls.policy_request import PolicyRequest, answered, failed, is_policy, prepare, sending, strip
 from trainspan._guard import guarded
 
@@ -49,7 +49,7 @@ def _wrap_httpx(module: ModuleType) -> None:
     def send(wrapped: Callable[..., Any], _client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         message, rest, options = _split(args, kwargs)
         request = _prepare(message)
-        exchange = _capture.begin(module, message, request)
+        exchange = client_capture.begin(module, message, request)
         outgoing = (exchange and exchange.outgoing()) or message
         try:
             with sending(request):
@@ -70,7 +70,7 @@ def _wrap_httpx(module: ModuleType) -> None:
     ) -> Any:
         message, rest, options = _split(args, kwargs)
         request = _prepare(message)
-        exchange = _capture.begin(module, message, request)
+        exchange = client_capture.begin(module, message, request)
         outgoing = (exchange and exchange.outgoing()) or message
         try:
             with sending(request):

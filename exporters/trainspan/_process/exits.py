@@ -11,10 +11,7 @@ import threading
 from typing import Any, NoReturn
 
 from trainspan._guard import guarded
-from trainspan._process import delivery as _delivery
-from trainspan._process import process_span as _process
-from trainspan._process import sigterm as _sigterm
-from trainspan._process import system_exit as _system_exit
+from trainspan._process import delivery, process_span, sigterm, system_exit
 from trainspan_schemas.status import RolloutStatus
 
 __all__ = ["watch_exits"]
@@ -26,13 +23,13 @@ _PATIENCE_S = 2.5
 def watch_exits() -> None:
     """Installs all of it; each part by itself."""
     atexit.register(_at_exit)
-    _system_exit.watch()
+    system_exit.watch()
     _watch_os_exit()
     _watch_exec()
     _watch_sigterm()
     os.register_at_fork(
-        before=guarded(_delivery.before_fork),
-        after_in_parent=guarded(_delivery.after_fork_in_parent),
+        before=guarded(delivery.before_fork),
+        after_in_parent=guarded(delivery.after_fork_in_parent),
         after_in_child=_after_fork,
     )
 
@@ -40,9 +37,9 @@ def watch_exits() -> None:
 @guarded
 def _at_exit() -> None:
     status, error = _outcome()
-    _process.end(status, error)
-    _delivery.flush()
-    _delivery.report_loss()
+    process_span.end(status, error)
+    delivery.flush()
+    delivery.report_loss()
 
 
 def _outcome() -> tuple[RolloutStatus, BaseException | None]:
@@ -50,7 +47,7 @@ def _outcome() -> tuple[RolloutStatus, BaseException | None]:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if isinstance(error, BaseException) and _left_the_program(error):
         return ("cancelled" if isinstance(error, KeyboardInterrupt) else "agent_error"), error
-    return ("agent_error" if _system_exit.failed() else "ok"), None
+    return ("agent_error" if system_exit.failed() else "ok"), None
 
 
 def _left_the_program(error: BaseException) -> bool:
@@ -96,19 +93,19 @@ def _watch_exec() -> None:
 
 @guarded
 def _before_exec(environ: dict[str, str]) -> None:
-    _process.replaced(environ)
-    _delivery.flush()
+    process_span.replaced(environ)
+    delivery.flush()
 
 
 @guarded
 def _after_failed_exec() -> None:
-    _process.resume()
-    _delivery.resume()
+    process_span.resume()
+    delivery.resume()
 
 
 @guarded
 def _watch_sigterm() -> None:
-    _sigterm.watch(lambda: _end_abruptly("cancelled"))
+    sigterm.watch(lambda: _end_abruptly("cancelled"))
 
 
 @guarded
@@ -116,9 +113,9 @@ def _end_abruptly(status: RolloutStatus) -> None:
     """In a thread: the caller may hold the very lock that ending a span or exporting needs."""
 
     def end() -> None:
-        _process.end(status)
-        _delivery.flush()
-        _delivery.report_loss()
+        process_span.end(status)
+        delivery.flush()
+        delivery.report_loss()
 
     thread = threading.Thread(target=guarded(end), name="trainspan-end", daemon=True)
     thread.start()
@@ -126,5 +123,5 @@ def _end_abruptly(status: RolloutStatus) -> None:
 
 
 def _after_fork() -> None:
-    for step in (_delivery.forget, _system_exit.forget, _process.begin_forked):
+    for step in (delivery.forget, system_exit.forget, process_span.begin_forked):
         guarded(step)()

@@ -34,7 +34,7 @@ def import_training() -> None:
         warnings.simplefilter("ignore")
         from transformers.utils import logging as transformers_logging
 
-        from trainspan_training.objective import grpo_trainer as trainer  # noqa: F401
+        from trainspan_training.objective import grpo_trainer  # noqa: F401
     quiet: Any = transformers_logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()

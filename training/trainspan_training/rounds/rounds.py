@@ -26,7 +26,7 @@ from trainspan_training.data.layout import Forwarding
 from trainspan_training.data.loss_weights import Rule
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.data.steps import Step
-from trainspan_training.metrics import round_record as metrics
+from trainspan_training.metrics import round_record
 from trainspan_training.metrics.alarms import raised
 from trainspan_training.metrics.trackers import figures
 from trainspan_training.model.full_weights import FullWeights, load_slices
@@ -243,11 +243,11 @@ class Rounds:
         kl: float,
         failure: str | None,
         stats: Sequence[StepStats],
-    ) -> metrics.RoundRecord:
+    ) -> round_record.RoundRecord:
         policy, settings, off = self._policy, self._settings, prepared.off_policy
         staleness = outline.staleness
-        summary = metrics.summarize(outline.steps, stats, settings, self.trainer.rate)
-        record = metrics.RoundRecord(
+        summary = round_record.summarize(outline.steps, stats, settings, self.trainer.rate)
+        record = round_record.RoundRecord(
             round=dataset.round,
             version=policy.version if failure else policy.version + 1,
             checkpoint=policy.name if failure else checkpoint_name(policy.version + 1),
@@ -282,7 +282,7 @@ class Rounds:
         return replace(record, alarms=[name for name, _ in alarms])
 
     def _publish(
-        self, dataset: DatasetFolder, saved: Policy, scores: list[list[float]], record: metrics.RoundRecord
+        self, dataset: DatasetFolder, saved: Policy, scores: list[list[float]], record: round_record.RoundRecord
     ) -> Result:
         name = saved.folder.name
         with self._timed("swap"):
@@ -314,7 +314,7 @@ class Rounds:
         )
 
     def _abort(
-        self, dataset: DatasetFolder, record: metrics.RoundRecord, failure: str, *, consume: bool = True
+        self, dataset: DatasetFolder, record: round_record.RoundRecord, failure: str, *, consume: bool = True
     ) -> Result:
         """Without `consume` the fault is not the dataset's: it is taken again when the trainer is started anew."""
         log.error("round=%d aborted, policy %s stays: %s", dataset.round, self._policy.name, failure)
@@ -332,8 +332,8 @@ class Rounds:
         self._files.lead(note)
         return self._result(dataset, record, Swap("off", None), error=failure)
 
-    def _note(self, book: Checkpoints, record: metrics.RoundRecord) -> None:
-        metrics.append(book.root, record)
+    def _note(self, book: Checkpoints, record: round_record.RoundRecord) -> None:
+        round_record.append(book.root, record)
         self.trainer.report(record.round, figures(record))
 
     def _skip(self, dataset: DatasetFolder, reason: str) -> Result:
@@ -344,7 +344,7 @@ class Rounds:
     def _result(
         self,
         dataset: DatasetFolder,
-        record: metrics.RoundRecord | None,
+        record: round_record.RoundRecord | None,
         swap: Swap,
         *,
         skipped: str | None = None,
