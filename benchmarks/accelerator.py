@@ -75,7 +75,7 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
     import numpy as np
     import torch
 
-    from tests.training.references import as_calls
+    from tests.training.support.references import as_calls
     from trainspan_training.data.layout import forwarding_of
     from trainspan_training.data.loss_weights import find_rule
     from trainspan_training.data.sequences import make_rows

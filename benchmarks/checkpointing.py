@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.training import Workload
 from tests.support.dataset_files import write_dataset
 from tests.support.tiny_model import make_tiny_model
-from tests.training.pair import FSDP
+from tests.training.support.pair import FSDP
 
 __all__ = ["measure"]
 

@@ -63,7 +63,7 @@ def _calls(count: int, *, median: int, vocabulary: int = 49_152) -> list[LoggedC
 def _plan(logged: list[LoggedCall], config: Any, settings: TrainSettings) -> Any:
     import numpy as np
 
-    from tests.training.references import as_calls
+    from tests.training.support.references import as_calls
     from trainspan_training.data.layout import forwarding_of
     from trainspan_training.data.loss_weights import find_rule
     from trainspan_training.data.sequences import make_rows
@@ -83,7 +83,7 @@ def _plan(logged: list[LoggedCall], config: Any, settings: TrainSettings) -> Any
 
 
 def _step(folder: Path) -> dict[str, Any]:
-    from tests.training.memory_use import peak
+    from tests.training.support.memory_use import peak
     from trainspan_training.objective import attention
     from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 

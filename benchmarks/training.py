@@ -128,7 +128,7 @@ def _steps(model_dir: Path, folder: Path) -> dict[str, Any]:
     """One optimizer step in four ways; the loss is the mean over tokens in all of them, TRL's own."""
     import numpy as np
 
-    from tests.training.references import as_calls
+    from tests.training.support.references import as_calls
     from trainspan_training.data.layout import forwarding_of
     from trainspan_training.data.loss_weights import find_rule
     from trainspan_training.data.sequences import make_rows

@@ -34,7 +34,7 @@ FLOORS = {
     ),
     "processing": (
         "explain",
-        "build",
+        "assembly",
         "report",
         "credit export",
         "rewards",

@@ -9,7 +9,7 @@ from tests.support.places import ROOT
 from trainspan_schemas.roles import Role
 
 PAGE = (ROOT / "docs" / "security.md").read_text()
-NAMED = re.compile(r"`(\w+/test_\w+\.py)::(test_\w+)`")
+NAMED = re.compile(r"`([\w/]+/test_\w+\.py)::(test_\w+)`")
 
 
 def _rows(heading: str) -> list[list[str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processing.traces import TestRollout, chain, send
+from tests.processing.support.traces import TestRollout, chain, send
 from tests.support.canary import logprobs_of
 from tests.support.dataset_files import LoggedCall, write_dataset
 from tests.support.places import ROOT

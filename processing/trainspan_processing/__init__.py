@@ -7,7 +7,7 @@ In reading order:
 - `rewards/`: evaluations to rewards of rollouts and calls.
 - `credit/`: rewards to advantages.
 - `reasons/`: why a call is not trained.
-- `build/`: one dataset, chunk by chunk.
+- `assembly/`: one dataset, chunk by chunk.
 - `dataset/`: datasets on disk.
 - `report/`, `explain/`, `export/`: what looks at stores and datasets.
 - `tables`, `stored_rollout`, `text/`: the schemas between the stages, what users' functions are given, and safe text.

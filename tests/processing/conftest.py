@@ -14,9 +14,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from tests.processing.traces import SECOND, START_NS, TestRollout, send
+from tests.processing.support.traces import SECOND, START_NS, TestRollout, send
 from tests.support.collector import remember
-from trainspan_processing.build.build import BuiltDataset, Request, build_dataset
+from trainspan_processing.assembly.build import BuiltDataset, Request, build_dataset
 from trainspan_processing.dataset.ledger import read_ledger
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.rewards.evaluation_rewards import bind_rewards

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.serving.servers import LAUNCHES, Faulty, Models, Plain, Stack, publish_base
+from tests.serving.support.servers import LAUNCHES, Faulty, Models, Plain, Stack, publish_base
 from tests.support.canary import write_checkpoint_files
 from tests.support.policy_server import RunningServer
 from tests.support.tiny_model import make_tiny_model

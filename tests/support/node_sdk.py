@@ -1,4 +1,4 @@
-"""OpenTelemetry for Node: the program `tests/collector/node/send.mjs` with its packages."""
+"""OpenTelemetry for Node: the program `tests/collector/system/node/send.mjs` with its packages."""
 
 import shutil
 import subprocess
@@ -12,6 +12,6 @@ __all__ = ["install_node_sender"]
 def install_node_sender(folder: Path) -> None:
     """Puts send.mjs into `folder`, and its packages, from the registry, beside it."""
     for name in ("package.json", "send.mjs"):
-        shutil.copy(ROOT / "tests" / "collector" / "node" / name, folder / name)
+        shutil.copy(ROOT / "tests/collector/system/node" / name, folder / name)
     command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
     subprocess.run(command, cwd=folder, check=True, timeout=240, capture_output=True)

@@ -1,13 +1,12 @@
 """How the workers of `pytest -n` share the tests: by file, and by folder if its tests share servers or models for the session."""
 
-from pathlib import PurePosixPath
 from typing import Final
 
 from xdist.scheduler import LoadScopeScheduling
 
 __all__ = ["ScopeScheduler", "order_of", "scope_of"]
 
-_FOLDERS: Final = ("loop", "serving", "agents", "training")
+_FOLDERS: Final = ("tests/end_to_end/loop", "tests/serving", "tests/end_to_end/agents", "tests/training")
 """Folders that one worker runs as a whole, those that take longest first."""
 
 
@@ -20,8 +19,8 @@ class ScopeScheduler(LoadScopeScheduling):  # type: ignore[misc]
 
 def scope_of(nodeid: str) -> str:
     """What a test is run together with: its folder or its file."""
-    path = PurePosixPath(nodeid.partition("::")[0])
-    return path.parent.name if path.parent.name in _FOLDERS else str(path)
+    path = nodeid.partition("::")[0]
+    return next((folder for folder in _FOLDERS if path.startswith(f"{folder}/")), path)
 
 
 def order_of(nodeid: str) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support.tiny_model import make_tiny_model
-from tests.training.imports import import_once
-from tests.training.sessions import GENTLE, Run
+from tests.training.support.imports import import_once
+from tests.training.support.sessions import GENTLE, Run
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.model.loading import load_model, load_tokenizer
 from trainspan_training.rounds.result import Result
@@ -45,7 +45,7 @@ def model(model_dir: Path) -> Any:
 @pytest.fixture(scope="session")
 def double_model(model: Any) -> Any:
     """In float64, with the same vocabulary; not to be changed."""
-    from tests.training.trainers import double_gpt2
+    from tests.training.support.trainers import double_gpt2
 
     return double_gpt2(model.config.vocab_size)
 

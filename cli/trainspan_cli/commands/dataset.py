@@ -12,7 +12,7 @@ from trainspan_schemas.config import override
 from trainspan_schemas.settings import DatasetSettings, Settings
 
 if TYPE_CHECKING:
-    from trainspan_processing.build.build import BuiltDataset, Request
+    from trainspan_processing.assembly.build import BuiltDataset, Request
 
 
 def dataset(
@@ -73,7 +73,7 @@ def dataset(
 
 def _request(chosen: Settings, given: dict[str, Any]) -> "Request":
     """What to build: the settings with the flags that were given."""
-    from trainspan_processing.build.build import Request
+    from trainspan_processing.assembly.build import Request
     from trainspan_schemas.home import datasets_dir, store_path
 
     names = {field.name for field in fields(DatasetSettings)} - {"out"}
@@ -92,7 +92,7 @@ def _built(request: "Request", *, as_json: bool) -> "BuiltDataset":
     """The next dataset. A program that reads JSON learns why there is none."""
     import time
 
-    from trainspan_processing.build.build import build_dataset
+    from trainspan_processing.assembly.build import build_dataset
     from trainspan_processing.traces.trace_index import Clock
     from trainspan_schemas.errors import NothingToTrainError
 
@@ -108,7 +108,7 @@ def _rebuilt(request: "Request", given: dict[str, Any]) -> "BuiltDataset":
     """The dataset `--again`, made again. Raises DatasetError if a byte differs."""
     import time
 
-    from trainspan_processing.build.rebuild import rebuild
+    from trainspan_processing.assembly.rebuild import rebuild
     from trainspan_processing.traces.trace_index import Clock
     from trainspan_schemas.errors import DatasetError
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from trainspan_processing.build.merge_failures import cause_of
+from trainspan_processing.assembly.merge_failures import cause_of
 from trainspan_processing.explain.account import (
     CallAccount,
     CreditAccount,

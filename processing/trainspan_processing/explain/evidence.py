@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from trainspan_processing.build.chunk import Draft
+from trainspan_processing.assembly.chunk import Draft
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.traces.trace_index import Survey
 from trainspan_schemas.settings import DatasetSettings

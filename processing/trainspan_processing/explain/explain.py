@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import polars as pl
 
-from trainspan_processing.build.chunk import Draft, draft_dataset
-from trainspan_processing.build.recorded import recorded
-from trainspan_processing.build.rows import ROW_ORDER, RowCounts, make_rows
+from trainspan_processing.assembly.chunk import Draft, draft_dataset
+from trainspan_processing.assembly.recorded import recorded
+from trainspan_processing.assembly.rows import ROW_ORDER, RowCounts, make_rows
 from trainspan_processing.dataset.ledger import LEDGER, Ledger
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.explain.account import RolloutAccount

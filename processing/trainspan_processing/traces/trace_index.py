@@ -46,7 +46,7 @@ class Survey:
     """What is known without the tokens."""
 
     calls: pl.DataFrame
-    """CALLS, ordered, with `position`, `turn`, `next_index`, `agent` resolved, and `selected` (all, before build/selection.py)."""
+    """CALLS, ordered, with `position`, `turn`, `next_index`, `agent` resolved, and `selected` (all, before assembly/selection.py)."""
     spans: pl.DataFrame
     """SPANS."""
     evaluations: pl.DataFrame

@@ -1,0 +1,168 @@
+"""Builds one dataset: survey, rewards, credit, rows, manifest; then publishes it whole."""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from trainspan_processing.assembly.chunks import Assembly, assemble
+from trainspan_processing.assembly.manifest import make_manifest
+from trainspan_processing.assembly.recorded import Recorded
+from trainspan_processing.assembly.rows import RowCounts, make_rows
+from trainspan_processing.dataset.ledger import next_round, read_ledger, write_ledger
+from trainspan_processing.dataset.parquet import DatasetWriter, FileEntry, publish, scratch_folder, write_manifest
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.reasons.coverage import (
+    check_outcome,
+    check_policies,
+    late_calls,
+    late_evaluations,
+    ledger_lines,
+    lines_to_write,
+    take_accounts,
+)
+from trainspan_processing.reasons.reason_counts import NO_ROLLOUT, fates_of
+from trainspan_processing.report.quality_page import QUALITY_PAGE, quality_page
+from trainspan_processing.tables import compact
+from trainspan_processing.traces.trace_index import Clock
+from trainspan_schemas.dataset import MANIFEST, dataset_dir, manifest_path, round_of
+from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.settings import DatasetSettings
+
+__all__ = ["BuiltDataset", "Request", "build_dataset"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to build."""
+
+    stores: Sequence[str]
+    """Paths or grpc:// addresses."""
+    out: Path
+    """Folder of datasets."""
+    settings: DatasetSettings
+    run_id: str | None = None
+    round: int | None = None
+    """Only this round's rollouts; also the dataset's number. None: the next free number."""
+    allow_behind: bool = False
+    number: int | None = None
+    """The dataset's number; None: the round, else the next free one."""
+    recorded: Recorded | None = None
+    """Build what this saw, as it saw it; None: what the stores hold now and no dataset in `out` used."""
+
+    @property
+    def target(self) -> Path:
+        """The folder to make, or the one that was made before."""
+        given = self.number if self.number is not None else self.round
+        return dataset_dir(self.out, next_round(self.out) if given is None else given)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltDataset:
+    """A published dataset."""
+
+    path: Path
+    manifest: dict[str, Any]
+    sha256: str
+    """Of the manifest file: the dataset's identity."""
+    was_there: bool
+    """It had been built before, with the same settings, and was left as it is."""
+
+
+def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
+    """Builds the dataset and publishes its folder.
+
+    Raises NothingToTrainError where no call is trainable or too few are, DatasetError where the folder is in the way or
+    calls are of several policies, StoreError where a store cannot be read, UsageError for unknown names of credit, baseline
+    or functions.
+    """
+    target = request.target
+    if target.exists():
+        return _existing(target, request)
+    settings, is_round = request.settings, request.round is not None
+    recorded = request.recorded
+    selection, opened = Selection(request.run_id, request.round), Source(request.stores, request.allow_behind)
+    if recorded is not None:
+        selection, clock = recorded.selection, recorded.clock(clock)
+        opened = recorded.open(request.stores, allow_behind=request.allow_behind)
+    ledger = read_ledger(request.out) if recorded is None else recorded.earlier
+    with opened as source, scratch_folder(target) as scratch:
+        with tempfile.TemporaryDirectory(dir=scratch.root) as calls:
+            # A round has no next dataset that could take what is left behind.
+            assembly = assemble(source, selection, settings, ledger, clock, Path(calls), may_leave_groups=not is_round)
+            files, counts, fates = _write_rows(source, assembly, scratch.rows)
+        shares = assembly.shares if assembly.plan.needs_history else assembly.shares.clear()
+        unowned = assembly.others.filter(pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
+        lines = ledger_lines(pl.concat([fates, unowned]), assembly.rollouts, shares, ledger, recount=is_round)
+        late = late_calls(assembly.used, ledger)
+        late_rewards = late_evaluations(assembly.evaluations, ledger)
+        accounts = take_accounts(pl.concat([fates, assembly.others]), lines, late)
+        check_outcome(accounts, settings, _where(request), assembly.function_error, may_be_empty=is_round)
+        check_policies(counts.policies, _where(request))
+        lines = lines.join(assembly.evaluations, on="rollout_id", how="left", maintain_order="left")
+        lines = lines.with_columns(pl.col("rewards").fill_null(0))
+        write_ledger(scratch.about, lines_to_write(lines, late, late_rewards, ledger))
+        manifest = make_manifest(
+            number=round_of(target.name) or 0,
+            accounts=accounts,
+            counts=counts,
+            assembly=assembly,
+            rewards_late=int(late_rewards["late"].sum()),
+            files=files,
+            folder=scratch.about,
+            settings=_settings_record(request),
+            inputs=[
+                {"store": store, "watermark": source.watermarks.get(number, 0)}
+                for number, store in enumerate(request.stores)
+            ],
+            earlier=ledger.folders,
+        )
+        write_manifest(scratch.about / MANIFEST, manifest)
+        (scratch.about / QUALITY_PAGE).write_text(quality_page(manifest), encoding="utf-8")
+        publish(scratch, target)
+    return _opened(target, was_there=False)
+
+
+def _write_rows(source: Source, assembly: Assembly, folder: Path) -> tuple[list[FileEntry], RowCounts, pl.DataFrame]:
+    """The files of rows, what was counted in them, and FATES of all calls with tokens."""
+    counts, writer, fates = RowCounts(), DatasetWriter(folder), [assembly.fates]
+    for rows, judged in make_rows(source, assembly.chunks(), assembly.limits, counts):
+        writer.append(rows)
+        fates.append(compact(fates_of(judged)))
+        del rows, judged  # before the next chunk is made
+    return writer.finish(), counts, pl.concat(fates)
+
+
+def _where(request: Request) -> str:
+    stores = " and ".join(request.stores)
+    run = f"run {request.run_id} of " if request.run_id else ""
+    return f"round {request.round} of {run}{stores}" if request.round is not None else f"{run}{stores}"
+
+
+def _settings_record(request: Request) -> dict[str, Any]:
+    """What decides the rows, besides the stores and the ledger."""
+    passing = ("out", "wait_s", "reward_concurrency")
+    chosen = {key: value for key, value in asdict(request.settings).items() if key not in passing}
+    return {**chosen, "run_id": request.run_id, "round": request.round}
+
+
+def _existing(target: Path, request: Request) -> BuiltDataset:
+    """A published dataset is never changed: its consumers know it by its hash."""
+    there = _opened(target, was_there=True)
+    if there.manifest.get("settings") != _settings_record(request):
+        raise DatasetError(f"{target} exists with other settings: choose another --out, or move it away")
+    return there
+
+
+def _opened(target: Path, *, was_there: bool) -> BuiltDataset:
+    try:
+        content = manifest_path(target).read_bytes()
+        manifest: dict[str, Any] = json.loads(content)
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{target} is in the way and is no dataset ({error}): move it away") from error
+    return BuiltDataset(target, manifest, hashlib.sha256(content).hexdigest(), was_there)

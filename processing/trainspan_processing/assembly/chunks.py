@@ -1,0 +1,285 @@
+"""Every rollout of a selection, gone through in chunks, rewarded and credited; what is left to do then needs the tokens.
+
+Rollouts are compared all together, so a few numbers of each rollout and call stay in memory. The calls wait in files.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.assembly.chunk import (
+    credit,
+    judged_others,
+    limits,
+    newest_version,
+    plan_for,
+    reward_part,
+    states_are_needed,
+    with_credit,
+)
+from trainspan_processing.assembly.rows import ROW_ORDER, Limits
+from trainspan_processing.assembly.settling import Moment, settle
+from trainspan_processing.credit.plan import Plan
+from trainspan_processing.dataset.ledger import Ledger
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.read.tokens import chunk_number
+from trainspan_processing.reasons.reason_counts import fates_of
+from trainspan_processing.reasons.waiting import Groups, find_groups
+from trainspan_processing.rewards.names import RewardName
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, compact, empty
+from trainspan_processing.traces.evaluations import COUNTED, EVALUATION_COLUMNS, collect_evaluations, count_evaluations
+from trainspan_processing.traces.trace_index import Clock, Survey, survey_chunks
+from trainspan_schemas.settings import DatasetSettings
+
+__all__ = ["Assembly", "assemble"]
+
+_OF_ROLLOUT: Final = [*ROLLOUT_KEY, "run_id", "round", "task_id", "reward", "end_ns"]
+_OF_CALL: Final = [
+    *("rollout", "store", "seq", *SPAN_KEY, *ROLLOUT_KEY, "run_id", "round", "task_id", "agent"),
+    *("call_index", "next_index", "turn"),
+    *("position", "policy_name", "base", "policy_version", "policy_version_spans", "finish_reason", "temperature"),
+    *("logprobs_mode", "tokens_source", "group_id", "reason", "reward", "n_tokens", "response_id"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What is decided of all rollouts without tokens."""
+
+    rollouts: pl.DataFrame
+    """rollout_id, attempt, run_id, round, task_id, reward, end_ns, split, status, group_size, `pending` and `reason`."""
+    groups: Groups
+    """Those whose last rollouts have not come; rollouts of those that wait are pending."""
+    compared: pl.DataFrame
+    """Those that are compared, sorted by ROLLOUT_KEY, with `rollout` (u32), group_id, the number of their `part`, theirs `in_part`,
+    and of their `sound` calls (those with nothing against them so far) the number and the `tokens` (u32)."""
+    advantages: pl.DataFrame
+    """rollout, position, return, advantage and drop of the calls of compared rollouts."""
+    plan: Plan
+    """How rewards became advantages; the default baseline is settled."""
+    shares: pl.DataFrame
+    """rollout_id, attempt, `part`, `value`: what later datasets compare agents and single rewards with."""
+    fates: pl.DataFrame
+    """FATES of the calls with tokens that are dropped."""
+    others: pl.DataFrame
+    """FATES of the calls without tokens."""
+    limits: Limits
+    used: pl.DataFrame
+    """rollout_id, attempt, `calls`: what rollouts that an earlier dataset used have now."""
+    evaluations: pl.DataFrame
+    """COUNTED: the evaluations of the reward's names, of new rollouts and of those that an earlier dataset used."""
+    in_vain: int
+    unmatched: int
+    function_error: str | None
+    folder: Path
+    """Of the sound calls of each part."""
+    as_of_ns: int
+    """The time at which rollouts were pending and groups waited."""
+
+    def chunks(self) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+        """The sound calls with their credit, in the order of datasets, with PAYLOAD of those that only clients recorded.
+
+        Whole rollouts, some at a time, bounded by calls and by tokens.
+        """
+        ordered = self.compared.filter(pl.col("sound") > 0).sort(*ROW_ORDER)
+        numbered = ordered.select(
+            *("rollout", "in_part", "part"),
+            pl.col("reward").alias("rollout_reward"),
+            chunk_number(pl.col("sound"), pl.col("tokens")).alias("chunk"),
+        )
+        numbered = numbered.with_row_index("place")
+        parts: dict[int, tuple[pl.DataFrame, pl.DataFrame]] = {}
+        for chunk in numbered.partition_by("chunk", maintain_order=True):
+            needed = chunk["part"].unique(maintain_order=True).to_list()
+            parts = {part: held for part, held in parts.items() if part in needed}  # before more are read
+            for part in needed:
+                parts[part] = parts.get(part) or _read_part(self.folder, part)
+            calls = [
+                parts[part][0].join(chunk.filter(pl.col("part") == part).drop("part", "chunk"), on="in_part")
+                for part in needed
+            ]
+            advantages = self.advantages.join(chunk.select("rollout"), on="rollout", how="semi")
+            credited = with_credit(pl.concat(calls).drop("in_part"), advantages)
+            yield (
+                credited.sort("place", "position").drop("place"),
+                pl.concat(parts[part][1] for part in needed),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What stays in memory of some rollouts."""
+
+    rollouts: pl.DataFrame
+    compared: pl.DataFrame
+    credited: list[pl.DataFrame]
+    """One frame, taken out when all parts are put together."""
+    fates: pl.DataFrame
+    others: pl.DataFrame
+    rewards: Sequence[RewardName]
+    newest: int | None
+    calls: int
+    evaluations: pl.DataFrame
+    in_vain: int
+    unmatched: int
+    function_error: str | None
+
+
+def assemble(
+    source: Source,
+    selection: Selection,
+    settings: DatasetSettings,
+    ledger: Ledger,
+    clock: Clock,
+    folder: Path,
+    *,
+    may_leave_groups: bool = True,
+) -> Assembly:
+    """Surveys, rewards and credits all rollouts of the selection that no earlier dataset used; `folder` takes the calls.
+
+    Waits up to `wait_s` for rollouts that are still arriving, and leaves groups that lack rollouts to the next dataset for up
+    to `group_wait_s`, if `may_leave_groups`. Raises UsageError for unknown names of credit and baseline, and for functions
+    that do not keep to their form.
+    """
+    with_state = states_are_needed(settings)
+    moment = settle(source, selection, settings, ledger, clock)
+
+    def take(survey: Survey, number: int) -> _Part:
+        return _done(source, survey, settings, folder, number, with_state=with_state)
+
+    if moment.survey is not None:
+        parts = [take(moment.survey, 0)]
+    else:
+        parts, _ = survey_chunks(
+            source,
+            moment.selections,
+            ledger,
+            take,
+            now_ns=moment.now_ns,
+            settle_s=settings.settle_s,
+            around=moment.around,
+        )
+    together = pl.concat(part.rollouts for part in parts)
+    groups = find_groups(together, ledger, moment.now_ns, settings.group_wait_s if may_leave_groups else 0.0)
+    names = [reward.name for reward in parts[0].rewards]
+    before = _evaluations_of_used(source, selection, moment.used, names)
+    return _together(parts, together, groups, settings, ledger, folder, moment, before)
+
+
+def _done(
+    source: Source, survey: Survey, settings: DatasetSettings, folder: Path, number: int, *, with_state: bool
+) -> _Part:
+    """Rewards what was surveyed, and puts its sound calls into the folder."""
+    part = reward_part(source, survey, settings, with_state=with_state)
+    is_sound = pl.col("reason").is_null()
+    sound = part.calls.filter(is_sound).select(_OF_CALL).rename({"rollout": "in_part"})
+    for frame, path in zip((sound, survey.answers), _paths(folder, number), strict=True):
+        frame.write_ipc(path, compression="lz4")
+    counted = sound.group_by(pl.col("in_part").alias("rollout")).agg(
+        pl.len().cast(pl.UInt32).alias("sound"), pl.col("n_tokens").sum().alias("tokens")
+    )
+    compared = part.compared.select("rollout", *_OF_ROLLOUT, "group_id").join(
+        counted, on="rollout", how="left", maintain_order="left"
+    )
+    numbered = compared.with_columns(
+        pl.lit(number, dtype=pl.UInt32).alias("part"), pl.col("sound", "tokens").fill_null(0)
+    )
+    # What stays must not hold on to the texts that it was cut out of.
+    return _Part(
+        rollouts=compact(
+            part.rewarded.rollouts.select(*_OF_ROLLOUT, "split", "status", "group_size", "pending", "reason")
+        ),
+        compared=compact(numbered),
+        credited=[compact(part.credited).with_columns(pl.col("agent").cast(pl.Categorical))],  # few names, many calls
+        fates=compact(fates_of(part.calls.filter(~is_sound))),
+        others=compact(part.others.select(*ROLLOUT_KEY, *SPAN_KEY, "is_bare_call", "redacted", "rollout_reason")),
+        rewards=part.rewarded.rewards,
+        newest=newest_version(part.calls),
+        calls=part.calls.height,
+        evaluations=count_evaluations(survey.evaluations, [reward.name for reward in part.rewarded.rewards]),
+        in_vain=part.rewarded.in_vain,
+        unmatched=part.rewarded.unmatched,
+        function_error=part.rewarded.function_error,
+    )
+
+
+def _together(
+    parts: list[_Part],
+    rollouts: pl.DataFrame,
+    groups: Groups,
+    settings: DatasetSettings,
+    ledger: Ledger,
+    folder: Path,
+    moment: Moment,
+    evaluations_of_used: pl.DataFrame,
+) -> Assembly:
+    compared = pl.concat(part.compared for part in parts).rename({"rollout": "in_part"}).sort(ROLLOUT_KEY)
+    held = compared.join(groups.held, on=ROLLOUT_KEY, how="semi", maintain_order="left")
+    compared = compared.join(groups.held, on=ROLLOUT_KEY, how="anti", maintain_order="left").with_row_index("rollout")
+    waits = pl.lit("group_unfinished").alias("reason")
+    marked = rollouts.join(held.select(*ROLLOUT_KEY, waits), on=ROLLOUT_KEY, how="left", maintain_order="left")
+    is_held = pl.col("reason_right").is_not_null()
+    rollouts = marked.with_columns(pl.col("pending") | is_held, pl.coalesce("reason", "reason_right")).drop(
+        "reason_right"
+    )
+    first = pl.lit(0, dtype=pl.UInt32).alias("first")
+    waiting = held.filter(pl.col("sound") > 0).select(*ROLLOUT_KEY, waits, pl.col("sound").alias("calls"), first)
+    plan = plan_for(settings, parts[0].rewards, compared)
+    credited = credit(_taken_out(parts, compared), compared, ledger, plan)
+    others = pl.concat(part.others for part in parts)
+    judged = judged_others(others, any_call=any(part.calls for part in parts))
+    return Assembly(
+        rollouts=rollouts,
+        groups=groups,
+        compared=compared,
+        advantages=credited.calls.rechunk(),
+        plan=plan,
+        shares=compared.select("rollout", *ROLLOUT_KEY).join(credited.parts, on="rollout").drop("rollout"),
+        fates=pl.concat([*(part.fates for part in parts), waiting]),
+        others=fates_of(judged.with_columns(pl.lit(0, dtype=pl.UInt32).alias("position"))),
+        limits=limits(settings, max((part.newest for part in parts if part.newest is not None), default=None)),
+        used=moment.used,
+        as_of_ns=moment.now_ns,
+        evaluations=pl.concat([*(part.evaluations for part in parts), evaluations_of_used])
+        .group_by("rollout_id")
+        .agg(pl.col("rewards").max()),
+        in_vain=sum(part.in_vain for part in parts),
+        unmatched=sum(part.unmatched for part in parts),
+        function_error=next((part.function_error for part in parts if part.function_error), None),
+        folder=folder,
+    )
+
+
+def _taken_out(parts: Sequence[_Part], compared: pl.DataFrame) -> pl.DataFrame:
+    """The calls that are credited, by their rollouts' final numbers; no part holds on to its own."""
+    frames = []
+    for number, part in enumerate(parts):
+        numbers = compared.filter(pl.col("part") == number).select("in_part", "rollout")
+        calls = part.credited.pop().rename({"rollout": "in_part"})
+        frames.append(calls.join(numbers, on="in_part", maintain_order="left").drop("in_part"))
+    return pl.concat(frames)
+
+
+def _evaluations_of_used(
+    source: Source, selection: Selection, used: pl.DataFrame, names: Sequence[str]
+) -> pl.DataFrame:
+    """COUNTED of rollouts that an earlier dataset used."""
+    if used.is_empty():
+        return empty(COUNTED)
+    known = used.select("rollout_id").unique()
+    batches = source.read("evaluations", selection, EVALUATION_COLUMNS)
+    return count_evaluations(
+        collect_evaluations(batch.join(known, on="rollout_id", how="semi") for batch in batches), names
+    )
+
+
+def _paths(folder: Path, part: int) -> tuple[Path, Path]:
+    return folder / f"calls-{part:05d}.arrow", folder / f"answers-{part:05d}.arrow"
+
+
+def _read_part(folder: Path, part: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    calls, answers = _paths(folder, part)
+    return pl.read_ipc(calls), pl.read_ipc(answers)

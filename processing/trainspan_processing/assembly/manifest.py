@@ -1,0 +1,147 @@
+"""The manifest: what went in, what was kept and dropped and why, how credit was given, what came out."""
+
+import hashlib
+import inspect
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from trainspan_processing.assembly.chunks import Assembly
+from trainspan_processing.assembly.rows import RowCounts
+from trainspan_processing.credit.plan import Plan
+from trainspan_processing.dataset.ledger import LEDGER_FILE, ledger_path
+from trainspan_processing.dataset.parquet import FileEntry
+from trainspan_processing.reasons.coverage import Accounts
+from trainspan_processing.report.distribution import distribution, group_spread
+from trainspan_schemas.dataset import DATASET_VERSION
+from trainspan_schemas.functions import is_function_name, load_function
+
+__all__ = ["make_manifest"]
+
+
+def make_manifest(
+    *,
+    number: int,
+    accounts: Accounts,
+    counts: RowCounts,
+    assembly: Assembly,
+    rewards_late: int,
+    files: Sequence[FileEntry],
+    folder: Path,
+    settings: Mapping[str, Any],
+    inputs: Sequence[Mapping[str, Any]],
+    earlier: Sequence[Path],
+) -> dict[str, Any]:
+    """The manifest of a dataset, whose ledger file is written to `folder`; `earlier` are the datasets that came before."""
+    compared = assembly.compared
+    runs = assembly.rollouts["run_id"].drop_nulls().unique().to_list()
+    merges = counts.rows - counts.first_calls
+    return {
+        "version": DATASET_VERSION,
+        "run_id": runs[0] if len(runs) == 1 else None,
+        "round": number,
+        "rows": accounts.kept,
+        "rollouts": accounts.rollouts_kept,
+        "groups": len(counts.groups),
+        "rollouts_seen": accounts.rollouts_seen,
+        "groups_seen": compared["group_id"].n_unique() if compared.height else 0,
+        "calls_seen": accounts.seen,
+        "calls_kept": accounts.kept,
+        "coverage": accounts.coverage,
+        "dropped": _sorted(accounts.dropped),
+        "dropped_rollouts": _sorted(accounts.dropped_rollouts),
+        "rollouts_without_calls": accounts.rollouts_without_calls,
+        "pending": {"rollouts": accounts.pending_rollouts, "calls": accounts.pending_calls},
+        "rewards": reward_statistics(compared["reward"]),
+        "groups_spread": group_spread(compared),
+        "distributions": _distributions(compared, counts),
+        "groups_incomplete": {"waiting": assembly.groups.waiting, "taken": assembly.groups.taken},
+        "rewards_late": rewards_late,
+        "rewards_in_vain": assembly.in_vain,
+        "rewards_unmatched": assembly.unmatched,
+        "merge_ratio": (counts.rows - counts.segments) / merges if merges else None,
+        "segments": counts.segments,
+        "merge_failures": {
+            cause: {"calls": count, "example": counts.merge_failures.examples[cause]}
+            for cause, count in sorted(counts.merge_failures.counts.items())
+        },
+        "tokens": {
+            "prompt": counts.prompt_tokens,
+            "environment": counts.environment_tokens,
+            "completion": counts.completion_tokens,
+        },
+        "policy": next(iter(counts.policies), None),
+        "bases": _sorted(counts.bases),
+        "min_policy_version": min(counts.versions, default=None),
+        "max_policy_version": max(counts.versions, default=None),
+        "credit": _credit_record(assembly.plan, settings),
+        "settings": dict(settings),
+        "functions": _function_digests(settings),
+        "trainspan": version("trainspan"),
+        "inputs": [dict(item) for item in inputs],
+        "as_of_ns": assembly.as_of_ns,
+        "earlier": [{"name": path.name, "ledger_sha256": _digest(ledger_path(path))} for path in earlier],
+        "files": [asdict(file) for file in files],
+        "ledger": {"name": LEDGER_FILE, "sha256": _digest(folder / LEDGER_FILE)},
+    }
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _function_digests(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Function named in the settings → sha256 of the file that holds it: what else decides on the rows."""
+    names = {value for value in settings.values() if isinstance(value, str) and is_function_name(value)}
+    found = {}
+    for name in sorted(names):
+        try:
+            source = inspect.getsourcefile(inspect.unwrap(load_function(name)))
+        except TypeError:  # an object that can be called, or one written in C
+            source = None
+        found[name] = _digest(Path(source)) if source else "unknown"
+    return found
+
+
+def _credit_record(plan: Plan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How advantages came about, with the defaults settled."""
+    return {
+        "credit": settings["credit"],
+        "baseline": plan.estimator.baseline,
+        "gamma": plan.gamma,
+        "rewards": {reward.name: reward.weight for reward in plan.rewards},
+        "combine": plan.combine,
+        "group_over": plan.group_over,
+        "step_by": plan.step_by,
+        "weights": {"episode": plan.episode_weight, "state": plan.state_weight},
+        "agents": {agent: str(estimator) for agent, estimator in sorted(plan.by_agent.items())},
+        "air": settings["air"],
+    }
+
+
+def reward_statistics(rewards: pl.Series) -> dict[str, Any]:
+    """mean, std (ddof 1), min, max and number of the rewards; None where there are too few."""
+    std = rewards.std() if rewards.len() > 1 else None
+    return {"mean": rewards.mean(), "std": std, "min": rewards.min(), "max": rewards.max(), "n": rewards.len()}
+
+
+def _distributions(compared: pl.DataFrame, counts: RowCounts) -> dict[str, Any]:
+    nothing = {"prompt_tokens": pl.UInt32, "completion_tokens": pl.UInt32, "advantage": pl.Float64}
+    shapes = pl.concat([pl.DataFrame(schema=nothing), *counts.shapes])
+    turns = pl.concat([pl.Series("len", [], dtype=pl.UInt32), *counts.calls_per_rollout])
+    return {
+        "reward": distribution(compared["reward"]),
+        "advantage": distribution(shapes["advantage"]),
+        "calls_per_rollout": distribution(turns),
+        "prompt_tokens": distribution(shapes["prompt_tokens"]),
+        "completion_tokens": distribution(shapes["completion_tokens"]),
+    }
+
+
+def _sorted(counter: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(Counter(counter).items(), key=lambda item: (-item[1], item[0])))

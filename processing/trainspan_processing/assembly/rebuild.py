@@ -1,0 +1,69 @@
+"""Makes a published dataset again, from its manifest and what its run saw (recorded.py)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from trainspan_processing.assembly.build import BuiltDataset, Request, build_dataset
+from trainspan_processing.assembly.recorded import recorded
+from trainspan_processing.dataset.published import Published, open_published
+from trainspan_processing.tables import ROLLOUT_KEY
+from trainspan_processing.traces.trace_index import Clock
+from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.settings import DatasetSettings
+
+__all__ = ["Rebuilt", "rebuild"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A dataset that was made again."""
+
+    built: BuiltDataset
+    differences: list[str]
+    """What is not as it was; empty where every file has the same bytes."""
+
+
+def rebuild(original: Path, out: Path, stores: Sequence[str] | None, clock: Clock) -> Rebuilt:
+    """Makes the dataset `original` again in the folder `out`, from its own stores or from `stores` that hold its rollouts.
+
+    Raises DatasetError where `out` is the original's own folder, or an earlier dataset that it depends on is gone or changed.
+    """
+    published = open_published(original)
+    if out.resolve() == published.path.resolve().parent:
+        raise DatasetError(f"{original} lies in {out}: name another --out to make it again")
+    said = published.manifest["settings"]
+    known = {item.name for item in fields(DatasetSettings)}
+    settings = DatasetSettings(**{key: value for key, value in said.items() if key in known}, out=str(out))
+    chosen = tuple(stores or published.stores)
+    request = Request(
+        stores=chosen,
+        out=out,
+        settings=settings,
+        run_id=said["run_id"],
+        round=said["round"],
+        number=published.manifest["round"],
+        recorded=recorded(published, chosen),
+    )
+    built = build_dataset(request, clock)
+    return Rebuilt(built, _differences(published, open_published(built.path)))
+
+
+def _differences(original: Published, again: Published) -> list[str]:
+    before, after = original.manifest, again.manifest
+    old, new = ({file["name"]: file["sha256"] for file in manifest["files"]} for manifest in (before, after))
+    if old == new:
+        return []
+    found = [f"rows: {before['rows']} became {after['rows']}"]
+    if before["version"] != after["version"]:
+        found.append(f"dataset version {before['version']} became {after['version']}, which has other columns")
+    for name, digest in before["functions"].items():
+        if after["functions"].get(name) != digest:
+            found.append(f"{name} has changed")
+    if before["trainspan"] != after["trainspan"]:
+        found.append(f"trainspan {before['trainspan']} became {after['trainspan']}")
+    if lost := original.seen().join(again.seen(), on=ROLLOUT_KEY, how="anti").height:
+        found.append(f"{lost} of the rollouts that it saw are not in the stores, or were used by an earlier dataset")
+    if before["rewards"] != after["rewards"]:
+        found.append("rewards differ: some came after the dataset was built, or are not in the stores")
+    return found

@@ -1,0 +1,182 @@
+"""Rows of a dataset: calls with tokens, lineage and credit, chunk by chunk in their final order."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from trainspan_processing.assembly.lineage import trace_lineage
+from trainspan_processing.assembly.merge_failures import MergeFailures
+from trainspan_processing.read.source import Source
+from trainspan_processing.read.tokens import Tokens, read_payload
+from trainspan_processing.reasons.choices import unused
+from trainspan_processing.reasons.drop_reasons import token_reason
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
+from trainspan_schemas.dataset import COLUMNS
+
+__all__ = ["ROW_ORDER", "Limits", "RowCounts", "make_rows", "rows_of"]
+
+ROW_ORDER: Final = ["run_id", "round", "task_id", *ROLLOUT_KEY]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a call must keep to beyond being sound."""
+
+    newest_version: int | None
+    max_staleness: int | None
+    max_tokens: int | None
+    keep_zero_spread: bool
+    choices: str
+    """Of CHOICES: which answers to one request are kept."""
+
+
+@dataclass(slots=True)
+class RowCounts:
+    """What was counted while rows were made."""
+
+    rows: int = 0
+    segments: int = 0
+    first_calls: int = 0
+    """Kept (rollout, agent) pairs: no call of these could have been merged into less than one row each."""
+    prompt_tokens: int = 0
+    environment_tokens: int = 0
+    """Prompt tokens that no earlier call of the segment holds."""
+    completion_tokens: int = 0
+    versions: list[int] = field(default_factory=list)
+    policies: Counter[str] = field(default_factory=Counter)
+    """Rows by the name of the policy that made the call."""
+    bases: Counter[str] = field(default_factory=Counter)
+    """Rows by the digest of the model that the policy's training began with, of those that name one."""
+    groups: set[str] = field(default_factory=set)
+    merge_failures: MergeFailures = field(default_factory=MergeFailures)
+    """Calls that do not continue the one of their agent before them, by cause."""
+    shapes: list[pl.DataFrame] = field(default_factory=list)
+    """Of each kept row: `prompt_tokens`, `completion_tokens` (u32), `advantage`."""
+    calls_per_rollout: list[pl.Series] = field(default_factory=list)
+    """Kept calls of each rollout."""
+
+
+def make_rows(
+    source: Source,
+    chunks: Iterable[tuple[pl.DataFrame, pl.DataFrame]],
+    limits: Limits,
+    counts: RowCounts,
+) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+    """(rows with COLUMNS, the calls with their final `reason`) of each chunk of calls that seem sound without their tokens.
+
+    A chunk is (calls, answers): CALLS of whole rollouts, in the order of rows, with `rollout` (their number), turn, group_id,
+    reason, reward, return, advantage and `drop`; and PAYLOAD of those that only clients recorded.
+    """
+    for calls, answers in chunks:
+        # No name holds on to tokens here while the next ones are read.
+        yield rows_of(_with_tokens(calls, read_payload(source, calls, answers=answers)), limits, counts)
+
+
+def _with_tokens(calls: pl.DataFrame, payload: pl.DataFrame) -> pl.DataFrame:
+    return calls.join(payload, on=SPAN_KEY, how="left", maintain_order="left")
+
+
+def rows_of(calls: pl.DataFrame, limits: Limits, counts: RowCounts) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """(rows, calls with `reason`) of one chunk of calls, with their PAYLOAD; pure but for `counts`."""
+    is_unused = unused(calls) if limits.choices == "used" else pl.lit(value=False).alias("unused")
+    reason = pl.coalesce(
+        "reason",
+        token_reason(limits.newest_version, limits.max_staleness, limits.max_tokens),
+        pl.when("unused").then(pl.lit("unused_choice")),
+        pl.lit(None, dtype=pl.String) if limits.keep_zero_spread else pl.col("drop"),
+    )
+    judged = calls.with_columns(is_unused).with_columns(reason.alias("reason"))
+    is_kept = judged["reason"].is_null()
+    kept = _with_lineage(judged if is_kept.all() else judged.filter(is_kept))
+    _count(kept, counts)
+    _count_failures(kept, counts.merge_failures)
+    return kept.select(*COLUMNS), judged.drop("prompt_ids", "completion_ids", "logprobs")
+
+
+def _with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
+    """Adds segment_id, segment_pos, prefix_len, parent_index, branch and done.
+
+    Over kept calls only, so that what is not trained is environment.
+    """
+    kinds = pl.struct("rollout", "policy_name", "temperature")
+    strands = calls.select(kinds.rank("dense").cast(pl.Int64)).to_series().to_numpy()
+    order = np.argsort(strands, kind="stable")
+    back = np.argsort(order)
+    strands = strands[order]
+    prompts, completions = (Tokens.of(calls[name]).take(order) for name in ("prompt_ids", "completion_ids"))
+    segment, position, prefix, parent = trace_lineage(strands, prompts, completions)
+    openers = np.flatnonzero(position == 0)  # the segments of a strand are numbered as they open
+    first = order[openers[np.searchsorted(openers, _run_starts(strands)) + segment]][back]
+    opened = np.cumsum(first == np.arange(len(first)))
+    segment_id = opened[first] - opened[_run_starts(calls["rollout"].cast(pl.Int64).to_numpy())]
+    parents = pl.Series(np.where(parent >= 0, order[parent], -1)[back], dtype=pl.Int64).replace(-1, None)
+    return calls.hstack(
+        [
+            pl.Series("segment_id", segment_id, dtype=pl.Int32),
+            pl.Series("segment_pos", position[back], dtype=pl.Int32),
+            pl.Series("prefix_len", prefix[back], dtype=pl.Int32),
+            calls["call_index"].gather(parents).alias("parent_index"),
+            _branches(calls).alias("branch"),
+            calls["next_index"].is_null().alias("done"),
+        ]
+    )
+
+
+def _run_starts(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(C,) where the run of equal neighbours begins that each of the values, none negative, is in."""
+    starts = np.flatnonzero(np.diff(values, prepend=-1))
+    return np.repeat(starts, np.diff(np.append(starts, len(values))))
+
+
+def _branches(calls: pl.DataFrame) -> pl.Series:
+    """How many earlier calls of its rollout have the very same prompt, for each call."""
+    alike = pl.len().over("rollout", pl.col("prompt_ids").list.len()) > 1  # others need no look at their tokens
+    rows = calls.select(alike.arg_true().alias("row"))["row"]
+    same = calls[rows].select(pl.int_range(pl.len()).over("rollout", pl.col("prompt_ids").hash()).cast(pl.Int32))
+    return pl.zeros(calls.height, dtype=pl.Int32, eager=True).scatter(rows, same.to_series())
+
+
+def _count_failures(kept: pl.DataFrame, failures: MergeFailures) -> None:
+    """Counts the calls that open a segment although their agent made a call before."""
+    opens, rollout = pl.col("segment_pos") == 0, pl.col("rollout")
+    if not kept.select((opens & (rollout == rollout.shift(1))).any()).item():  # no rollout has a second segment
+        return
+    openers = kept.with_row_index("row").with_columns(
+        pl.col("row").cast(pl.Int64).shift(1).over("rollout", "agent").alias("before")
+    )
+    openers = openers.filter((pl.col("segment_pos") == 0) & pl.col("before").is_not_null())
+    if openers.is_empty():
+        return
+    prompts, completions = Tokens.of(kept["prompt_ids"]), Tokens.of(kept["completion_ids"])
+    index = kept["call_index"]
+    for row, before, rollout_id, attempt in openers.select("row", "before", *ROLLOUT_KEY).iter_rows():
+        where = {"rollout_id": rollout_id, "attempt": attempt, "call_index": index[row], "after": index[before]}
+        failures.add((prompts[before], completions[before]), prompts[row], where)
+
+
+def _count(kept: pl.DataFrame, counts: RowCounts) -> None:
+    counts.rows += kept.height
+    counts.segments += int((kept["segment_pos"] == 0).sum())
+    counts.first_calls += kept.select("rollout", "agent").n_unique() if kept.height else 0
+    prompts = int(kept["prompt_ids"].list.len().sum() or 0)
+    counts.prompt_tokens += prompts
+    counts.environment_tokens += prompts - int(kept["prefix_len"].sum() or 0)
+    counts.completion_tokens += int(kept["completion_ids"].list.len().sum() or 0)
+    versions = kept["policy_version"].drop_nulls()
+    counts.versions = sorted({*counts.versions, *versions.unique().to_list()})
+    counts.policies.update(dict(kept["policy_name"].drop_nulls().value_counts().iter_rows()))
+    counts.bases.update(dict(kept["base"].drop_nulls().value_counts().iter_rows()))
+    counts.groups |= set(kept["group_id"].unique().to_list())
+    counts.shapes.append(
+        kept.select(
+            pl.col("prompt_ids").list.len().alias("prompt_tokens"),
+            pl.col("completion_ids").list.len().alias("completion_tokens"),
+            "advantage",
+        )
+    )
+    counts.calls_per_rollout.append(kept.group_by("rollout", maintain_order=True).len()["len"])

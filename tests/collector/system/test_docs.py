@@ -1,0 +1,74 @@
+"""docs/collector.md and the code say the same of settings, metrics, refusals and views; docs/security.md of roles."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+
+import pytest
+
+from tests.support.collector import CollectorProcess
+from tests.support.http import request
+from tests.support.places import ROOT
+from trainspan_collector.network.access import Right, Role
+from trainspan_collector.receive.http_app import _GRPC_CODES
+from trainspan_collector.runtime.metrics import Refusal
+from trainspan_schemas.settings import CollectorSettings
+from trainspan_schemas.views import VIEWS
+
+DOCS = ROOT / "docs"
+TEXT = (DOCS / "collector.md").read_text()
+SIZES = {"MiB": 2**20}
+
+
+def _rows(before: str, text: str = TEXT) -> Iterator[list[str]]:
+    """The cells of the first table from that line on, without its head."""
+    lines = iter(text[text.index(before) :].splitlines())
+    table = []
+    for line in lines:
+        if line.startswith("|"):
+            table.append([cell.strip() for cell in line.strip("|").split("|")])
+        elif table:
+            break
+    assert len(table) > 2, before
+    yield from table[2:]
+
+
+def _names(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_every_setting_is_in_the_document_with_its_default() -> None:
+    documented = {name: default for names, default, _ in _rows("## Settings") for name in _names(names)}
+    settings = {field.name: field.default for field in fields(CollectorSettings)}
+    assert set(documented) == set(settings)
+    for name, stated in documented.items():
+        if not stated or stated.startswith("`"):  # made from other settings
+            continue
+        number, _, unit = stated.partition(" ")
+        expected = {"never": None, "false": False}.get(stated, "a number")
+        assert settings[name] == (float(number) * SIZES.get(unit, 1) if expected == "a number" else expected), name
+
+
+def test_every_refusal_is_in_the_document_with_its_status() -> None:
+    rows = list(_rows("### What each refusal means"))
+    assert sorted(_names(row[2])[0] for row in rows) == sorted(Refusal)
+    assert {int(row[1]) for row in rows} == set(_GRPC_CODES)
+
+
+def test_the_metrics_of_the_document_are_those_of_the_page(collector: CollectorProcess) -> None:
+    documented = {name for names, _, _ in _rows("| metric | labels | |") for name in _names(names)}
+    page = request(collector.address, "/metrics", method="GET", content_type=None).body.decode()
+    found = set(re.findall(r"^# TYPE trainspan_collector_(\w+)", page, re.MULTILINE))
+    assert found == documented
+
+
+@pytest.mark.parametrize("role", Role)
+def test_the_roles_of_the_document_have_the_rights_of_the_code(role: Role) -> None:
+    table = _rows("| role | held by | sends |", (DOCS / "security.md").read_text())
+    rows = {_names(role)[0]: (sends, reads, upkeep) for role, _, sends, _, reads, upkeep in table}
+    allowed = [cell.startswith("yes") for cell in rows[role]]
+    assert allowed == [role in right.roles for right in (Right.WRITE, Right.READ, Right.CHANGE)]
+
+
+def test_the_views_of_the_document_are_the_agreed_ones() -> None:
+    assert sorted(_names(view)[0] for view, _ in _rows("| view | one row per |")) == sorted(VIEWS)

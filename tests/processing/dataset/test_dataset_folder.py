@@ -1,0 +1,131 @@
+"""The folder of a dataset: everybody's readers open it, it appears whole, and those of version 1 are still read."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandas as pd
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from tests.processing.conftest import Bench, rows
+from tests.processing.support.traces import chain
+from tests.support.dataset_files import as_version_1
+from trainspan_processing.assembly.rebuild import rebuild
+from trainspan_processing.dataset import parquet
+from trainspan_processing.dataset.diff import compare_datasets
+from trainspan_processing.dataset.published import open_published
+from trainspan_processing.explain.explain import Question, explain_rollout
+from trainspan_schemas.dataset import COLUMNS, about_dir, dataset_dirs
+from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.settings import DatasetSettings
+from trainspan_training.data.dataset import open_dataset, read_calls
+
+
+def _pair(bench: Bench, names: str, **more: Any) -> None:
+    """A group of two rollouts with two calls each; the second earns 2 as a whole and .5 by its first call."""
+    first, second = (chain(bench.rollout(name, task=f"t{names}", **more), 2) for name in names)
+    second.reward(0.5, on=next(span.span_id for span in second.spans if span.span_id != second.root))
+    bench.send(first.reward(0.0), second.reward(2.0))
+
+
+def _with_datasets(folder: Path, cache: Path) -> list[dict[str, Any]]:
+    import datasets
+
+    datasets.disable_progress_bars()
+    found = datasets.load_dataset("parquet", data_dir=str(folder), cache_dir=str(cache))
+    assert list(found) == ["train"]
+    return list(found["train"])
+
+
+READERS: dict[str, Callable[[Path, Path], list[dict[str, Any]]]] = {
+    "pandas": lambda folder, _: pd.read_parquet(folder, dtype_backend="pyarrow").to_dict("records"),
+    "pyarrow": lambda folder, _: pq.read_table(folder).to_pylist(),
+    "polars": lambda folder, _: pl.read_parquet(folder).to_dicts(),
+    "datasets": _with_datasets,
+    "duckdb": lambda folder, _: duckdb.sql(f"SELECT * FROM '{folder}/*.parquet'").to_arrow_table().to_pylist(),
+}
+
+
+def test_one_line_of_every_reader_opens_the_folder(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(parquet, "ROWS_PER_FILE", 1)
+    monkeypatch.setattr("trainspan_processing.read.tokens.CALLS_PER_CHUNK", 1)
+    _pair(bench, "ab", round=49)
+    built = bench.build(round_=49)
+    assert built.path.name == "round-0049"
+    assert sorted(path.name for path in built.path.iterdir()) == ["part-00000.parquet", "part-00001.parquet"]
+    names = ["rollout_id", "round", "call_index", "reward", "rollout_reward", "return"]
+    first = f"{bench.run_id}-a"
+    second = f"{bench.run_id}-b"
+    expected = [
+        (first, 49, 0, None, 0.0, 0.0),
+        (first, 49, 1, None, 0.0, 0.0),
+        (second, 49, 0, 0.5, 2.5, 2.5),
+        (second, 49, 1, None, 2.5, 2.5),
+    ]
+    prompts = rows(built)["prompt_ids"].to_list()
+    for name, read in READERS.items():
+        found = read(built.path, tmp_path / "cache")
+        assert [*found[0]] == [*COLUMNS], name
+        assert [tuple(None if row[key] is pd.NA else row[key] for key in names) for row in found] == expected, name
+        assert [list(row["prompt_ids"]) for row in found] == prompts, name
+
+
+def test_a_dataset_of_version_1_is_still_read_by_everything(bench: Bench, tmp_path: Path) -> None:
+    _pair(bench, "ab")
+    new = bench.build(out=tmp_path / "new")
+    old = as_version_1(bench.build().path)
+    published = open_published(old)
+    difference = compare_datasets(published, open_published(new.path))
+    assert difference.is_empty
+    assert difference.rows.both == 4
+    assert len(read_calls(open_dataset(old))[0]) == 4
+    question = Question(
+        (str(bench.collectors[0].store),), f"{bench.run_id}-b", settings=DatasetSettings(), dataset=published
+    )
+    assert explain_rollout(question, bench.clock).agrees is True
+    # Its rollouts count as used, and the next dataset stands beside it.
+    _pair(bench, "cd")
+    later = bench.build()
+    assert [path.name for path in dataset_dirs(bench.out)] == ["round=0000", "round-0001"]
+    assert sorted(set(rows(later)["rollout_id"])) == [f"{bench.run_id}-c", f"{bench.run_id}-d"]
+    # A dataset that was built after it is made again; itself has other columns now.
+    assert rebuild(later.path, tmp_path / "later", None, bench.clock).differences == []
+    [_, why, *_] = rebuild(old, tmp_path / "again", None, bench.clock).differences
+    assert why == "dataset version 1 became 2, which has other columns"
+
+
+def test_a_round_of_version_1_is_not_built_a_second_time(bench: Bench) -> None:
+    _pair(bench, "ab", round=4)
+    first = bench.build(round_=4)
+    old = as_version_1(first.path)
+    again = bench.build(round_=4)
+    assert (again.path, again.was_there) == (old, True)
+
+
+def test_a_command_that_was_killed_while_it_published_leaves_no_dataset_and_is_run_again(bench: Bench) -> None:
+    _pair(bench, "ab", round=3)
+    built = bench.build(round_=3)
+    about = about_dir(built.path)
+    before = {path.name: path.read_bytes() for path in about.iterdir()}
+    # Killed between the two renames: what describes the dataset is there, its rows are not.
+    built.path.rename(bench.out / ".round-0003.17")
+    assert dataset_dirs(bench.out) == []
+    again = bench.build(round_=3)
+    assert (again.was_there, again.sha256) == (False, built.sha256)
+    assert {path.name: path.read_bytes() for path in about.iterdir()} == before
+
+
+def test_two_commands_cannot_make_the_same_dataset(tmp_path: Path) -> None:
+    target = tmp_path / "round-0001"
+    with parquet.scratch_folder(target) as scratch:
+        (scratch.rows / "part-00000.parquet").touch()
+        target.mkdir()
+        with pytest.raises(DatasetError, match="was made by another command meanwhile"):
+            parquet.publish(scratch, target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["round-0001"]

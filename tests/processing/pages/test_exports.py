@@ -1,0 +1,335 @@
+"""`trainspan export`: chat messages of every dialect, the best of a group, pairs where two rollouts part."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processing.conftest import Bench
+from tests.processing.support.recordings import FOLDER
+from tests.processing.support.traces import TestRollout
+from tests.support.byte_tokenizer import encode, make_byte_tokenizer
+from trainspan_processing.export.candidates import Candidate
+from trainspan_processing.export.conversations import Speech, SpokenSpan, spoken_calls
+from trainspan_processing.export.dpo import preference_pairs
+from trainspan_processing.export.sft import supervised_examples
+from trainspan_processing.text.chat_messages import chat_messages, same_messages, tools_of
+
+TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("message", "chat"),
+    [
+        (
+            {
+                "role": "assistant",
+                "content": "let me",
+                "parts": [{"type": "tool_call", "name": "add", "arguments": {"x": 1}}],
+            },
+            [{"role": "assistant", "content": "let me", "tool_calls": [TOOL_CALL]}],
+        ),
+        (
+            {
+                "role": "assistant",
+                "tool_calls.0.name": "add",
+                "tool_calls.0.arguments": '{"x": 1}',
+                "tool_calls.0.id": "c1",
+            },
+            [{"role": "assistant", "content": "", "tool_calls": [{"id": "c1", **TOOL_CALL}]}],
+        ),
+        (
+            {
+                "role": "assistant",
+                "tool_calls.0.tool_call.function.name": "add",
+                "tool_calls.0.tool_call.function.arguments": '{"x": 1}',
+            },
+            [{"role": "assistant", "content": "", "tool_calls": [TOOL_CALL]}],
+        ),
+        (
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c1", "function": {"name": "add", "arguments": '{"x": 1}'}}],
+            },
+            [{"role": "assistant", "content": "", "tool_calls": [{"id": "c1", **TOOL_CALL}]}],
+        ),
+        (
+            {
+                "role": "tool",
+                "content": "",
+                "parts": [
+                    {"type": "tool_call_response", "id": "c1", "response": "2"},
+                    {"type": "tool_call_response", "id": "c2", "result": {"sum": 3}},
+                ],
+            },
+            [
+                {"role": "tool", "content": "2", "tool_call_id": "c1"},
+                {"role": "tool", "content": '{"sum": 3}', "tool_call_id": "c2"},
+            ],
+        ),
+        (
+            {"role": "assistant", "content": "4", "parts": [{"type": "reasoning", "content": "2+2"}]},
+            [{"role": "assistant", "content": "4", "reasoning_content": "2+2"}],
+        ),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]},
+            [{"role": "user", "content": "a"}],
+        ),
+        (
+            {"role": "tool", "content": "5", "tool_call_id": "c"},
+            [{"role": "tool", "content": "5", "tool_call_id": "c"}],
+        ),
+    ],
+)
+def test_every_dialect_becomes_the_same_chat_message(message: dict[str, Any], chat: list[dict[str, Any]]) -> None:
+    assert chat_messages([message]) == chat
+
+
+def test_arguments_that_are_no_object_stay_as_they_were_written() -> None:
+    (made,) = chat_messages([{"role": "assistant", "tool_calls.0.name": "f", "tool_calls.0.arguments": '{"x": '}])
+    assert made["tool_calls"][0]["function"]["arguments"] == '{"x": '
+
+
+def test_ids_of_tool_calls_do_not_make_a_conversation_another() -> None:
+    one, two = ([{"role": "tool", "content": "2", "tool_call_id": name}] for name in ("a", "b"))
+    assert same_messages(one) == same_messages(two)
+    assert same_messages(one) != same_messages([{"role": "tool", "content": "3", "tool_call_id": "a"}])
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"gen_ai.tool.definitions": '[{"type": "function", "name": "add", "parameters": {"type": "object"}}]'},
+        {
+            "llm.tools.0.tool.json_schema": '{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}'
+        },
+        {"llm.request.functions.0.name": "add", "llm.request.functions.0.parameters": '{"type": "object"}'},
+    ],
+)
+def test_offered_tools_are_json_schemas(attributes: dict[str, Any]) -> None:
+    assert tools_of(attributes) == [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+def _chat(question: str, answer: str, **more: Any) -> dict[str, Any]:
+    def said(role: str, text: str) -> str:
+        return json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]}])
+
+    plain = {key.replace("__", "."): value for key, value in more.items()}
+    messages = {"gen_ai.input.messages": said("user", question), "gen_ai.output.messages": said("assistant", answer)}
+    return {"gen_ai.operation.name": "chat", **messages, **plain}
+
+
+def _span(
+    name: str, attributes: dict[str, Any], *, parent: str | None = None, start: int = 0, failed: bool = False
+) -> SpokenSpan:
+    return SpokenSpan("t", name, parent, start, failed, attributes)
+
+
+def test_one_call_in_two_dialects_is_said_once_by_the_one_that_says_more() -> None:
+    flat = {"llm.request.type": "chat", "gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "2+2?"}
+    flat |= {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "4"}
+    spans = [
+        _span("outer", flat),
+        _span("between", {}, parent="outer"),
+        _span("inner", _chat("2+2?", "4"), parent="between"),
+    ]
+    (call,) = spoken_calls(spans)
+    assert (call.prompt, call.answer) == (
+        [{"role": "user", "content": "2+2?"}],
+        [{"role": "assistant", "content": "4"}],
+    )
+
+
+def test_recordings_that_share_a_call_are_one_though_only_the_inner_one_knows_the_response() -> None:
+    inner = _chat("2+2?", "4", gen_ai__response__id="chatcmpl-1")
+    tools = {"gen_ai.tool.definitions": '[{"type": "function", "name": "add"}]', "llm.request.type": "chat"}
+    (call,) = spoken_calls([_span("inner", inner, parent="outer"), _span("outer", tools)])
+    assert call.answer == [{"role": "assistant", "content": "4"}]
+    assert call.tools == ('{"function": {"name": "add"}, "type": "function"}',)
+
+
+@pytest.mark.parametrize("dialect", ["official", "traceloop", "traceloop_flat", "openinference", "mixed"])
+def test_every_real_instrumentation_tells_the_same_conversation(dialect: str) -> None:
+    """The recordings are of one agent: a tool call, its result, a stream, two choices, an error."""
+    calls = spoken_calls(_recorded(dialect))
+    system = {"role": "system", "content": "You are a calculator."}
+    asked = {"role": "user", "content": "tool: 2+2?"}
+    function = {"name": "add", "arguments": {"a": 2, "b": 2}}
+    tool_call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+    }
+    result = {"role": "tool", "content": "4", "tool_call_id": "call_1"}
+    assert [(call.prompt, call.answer) for call in calls] == [
+        ([system, asked], [tool_call]),
+        ([system, asked, tool_call, result], [{"role": "assistant", "content": "answer 1.0"}]),
+        ([system, {"role": "user", "content": "stream"}], [{"role": "assistant", "content": "answer 2.0"}]),
+        ([system, {"role": "user", "content": "two"}], [{"role": "assistant", "content": "answer 3.0"}]),
+    ]
+    assert all(call.is_whole and call.model == "policy" for call in calls)
+    if dialect != "official":  # it does not record the tools that were offered
+        assert json.loads(calls[0].tools[0])["function"]["name"] == "add"
+
+
+def _recorded(dialect: str) -> list[SpokenSpan]:
+    def value(told: dict[str, Any]) -> Any:
+        ((kind, content),) = told.items()
+        if kind == "arrayValue":
+            return [value(item) for item in content.get("values", [])]
+        return int(content) if kind == "intValue" else content
+
+    path = FOLDER / f"{dialect}.json"
+    found = []
+    for span in json.loads(path.read_text())["spans"]:
+        attributes = {item["key"]: value(item["value"]) for item in span.get("attributes", [])}
+        failed = span.get("status", {}).get("code") == "STATUS_CODE_ERROR"
+        start_ns, parent = int(span["startTimeUnixNano"]), span.get("parentSpanId")
+        found.append(SpokenSpan(span["traceId"], span["spanId"], parent, start_ns, failed, attributes))
+    return found
+
+
+def test_calls_are_in_order_and_failed_or_silent_ones_left_out() -> None:
+    spans = [
+        _span("c", _chat("second", "2"), start=20),
+        _span("a", _chat("first", "1"), start=10),
+        _span("f", _chat("failed", "x"), start=12, failed=True),
+        _span("s", {"gen_ai.operation.name": "chat"}, start=13),
+        _span("agent", {**_chat("whole", "run"), "gen_ai.operation.name": "invoke_agent"}, start=5),
+    ]
+    assert [call.answer[0]["content"] for call in spoken_calls(spans)] == ["1", "2"]  # type: ignore[index]
+
+
+def test_an_answer_that_was_cut_off_is_known() -> None:
+    cut, whole = (
+        spoken_calls([_span("a", _chat("q", "a", gen_ai__response__finish_reasons=[why]))])[0]
+        for why in ("length", "stop")
+    )
+    assert (cut.is_whole, whole.is_whole) == (False, True)
+
+
+def _said(*exchanges: tuple[str, str], agent: str | None = None) -> list[Speech]:
+    return [
+        Speech(
+            agent, "m", [{"role": "user", "content": ask}], [{"role": "assistant", "content": answer}], is_whole=True
+        )
+        for ask, answer in exchanges
+    ]
+
+
+def _candidates(**rewards: float) -> dict[str, Sequence[Candidate]]:
+    return {"g": [Candidate(name, 0, "g", reward) for name, reward in rewards.items()]}
+
+
+def test_the_best_rollout_gives_its_calls_and_of_equals_the_shortest() -> None:
+    said = {"a": _said(("q", "1"), ("r", "2")), "b": _said(("q", "3")), "c": _said(("q", "4"))}
+    made = supervised_examples(
+        _candidates(a=1.0, b=1.0, c=0.0), lambda key: said[key[0]], min_reward=None, agents=frozenset()
+    )
+    assert [row["completion"][0]["content"] for row in made.rows] == ["3"]
+    assert made.sources == [{"rollout_id": "b", "attempt": 0, "reward": 1.0}]
+
+
+def test_groups_whose_best_is_bad_are_left_out() -> None:
+    made = supervised_examples(_candidates(a=0.5), lambda key: _said(("q", "1")), min_reward=1.0, agents=frozenset())
+    assert (made.rows, dict(made.skipped)) == ([], {"below_min_reward": 1})
+
+
+def test_only_the_asked_agents_calls_and_whole_answers_are_taken() -> None:
+    cut = Speech("planner", "m", "p", "q", is_whole=False)
+    said = [*_said(("q", "1"), agent="planner"), *_said(("q", "2"), agent="coder"), cut]
+    made = supervised_examples(_candidates(a=1.0), lambda key: said, min_reward=None, agents=frozenset({"planner"}))
+    assert [row["completion"][0]["content"] for row in made.rows] == ["1"]
+    assert dict(made.skipped) == {"not_selected": 1, "cut_off": 1}
+
+
+def test_a_pair_is_where_best_and_worst_part() -> None:
+    said = {
+        "a": _said(("q", "same"), ("q2", "good")),
+        "b": _said(("q", "same"), ("q2", "bad"), ("q3", "end")),
+        "c": _said(("q", "x")),
+    }
+    made = preference_pairs(
+        _candidates(a=1.0, b=0.0, c=0.5), lambda key: said[key[0]], min_reward=None, agents=frozenset()
+    )
+    (row,) = made.rows
+    assert row["prompt"] == [{"role": "user", "content": "q2"}]
+    assert (row["chosen"][0]["content"], row["rejected"][0]["content"]) == ("good", "bad")
+    assert (made.sources[0]["chosen"]["rollout_id"], made.sources[0]["rejected"]["rollout_id"]) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said", "reason"),
+    [
+        ({"a": 1.0}, {}, "one_rollout"),
+        ({"a": 1.0, "b": 1.0}, {}, "equal_rewards"),
+        ({"a": 1.0, "b": 0.0}, {"a": [], "b": _said(("q", "1"))}, "no_text"),
+        ({"a": 1.0, "b": 0.0}, {"a": _said(("p", "1")), "b": _said(("q", "1"))}, "no_common_prompt"),
+        ({"a": 1.0, "b": 0.0}, {"a": _said(("q", "1")), "b": _said(("q", "1"))}, "same_answers"),
+    ],
+)
+def test_a_group_without_a_pair_is_counted_with_its_reason(
+    rewards: dict[str, float], said: dict[str, Any], reason: str
+) -> None:
+    made = preference_pairs(_candidates(**rewards), lambda key: said[key[0]], min_reward=None, agents=frozenset())
+    assert (made.rows, dict(made.skipped)) == ([], {reason: 1})
+
+
+def _vendor(rollout: TestRollout, answer: str, reward: float) -> TestRollout:
+    """A rollout whose one call went to a vendor: only the client's span tells of it."""
+    rollout.span("client", 1.0, 2.0, **{key.replace(".", "__"): value for key, value in _chat("2+2?", answer).items()})
+    return rollout.reward(reward)
+
+
+def _export(bench: Bench, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "trainspan_cli", "export", *map(str, arguments)]
+    environ = {**os.environ, "TRAINSPAN_HOME": str(bench.out / "home")}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environ)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_vendors_answers_are_exported_from_the_store(bench: Bench, tmp_path: Path) -> None:
+    bench.send(_vendor(bench.rollout("a"), "4", 1.0), _vendor(bench.rollout("b"), "5", 0.0))
+    store, out = bench.collectors[0].store, tmp_path / "sft.jsonl"
+    done = _export(bench, "sft", store, out, "--run", bench.run_id)
+    assert done.returncode == 0, done.stderr
+    user, assistant = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+    assert _lines(out) == [{"prompt": [user], "completion": [assistant]}]
+    pairs = tmp_path / "dpo.jsonl"
+    assert _export(bench, "dpo", store, pairs, "--run", bench.run_id).returncode == 0
+    assert _lines(pairs) == [
+        {"prompt": [user], "chosen": [assistant], "rejected": [{"role": "assistant", "content": "5"}]}
+    ]
+    manifest = json.loads((tmp_path / "dpo.jsonl.manifest.json").read_text())
+    assert (manifest["examples"], manifest["sources"][0]["chosen"]["reward"]) == (1, 1.0)
+    again = _export(bench, "sft", store, out, "--run", bench.run_id)
+    assert (again.returncode, len(again.stderr.splitlines())) == (2, 1)
+
+
+def test_the_rows_of_a_dataset_are_decoded_exactly(bench: Bench, tmp_path: Path) -> None:
+    model = make_byte_tokenizer(tmp_path)
+    for name, reward in (("a", 1.0), ("b", 0.0)):
+        rollout = bench.rollout(name)
+        rollout.call(0, encode(model, "<|im_start|>q"), encode(model, f"{name}<|im_end|>"))
+        bench.send(rollout.reward(reward))
+    built = bench.build()
+    silent = _export(bench, "sft", built.path, tmp_path / "chat.jsonl")
+    assert silent.returncode == 1
+    assert "no client's instrumentation recorded the messages" in silent.stderr
+    out = tmp_path / "text.jsonl"
+    done = _export(bench, "sft", built.path, out, "--form", "text", "--model", model, "--format", "json")
+    assert json.loads(done.stdout)["examples"] == 1
+    assert _lines(out) == [{"prompt": "<|im_start|>q", "completion": "a<|im_end|>"}]
+    assert _export(bench, "dpo", built.path, tmp_path / "d.jsonl", "--form", "text", "--model", model).returncode == 0
+    assert _lines(tmp_path / "d.jsonl") == [
+        {"prompt": "<|im_start|>q", "chosen": "a<|im_end|>", "rejected": "b<|im_end|>"}
+    ]

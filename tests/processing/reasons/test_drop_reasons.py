@@ -1,0 +1,358 @@
+"""Every call is a row or dropped for exactly one reason."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from tests.processing.conftest import Bench, rows
+from tests.processing.support.traces import TestRollout, chain
+from trainspan_processing.reasons.advice import ADVICE
+from trainspan_processing.reasons.drop_reasons import rollout_reason
+from trainspan_schemas.dataset import manifest_path
+from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.status import DROP_REASONS
+
+_CALLS: dict[str, list[dict[str, Any]]] = {
+    "incomplete": [{"gen_ai.response.finish_reasons": None}, {"gen_ai.response.finish_reasons": ["abort"]}],
+    "ended_by_server": [
+        {"gen_ai.response.finish_reasons": ["ended_by_server"], "trainspan.call.delivered": False},
+    ],
+    "not_delivered": [{"trainspan.call.delivered": False}],
+    "attributes_dropped": [{"dropped_attributes": 1}],
+    "multimodal": [{"trainspan.call.multimodal": True}],
+    "constrained": [{"trainspan.sampling.constrained": True}],
+    "greedy": [{"gen_ai.request.temperature": 0.0}, {"gen_ai.request.temperature": 0}],
+    "sampling_truncated": [
+        {"gen_ai.request.top_p": 0.9},
+        {"gen_ai.request.top_k": 40},
+        {"gen_ai.request.min_p": 0.05},
+        {"gen_ai.request.frequency_penalty": 0.1},
+        {"gen_ai.request.presence_penalty": -0.1},
+        {"gen_ai.request.repetition_penalty": 1.1},
+    ],
+    "unstated_sampling": [
+        {"trainspan.logprobs.mode": None, "gen_ai.request.temperature": None},
+        {"trainspan.logprobs.mode": None, "gen_ai.request.top_p": None},
+        {"trainspan.logprobs.mode": None},  # whether it was constrained
+    ],
+    "no_token_ids": [{"trainspan.completion.token_ids": b"", "trainspan.completion.logprobs": b""}],
+    "no_logprobs": [
+        {"logprobs": [-1.0]},
+        {"logprobs": [-1.0, float("nan")]},
+        {"logprobs": [-1.0, float("-inf")]},
+        {"trainspan.completion.logprobs": None},
+        {"trainspan.logprobs.mode": "raw", "gen_ai.request.temperature": 0.7},
+        {
+            "trainspan.logprobs.mode": None,
+            "trainspan.sampling.constrained": False,
+            "gen_ai.request.temperature": 0.7,
+        },
+    ],
+    "mixed_versions": [
+        {"trainspan.policy.version_spans": "[[0, 0, 1], [1, 1, 3]]"},
+        {"trainspan.policy.version_spans": "[[0, 0, 1], [1, 0, 2]]"},
+        {"trainspan.policy.version_spans": "unknown"},
+    ],
+    "too_long": [{"prompt": list(range(2, 60))}],
+    "stale": [{"version": 0}],
+    "no_boundary": [{"trainspan.no_boundary": True}],
+}
+_SOUND: list[dict[str, Any]] = [
+    {},
+    {"gen_ai.response.finish_reasons": ["length"]},
+    {"gen_ai.request.temperature": 0.7},
+    {"trainspan.logprobs.mode": "raw"},
+    {"trainspan.call.delivered": None},
+    {"trainspan.policy.version_spans": "[[4, 0, 1], [5, 1, 2]]"},
+    {"gen_ai.request.top_k": -1},
+    {"gen_ai.request.temperature": None, "gen_ai.request.top_p": None},
+    {"trainspan.logprobs.mode": None, "trainspan.sampling.constrained": False},
+]
+
+
+def _call(rollout: TestRollout, index: int, change: dict[str, Any]) -> None:
+    change = {"version": 5, **change}
+    prompt, version = change.pop("prompt", [1, index + 2]), change.pop("version")
+    rollout.call(index, prompt, [3, 4], version=version, **change)
+
+
+@pytest.mark.parametrize("reason", _CALLS)
+def test_an_unsound_call_is_dropped_by_name_and_leaves_its_rollout(bench: Bench, reason: str) -> None:
+    for name, reward in (("a", 1.0), ("b", 0.0)):
+        rollout = bench.rollout(name).reward(reward)
+        for index, change in enumerate([{}, *_CALLS[reason]]):
+            _call(rollout, index, change)
+        bench.send(rollout)
+    built = bench.build(round_=0, max_staleness=4, max_tokens=50, min_coverage=0.0)
+    assert built.manifest["dropped"] == {reason: 2 * len(_CALLS[reason])}
+    assert rows(built)["call_index"].to_list() == [0, 0]
+
+
+def test_calls_that_do_not_state_their_sampling_are_trained_once_the_user_admits_them(bench: Bench) -> None:
+    for name, reward in (("a", 1.0), ("b", 0.0)):
+        rollout = bench.rollout(name).reward(reward)
+        for index, change in enumerate([{}, *_CALLS["unstated_sampling"], {"gen_ai.request.top_p": 0.9}]):
+            _call(rollout, index, change)
+        bench.send(rollout)
+    built = bench.build(round_=0, admit="unstated_sampling")
+    assert built.manifest["dropped"] == {"sampling_truncated": 2}
+    assert set(rows(built)["temperature"]) == {1.0}
+    with pytest.raises(
+        UsageError,
+        match="admit = 'greedy': what can be admitted is unsigned, unstated_sampling, untrusted, untrusted_reward",
+    ):
+        bench.build(round_=0, out=bench.out / "other", admit="greedy")
+
+
+_STATED = {"temperature": 1.0, "top_p": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (_STATED, None),
+        ({**_STATED, "tool_choice": "auto", "response_format": {"type": "text"}}, None),
+        ({**_STATED, "tool_choice": "required"}, "constrained"),
+        ({**_STATED, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "constrained"),
+        ({**_STATED, "response_format": {"type": "json_object"}}, "constrained"),
+        ({**_STATED, "extra_body": {"guided_regex": "[0-9]"}}, "constrained"),
+        ({**_STATED, "top_p": 0.5}, "sampling_truncated"),
+        ({**_STATED, "temperature": 0}, "greedy"),
+        ({"temperature": 1.0}, "unstated_sampling"),
+        ({"top_p": 1.0}, "unstated_sampling"),
+        (None, "unstated_sampling"),
+        ("no JSON", "unstated_sampling"),
+    ],
+)
+def test_tokens_of_a_clients_span_are_trained_where_its_request_states_how_they_were_sampled(
+    bench: Bench, request_: Any, reason: str | None
+) -> None:
+    answer = {
+        "id": "chatcmpl-1",
+        "prompt_token_ids": [1, 2],
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": "stop",
+                "token_ids": [3, 4],
+                "logprobs": {"content": [{"token": "x", "logprob": -0.5}, {"token": "y", "logprob": -1.0}]},
+            }
+        ],
+    }
+    stated = (
+        {}
+        if request_ is None
+        else {"llm.invocation_parameters": request_ if isinstance(request_, str) else json.dumps(request_)}
+    )
+    for name, reward in (("a", 1.0), ("b", 0.0)):
+        rollout = bench.rollout(name).reward(reward)
+        span = {"openinference.span.kind": "LLM", "llm.model_name": "policy"}
+        rollout.span("client", 1.0, 2.0, **span, **{"output.value": json.dumps({**answer, "id": name})}, **stated)
+        bench.send(rollout)
+    built = bench.build(round_=0, min_coverage=0.0) if reason is None else None
+    if built is not None:
+        assert built.manifest["dropped"] == {}
+        assert rows(built)["tokens_source"].to_list() == ["response"] * 2
+    else:
+        with pytest.raises(DatasetError, match=rf"none of 2 calls .* most excluded by {reason} \(2\)"):
+            bench.build(round_=0, min_coverage=0.0)
+
+
+def test_sound_calls_are_all_kept(bench: Bench) -> None:
+    for name, reward in (("a", 1.0), ("b", 0.0)):
+        rollout = bench.rollout(name).reward(reward)
+        for index, change in enumerate(_SOUND):
+            _call(rollout, index, change)
+        bench.send(rollout)
+    built = bench.build(round_=0, max_staleness=4)
+    assert built.manifest["dropped"] == {}
+    assert rows(built)["policy_version_spans"].drop_nulls().to_list() == ["[[4, 0, 1], [5, 1, 2]]"] * 2
+
+
+@pytest.mark.parametrize("status", ["agent_error", "timeout", "cancelled", "infra_error", "judge_error"])
+def test_a_failed_rollout_is_dropped_by_its_status_and_does_not_count_as_reward_zero(bench: Bench, status: str) -> None:
+    bench.send(
+        chain(bench.rollout("a"), 1).reward(1.0),
+        chain(bench.rollout("b"), 1).reward(0.5),
+        chain(bench.rollout("c", status=status), 2),
+    )
+    built = bench.build(round_=0, min_coverage=0.0)
+    assert built.manifest["dropped"] == {status: 2}
+    assert built.manifest["dropped_rollouts"] == {status: 1}
+    assert built.manifest["rewards"]["mean"] == 0.75
+
+
+def test_a_rollout_without_reward_is_dropped_as_such(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(reward) for name, reward in (("a", 1.0), ("b", 0.0))))
+    bench.send(chain(bench.rollout("c"), 1))
+    assert bench.build(round_=0).manifest["dropped"] == {"no_reward": 1}
+
+
+def test_validation_is_never_trained_and_does_not_lower_the_coverage(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(reward) for name, reward in (("a", 1.0), ("b", 0.0))))
+    bench.send(*(chain(bench.rollout(f"v{number}", split="val"), 1).reward(1.0) for number in range(9)))
+    built = bench.build(round_=0)
+    assert built.manifest["dropped"] == {"validation": 9}
+    assert built.manifest["coverage"] == 1.0
+    assert built.manifest["rewards"]["n"] == 2
+
+
+def test_groups_without_contrast_are_dropped_by_name_unless_they_are_kept_with_advantage_zero(bench: Bench) -> None:
+    for task, rewards in {"same": [1.0, 1.0], "alone": [0.3], "told": [0.0, 1.0]}.items():
+        bench.send(
+            *(
+                chain(bench.rollout(f"{task}{number}", task=task), 1).reward(reward)
+                for number, reward in enumerate(rewards)
+            )
+        )
+    built = bench.build(round_=0)
+    assert built.manifest["dropped"] == {"zero_spread_group": 2, "singleton_group": 1}
+    assert (built.manifest["groups_seen"], built.manifest["groups"]) == (3, 1)
+    assert built.manifest["rewards"]["n"] == 5
+    kept = rows(bench.build(round_=0, out=bench.out / "all", keep_zero_spread=True))
+    assert kept.filter(kept["task_id"] != "told")["advantage"].to_list() == [0.0, 0.0, 0.0]
+
+
+def test_a_round_in_which_nothing_differs_is_a_dataset_without_rows(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 2).reward(1.0) for name in "ab"))
+    built = bench.build(round_=0)
+    assert (built.manifest["rows"], built.manifest["dropped"]) == (0, {"zero_spread_group": 4})
+    assert rows(built).height == 0
+    with pytest.raises(DatasetError, match=r"none of 4 calls .* zero_spread_group"):
+        bench.build(out=bench.out / "next")
+
+
+def test_too_few_trainable_calls_fail_with_the_reason_that_excluded_most(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(reward) for name, reward in (("a", 1.0), ("b", 0.0))))
+    bench.send(chain(bench.rollout("c", status="timeout"), 2), chain(bench.rollout("d", status="agent_error"), 1))
+    with pytest.raises(DatasetError, match=r"only 40% .* excluded by timeout \(2\): .* timeout_s"):
+        bench.build(round_=0)
+    assert not bench.out.exists() or not list(bench.out.iterdir())
+    assert bench.build(round_=0, min_coverage=0.4).manifest["coverage"] == 0.4
+
+
+def test_the_first_reason_of_the_documented_order_is_the_one(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(reward) for name, reward in (("a", 1.0), ("b", 0.0))))
+    rollout = bench.rollout("c", split="val", status="timeout")
+    _call(rollout, 0, {"gen_ai.request.temperature": 0.0, "gen_ai.request.top_p": 0.5})
+    other = bench.rollout("d").reward(0.0)
+    _call(other, 0, {"gen_ai.request.temperature": 0.0, "gen_ai.request.top_p": 0.5, "logprobs": [-1.0]})
+    bench.send(rollout, other)
+    assert bench.build(round_=0).manifest["dropped"] == {"greedy": 1, "validation": 1}
+
+
+def test_there_is_advice_for_every_reason() -> None:
+    assert set(ADVICE) == set(DROP_REASONS)
+
+
+def test_the_manifest_is_strict_json(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(reward) for name, reward in (("a", 1.0), ("b", 0.0))))
+    text = manifest_path(bench.build(round_=0).path).read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["calls_seen"] == 2
+
+
+def test_what_came_with_an_agents_token_where_others_are_demanded_is_untrusted() -> None:
+    """Through the frames: a collector that demands tokens is tested where it is started."""
+    rollouts = pl.DataFrame(
+        {
+            "status": ["ok"] * 3,
+            "split": ["train"] * 3,
+            "selected": [True] * 3,
+            "superseded": [False] * 3,
+            "complete": [True] * 3,
+            "reward_failed": [False] * 3,
+            "reward_untrusted": [True, True, False],
+            "teaches": [True] * 3,
+            "reward": [None, 1.0, None],
+        }
+    )
+    assert rollouts.select(rollout_reason()).to_series().to_list() == ["untrusted_reward", None, "no_reward"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"agents": "planner"}, [0]),
+        ({"agents": "planner, coder"}, [0, 1]),
+        ({"policies": "other"}, [2]),
+        ({"policies": "policy"}, [0, 1]),
+    ],
+)
+def test_only_the_agents_and_policies_asked_for_are_trained(
+    bench: Bench, settings: dict[str, str], kept: list[int]
+) -> None:
+    rollout = bench.rollout("a")
+    for index, (agent, policy) in enumerate([("planner", "policy"), ("coder", "policy"), ("critic", "other")]):
+        rollout.call(index, [1, index], [2], agent=agent, trainspan__policy__name=policy)
+    bench.send(rollout.reward(1.0))
+    built = bench.build(round_=0, baseline="none", **settings)
+    assert rows(built)["call_index"].to_list() == kept
+    assert built.manifest["dropped"] == {"not_selected": 3 - len(kept)}
+    assert built.manifest["coverage"] == 1.0
+
+
+def test_calls_of_several_policies_are_no_dataset_until_one_is_named(bench: Bench) -> None:
+    for name, reward in (("a", 0.0), ("b", 1.0)):
+        rollout = chain(bench.rollout(name), 2)
+        rollout.call(2, [9], [5], trainspan__policy__name="coder")
+        # What is not kept does not count.
+        rollout.call(3, [9], [5], trainspan__policy__name="judge", gen_ai__request__temperature=0.0)
+        bench.send(rollout.reward(reward))
+    with pytest.raises(DatasetError, match=r"are of 2 policies: coder \(2\), policy \(4\); .* name it with --policies"):
+        bench.build(round_=0)
+    assert not bench.out.exists() or not list(bench.out.iterdir())
+    built = {name: bench.build(round_=0, policies=name, out=bench.out / name) for name in ("coder", "policy")}
+    assert [(one.manifest["policy"], one.manifest["rows"]) for one in built.values()] == [("coder", 2), ("policy", 4)]
+
+
+def test_the_manifest_counts_calls_by_the_base_model_that_they_name(bench: Bench) -> None:
+    for name, base, reward in (("a", "b1", 0.0), ("b", "b2", 1.0), ("c", None, 1.0)):
+        rollout = bench.rollout(name)
+        rollout.call(0, [1, 2], [3], trainspan__policy__base=base)
+        bench.send(rollout.reward(reward))
+    assert bench.build(round_=0, baseline="none").manifest["bases"] == {"b1": 1, "b2": 1}
+
+
+def _with_choices(bench: Bench, name: str, reward: float) -> None:
+    """Three answers to the first request, of which the agent goes on with the second; two to the last one."""
+    rollout = bench.rollout(name)
+    for choice, completion in enumerate([[5, 6], [7, 8], [5, 9]]):
+        more = {"gen_ai__response__id": f"first-{rollout.rollout_id}", "trainspan__choice__index": choice}
+        rollout.call(0, [1, 2], completion, **more)
+    rollout.call(1, [1, 2, 7, 8, 3], [4])
+    for choice in range(2):
+        more = {"gen_ai__response__id": f"last-{rollout.rollout_id}", "trainspan__choice__index": choice}
+        rollout.call(2, [1, 2, 7, 8, 3, 4, 3], [11 + choice], **more)
+    bench.send(rollout.reward(reward))
+
+
+def test_an_answer_that_the_agent_discarded_is_left_out_by_name(bench: Bench, tmp_path: Path) -> None:
+    _with_choices(bench, "a", 0.0)
+    _with_choices(bench, "b", 1.0)
+    built = bench.build(round_=0)
+    assert built.manifest["dropped"] == {"unused_choice": 4}
+    assert built.manifest["coverage"] == 1.0
+    # Nothing tells which answer to the last request was used.
+    table = rows(built).head(4)
+    assert table.select("call_index", "completion_ids").rows() == [(0, [7, 8]), (1, [4]), (2, [11]), (2, [12])]
+    assert table["prefix_len"].to_list() == [0, 4, 6, 0]
+    whole = bench.build(round_=0, choices="all", out=tmp_path / "all")
+    assert (whole.manifest["dropped"], whole.manifest["rows"]) == ({}, 12)
+    with pytest.raises(UsageError, match="choices = 'best': take one of used, all"):
+        bench.build(round_=0, choices="best", out=tmp_path / "best")
+
+
+def test_answers_of_which_nothing_shows_which_was_used_are_all_kept(bench: Bench) -> None:
+    """The later prompts hold the second answer, but not after the same prompt: the history was rewritten."""
+    for name, reward in (("a", 0.0), ("b", 1.0)):
+        rollout = bench.rollout(name)
+        for choice, completion in enumerate([[5], [7, 8]]):
+            more = {"gen_ai__response__id": f"resp-{rollout.rollout_id}", "trainspan__choice__index": choice}
+            rollout.call(0, [1, 2], completion, **more)
+        rollout.call(1, [1, 9, 7, 8, 3], [4])
+        bench.send(rollout.reward(reward))
+    built = bench.build(round_=0)
+    assert (built.manifest["dropped"], built.manifest["rows"]) == ({}, 6)

@@ -1,0 +1,149 @@
+"""A user's own reward, credit and baseline."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.processing.conftest import Bench, rows
+from tests.processing.support.traces import TestRollout, chain
+from tests.support.places import ROOT
+from trainspan_schemas.errors import DatasetError, UsageError
+
+_MODULE = "tests.processing.support.reward_functions"
+
+
+def _with_text(rollout: TestRollout, **dialect: str) -> TestRollout:
+    client = rollout.span("client", 1.0, 2.0, **{"gen_ai.request.model": "policy", **dialect})
+    rollout.call(0, [1], [2], at=1.1, parent=client)
+    return rollout.reward(0.5)
+
+
+_DIALECTS = {
+    "genai": {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": "2+2?"}]}]),
+        "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "four"}]}]),
+    },
+    "traceloop": {
+        "llm.request.type": "chat",
+        "gen_ai.prompt.0.role": "user",
+        "gen_ai.prompt.0.content": "2+2?",
+        "gen_ai.completion.0.content": "four",
+    },
+    "openinference": {
+        "openinference.span.kind": "LLM",
+        "llm.input_messages.0.message.role": "user",
+        "llm.input_messages.0.message.content": "2+2?",
+        "llm.output_messages.0.message.content": "four",
+    },
+}
+
+
+@pytest.mark.parametrize("dialect", _DIALECTS)
+def test_a_reward_function_sees_the_stored_rollout_in_every_dialect(bench: Bench, dialect: str) -> None:
+    for name, task in (("a", "double"), ("b", "skip"), ("c", "t")):
+        bench.send(_with_text(bench.rollout(name, task=task), **_DIALECTS[dialect]))
+    built = bench.build(round_=0, reward=f"{_MODULE}:seen", baseline="none")
+    assert rows(built)["return"].to_list() == [2.0, 1.0]
+    assert built.manifest["dropped"] == {"no_reward": 1}
+
+
+def test_a_reward_function_replaces_what_was_stored_and_may_lie_in_a_file(bench: Bench) -> None:
+    bench.send(chain(bench.rollout("a"), 1).reward(9.0), chain(bench.rollout("b"), 2).reward(9.0))
+    path = ROOT / "tests/processing/support/reward_functions.py"
+    table = rows(bench.build(round_=0, reward=f"{path}:length", baseline="dr_grpo"))
+    assert table["return"].to_list() == [5.0, 10.0, 10.0]
+    assert table["advantage"].to_list() == [-2.5, 2.5, 2.5]
+
+
+def test_a_reward_function_that_raises_gives_no_reward_and_never_zero(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1) for name in "abcd"))
+    built = bench.build(round_=0, reward=f"{_MODULE}:fails_on_b", baseline="none")
+    assert built.manifest["dropped"] == {"judge_error": 2}
+    assert rows(built)["return"].to_list() == [1.0, 1.0]
+    with pytest.raises(DatasetError, match=r"the reward function .*:fails_on_b raised KeyError: 'no answer'"):
+        bench.build(round_=0, out=bench.out / "strict", reward=f"{_MODULE}:fails_on_b", min_coverage=0.9)
+
+
+def test_reward_functions_may_run_together_and_the_bytes_are_the_same(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), calls) for calls, name in enumerate("abcdef", 1)))
+    one = bench.build(round_=0, reward=f"{_MODULE}:length", baseline="dr_grpo")
+    for out, settings in {"together": {"reward_concurrency": 6}, "waiting": {"reward_concurrency": 4}}.items():
+        reward = f"{_MODULE}:length{'_last_first' if out == 'waiting' else ''}"
+        other = bench.build(round_=0, reward=reward, baseline="dr_grpo", out=bench.out / out, **settings)
+        assert other.manifest["files"] == one.manifest["files"]
+        assert (other.sha256 == one.sha256) == (out == "together"), (
+            "the manifest names the function, not how it is called"
+        )
+
+
+def test_a_reward_function_that_hangs_gives_no_reward_to_that_rollout_alone(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1) for name in "abc"))
+    built = bench.build(round_=0, reward=f"{_MODULE}:hangs_on_b", baseline="none", reward_timeout_s=0.5)
+    assert built.manifest["dropped"] == {"judge_error": 1}
+    assert len(rows(built)) == 2
+
+
+def test_credit_and_baseline_of_ones_own(bench: Bench) -> None:
+    bench.send(chain(bench.rollout("a"), 2).reward(1.5))
+    built = bench.build(round_=0, credit=f"{_MODULE}:last_call_only", baseline=f"{_MODULE}:doubled")
+    assert rows(built).select("return", "advantage").rows() == [(0.0, 0.0), (1.5, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"credit": "unknown"}, "no credit 'unknown': take one of identical, return_to_go, step, gigpo, per_agent or"),
+        ({"baseline": "grp"}, "no baseline 'grp': take one of grpo"),
+        ({"reward": f"{_MODULE}:missing"}, "has no function 'missing'"),
+        ({"reward": "no_such_module:f"}, "cannot load 'no_such_module:f'"),
+        ({"reward": "no/such/file.py:f"}, "no file no/such/file.py"),
+        ({"baseline": f"{_MODULE}:forgets"}, "returned 1 items for 2"),
+        ({"reward": f"{_MODULE}:length", "reward_concurrency": 0}, "reward_concurrency = 0, .* take at least 1 call"),
+        (
+            {"reward": f"{_MODULE}:wants_two"},
+            r":wants_two has the signature wants_two\(rollout: .*, task: str\) -> float, but it is called as "
+            r"wants_two\(rollout\): missing a required argument: 'task'",
+        ),
+        ({"filter": f"{_MODULE}:wants_two"}, r"wants_two is asynchronous, but it is called as a plain function"),
+        (
+            {"filter": f"{_MODULE}:asynchronous"},
+            r"asynchronous is asynchronous, .* asynchronous\(rollout\): write `def`",
+        ),
+        ({"credit": f"{_MODULE}:doubled"}, r"called as doubled\(calls, gamma\): too many positional arguments"),
+        ({"baseline": f"{_MODULE}:last_call_only"}, r"called as last_call_only\(items\): missing .* 'gamma'"),
+        ({"baseline": f"{_MODULE}:no_frame"}, r"no_frame' gave \[0.0, 0.0\]: return a Polars DataFrame"),
+    ],
+)
+def test_what_cannot_be_used_is_named(bench: Bench, settings: dict[str, Any], message: str) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(float(name == "a")) for name in "ab"))
+    with pytest.raises(UsageError, match=message):
+        bench.build(round_=0, **settings)
+
+
+def test_what_a_function_returns_is_a_reward_or_is_named(bench: Bench) -> None:
+    named = {
+        "text": "gave '0.5', which is no finite number",
+        "nan": "gave nan, which is no finite number",
+        "coroutine": "gave 'bad', which is no finite number",
+        "list": r"gave \[1.0\], which is no finite number",
+        "other": r"gave \{'score': 1.0\}, which has no reward reward",
+    }
+    for task in (*named, "numpy", "none"):
+        bench.send(chain(bench.rollout(task, task=task), 1))
+    built = bench.build(reward=f"{_MODULE}:returns", baseline="none", min_coverage=0.0)
+    assert built.manifest["dropped"] == {"judge_error": 5, "no_reward": 1}
+    assert rows(built)["return"].to_list() == [0.5]
+    for round_, (task, told) in enumerate(named.items(), start=1):
+        bench.send(chain(bench.rollout(f"{task}-alone", task=task, round=round_), 1))
+        with pytest.raises(DatasetError, match=f"judge_error.*the reward function {_MODULE}:returns {told}"):
+            bench.build(round_=round_, reward=f"{_MODULE}:returns")
+
+
+def test_a_filter_that_forgets_its_answer_and_a_credit_that_raises_are_one_error(bench: Bench) -> None:
+    bench.send(chain(bench.rollout("a", task="none"), 1).reward(1.0))
+    with pytest.raises(DatasetError, match=r"filter '.*:returns' gave None for rollout .*-a: return True or False"):
+        bench.build(filter=f"{_MODULE}:returns")
+    with pytest.raises(DatasetError, match=r"credit '.*:crashes' raised KeyError: 1.0"):
+        bench.build(credit=f"{_MODULE}:crashes", baseline="none")

@@ -1,0 +1,89 @@
+"""What real instrumentations said of one agent (golden/*.json), as rollouts to send; golden/record.py records them anew."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import ParseDict
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+
+from tests.processing.support.traces import TestRollout, hex_id
+from trainspan_schemas.identity import TraceParent
+from trainspan_serving.export.call_span import encode_attributes
+
+FOLDER = Path(__file__).parent / "golden"
+DIALECTS = ("official", "traceloop", "traceloop_flat", "openinference", "mixed")
+
+
+class _Recorded:
+    """A recorded span in the form that `send` takes."""
+
+    def __init__(self, span: Span, service: str) -> None:
+        self._span, self._service = span, service
+
+    def proto(self) -> ResourceSpans:
+        resource = Resource(attributes=encode_attributes({"service.name": self._service}))
+        return ResourceSpans(resource=resource, scope_spans=[ScopeSpans(spans=[self._span])])
+
+
+class Recording(TestRollout):
+    """One recorded run under the rollout span of a runner; ids are made anew from the rollout's."""
+
+    __test__ = False
+
+    def replay(self, dialect: str, *, service: str = "calculator") -> "Recording":
+        """Adds the recorded spans of the client."""
+        golden = json.loads((FOLDER / f"{dialect}.json").read_text())
+        self.served: list[dict[str, Any]] = golden["served"]
+        self._dialect = dialect
+        first = min(int(raw["startTimeUnixNano"]) for raw in golden["spans"])
+        for raw in golden["spans"]:
+            span = ParseDict({key: value for key, value in raw.items() if key != "scope"}, Span())
+            span.trace_id = bytes.fromhex(self.trace_id)
+            parent = raw.get("parentSpanId")
+            span.parent_span_id = bytes.fromhex(self._id(base64.b64decode(parent).hex()) if parent else self.root)
+            span.span_id = bytes.fromhex(self._id(base64.b64decode(raw["spanId"]).hex()))
+            offset = 1_700_000_001 * 1_000_000_000 - first
+            span.start_time_unix_nano += offset
+            span.end_time_unix_nano += offset
+            for pair in span.attributes:
+                self._rename_response(pair)
+            span.attributes.extend(encode_attributes(self.identity()))
+            self.spans.append(_Recorded(span, service))  # type: ignore[arg-type]
+        return self
+
+    def serve(self, **more: Any) -> "Recording":
+        """Adds what the policy server recorded of the same requests."""
+        for index, request in enumerate(self.served):
+            caller = TraceParent.parse(request["traceparent"])
+            assert caller is not None
+            for choice, tokens in enumerate(request["choices"]):
+                self.call(
+                    index,
+                    request["prompt_ids"],
+                    tokens["completion_ids"],
+                    at=1.0 + index,
+                    parent=self._id(caller.span_id),
+                    logprobs=tokens["logprobs"],
+                    gen_ai__response__id=self._response(request["response_id"]),
+                    trainspan__choice__index=choice,
+                    **more,
+                )
+        return self
+
+    def _id(self, recorded: str) -> str:
+        return hex_id(16, self.rollout_id, self._dialect, recorded)
+
+    def _response(self, recorded: str) -> str:
+        """Response ids are unique in a store, so that each replay has its own."""
+        return f"{recorded}-{hex_id(8, self.rollout_id)}"
+
+    def _rename_response(self, pair: KeyValue) -> None:
+        if pair.key in ("gen_ai.response.id", "output.value"):
+            text = pair.value.string_value
+            for request in self.served:
+                text = text.replace(request["response_id"], self._response(request["response_id"]))
+            pair.value.string_value = text

@@ -1,0 +1,133 @@
+"""`trainspan dataset` as a user runs it."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+
+from tests.processing.conftest import Bench
+from tests.processing.support.traces import chain
+from tests.support.byte_tokenizer import encode, make_byte_tokenizer
+from trainspan_schemas.dataset import manifest_path
+from trainspan_training.data.dataset import open_dataset, read_calls
+
+_SIDES = ("both", "call 0", "call 1")
+
+
+def _run(bench: Bench, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    store = str(bench.collectors[0].store)
+    return subprocess.run(
+        [sys.executable, "-m", "trainspan_cli", "dataset", "--store", store, "--out", str(bench.out), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env={**os.environ, "COLUMNS": "120"},
+    )
+
+
+def test_a_round_is_built_printed_and_read_by_its_consumers(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name, round=3), 2).reward(float(name == "a")) for name in "ab"))
+    table = _run(bench, "--run", bench.run_id, "--round", "3")
+    assert table.returncode == 0, table.stderr
+    assert "calls kept" in table.stdout
+    assert "identical × grpo" in table.stdout
+    answer = _run(bench, "--run", bench.run_id, "--round", "3", "--format", "json")
+    manifest = json.loads(answer.stdout)
+    folder = bench.out / "round-0003"
+    assert Path(manifest["path"]) == folder
+    assert manifest["sha256"] == hashlib.sha256(manifest_path(folder).read_bytes()).hexdigest()
+    assert len(read_calls(open_dataset(folder))[0]) == 4
+    count = duckdb.execute(f"SELECT count(*), sum(len(completion_ids)) FROM '{folder}/*.parquet'").fetchall()
+    assert count == [(4, 20)]
+
+
+def test_failed_merges_are_shown_on_request_as_ids_and_as_text(bench: Bench, tmp_path: Path) -> None:
+    model = make_byte_tokenizer(tmp_path)
+    system, thought, answer = (
+        encode(model, text) for text in ("be brief\n", "<think>hm \x1b]52;</think>", "four[/bold]")
+    )
+    for name in "ab":
+        rollout = bench.rollout(name).reward(float(name == "a"))
+        rollout.call(0, system, [*thought, *answer])
+        rollout.call(1, [*system, *answer, *encode(model, "\nsure?")], encode(model, "yes"))
+        bench.send(rollout)
+    shown = _run(bench, "--run", bench.run_id, "--round", "0", "--show-merge-failures", "--model", str(model)).stdout
+    assert "not merged: template (2 calls)" in shown
+    first = f"rollout {bench.run_id}-a: call 1 departs from call 0 at token {len(system)}"
+    assert f"{first}; see: trainspan explain {bench.run_id}-a --dataset {bench.out / 'round-0000'}" in shown
+    lines = [line.strip() for line in shown[shown.index(first) :].splitlines()[1:7]]
+    sides = [system[-8:], [*thought, *answer][:24], encode(model, "four[/bold]\nsure?")]
+    assert lines[::2] == [f"{name}: {' '.join(map(str, ids))}" for name, ids in zip(_SIDES, sides, strict=True)]
+    assert lines[1::2] == [r"'e brief\n'", r"'<think>hm \x1b]52;</think>f'", r"'four[/bold]\nsure?'"]
+    assert "\x1b" not in shown
+
+
+def test_without_failed_merges_it_says_so(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 2).reward(float(name == "a")) for name in "ab"))
+    shown = _run(bench, "--run", bench.run_id, "--round", "0", "--show-merge-failures").stdout
+    assert "every call continues the call of its agent before it, or is the first" in shown
+
+
+def test_nothing_to_train_on_is_one_line_and_exit_code_3(bench: Bench) -> None:
+    bench.send(chain(bench.rollout("a"), 1))
+    failed = _run(bench, "--run", bench.run_id)
+    assert (failed.returncode, failed.stdout) == (3, "")
+    assert len(failed.stderr.splitlines()) == 1
+    assert "most excluded by no_reward (1): call trainspan.reward" in failed.stderr
+    told = _run(bench, "--run", bench.run_id, "--round", "0", "--format", "json")
+    assert told.returncode == 3
+    record = json.loads(told.stdout)
+    assert record.pop("nothing_to_train") in told.stderr
+    assert record == {
+        "rollouts_seen": 1,
+        "calls_seen": 1,
+        "calls_trainable": 0,
+        "coverage": 0.0,
+        "dropped": {"no_reward": 1},
+    }
+    assert not list(bench.out.glob("round=*"))
+
+
+def test_too_few_calls_to_train_on_are_told_with_what_could_be_trained(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(float(name == "a")) for name in "ab"))
+    bench.send(*(chain(bench.rollout(name), 1) for name in "cde"))
+    told = _run(bench, "--run", bench.run_id, "--round", "0", "--format", "json")
+    assert told.returncode == 3
+    assert "only 40% of the calls in round 0" in told.stderr
+    assert [json.loads(told.stdout)[key] for key in ("calls_seen", "calls_trainable", "coverage")] == [5, 2, 0.4]
+
+
+def test_a_round_without_contrast_is_no_failure(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(1.0) for name in "ab"))
+    answer = _run(bench, "--run", bench.run_id, "--round", "0", "--format", "json")
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout)["rows"] == 0
+
+
+def test_an_unknown_baseline_is_a_usage_error(bench: Bench) -> None:
+    assert _run(bench, "--baseline", "grp").returncode == 2
+
+
+def test_a_store_that_is_not_there_is_named(bench: Bench) -> None:
+    missing = _run(bench, "--store", "/nowhere/spans.duckdb")
+    assert missing.returncode == 1
+    assert "no store at /nowhere/spans.duckdb" in missing.stderr
+
+
+def test_the_command_loads_neither_the_collector_nor_the_trainer_nor_pandas(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 2).reward(float(name == "a")) for name in "ab"))
+    code = (
+        "import sys; from trainspan_cli.main import run; run(sys.argv[1:]); "
+        "print([m for m in ('duckdb', 'torch', 'datasets', 'grpc', 'pandas') if m in sys.modules])"
+    )
+    store = str(bench.collectors[0].store)
+    arguments = ["dataset", "--store", store, "--out", str(bench.out), "--run", bench.run_id]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

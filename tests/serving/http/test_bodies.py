@@ -1,0 +1,143 @@
+"""What clients are sent, byte for byte, with our server and with vLLM alone under the same flags."""
+
+import json
+import re
+import urllib.error
+import urllib.request
+from typing import Any
+
+from tests.serving.support.servers import Stack
+
+MESSAGES = [{"role": "user", "content": "calc 7*5"}]
+CHAT = {"model": "policy", "messages": MESSAGES, "max_tokens": 24, "seed": 3}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+SIDE = {
+    "type": "object",
+    "properties": {"side": {"enum": ["left", "right"]}},
+    "required": ["side"],
+    "additionalProperties": False,
+}
+TURN = {"type": "function", "function": {"name": "turn", "parameters": SIDE}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "side", "schema": SIDE}}
+FORCED = {**CHAT, "max_tokens": 200, "tools": [TURN], "tool_choice": "required"}
+RESPONSE = {"model": "policy", "input": "calc", "max_output_tokens": 16, "temperature": 0}
+MESSAGE = {"model": "policy", "messages": MESSAGES, "max_tokens": 16, "temperature": 0}
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", {**CHAT, "n": 2}),
+    ("/v1/chat/completions", {**CHAT, "temperature": 0, "logprobs": True, "top_logprobs": 3}),
+    ("/v1/chat/completions", {**CHAT, "return_token_ids": True, "tools": [TOOL]}),
+    ("/v1/chat/completions", {**CHAT, "stream": True, "stream_options": {"include_usage": True}}),
+    ("/v1/chat/completions", {**CHAT, "stream": True, "logprobs": True}),
+    ("/v1/chat/completions", {**CHAT, "stop": ["a"], "temperature": 0.7, "top_p": 0.9}),
+    ("/v1/chat/completions", {"model": "unknown", "messages": MESSAGES}),
+    ("/v1/chat/completions", {**CHAT, "max_tokens": 100_000}),
+    ("/v1/completions", {"model": "policy", "prompt": "calc 7", "max_tokens": 20, "seed": 4, "n": 2}),
+    ("/v1/completions", {"model": "policy", "prompt": ["calc", "the"], "max_tokens": 9, "seed": 4, "logprobs": 2}),
+    (
+        "/v1/completions",
+        {"model": "policy", "prompt": "calc", "max_tokens": 9, "seed": 4, "echo": True, "stream": True},
+    ),
+    ("/v1/chat/completions", {**CHAT, "response_format": FORMAT}),
+    ("/v1/chat/completions", {**CHAT, "temperature": -1}),
+    ("/v1/chat/completions", FORCED),
+    ("/v1/chat/completions", {**FORCED, "parallel_tool_calls": False, "stream": True}),
+    ("/v1/chat/completions", {**FORCED, "tool_choice": {"type": "function", "function": {"name": "turn"}}}),
+    ("/v1/responses", RESPONSE),
+    ("/v1/responses", {**RESPONSE, "text": {"format": {"type": "json_schema", "name": "side", "schema": SIDE}}}),
+    ("/v1/responses", {**RESPONSE, "stream": True}),
+    ("/v1/responses", {"model": "policy"}),
+    ("/v1/messages", MESSAGE),
+    ("/v1/messages", {**MESSAGE, "tools": [{"name": "turn", "input_schema": SIDE}]}),
+    ("/v1/messages", {**MESSAGE, "stream": True}),
+    ("/v1/messages", {**MESSAGE, "max_tokens": -1}),
+    ("/tokenize", {"model": "policy", "prompt": "calc 7"}),
+]
+
+# Identifiers and times differ from one request to the next.
+_VARYING = re.compile(
+    r'"(?:id|item_id|response_id)": ?"[^"]*"'
+    r'|"(?:created|created_at|completed_at)": ?[0-9.]+'
+    r"|(?:chatcmpl|cmpl|resp|msg|call)[-_][0-9a-f]{8,}[-_0-9a-f]*"
+)
+_VARYING_HEADERS = {"date", "content-length", "x-trainspan-policy-version"}
+
+
+def test_no_client_can_tell_our_answers_from_vllms(bare: str, base_policy: Stack) -> None:
+    for path, body in REQUESTS:
+        ours, theirs = _ask(base_policy.server.url, path, body), _ask(bare, path, body)
+        assert ours[:2] == theirs[:2], (path, body)
+        if body.get("stream"):
+            assert _joined(ours[2]) == _joined(theirs[2]), (path, body)
+        else:
+            assert ours[2] == theirs[2], (path, body)
+
+
+def _ask(url: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], str]:
+    """Status, headers and raw body, without what varies."""
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            status, headers, text = answer.status, answer.headers, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        status, headers, text = error.code, error.headers, error.read().decode()
+    kept = {name.lower(): value for name, value in headers.items() if name.lower() not in _VARYING_HEADERS}
+    return status, kept, _VARYING.sub("VARYING", text)
+
+
+def _joined(stream: str) -> Any:
+    """The events of a stream as one value: how many tokens share an event depends on time alone."""
+    *events, rest = stream.split("\n\n")
+    assert rest == ""
+    if events[0].startswith("event: "):
+        return _joined_by_type(events)
+    assert events.pop() == "data: [DONE]"
+    joined: Any = {}
+    for event in events:
+        joined = _join(joined, _data(event))
+    return joined
+
+
+def _joined_by_type(events: list[str]) -> list[tuple[str, Any]]:
+    """Of Responses and Messages: those of one type that follow each other are one, and their count is left out."""
+    joined: list[tuple[str, Any]] = []
+    for event in events:
+        name, _, data = event.partition("\n")
+        value = {key: item for key, item in _data(data).items() if key != "sequence_number"}
+        if joined and joined[-1][0] == name:
+            joined[-1] = (name, _join(joined[-1][1], value))
+        else:
+            joined.append((name, value))
+    return joined
+
+
+def _data(event: str) -> Any:
+    text = event.removeprefix("data: ")
+    return {} if text == "[DONE]" else json.loads(text.replace("VARYING", '"VARYING":0'))
+
+
+def _join(left: Any, right: Any, key: str = "") -> Any:
+    """Objects by key, choices by place; generated text and lists of tokens end to end, anything else as last said."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        return {
+            **left,
+            **{name: _join(left[name], right[name], name) if name in left else right[name] for name in right},
+        }
+    if isinstance(left, list) and isinstance(right, list):
+        if key in ("choices", "tool_calls"):
+            return [_join(left[0], right[0])] if left and right else left or right
+        return left + right
+    texts = ("content", "text", "arguments", "delta", "partial_json")
+    return left + right if key in texts and isinstance(left, str) and isinstance(right, str) else right
+
+
+def test_the_comparison_itself_sees_a_difference() -> None:
+    event = 'data: {"choices":[{"index":0,"delta":{"content":"%s"}}]}'
+    whole, halves, other = (
+        _joined("\n\n".join([*(event % text for text in texts), "data: [DONE]", ""]))
+        for texts in (["ab"], ["a", "b"], ["aa"])
+    )
+    assert whole == halves != other
+    one = '{"id":"chatcmpl-0011223344556677","choices":[{"text":"a"}]}'
+    assert _VARYING.sub("VARYING", one) != _VARYING.sub("VARYING", one.replace('"a"', '"b"'))
+    assert _VARYING.sub("VARYING", one) == _VARYING.sub("VARYING", one.replace("0011", "1100"))

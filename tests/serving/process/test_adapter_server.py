@@ -1,0 +1,64 @@
+"""`trainspan serve ADAPTER`: a server that begins with an adapter, changes between adapters and full weights, and crashes."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.serving.support.servers import Models
+from tests.support.adapters import make_adapter
+from tests.support.canary import write_checkpoint_files
+from tests.support.otlp_sink import otlp_sink
+from tests.support.policy_server import RunningServer, policy_server
+from trainspan_schemas import keys
+
+LONG_PROMPT = [(13 * position) % 240 + 10 for position in range(300)]
+
+
+def greedy(server: RunningServer) -> tuple[list[int], str]:
+    body = {"model": "policy", "prompt": LONG_PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    status, told, headers = server.post("/v1/completions", {**body, "return_token_ids": True})
+    assert status == 200, told
+    return told["choices"][0]["token_ids"], headers[keys.HEADER_POLICY_VERSION]
+
+
+@pytest.mark.slow
+def test_adapters_and_full_weights_take_turns_and_a_crash_brings_the_last_one_back(
+    models: Models, tmp_path: Path
+) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    for version in (1, 2):
+        make_adapter(models.base, checkpoints / f"policy-{version:06d}", version, seed=version)
+    full = checkpoints / "policy-000003"
+    shutil.copytree(models.folder(1), full)
+    write_checkpoint_files(full, 3, models.base)
+    make_adapter(full, checkpoints / "policy-000004", 4, seed=4)
+    with otlp_sink() as (_, url):
+        arguments = ("--collector", url, "--checkpoints", str(checkpoints))
+        with policy_server(checkpoints / "policy-000001", tmp_path / "home", *arguments) as server:
+            state = server.policy()
+            assert (state["version"], state["kind"], state["base"]) == (1, "lora", models.base.name)
+            first = greedy(server)
+            assert first[1] == "1"
+            answers = {}
+            for version in (2, 3, 4):
+                status, answer = server.swap(f"policy-{version:06d}", version)
+                assert (status, answer["canary"]["status"]) == (200, "fresh"), answer
+                assert answer["canary"]["tensors_equal"] > 0
+                assert (answer["canary"]["tensors_differing"], answer["canary"]["tensors_unknown"]) == (0, 0)
+                answers[version] = greedy(server)
+                assert answers[version][1] == str(version)
+            assert len({tuple(ids) for ids, _ in (first, *answers.values())}) == 4
+            status, answer = server.swap("policy-000002", 2)
+            assert status == 400
+            assert "belongs to" in answer["error"]  # to the first base, which is not in service any more
+
+            (child,) = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+            os.kill(int(child), signal.SIGKILL)
+            assert server.process.stdout is not None
+            assert '"version": 4' in server.process.stdout.readline()
+            state = server.policy()
+            assert (state["version"], state["kind"], state["base"]) == (4, "lora", "policy-000003")
+            assert greedy(server) == answers[4]

@@ -1,0 +1,302 @@
+"""What `trainspan serve` checks and sets before vLLM is imported."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.serving.support.servers import Models
+from tests.support.adapters import make_adapter
+from tests.support.otlp_sink import free_port
+from trainspan_schemas.checkpoint import CheckpointMeta, write_latest
+from trainspan_schemas.errors import CheckpointError, ConfigError, UsageError
+from trainspan_schemas.settings import ServingSettings
+from trainspan_serving.process.launch import Launch, prepare
+from trainspan_serving.process.server_plan import plan_of_process
+
+
+def launch_of(home: Path, *flags: str, **settings: object) -> Launch:
+    values = {"port": 0, "checkpoints": str(home / "checkpoints"), **settings}
+    return prepare(ServingSettings(**values), flags, {"PATH": "/bin"})  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_flags_and_environment_are_those_of_the_design(home: Path, models: Models) -> None:
+    launch = launch_of(home, "--max-num-seqs", "4", model=str(models.base))
+    text = " ".join(launch.flags)
+    for wanted in (
+        f"--port {launch.port}",
+        "--served-model-name policy",
+        "--dtype float32",
+        "--logprobs-mode processed_logprobs",
+        "--generation-config vllm",
+        "--enable-auto-tool-choice --tool-call-parser hermes",
+        "--api-server-count 1",
+        "--distributed-executor-backend uni --enforce-eager",
+    ):
+        assert wanted in text
+    assert launch.flags[-2:] == ("--max-num-seqs", "4")
+    assert launch.port > 0
+    environment = launch.environment
+    assert {name: environment[name] for name in ("OMP_NUM_THREADS", "TORCHDYNAMO_DISABLE")} == {
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    quiet = ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_OFFLINE")
+    assert [environment[name] for name in quiet] == ["1"] * 4
+    assert launch.plan.version == 0
+
+
+def test_an_adapter_is_served_on_the_model_that_it_names(home: Path, models: Models) -> None:
+    folder = home / "policy-000004"
+    make_adapter(models.base, folder, 4, seed=1, rank=5)
+    launch = launch_of(home, model=str(folder))
+    plan = launch.plan
+    assert (plan.model, plan.adapter, plan.version) == (str(models.base), str(folder), 4)
+    assert "--enable-lora --max-lora-rank 8 --max-loras 2" in " ".join(launch.flags)
+    assert "--max-lora-rank 16" in " ".join(launch_of(home, model=str(folder), max_lora_rank=9).flags)
+    CheckpointMeta("lora", 4, None, str(home / "gone"), None).write(folder)
+    with pytest.raises(CheckpointError, match=r"no model directory .*gone, the base of adapter .*policy-000004"):
+        launch_of(home, model=str(folder))
+    with pytest.raises(UsageError, match="LoRA rank 1000 is over vLLM's greatest, 512"):
+        launch_of(home, model=str(models.base), max_lora_rank=1000)
+    assert "--enable-lora" not in launch_of(home, model=str(models.base)).flags
+
+
+def test_a_hugging_face_id_is_left_to_vllm_to_fetch(home: Path) -> None:
+    launch = launch_of(home, model="acme/tiny")
+    assert (launch.plan.model, launch.plan.version) == ("acme/tiny", 0)
+    assert "HF_HUB_OFFLINE" not in launch.environment
+    with pytest.raises(CheckpointError, match="no model directory tiny: name one that exists, or a Hugging Face id"):
+        launch_of(home, model="tiny")
+
+
+def test_the_collectors_token_of_the_role_serving_wins_over_the_environments_headers(
+    home: Path, models: Models
+) -> None:
+    (home / "tokens.toml").write_text('serving = "serving-token"\n')
+    settings = ServingSettings(model=str(models.base), port=0, checkpoints=str(home))
+    environ = {"OTEL_EXPORTER_OTLP_HEADERS": "x=1"}
+    remote = replace(settings, collector="http://collector.example:4317")
+    assert prepare(remote, (), environ).plan.current_headers() == "x=1"
+    assert prepare(settings, (), environ).plan.current_headers() == "x=1,authorization=Bearer%20serving-token"
+    given = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20mine"}
+    assert prepare(settings, (), given).plan.current_headers() == "authorization=Bearer%20mine"
+    with_file = replace(settings, token_file=str(home / "tokens.toml"))
+    assert prepare(with_file, (), environ).plan.current_headers() == "authorization=Bearer%20serving-token"
+
+
+def test_several_api_servers_are_refused_for_each_would_count_and_hold_a_part_only() -> None:
+    with pytest.raises(ConfigError, match="needs one API server: start vLLM with --api-server-count 1"):
+        plan_of_process(Namespace(api_server_count=2), {})
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--data-parallel-size", "2"],
+        ["--max-num-seqs", "4", "--data-parallel-size=2"],
+        ["--data_parallel_size", "2"],
+        ["-dp", "2", "--max-num-seqs", "4"],
+        ["-dp=2"],
+        ["--config", "block.yaml"],
+        ["--config=flow.yaml"],
+    ],
+)
+def test_several_engines_are_refused_before_vllm_is_loaded(
+    home: Path, models: Models, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    monkeypatch.chdir(home)
+    (home / "block.yaml").write_text("max-num-seqs: 4\n# data-parallel-size: 1\ndata-parallel-size: 2\n")
+    (home / "flow.yaml").write_text('{"port": 1, "data_parallel_size": 2}')
+    with pytest.raises(
+        ConfigError, match=r"asks for 2 engines, and a swap is proved of one: start a policy server for"
+    ):
+        launch_of(home, *flags, model=str(models.base))
+
+
+def test_one_engine_is_not_refused_however_it_is_asked_for(
+    home: Path, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    (home / "two.yaml").write_text("data-parallel-size: 2\n")
+    (home / "none.yaml").write_text("# data-parallel-size: 2\nport: 2\n")
+    for flags in (["-dp", "1"], ["-dpl", "2"], ["--config", "two.yaml", "-dp", "1"], ["--config", "none.yaml"]):
+        launch_of(home, *flags, model=str(models.base))
+
+
+def test_several_engines_of_the_environment_or_of_a_vllm_that_was_started_by_hand_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--data-parallel-size asks for 2 engines"):
+        plan_of_process(Namespace(data_parallel_size=2), {})
+    with pytest.raises(ConfigError, match="VLLM_DP_SIZE asks for 4 engines"):
+        plan_of_process(Namespace(), {"VLLM_DP_SIZE": "4"})
+    with pytest.raises(ConfigError, match="VLLM_DP_SIZE asks for 3 engines"):
+        prepare(ServingSettings(), (), {"VLLM_DP_SIZE": "3"})
+
+
+def test_a_vllm_that_was_started_by_hand_has_a_plan_of_its_arguments_and_the_settings(
+    home: Path, models: Models
+) -> None:
+    arguments = Namespace(
+        model=str(models.folder(2)), served_model_name=["mine"], host=None, port=8123, enable_sleep_mode=True
+    )
+    environ = {"TRAINSPAN_SERVING__CHECKPOINTS": str(home / "c"), "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1"}
+    plan = plan_of_process(arguments, environ)
+    assert (plan.model, plan.version, plan.served_name, plan.sleep) == (str(models.folder(2)), 2, "mine", True)
+    assert (plan.checkpoints, plan.collector, plan.adapter) == (str(home / "c"), "http://h:1", None)
+    assert plan.state == str((home / "serving" / "mine-8123").resolve())
+
+
+def test_sleep_is_a_flag_of_vllms_on_a_gpu_only(home: Path, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = launch_of(home, model=str(models.base), sleep=True)
+    assert (launch.plan.sleep, "--enable-sleep-mode" in launch.flags) == (True, False)
+    monkeypatch.setattr("trainspan_serving.process.launch.version", lambda name: "0.32.0")
+    assert "--enable-sleep-mode" in launch_of(home, model=str(models.base), sleep=True).flags
+    assert "--enable-sleep-mode" not in launch_of(home, model=str(models.base)).flags
+
+
+def test_on_a_gpu_build_no_cpu_setting_is_made(home: Path, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainspan_serving.process.launch.version", lambda name: "0.32.0")
+    launch = launch_of(home, model=str(models.base))
+    assert "TORCHDYNAMO_DISABLE" not in launch.environment
+    assert "--enforce-eager" not in launch.flags
+    assert "bfloat16" in launch.flags
+
+
+def test_the_users_environment_wins(home: Path, models: Models) -> None:
+    settings = ServingSettings(model=str(models.base), port=0, checkpoints=str(home))
+    assert prepare(settings, (), {"OMP_NUM_THREADS": "8"}).environment["OMP_NUM_THREADS"] == "8"
+
+
+def test_without_a_model_the_newest_checkpoint_is_served_with_its_version(home: Path, models: Models) -> None:
+    checkpoints = home / "checkpoints"
+    with pytest.raises(UsageError, match="no model: name a MODEL_DIR; there is no checkpoint in"):
+        launch_of(home)
+    shutil.copytree(models.folder(2), checkpoints / "policy-000002")
+    write_latest(checkpoints, "policy-000002")
+    launch = launch_of(home)
+    assert (Path(launch.plan.model).name, launch.plan.version) == ("policy-000002", 2)
+    assert launch_of(home, model=str(models.base)).plan.version == 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (shutil.rmtree, "no model directory"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer: save one there"),
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "has no *.safetensors file"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "is an adapter of type None"),
+        (lambda folder: CheckpointMeta("lora", 1, None, "x", None).write(folder), "has no adapter_config.json"),
+    ],
+)
+def test_a_folder_that_vllm_could_not_serve_is_named_in_one_line(
+    home: Path, models: Models, spoil: object, reason: str
+) -> None:
+    folder = shutil.copytree(models.base, home / "model")
+    spoil(folder)  # type: ignore[operator]
+    with pytest.raises(CheckpointError) as raised:
+        launch_of(home, model=str(folder))
+    assert reason in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_command_says_in_one_line_that_the_port_is_taken_and_does_not_load_vllm(home: Path, models: Models) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        started = time.monotonic()
+        result = subprocess.run(
+            [sys.executable, "-m", "trainspan_cli", "serve", str(models.base), "--port", str(port)],
+            env={**os.environ, "TRAINSPAN_HOME": str(home)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"trainspan: cannot listen on 127.0.0.1:{port}: Address already in use; choose another with --port\n"
+    )
+    assert time.monotonic() - started < 10
+
+
+def test_flags_without_a_model_are_flags(home: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "trainspan_cli", "serve", "--", "--max-num-seqs", "4"],
+        env={**os.environ, "TRAINSPAN_HOME": str(home)},
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith("trainspan: no model: name a MODEL_DIR")
+
+
+def test_a_signal_during_start_ends_it_at_once(home: Path, models: Models) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainspan_cli", "serve", str(models.base), "--port", "0"],
+        env={**os.environ, "TRAINSPAN_HOME": str(home)},
+        stderr=subprocess.DEVNULL,
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not children.read_text():
+        time.sleep(0.01)
+    started = time.monotonic()
+    process.terminate()
+    assert process.wait(30) == 0
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://host:port"])
+def test_a_collector_that_is_no_url_is_told(home: Path, models: Models, url: str) -> None:
+    with pytest.raises(ConfigError, match=r"serving\.collector = .* is no URL"):
+        launch_of(home, model=str(models.base), collector=url)
+
+
+@pytest.mark.slow
+def test_a_server_whose_capture_cannot_start_does_not_serve(home: Path, models: Models) -> None:
+    port = free_port()
+    (home / "serving").mkdir()
+    (home / "serving" / f"policy-{port}").write_text("a file where the folder of its state should be")
+    result = subprocess.run(
+        [sys.executable, "-m", "trainspan_cli", "serve", str(models.base), "--port", str(port)],
+        env={**os.environ, "TRAINSPAN_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "trainspan: FileExistsError" in result.stderr or "trainspan: NotADirectoryError" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("trainspan: vLLM ended with code")
+
+
+@pytest.mark.slow
+def test_a_server_that_never_comes_up_ends_the_command_with_its_last_words(home: Path, models: Models) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "trainspan_cli", "serve", str(models.base), "--port", "0", "--", "--no-such-flag"],
+        env={**os.environ, "TRAINSPAN_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "unrecognized arguments: --no-such-flag" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("trainspan: vLLM ended with code 2 before it was ready")

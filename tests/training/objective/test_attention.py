@@ -1,0 +1,172 @@
+"""The prefix tree's attention: the mask's law, and the compiled path's block mask against the tested dense one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.dataset_files import sample_rollouts
+from tests.training.support.references import as_calls, mixed_rollouts, one_step
+from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.data.cuts import Cut, TreeCost, packed, shared
+from trainspan_training.data.layout import forwarding_of, refusal
+from trainspan_training.data.micro_batches import MicroBatch, WeightedRow, make_batches
+from trainspan_training.data.sequences import Row, make_rows
+from trainspan_training.objective import attention
+from trainspan_training.objective.attention import block_mask, dense_mask
+from trainspan_training.objective.logprobs import score
+
+
+def block_tree(model: Any) -> MicroBatch:
+    """As a GPU gets it: one sequence, padded to whole blocks of 128."""
+    rows = make_rows(as_calls(mixed_rollouts(model)), merge=True)
+    (batch,) = made(shared(rows, 16384, TreeCost(pair=0.0), blocks=True), rows)
+    return batch
+
+
+def made(cuts: list[Cut], rows: list[Row]) -> list[MicroBatch]:
+    return make_batches(cuts, [WeightedRow(row, np.ones(row.n_trained)) for row in rows], 1)
+
+
+def test_a_token_sees_its_ancestors_and_nothing_else() -> None:
+    """1 (2 (3) (4)) (5): the ends of the subtrees are 5, 4, 3, 4, 5."""
+    seen = dense_mask(torch.tensor([5, 4, 3, 4, 5]))[0, 0]
+    assert [row.nonzero().flatten().tolist() for row in seen] == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 4]]
+
+
+def test_the_block_mask_of_flex_attention_sees_what_the_dense_mask_sees(model: Any) -> None:
+    batch = block_tree(model)
+    assert batch.branches is not None
+    assert batch.tokens.shape[1] % 128 == 0
+    assert batch.n_tokens < batch.tokens.size
+    assert_blocks_fit(torch.from_numpy(batch.branches.ends), compiled=False)
+
+
+@pytest.mark.slow
+def test_the_block_mask_made_by_a_compiled_function_is_the_same(model: Any) -> None:
+    """As on a GPU, of a tree and of packed rows."""
+    rows = make_rows(as_calls(mixed_rollouts(model)), merge=True)
+    for batch in (block_tree(model), *made(packed(rows, 16384, blocks=True), rows)):
+        assert batch.branches is not None
+        assert_blocks_fit(torch.from_numpy(batch.branches.ends), compiled=True)
+
+
+def assert_blocks_fit(ends: torch.Tensor, *, compiled: bool) -> None:
+    blocks, dense = block_mask(ends, compiled=compiled), dense_mask(ends)
+    places = torch.arange(len(ends))
+    sees = blocks.mask_mod(torch.tensor(0), torch.tensor(0), places[:, None], places[None, :])
+    assert torch.equal(sees, dense[0, 0])
+    edge = len(ends) // 128
+    needed = dense[0, 0].view(edge, 128, edge, 128).any(dim=3).any(dim=1)
+    assert torch.equal(blocks.to_dense()[0, 0].bool(), needed), "no block is computed in vain, none is left out"
+
+
+@pytest.mark.slow
+def test_flex_attention_gives_the_scores_of_padded_rows(model_dir: Any, model: Any) -> None:
+    """Compiled, and forward only: PyTorch has no backward pass of flex attention on a CPU."""
+    from trainspan_training.model.loading import load_model
+
+    flexible = load_model(model_dir).eval()
+    assert attention.prepare(flexible, "auto")
+    scored = {}
+    rows = make_rows(as_calls(mixed_rollouts(model)), merge=True)
+    (row_by_row,) = made(packed(rows, 16384, blocks=True), rows)
+    (flat,) = one_step(mixed_rollouts(model)).micro_batches
+    for name, scorer, of in (
+        ("tree", flexible, block_tree(model)),
+        ("packed", flexible, row_by_row),
+        ("padded", model, flat),
+    ):
+        masked = {}
+        if of.branches is not None:
+            ends, depths = torch.from_numpy(of.branches.ends), torch.from_numpy(of.branches.depths)
+            masked = {"attention_mask": block_mask(ends), "position_ids": depths[None]}
+        with torch.no_grad():
+            values = score(
+                scorer,
+                scorer,
+                *(torch.from_numpy(array) for array in (of.tokens, of.predicting, of.targets)),
+                torch.from_numpy(of.temperatures).float(),
+                masked,
+            ).logprobs
+        order = np.lexsort((of.predicting, of.calls))
+        scored[name] = values.numpy()[order]
+    for name in ("tree", "packed"):
+        assert np.abs(scored[name] - scored["padded"]).max() < 2e-5
+
+
+def test_models_whose_layers_would_not_look_at_the_mask_are_forwarded_padded() -> None:
+    from transformers import LlamaConfig, Qwen2Config, Qwen3NextConfig
+
+    sliding = Qwen2Config(use_sliding_window=True, sliding_window=64, max_window_layers=0)
+    assert refusal(LlamaConfig()) is None
+    assert "sliding" in (refusal(sliding) or "")
+    assert "linear_attention" in (refusal(Qwen3NextConfig()) or "")
+    assert forwarding_of(TrainSettings(), sliding, cuda=False).mode == "padded"
+    with pytest.raises(
+        ConfigError, match=r'train.forward = "tree" cannot be used: the model has layers of type sliding'
+    ):
+        forwarding_of(TrainSettings(forward="tree"), sliding, cuda=False)
+
+
+def test_a_model_with_a_sliding_window_keeps_its_own_attention() -> None:
+    """Ours would show each token all that came before: other logits from the window's length on."""
+    from transformers import AutoModelForCausalLM, MistralConfig
+
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, sliding_window=4,
+    )  # fmt: skip
+    sliding: Any = AutoModelForCausalLM.from_config(config).eval()
+    tokens = torch.arange(24).unsqueeze(0)
+    before = sliding(tokens).logits
+    assert not attention.prepare(sliding, "auto")
+    assert torch.equal(sliding(tokens).logits, before)
+    sliding.set_attn_implementation(attention.NAME)
+    assert not torch.allclose(sliding(tokens).logits[0, 8:], before[0, 8:], atol=1e-4)  # the test can fail
+
+
+def test_rollouts_without_anything_in_common_make_no_tree_cheaper(model: Any) -> None:
+    rows = make_rows(as_calls(sample_rollouts(model, rollouts=6)), merge=True)
+    for cuda in (False, True):
+        forwarding = forwarding_of(TrainSettings(), model.config, cuda=cuda)
+        (batch,) = made(forwarding.cut(rows), rows)
+        assert (batch.branches is None) is not cuda, "small layers on a CPU are padded, a GPU gets packed rows"
+        assert batch.branches is None or all(chain for _, _, chain in batch.branches.pieces())
+
+
+def test_a_model_whose_attention_cannot_be_exchanged_is_forwarded_padded(model_dir: Any) -> None:
+    from trainspan_training.model.loading import load_model
+
+    eager = load_model(model_dir)
+    eager.set_attn_implementation("eager")
+    assert attention.prepare(eager, "padded")
+    assert not attention.prepare(eager, "auto")
+    assert eager.config._attn_implementation == "eager"
+    assert forwarding_of(TrainSettings(), eager.config, cuda=True, masks=False).mode == "padded"
+    with pytest.raises(
+        ConfigError, match=r'train.forward = "packed" cannot be used: its attention cannot be exchanged'
+    ):
+        forwarding_of(TrainSettings(forward="packed"), eager.config, cuda=True, masks=False)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_packed_rows_have_the_scores_of_padded_ones(model_dir: Any, model: Any, bf16: bool) -> None:
+    """Of a Llama, whose rotations follow positions; attention row by row, and through a dense mask."""
+    from trainspan_training.model.loading import load_model
+
+    exchanged = load_model(model_dir).eval()
+    assert attention.prepare(exchanged, "auto")
+    scored = []
+    for scorer, mode in ((model, "padded"), (exchanged, "packed"), (model, "packed"), (exchanged, "tree")):
+        (of,) = one_step(mixed_rollouts(model), mode=mode).micro_batches
+        masked = attention.attention_of(of.branches, scorer.config._attn_implementation, torch.device("cpu"), bf16=bf16)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            arrays = [torch.from_numpy(array) for array in (of.tokens, of.predicting, of.targets)]
+            values = score(scorer, scorer, *arrays, torch.from_numpy(of.temperatures).float(), masked).logprobs
+        scored.append(values.numpy()[np.lexsort((of.predicting, of.calls))])
+    for other in scored[1:]:
+        assert np.abs(other - scored[0]).max() < (0.05 if bf16 else 2e-5)

@@ -1,0 +1,61 @@
+"""The estimate of memory against the kernel's count of what forward and backward passes take."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.accelerator import Size, make_model
+from tests.training.data.test_filling import row_of
+from tests.training.support.memory_use import peak
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.micro_batches import WeightedRow, make_batches
+from trainspan_training.model.loading import load_tokenizer
+from trainspan_training.objective import attention
+from trainspan_training.objective.memory import estimate
+
+LARGE_VOCABULARY = Size(hidden=32, layers=2, heads=2, key_heads=1, inner=64, vocabulary=151_936)
+WIDE = Size(hidden=256, layers=4, heads=4, key_heads=2, inner=1024, vocabulary=512)
+
+
+@pytest.mark.parametrize(
+    ("size", "mode", "tokens", "checkpointing"),
+    [
+        (LARGE_VOCABULARY, "padded", 256, False),
+        (WIDE, "packed", 1024, False),
+        (WIDE, "tree", 1024, False),
+        (WIDE, "packed", 1024, True),
+    ],
+    ids=["vocabulary", "packed", "tree", "checkpointing"],
+)
+def test_a_micro_batch_takes_what_was_estimated_and_no_more(
+    size: Size, mode: str, tokens: int, checkpointing: bool, model_dir: Path, tmp_path: Path
+) -> None:
+    """Gradients, activations, logits and masks of a full one; weights were there before."""
+    from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
+
+    settings = TrainSettings(micro_batch_tokens=tokens, forward=mode, gradient_checkpointing=checkpointing)
+    model: Any = make_model(size)
+    assert attention.prepare(model, mode)
+    rng = np.random.default_rng(0)
+    rows = [row_of(index, tokens // 4, rng, vocabulary=size.vocabulary, trained=tokens // 4 - 1) for index in range(4)]
+    for item in rows:
+        item.tokens[:16] = 7  # what the tree shares
+    cuts = Forwarding(mode, tokens, pair=0.0, dense=True).cut(rows)
+    weighted = [WeightedRow(row, np.ones(row.n_trained)) for row in rows]
+    (batch,) = make_batches(cuts, weighted, sum(row.n_trained for row in rows))
+    trainer = TransitionGRPOTrainer(
+        model, load_tokenizer(model_dir), replace(settings, dtype="float32"), [], str(tmp_path)
+    )
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # as `train()` does
+    small = batch.first(tokens // 4)
+    trainer.accumulate(trainer.model, [small])  # what is made once is there
+    model.zero_grad(set_to_none=True)
+    taken = peak(lambda: trainer.accumulate(trainer.model, [batch]))
+    found = estimate(model.config, settings, cuda=False)
+    estimated = found.gradients + found.activations + found.logits + found.masks
+    assert 0.4 * estimated < taken < estimated, f"{taken / 2**20:.0f} of {estimated / 2**20:.0f} MiB ({found})"

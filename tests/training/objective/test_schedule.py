@@ -1,0 +1,90 @@
+"""The learning rate: what fits a model, warm-up, decay, and the same rates after a restart."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.dataset_files import sample_rollouts, write_dataset
+from tests.training.support.sessions import GENTLE, Run, same_weights
+from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.objective.options import check
+from trainspan_training.objective.schedule import Schedule, fitting_rate
+
+
+@pytest.mark.parametrize(
+    ("parameters", "full", "adapter"),
+    [(6e5, 2e-5, 2e-4), (1.35e8, 2e-5, 2e-4), (5e8, 2.8e-6, 2.8e-5), (1e9, 1e-6, 1e-5), (7e10, 1e-6, 1e-5)],
+)
+def test_the_default_rate_falls_with_the_size_of_the_model_and_is_tenfold_for_an_adapter(
+    parameters: float, full: float, adapter: float
+) -> None:
+    assert fitting_rate(int(parameters), adapter=False) == pytest.approx(full)
+    assert fitting_rate(int(parameters), adapter=True) == pytest.approx(adapter)
+
+
+@pytest.mark.parametrize(
+    ("decay", "rates"),
+    [
+        ("constant", [0.25, 0.5, 1, 1, 1, 1]),
+        ("linear", [0.25, 0.5, 1, 0.55, 0.1, 0.1]),
+        ("cosine", [0.25, 0.5, 1, 0.55, 0.1, 0.1]),
+    ],
+)
+def test_the_rate_rises_over_the_warm_up_and_falls_to_a_tenth(decay: str, rates: list[float]) -> None:
+    settings = TrainSettings(learning_rate=1.0, warmup_rounds=2, decay=decay, decay_rounds=10)
+    schedule = Schedule.of(settings, 1)
+    assert [schedule.at(rounds) for rounds in (0.5, 1, 2, 6, 10, 50)] == pytest.approx(rates)
+
+
+def test_cosine_falls_later_than_linear() -> None:
+    linear, cosine = (Schedule(1.0, 0, decay, 10) for decay in ("linear", "cosine"))
+    assert cosine.at(2) > linear.at(2)
+    assert cosine.at(8) < linear.at(8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"decay": "linear"}, 'train.decay = "linear" needs train.decay_rounds'),
+        ({"decay": "cosine", "decay_rounds": 3, "warmup_rounds": 3}, "decay_rounds = 3 must be greater"),
+        ({"decay_rounds": 3}, "train.decay_rounds = 3 would do nothing"),
+        ({"decay": "exponential"}, "train.decay = 'exponential' is not known"),
+        ({"warmup_rounds": -1}, "warmup_rounds = -1 must not be less than 0"),
+        ({"weight_decay": -0.1}, "weight_decay = -0.1 must not be less than 0"),
+        ({"adam_beta2": 1.0}, "adam_beta2 = 1.0 must be at least 0 and less than 1"),
+    ],
+)
+def test_a_schedule_that_cannot_be_meant_is_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        check(TrainSettings(**settings))
+
+
+def test_rates_are_those_of_the_round_after_a_restart_too(run: Run, tmp_path: Path, model: Any) -> None:
+    for round_ in range(3):
+        write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2, seed=round_), round_=round_)
+    settings = dataclasses.replace(GENTLE, steps_per_round=1, warmup_rounds=2, decay="linear", decay_rounds=4)
+    run(settings, rounds=3, checkpoints=tmp_path / "one")
+    run(settings, rounds=2, checkpoints=tmp_path / "two")
+    run(settings, rounds=1, checkpoints=tmp_path / "two")
+    for name in ("one", "two"):
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        rates = [json.loads(line)["learning_rate"] for line in lines]
+        assert rates == pytest.approx([5e-6, 1e-5, 5.5e-6])
+    assert same_weights(tmp_path / "one/policy-000003", tmp_path / "two/policy-000003")
+
+
+def test_the_optimizer_has_the_settings_and_the_default_rate_is_on_record(
+    run: Run, make_trainer: Any, tmp_path: Path, model: Any
+) -> None:
+    trainer = make_trainer(TrainSettings(weight_decay=0.25, adam_beta1=0.8, adam_beta2=0.95))
+    trainer.create_optimizer()
+    groups = trainer.optimizer.param_groups
+    assert {group["weight_decay"] for group in groups} == {0.25, 0.0}
+    assert {tuple(group["betas"]) for group in groups} == {(0.8, 0.95)}
+    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2))
+    (result,) = run(TrainSettings(policy_url="none", steps_per_round=1))
+    assert result.event()["learning_rate"] == 2e-5

@@ -1,0 +1,90 @@
+"""Whole rounds on data of older policies."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.dataset_files import sample_rollouts, write_dataset
+from tests.training.support.sessions import GENTLE, Run, weights
+from trainspan_training.objective import attention
+
+
+def test_data_of_older_policies_are_weighted_and_counted(run: Run, tmp_path: Path, model: Any) -> None:
+    """Round 1 is of version 0 for a policy of version 1, with log-probabilities e^0.9 off for one call of each rollout."""
+    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=0), round_=0)
+    calls = sample_rollouts(model, rollouts=4, seed=1)
+    far = [
+        dataclasses.replace(call, logprobs=[value - 0.9 for value in call.logprobs]) if call.call_index == 0 else call
+        for call in calls
+    ]
+    write_dataset(tmp_path / "dataset", far, round_=1)
+    fresh, stale = run(dataclasses.replace(GENTLE, reject_ratio=2.0), rounds=2)
+    assert fresh.record is not None
+    assert stale.record is not None
+    assert (fresh.record.old_policy, fresh.record.staleness_max, fresh.record.effective_sample_share) == (
+        "logged",
+        0,
+        1,
+    )
+    assert (stale.record.old_policy, stale.record.staleness_max, stale.record.staleness_mean) == ("recompute", 1, 1)
+    tokens = {index: sum(len(c.completion_ids) for c in calls if c.call_index == index) for index in (0, 1)}
+    assert stale.record.bounded == pytest.approx(tokens[0] / (tokens[0] + tokens[1]))
+    assert stale.record.weight_max == pytest.approx(2.4596, rel=0.02)
+    assert stale.record.rejected_calls == 0.5
+    weights = [2.4596] * tokens[0] + [1.0] * tokens[1]
+    share = sum(weights) ** 2 / sum(w * w for w in weights) / len(weights)
+    assert stale.record.effective_sample_share == pytest.approx(share, rel=0.02)
+    assert {"many_bounded_weights", "many_rejected_calls"} <= set(stale.record.alarms)
+    assert fresh.record.alarms == []
+
+
+def test_calls_beyond_the_staleness_limit_are_left_out_and_counted(run: Run, tmp_path: Path, model: Any) -> None:
+    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=0), round_=0)
+    old = sample_rollouts(model, rollouts=2, turns=1, seed=1, version=0)
+    new = sample_rollouts(model, rollouts=3, turns=1, seed=2, version=1)
+    write_dataset(tmp_path / "dataset", old + new, round_=1)
+    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2, seed=3), round_=2)
+    _, mixed, stale = run(dataclasses.replace(GENTLE, max_staleness=0), rounds=3)
+    assert mixed.record is not None
+    assert (mixed.record.rows, mixed.record.stale_calls, mixed.record.staleness_max) == (3, 2, 0)
+    assert stale.skipped == "all 4 calls are beyond train.max_staleness 0"
+
+
+def test_the_reference_of_the_kl_term_is_the_model_that_the_run_started_from(
+    run: Run, tmp_path: Path, model: Any
+) -> None:
+    """At its first step the policy is that model: the divergence is 0 there, and grows in the next round."""
+    for round_ in range(2):
+        write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=round_), round_=round_)
+    settings = dataclasses.replace(GENTLE, kl_coef=0.1, steps_per_round=1, learning_rate=1e-4)
+    first, second = run(settings, rounds=2)
+    assert first.record is not None
+    assert second.record is not None
+    assert first.record.kl_reference < 1e-9
+    assert second.record.kl_reference > 1e-5
+
+
+def test_packed_rows_go_through_the_reference_model_as_through_the_policy(
+    run: Run, tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a KL term; no mask of all pairs of a sequence is ever made of rows that share nothing."""
+    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=8))
+    made: list[int] = []
+    dense = attention.dense_mask
+    monkeypatch.setattr(attention, "dense_mask", lambda ends: made.append(len(ends)) or dense(ends))
+    settings = dataclasses.replace(GENTLE, learning_rate=1e-4, kl_coef=1.0)
+    records, folders = [], []
+    for forward in ("padded", "packed"):
+        folders.append(tmp_path / forward)
+        chosen = dataclasses.replace(settings, forward=forward)
+        (result,) = run(chosen, checkpoints=folders[-1])
+        assert result.record is not None
+        records.append(result.record)
+    assert made == []
+    assert records[0].kl_reference > 1e-6, "the term has a gradient"
+    assert records[1].kl_reference == pytest.approx(records[0].kl_reference, rel=1e-3)
+    assert records[1].loss == pytest.approx(records[0].loss, rel=1e-3)
+    padded, packed = (weights(folder / "policy-000001") for folder in folders)
+    assert max(float((padded[name] - packed[name]).abs().max()) for name in padded) < 1e-5

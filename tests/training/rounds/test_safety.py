@@ -1,0 +1,131 @@
+"""Rounds that go wrong: a limit exceeded, a disk that fills, a kill at any moment. The previous policy stays."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.dataset_files import sample_rollouts, write_dataset
+from tests.training.support.references import mixed_rollouts, one_step
+from trainspan_schemas.settings import TrainSettings
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_kl": 0.01}, "the KL divergence from the old policy is "),
+        ({"max_ratio": 1.5, "max_kl": 1e9}, "an importance ratio is "),
+        ({"max_loss": 1e-6}, "the loss is "),
+    ],
+)
+def test_a_step_beyond_a_limit_moves_no_weight(
+    make_trainer: Callable[..., Any], model: Any, limits: dict[str, float], reason: str
+) -> None:
+    trainer = make_trainer(TrainSettings(**limits))
+    trainer.training_step(trainer.model, list(one_step(mixed_rollouts(model)).micro_batches))
+    assert trainer.failure
+    assert trainer.failure.startswith(reason)
+    assert f"{next(iter(limits))} {next(iter(limits.values())):g}" in trainer.failure
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+DISK = """
+mount -t tmpfs -o size={size}k tmpfs checkpoints || exit 77
+{train} --follow --rounds 3
+{train} --dataset {last}; echo "code $?"
+find checkpoints -name '.tmp-*'; ls -d checkpoints/policy-* checkpoints/optimizer/*; cat checkpoints/latest
+"""
+
+
+def test_a_disk_that_fills_while_saving_keeps_the_previous_policy_and_says_why(
+    tmp_path: Path, model: Any, model_dir: Path
+) -> None:
+    """The disk holds one checkpoint with Adam's state (weights × 3) and not two."""
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare to mount a small disk with")
+    for round_ in range(3):
+        last = write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2, seed=round_), round_=round_)
+    (tmp_path / "checkpoints").mkdir()
+    size = (model_dir / "model.safetensors").stat().st_size // 1024 * 5
+    train = f"{sys.executable} -m trainspan_cli train --model {model_dir} --policy-url none --learning-rate 1e-5 --format json"
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", DISK.format(size=size, train=train, last=last)],
+        env=os.environ | {"TRAINSPAN_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"cannot mount a small disk here: {done.stderr.strip()}")
+    lines = done.stdout.splitlines()
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    first, second, third, again = (event for event in events if event["event"] == "round")
+    assert (first["version"], first["error"]) == (1, None)
+    for event in (second, third, again):
+        assert event["version"] == 1
+        assert event["error"].startswith("cannot save policy-000002: ")
+        assert "No space left on device" in event["error"]
+    assert "code 1" in lines
+    assert done.stderr.splitlines()[-1].startswith("trainspan: cannot save policy-000002: ")
+    rest = lines[lines.index("code 1") + 1 :]
+    assert rest == ["checkpoints/optimizer/policy-000001", "checkpoints/policy-000001", "policy-000001"]
+
+
+def kill(tmp_path: Path, model: Any, model_dir: Path, moments: int) -> dict[str, Any]:
+    for round_ in range(4):
+        write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=round_), round_=round_)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.training.support.killing",
+        str(model_dir),
+        str(tmp_path / "dataset"),
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        [*command, str(moments)],
+        env=os.environ | {"TRAINSPAN_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report | {"told": done.stderr.splitlines()}
+
+
+def assert_unharmed(report: dict[str, Any], moments: int) -> None:
+    assert len(report["whole"]["policies"]) == 4
+    assert len({dataset for _, _, dataset, _ in report["whole"]["policies"]}) == 4
+    assert report["whole"]["optimizer"]
+    assert len(report["killed"]) == moments + 1
+    for run in report["killed"]:
+        assert (run["killed"], run["resumed"]) == (9, 0), run["moment"]
+        assert run["state"] == report["whole"], run["moment"]
+
+
+def test_a_kill_at_three_moments_ends_in_the_weights_of_an_undisturbed_run_to_the_bit(
+    tmp_path: Path, model: Any, model_dir: Path
+) -> None:
+    report = kill(tmp_path, model, model_dir, 3)
+    assert_unharmed(report, 3)
+    assert len({tuple(run["left"]) for run in report["killed"]}) >= 3, "in three different rounds"
+    assert any("its steps are made again from" in line for line in report["told"]), (
+        "one was killed before Adam's state was whole"
+    )
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_of_24_moments_ends_in_the_weights_of_an_undisturbed_run_to_the_bit(
+    tmp_path: Path, model: Any, model_dir: Path
+) -> None:
+    assert_unharmed(kill(tmp_path, model, model_dir, 24), 24)
