@@ -4,15 +4,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 ROLLOUTS_PER_ROUND = 8
 
 
 async def solve_or_find_nobody(task: dict[str, Any]) -> float:
-    """Task t0 asks a policy that is out of reach; the others get 0 or 1."""
+    """Task t0 asks the policy through a proxy that is not there; the others get 0 or 1."""
     away = task["id"] == "t0"
-    client = AsyncOpenAI(**({"base_url": "http://127.0.0.1:1/v1", "max_retries": 0} if away else {}))
+    client = AsyncOpenAI(
+        max_retries=0, http_client=DefaultAsyncHttpxClient(proxy="http://127.0.0.1:1" if away else None)
+    )
     await client.chat.completions.create(
         model="policy", messages=[{"role": "user", "content": str(task["input"])}], max_tokens=8
     )

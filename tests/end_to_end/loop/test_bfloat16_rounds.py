@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.places import ROOT, DemoRun, Place, make_place, write_loop_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def start(place: Place, calculator: Path, folder: Path, **loop: object) -> "subprocess.Popen[str]":

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.places import DemoRun
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(1500)
 
 
 def records(demo: DemoRun, kind: str) -> list[dict[str, Any]]:

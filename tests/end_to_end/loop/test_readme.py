@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.places import ROOT, DemoRun, Place, make_place
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(1500)
 
 AGENTS = 24
 

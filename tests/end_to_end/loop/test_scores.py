@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.places import ROOT, DemoRun, make_place, write_loop_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 JUDGE = """
 def score(task, result):

@@ -23,7 +23,7 @@ from tests.end_to_end.loop.test_parity import Stored, advantages_of, assert_pari
 from tests.support.places import ROOT, DemoRun, make_place, write_loop_config
 from trainspan_cli.clients.store import rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @dataclass

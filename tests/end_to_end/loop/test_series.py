@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.places import ROOT, DemoRun, make_place, write_loop_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def test_two_seeds_run_one_after_the_other_and_are_compared(demo: DemoRun, tmp_path: Path) -> None:

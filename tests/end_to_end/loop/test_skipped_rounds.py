@@ -13,7 +13,7 @@ import pytest
 from tests.support.places import ROOT, Place, make_place, write_loop_config
 from tests.support.tiny_model import make_tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PLAN = ["same", "none", "crash", "mixed"]
 
