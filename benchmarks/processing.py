@@ -23,9 +23,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from benchmarks.collector_peer import PEER_PYTHON
 from benchmarks.collector_peer import cpu_s as cpu_s_of
 from trainspan_processing.assembly.chunks import assemble
-from trainspan_processing.assembly.lineage import trace_lineage
 from trainspan_processing.assembly.rows import RowCounts, make_rows
 from trainspan_processing.dataset.ledger import read_ledger
+from trainspan_processing.merging.lineage import trace_lineage
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import Tokens
 from trainspan_processing.traces.trace_index import Clock

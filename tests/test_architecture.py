@@ -36,7 +36,7 @@ FLOORS = {
         "explain",
         "assembly",
         "report",
-        "credit export",
+        "credit export merging",
         "rewards",
         "reasons",
         "traces",

@@ -7,6 +7,7 @@ In reading order:
 - `rewards/`: evaluations to rewards of rollouts and calls.
 - `credit/`: rewards to advantages.
 - `reasons/`: why a call is not trained.
+- `merging/`: which calls continue which, token for token.
 - `assembly/`: one dataset, chunk by chunk.
 - `dataset/`: datasets on disk.
 - `report/`, `explain/`, `export/`: what looks at stores and datasets.

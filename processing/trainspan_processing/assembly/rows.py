@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from trainspan_processing.assembly.lineage import trace_lineage
-from trainspan_processing.assembly.merge_failures import MergeFailures
+from trainspan_processing.merging.lineage import trace_lineage
+from trainspan_processing.merging.merge_failures import MergeFailures
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.tokens import Tokens, read_payload
 from trainspan_processing.reasons.choices import unused

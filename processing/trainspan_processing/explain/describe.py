@@ -6,7 +6,6 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from trainspan_processing.assembly.merge_failures import cause_of
 from trainspan_processing.explain.account import (
     CallAccount,
     CreditAccount,
@@ -19,6 +18,7 @@ from trainspan_processing.explain.arithmetic import CreditedCall, Term, credit_l
 from trainspan_processing.explain.evidence import Evidence, Key, seconds
 from trainspan_processing.explain.reward_edges import reward_parts, tell_edges
 from trainspan_processing.explain.tool_steps import tool_step
+from trainspan_processing.merging.merge_failures import cause_of
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.text.token_text import Decoder

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.processing.conftest import Bench, rows
-from trainspan_processing.assembly.merge_failures import cause_of
+from trainspan_processing.merging.merge_failures import cause_of
 
 _PROMPT = list(range(100, 120))
 _ANSWER = list(range(200, 212))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainspan_processing.assembly.lineage import trace_lineage
+from trainspan_processing.merging.lineage import trace_lineage
 from trainspan_processing.read.tokens import Tokens
 
 Call = tuple[list[int], list[int]]

@@ -1,0 +1,1 @@
+"""Which calls continue which, token for token, and why others do not."""
