@@ -31,7 +31,7 @@ def main(tokenizer_dir: Path, logged_json: Path, out: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from tests.training import trainers
+    from tests.training.support import trainers
 
     torch.set_num_threads(1)
     record = json.loads(logged_json.read_text())
