@@ -79,7 +79,7 @@ def test_a_disk_that_fills_while_saving_keeps_the_previous_policy_and_says_why(
     assert rest == ["checkpoints/optimizer/policy-000001", "checkpoints/policy-000001", "policy-000001"]
 
 
-def kill(tmp_path: Path, model: Any, model_dir: Path, moments: int) -> dict[str, Any]:
+def kill(tmp_path: Path, model: Any, model_dir: Path, moments: int, timeout_s: float = 280) -> dict[str, Any]:
     for round_ in range(4):
         write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=round_), round_=round_)
     command = [
@@ -95,7 +95,7 @@ def kill(tmp_path: Path, model: Any, model_dir: Path, moments: int) -> dict[str,
         env=os.environ | {"TRAINSPAN_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -125,7 +125,8 @@ def test_a_kill_at_three_moments_ends_in_the_weights_of_an_undisturbed_run_to_th
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_kill_at_any_of_24_moments_ends_in_the_weights_of_an_undisturbed_run_to_the_bit(
     tmp_path: Path, model: Any, model_dir: Path
 ) -> None:
-    assert_unharmed(kill(tmp_path, model, model_dir, 24), 24)
+    assert_unharmed(kill(tmp_path, model, model_dir, 24, timeout_s=1100), 24)
