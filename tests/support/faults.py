@@ -80,7 +80,7 @@ def hanging_loader(folder: Path) -> Path:
         folder,
         """
 import threading
-from trainspan_collector import loader
+from trainspan_collector.load import loader
 
 loader.load = lambda *arguments: threading.Event().wait()
 """,
@@ -93,7 +93,7 @@ def reopening_loader(folder: Path) -> Path:
         folder,
         f"""
 from pathlib import Path
-from trainspan_collector import loader
+from trainspan_collector.load import loader
 from trainspan_collector.store.duckdb_errors import ReopenError
 load, flag = loader.load, Path({str(folder / "reopened")!r})
 
@@ -114,7 +114,7 @@ def slow_loader(folder: Path, *, batch_s: float) -> Path:
         folder,
         f"""
 import time
-from trainspan_collector import loader
+from trainspan_collector.load import loader
 load = loader.load
 
 def slow_load(*arguments):

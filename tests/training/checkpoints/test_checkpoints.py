@@ -16,7 +16,7 @@ DIES = """
 import os, sys
 from pathlib import Path
 from trainspan_schemas.checkpoint import CheckpointMeta
-from trainspan_training.checkpoints import Checkpoints
+from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.ledger import Entry
 
 root, action, left = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])

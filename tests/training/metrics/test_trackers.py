@@ -18,8 +18,8 @@ from tests.support.places import ROOT
 from tests.training.support.sessions import GENTLE, Run
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.settings import TrainSettings
+from trainspan_training.checkpoints.folder import run_name
 from trainspan_training.metrics.trackers import places
-from trainspan_training.objective.grpo_config import run_name
 from trainspan_training.objective.options import check
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -22,12 +22,15 @@ from trainspan_schemas.checkpoint import CheckpointMeta, checkpoint_name, read_l
 from trainspan_schemas.errors import CheckpointError
 from trainspan_training.checkpoints.ledger import Entry, Ledger
 
-__all__ = ["KEEP_OPTIMIZERS", "Checkpoints"]
+__all__ = ["KEEP_OPTIMIZERS", "PROJECT", "Checkpoints", "run_name"]
 
 KEEP_OPTIMIZERS = 2
 _NAME = re.compile(r"policy-(\d{6,})")
 _TEMPORARY = ".tmp-"
 _REFUSED = ".refused"
+
+
+PROJECT = "trainspan"
 
 
 class Checkpoints:
@@ -201,3 +204,9 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+def run_name(checkpoints: Path) -> str:
+    """Name of the folder that the checkpoints are in, a run's id under `trainspan loop`; hidden folders are passed over."""
+    above = checkpoints.resolve().parents
+    return next((folder.name for folder in above if folder.name and not folder.name.startswith(".")), PROJECT)

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from trainspan_training.checkpoints.folder import PROJECT, run_name
 from trainspan_training.metrics.round_record import RoundRecord
-from trainspan_training.objective.grpo_config import PROJECT, run_name
 
 __all__ = ["figures", "places"]
 

@@ -6,17 +6,15 @@ import torch
 from trl.trainer.grpo_config import GRPOConfig
 
 from trainspan_schemas.settings import TrainSettings
+from trainspan_training.checkpoints.folder import PROJECT, run_name
 from trainspan_training.objective.options import clip_range, compute_dtype, reporters
 
-__all__ = ["PROJECT", "grpo_config", "run_name"]
+__all__ = ["grpo_config"]
 
 _ENDLESS = 2**62
 _LOSS_TYPES = {"clip": "dapo", "cispo": "cispo"}
 """Ours → TRL's. Its dapo is the clipped surrogate summed over tokens and divided by a number of ours: the weights are ours."""
 _TIMEOUT_S = 30 * 24 * 3600
-
-
-PROJECT = "trainspan"
 
 
 def grpo_config(settings: TrainSettings, output_dir: str) -> GRPOConfig:
@@ -56,9 +54,3 @@ def grpo_config(settings: TrainSettings, output_dir: str) -> GRPOConfig:
         ddp_find_unused_parameters=False,
         ddp_timeout=_TIMEOUT_S,
     )
-
-
-def run_name(checkpoints: Path) -> str:
-    """Name of the folder that the checkpoints are in, a run's id under `trainspan loop`; hidden folders are passed over."""
-    above = checkpoints.resolve().parents
-    return next((folder.name for folder in above if folder.name and not folder.name.startswith(".")), PROJECT)
