@@ -69,7 +69,7 @@ def _invoke(name: str, arguments: Sequence[str]) -> int:
     except UsageError as error:
         return _fail(str(error), 2)
     except NothingToTrainError as error:
-        return _fail(str(error), 3)
+        return _fail(str(error), 3, error.details)
     except TrainspanError as error:
         return _fail(str(error), 1)
     except typer.Abort:
@@ -88,9 +88,11 @@ def _invoke(name: str, arguments: Sequence[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _fail(message: str, code: int) -> int:
+def _fail(message: str, code: int, details: Sequence[str] = ()) -> int:
     line = " ".join(message.split())
     print(f"trainspan: {line}", file=sys.stderr)
+    for detail in details:
+        print(f"  {' '.join(detail.split())}", file=sys.stderr)
     return code
 
 

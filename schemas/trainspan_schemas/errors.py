@@ -1,10 +1,10 @@
 """The error tree. Each member is also the standard-library error that a caller would expect.
 
 A message says what is wrong, the value, and what to do next; commands print it as one line and exit 1 (2 for `UsageError`,
-3 for `NothingToTrainError`).
+3 for `NothingToTrainError`, whose details follow it, a line each).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 __all__ = [
     "CheckpointError",
@@ -59,12 +59,14 @@ class DatasetError(TrainspanError, RuntimeError):
 class NothingToTrainError(DatasetError):
     """No call of a selection can be trained, or too few of them; exit code 3.
 
-    Nothing is broken: other rollouts may do. `figures` are those of the manifest that there would have been.
+    Nothing is broken: other rollouts may do. `figures` are those of the manifest that there would have been, `details` further
+    lines for the user: each reason with its number, an example and what to do.
     """
 
-    def __init__(self, message: str, figures: Mapping[str, object] | None = None) -> None:
+    def __init__(self, message: str, figures: Mapping[str, object] | None = None, details: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.figures = dict(figures or {})
+        self.details = tuple(details)
 
 
 class CheckpointError(TrainspanError, ValueError):

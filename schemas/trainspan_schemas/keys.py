@@ -53,6 +53,8 @@ STATE_KEY: Final = "trainspan.state.key"  # str, user-given state for step-level
 REDACTED: Final = "trainspan.redacted"  # str[]: blocked keys that the collector removed from this span, event or record
 NO_BOUNDARY: Final = "trainspan.no_boundary"  # bool: nothing says where one rollout ends and the next begins
 
+USER_AGENT: Final = "user_agent.original"  # of the program that made the request
+
 GEN_AI_OPERATION: Final = "gen_ai.operation.name"
 GEN_AI_PROVIDER: Final = "gen_ai.provider.name"
 GEN_AI_REQUEST_MODEL: Final = "gen_ai.request.model"

@@ -44,5 +44,6 @@ DropReason = Literal[
     "zero_spread_group",
     "singleton_group",
     "no_boundary",
+    "no_rollout",
 ]
 DROP_REASONS: Final[tuple[str, ...]] = get_args(DropReason)

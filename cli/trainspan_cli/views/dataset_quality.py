@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from trainspan_processing.merging.unmerged import Unmerged
     from trainspan_processing.text.token_text import Decoder
 
 __all__ = ["print_merge_failures", "print_quality"]
@@ -35,28 +36,35 @@ def print_quality(manifest: Mapping[str, Any], path: Path, *, was_there: bool, p
         console.print(Text(f"report: {page}", style="dim"))
 
 
-def print_merge_failures(failures: Mapping[str, Mapping[str, Any]], path: Path, decoder: "Decoder | None") -> None:
-    """Prints the example of each cause in the manifest of the dataset at `path`: both sides as token ids and as text."""
+def print_merge_failures(found: "Sequence[tuple[int, Unmerged]]", path: Path, decoder: "Decoder | None") -> None:
+    """Prints the number of each cause and its first example, of the dataset at `path`: the tokens as ids and as text."""
+    from trainspan_processing.merging.divergence import EXPLANATIONS
     from trainspan_processing.text.safe_text import visible
 
     console = Console(markup=False, highlight=False, emoji=False)
-    if not failures:
+    if not found:
         console.print("every call continues the call of its agent before it, or is the first")
-    for cause, failed in failures.items():
-        example = failed["example"]
-        rollout, call, before = example["rollout_id"], example["call_index"], example["after"]
-        calls = "1 call" if failed["calls"] == 1 else f"{failed['calls']} calls"
-        console.print(Text(f"\nnot merged: {cause} ({calls})", style="bold yellow"))
-        where = f"rollout {rollout}: call {call} departs from call {before} at token {example['differs_at']}"
-        console.print(Text(f"{where}; see: trainspan explain {rollout} --dataset {path}"), soft_wrap=True)
-        sides = {"both": "shared", f"call {before}": "earlier", f"call {call}": "prompt"}
-        if decoder is not None and not decoder.covers(token for side in sides.values() for token in example[side]):
-            decoder = None
-        for name, side in sides.items():
-            ids = example[side]
+    if found and decoder is None:
+        hint = "no tokenizer was found, so causes are told from token ids alone: name a model directory with --model"
+        console.print(Text(hint, style="dim"), soft_wrap=True)
+    for count, one in found:
+        told = one.divergence
+        calls = "1 call" if count == 1 else f"{count} calls"
+        console.print(Text(f"\nnot merged: {told.cause} ({calls})", style="bold yellow"))
+        explanation = EXPLANATIONS[told.cause]
+        console.print(Text(f"{explanation.what} → {explanation.advice}"), soft_wrap=True)
+        agent = f" of agent {one.agent}" if one.agent else ""
+        where = (
+            f"rollout {one.rollout_id}: call {one.call_index}{agent} departs from call {one.after} at token {told.at}"
+        )
+        shown = visible(f"{where}; see: trainspan explain {one.rollout_id} --dataset {path}")
+        console.print(Text(shown), soft_wrap=True)
+        sides = {"both": told.shared, f"call {one.after}": told.was, f"call {one.call_index}": told.now}
+        known = decoder if decoder and decoder.covers(token for ids in sides.values() for token in ids) else None
+        for name, ids in sides.items():
             console.print(Text(f"  {name:>8}: {' '.join(map(str, ids)) or 'nothing'}"), soft_wrap=True)
-            if decoder is not None and ids:
-                console.print(Text(f"  {'':>8}  {visible(repr(decoder.text(ids)))}", style="dim"), soft_wrap=True)
+            if known is not None and ids:
+                console.print(Text(f"  {'':>8}  {visible(repr(known.text(ids)))}", style="dim"), soft_wrap=True)
 
 
 def _facts(manifest: Mapping[str, Any]) -> Table:

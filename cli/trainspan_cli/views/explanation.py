@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -25,16 +24,19 @@ _SHADES = {
 def print_explanation(account: "RolloutAccount", *, full: bool) -> None:
     """Prints facts, calls, rewards, credit and text; `full`: no text is shortened."""
     console = Console(markup=False, highlight=False, emoji=False)
-    console.print(_facts(account))
+    console.print(_facts(account), soft_wrap=True)
     if account.calls:
-        console.print(_title("calls"), _calls(account))
+        console.print(_title("calls"))
+        _print_whole(console, _calls(account))
+    for line in _untrained(account):
+        console.print(_indented(line), soft_wrap=True)
     console.print(_title("rewards"))
     for edge in _edges(account) or [Text("nothing rewarded this rollout", style="dim")]:
-        console.print(_indented(edge))
+        console.print(_indented(edge), soft_wrap=True)
     console.print(_title("credit"))
     for line in account.credit.lines:
-        console.print(_indented(_plain(line)))
-    console.print(_title("text"), Text(_legend(account), style="dim"))
+        console.print(_indented(_plain(line)), soft_wrap=True)
+    console.print(_title("text"), Text(_legend(account), style="dim"), soft_wrap=True)
     steps: list[tuple[float, Text]] = [(tool.start_s, _tool_text(tool, full=full)) for tool in account.tools]
     steps += [(call.start_s, _foreign_text(call, full=full)) for call in account.foreign]
     steps += [(call.start_s, _call_text(call, account, full=full)) for call in account.calls]
@@ -46,8 +48,38 @@ def _title(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
 
 
-def _indented(text: Text) -> Padding:
-    return Padding(text, (0, 0, 0, 2))
+def _indented(text: Text) -> Text:
+    return Text("  ").append_text(text)
+
+
+def _print_whole(console: Console, table: Table) -> None:
+    """Nothing of it is cut: a narrow terminal wraps its lines."""
+    width = console.measure(table).maximum
+    if width <= console.width:
+        console.print(table)
+    else:
+        Console(markup=False, highlight=False, emoji=False, width=width).print(table)
+
+
+def _untrained(account: "RolloutAccount") -> list[Text]:
+    """The reasons in full, each with its calls and what to do."""
+    lines = []
+    for one in account.untrained:
+        calls = f"call{'' if len(one.calls) == 1 else 's'} {_ranges(one.calls)}"
+        made_by = f" (client {', '.join(one.clients)})" if one.clients else ""
+        lines.append(_plain(f"{calls}{made_by} not trained: {one.reason} → {one.advice}", "red"))
+    return lines
+
+
+def _ranges(numbers: list[int]) -> str:
+    """0, 1, 2, 5 as `0–2, 5`."""
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in found)
 
 
 def _plain(text: str, style: str = "") -> Text:
@@ -70,6 +102,9 @@ def _facts(account: "RolloutAccount") -> Text:
     text.append_text(_plain(" · ".join(filter(None, place))))
     if account.reason:
         text.append_text(_plain(f"\nnot trained: {account.reason}", "red"))
+    for lack in account.lacks:
+        text.append_text(_plain(f"\n  {lack.what}", "yellow"))
+        text.append_text(_plain(f"\n  → {lack.advice}"))
     if account.verdict:
         text.append_text(_plain(f"\n{account.verdict}", "green" if account.agrees else "red"))
     return text
@@ -86,7 +121,7 @@ def _calls(account: "RolloutAccount") -> Table:
     table.add_column("finish", no_wrap=True)
     for name in ("seg←call", "r", "v", "A"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("")
+    table.add_column("trained", no_wrap=True)
     for call in account.calls:
         segment = "" if call.segment is None else str(call.segment)
         table.add_row(
@@ -101,7 +136,7 @@ def _calls(account: "RolloutAccount") -> Table:
             number(call.step_reward),
             number(call.value),
             number(call.advantage),
-            Text(call.reason or "", style="red"),
+            _plain(call.reason, "red") if call.reason else Text("yes"),
         )
     return table
 

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 
@@ -17,7 +17,9 @@ from trainspan_processing.assembly.rows import RowCounts, make_rows
 from trainspan_processing.dataset.ledger import next_round, read_ledger, write_ledger
 from trainspan_processing.dataset.parquet import DatasetWriter, FileEntry, publish, scratch_folder, write_manifest
 from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.reasons.advice import group_advice
 from trainspan_processing.reasons.coverage import (
+    EXPECTED,
     check_outcome,
     check_policies,
     late_calls,
@@ -27,6 +29,7 @@ from trainspan_processing.reasons.coverage import (
     take_accounts,
 )
 from trainspan_processing.reasons.reason_counts import NO_ROLLOUT, fates_of
+from trainspan_processing.reasons.reason_examples import Reason, first_examples, tell_reasons
 from trainspan_processing.report.quality_page import QUALITY_PAGE, quality_page
 from trainspan_processing.tables import compact
 from trainspan_processing.traces.trace_index import Clock
@@ -35,6 +38,9 @@ from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.settings import DatasetSettings
 
 __all__ = ["BuiltDataset", "Request", "build_dataset"]
+
+
+_LATE: Final = pl.lit("late_after_consumed").alias("reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +101,26 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
         with tempfile.TemporaryDirectory(dir=scratch.root) as calls:
             # A round has no next dataset that could take what is left behind.
             assembly = assemble(source, selection, settings, ledger, clock, Path(calls), may_leave_groups=not is_round)
-            files, counts, fates = _write_rows(source, assembly, scratch.rows)
+            files, counts, fates, examples = _write_rows(source, assembly, scratch.rows)
         shares = assembly.shares if assembly.plan.needs_history else assembly.shares.clear()
         unowned = assembly.others.filter(pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
         lines = ledger_lines(pl.concat([fates, unowned]), assembly.rollouts, shares, ledger, recount=is_round)
         late = late_calls(assembly.used, ledger)
         late_rewards = late_evaluations(assembly.evaluations, ledger)
         accounts = take_accounts(pl.concat([fates, assembly.others]), lines, late)
-        check_outcome(accounts, settings, _where(request), assembly.function_error, may_be_empty=is_round)
+
+        def tell() -> list[Reason]:
+            return tell_reasons(
+                source,
+                accounts.dropped,
+                EXPECTED,
+                first_examples(assembly.examples, examples, late.with_columns(_LATE)),
+                _special_advice(assembly),
+                now_ns=assembly.as_of_ns,
+                settle_s=settings.settle_s,
+            )
+
+        check_outcome(accounts, settings, _where(request), tell, may_be_empty=is_round)
         check_policies(counts.policies, _where(request))
         lines = lines.join(assembly.evaluations, on="rollout_id", how="left", maintain_order="left")
         lines = lines.with_columns(pl.col("rewards").fill_null(0))
@@ -128,14 +146,26 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
     return _opened(target, was_there=False)
 
 
-def _write_rows(source: Source, assembly: Assembly, folder: Path) -> tuple[list[FileEntry], RowCounts, pl.DataFrame]:
-    """The files of rows, what was counted in them, and FATES of all calls with tokens."""
-    counts, writer, fates = RowCounts(), DatasetWriter(folder), [assembly.fates]
+def _write_rows(
+    source: Source, assembly: Assembly, folder: Path
+) -> tuple[list[FileEntry], RowCounts, pl.DataFrame, pl.DataFrame]:
+    """The files of rows, what was counted in them, FATES of all calls with tokens, and EXAMPLES of those read here."""
+    counts, writer, fates, examples = RowCounts(), DatasetWriter(folder), [assembly.fates], first_examples()
     for rows, judged in make_rows(source, assembly.chunks(), assembly.limits, counts):
         writer.append(rows)
         fates.append(compact(fates_of(judged)))
+        examples = first_examples(examples, judged)
         del rows, judged  # before the next chunk is made
-    return writer.finish(), counts, pl.concat(fates)
+    return writer.finish(), counts, pl.concat(fates), examples
+
+
+def _special_advice(assembly: Assembly) -> dict[str, str]:
+    """What to say of a reason in place of the usual."""
+    has_tasks = bool(assembly.compared["task_id"].is_not_null().any())
+    special = group_advice(assembly.plan, has_tasks=has_tasks)
+    if assembly.function_error:
+        special["judge_error"] = f"the reward function {assembly.function_error}"
+    return special
 
 
 def _where(request: Request) -> str:

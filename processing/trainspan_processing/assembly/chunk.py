@@ -74,7 +74,7 @@ class Draft:
     terms: pl.DataFrame
     """TERMS: each advantage in numbers, by (rollout, position)."""
     others: pl.DataFrame
-    """rollout_id (NULL: of no rollout), attempt, trace_id, span_id and `reason` of the calls without tokens."""
+    """rollout_id (NULL: of no rollout), attempt, trace_id, span_id, agent and `reason` of the calls without tokens."""
     limits: Limits
 
     @property
@@ -210,10 +210,10 @@ def judged_others(others: pl.DataFrame, *, any_call: bool) -> pl.DataFrame:
         .when(pl.col("redacted").fill_null(False))
         .then(pl.lit("redacted"))
         .when(pl.col("rollout_id").is_null())
-        .then(pl.lit("no_boundary"))
+        .then(pl.lit("no_rollout"))
         .otherwise(pl.coalesce("rollout_reason", pl.lit("no_token_ids")))
     )
-    return others.select(*ROLLOUT_KEY, *SPAN_KEY, reason.alias("reason"))
+    return others.select(*ROLLOUT_KEY, *SPAN_KEY, "agent", reason.alias("reason"))
 
 
 def _compared(source: Source, survey: Survey, rewarded: Rewarded) -> pl.DataFrame:

@@ -27,6 +27,7 @@ from trainspan_processing.dataset.ledger import Ledger
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import chunk_number
 from trainspan_processing.reasons.reason_counts import fates_of
+from trainspan_processing.reasons.reason_examples import first_examples
 from trainspan_processing.reasons.waiting import Groups, find_groups
 from trainspan_processing.rewards.names import RewardName
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, compact, empty
@@ -66,6 +67,8 @@ class Assembly:
     """FATES of the calls with tokens that are dropped."""
     others: pl.DataFrame
     """FATES of the calls without tokens."""
+    examples: pl.DataFrame
+    """EXAMPLES of the reasons of both."""
     limits: Limits
     used: pl.DataFrame
     """rollout_id, attempt, `calls`: what rollouts that an earlier dataset used have now."""
@@ -118,6 +121,7 @@ class _Part:
     credited: list[pl.DataFrame]
     """One frame, taken out when all parts are put together."""
     fates: pl.DataFrame
+    examples: pl.DataFrame
     others: pl.DataFrame
     rewards: Sequence[RewardName]
     newest: int | None
@@ -195,7 +199,10 @@ def _done(
         compared=compact(numbered),
         credited=[compact(part.credited).with_columns(pl.col("agent").cast(pl.Categorical))],  # few names, many calls
         fates=compact(fates_of(part.calls.filter(~is_sound))),
-        others=compact(part.others.select(*ROLLOUT_KEY, *SPAN_KEY, "is_bare_call", "redacted", "rollout_reason")),
+        examples=first_examples(part.calls),
+        others=compact(
+            part.others.select(*ROLLOUT_KEY, *SPAN_KEY, "agent", "is_bare_call", "redacted", "rollout_reason")
+        ),
         rewards=part.rewarded.rewards,
         newest=newest_version(part.calls),
         calls=part.calls.height,
@@ -240,6 +247,7 @@ def _together(
         shares=compared.select("rollout", *ROLLOUT_KEY).join(credited.parts, on="rollout").drop("rollout"),
         fates=pl.concat([*(part.fates for part in parts), waiting]),
         others=fates_of(judged.with_columns(pl.lit(0, dtype=pl.UInt32).alias("position"))),
+        examples=first_examples(*(part.examples for part in parts), judged, waiting),
         limits=limits(settings, max((part.newest for part in parts if part.newest is not None), default=None)),
         used=moment.used,
         as_of_ns=moment.now_ns,

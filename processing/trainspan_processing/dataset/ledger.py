@@ -64,6 +64,10 @@ class Ledger:
         return pl.concat([whole.select(*HISTORY), pl.DataFrame(parts, schema=HISTORY)])
 
 
+NOTHING_USED: Final = Ledger(pl.DataFrame(schema=LEDGER))
+"""For what looks at any rollout, used or not."""
+
+
 def read_ledger(out: Path, *, only: Sequence[Path] | None = None) -> Ledger:
     """The ledger of all datasets under `out`, or of the folders `only`."""
     frames = [pl.DataFrame(schema=LEDGER)]

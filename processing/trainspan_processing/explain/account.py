@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trainspan_processing.reasons.missing_calls import Lack
 from trainspan_processing.text.dialects import Message
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Member",
     "RolloutAccount",
     "ToolAccount",
+    "UntrainedAccount",
 ]
 
 
@@ -71,6 +73,18 @@ class ForeignAccount:
     """Why it is not trained."""
     messages: list[Message]
     answer: Message | None
+
+
+@dataclass(frozen=True, slots=True)
+class UntrainedAccount:
+    """The calls that one reason keeps from being trained."""
+
+    reason: str
+    calls: list[int]
+    """Their indexes."""
+    clients: list[str]
+    """The programs that made them, as far as the policy server recorded it."""
+    advice: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +172,9 @@ class RolloutAccount:
     """Whether that dataset's rows hold exactly these advantages; None where none was asked about."""
     unlike: int
     """How many of the rollouts that the dataset compared are not in the stores, or have another reward there."""
+    lacks: list[Lack]
+    """What is missing of an unfinished rollout."""
+    untrained: list[UntrainedAccount]
 
     @property
     def verdict(self) -> str | None:

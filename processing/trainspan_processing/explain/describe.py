@@ -1,9 +1,8 @@
 """From evidence to account: names the rules, places the calls in their segments, decodes the tokens."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Final
 
-import numpy as np
 import polars as pl
 
 from trainspan_processing.explain.account import (
@@ -13,15 +12,18 @@ from trainspan_processing.explain.account import (
     Member,
     RolloutAccount,
     ToolAccount,
+    UntrainedAccount,
 )
 from trainspan_processing.explain.arithmetic import CreditedCall, Term, credit_lines, reward_line
 from trainspan_processing.explain.evidence import Evidence, Key, seconds
 from trainspan_processing.explain.reward_edges import reward_parts, tell_edges
 from trainspan_processing.explain.tool_steps import tool_step
-from trainspan_processing.merging.merge_failures import cause_of
+from trainspan_processing.merging.unmerged import find_unmerged
+from trainspan_processing.reasons.advice import advice_on, group_advice
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.text.token_text import Decoder
+from trainspan_schemas import keys
 
 __all__ = ["tell"]
 
@@ -48,7 +50,25 @@ def tell(evidence: Evidence, decoder: Decoder | None) -> RolloutAccount:
         dataset=str(evidence.dataset.path) if evidence.dataset else None,
         agrees=evidence.agrees,
         unlike=evidence.unlike,
+        lacks=evidence.lacks,
+        untrained=_untrained(evidence),
     )
+
+
+def _untrained(evidence: Evidence) -> list[UntrainedAccount]:
+    """The calls that are not trained, by their reason."""
+    special = group_advice(evidence.draft.plan, has_tasks=bool(evidence.draft.compared["task_id"].is_not_null().any()))
+    found: dict[str, UntrainedAccount] = {}
+    for row in evidence.calls.filter(pl.col("reason").is_not_null()).iter_rows(named=True):
+        reason = row["reason"]
+        advice = special.get(reason) or advice_on(reason) or ""
+        told = found.setdefault(reason, UntrainedAccount(reason, [], [], advice))
+        told.calls.append(row["call_index"])
+        span = evidence.texts.get((row["trace_id"], row["span_id"]))
+        client = span.attributes.get(keys.USER_AGENT) if span else None
+        if isinstance(client, str) and client not in told.clients:
+            told.clients.append(client)
+    return list(found.values())
 
 
 def _all_ids(calls: pl.DataFrame) -> Iterable[int]:
@@ -60,7 +80,7 @@ def _all_ids(calls: pl.DataFrame) -> Iterable[int]:
 def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None) -> list[CallAccount]:
     rows = {} if evidence.rows is None else {(row["trace_id"], row["span_id"]): row for row in evidence.rows.to_dicts()}
     before = {(row["segment_id"], row["segment_pos"]): row["call_index"] for row in rows.values()}
-    broken = _broken(rows, decoder)
+    broken = _broken(evidence.rows, decoder)
     twins = {
         row[:2]: row[2:]
         for row in evidence.survey.twins.calls.select(*SPAN_KEY, "twin_trace_id", "twin_span_id").iter_rows()
@@ -106,22 +126,14 @@ def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None) -> list[C
     return told
 
 
-def _broken(rows: Mapping[Key, dict[str, Any]], decoder: Decoder | None) -> dict[Key, str]:
+def _broken(rows: pl.DataFrame | None, decoder: Decoder | None) -> dict[Key, str]:
     """What kept each call that opens a segment from continuing its agent's call before it."""
     found: dict[Key, str] = {}
-    last: dict[str | None, dict[str, Any]] = {}
-    for key, row in rows.items():
-        before = last.get(row["agent"])
-        last[row["agent"]] = row
-        if before is None or row["segment_pos"]:
-            continue
-        prompt, *earlier = (
-            np.array(ids, dtype=np.int32) for ids in (row["prompt_ids"], before["prompt_ids"], before["completion_ids"])
-        )
-        cause, at = cause_of((earlier[0], earlier[1]), prompt)
-        was, now = (_excerpt(ids[at : at + _EXCERPT].tolist(), decoder) for ids in (np.concatenate(earlier), prompt))
-        found[key] = (
-            f"{cause}: departs from call {before['call_index']} at token {at}, where {was} stood and {now} stands"
+    for one in find_unmerged(rows, decoder) if rows is not None else ():
+        told = one.divergence
+        was, now = (_excerpt(ids[:_EXCERPT], decoder) for ids in (told.was, told.now))
+        found[one.trace_id, one.span_id] = (
+            f"{told.cause}: departs from call {one.after} at token {told.at}, where {was} stood and {now} stands"
         )
     return found
 

@@ -1,13 +1,14 @@
 """What was found of one rollout before it is told: frames of the dataset step, and the spans' own words."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 
 from trainspan_processing.assembly.chunk import Draft
 from trainspan_processing.dataset.published import Published
+from trainspan_processing.reasons.missing_calls import Lack
 from trainspan_processing.traces.trace_index import Survey
 from trainspan_schemas.settings import DatasetSettings
 
@@ -48,6 +49,8 @@ class Evidence:
     """Whether that dataset's rows of the rollout are `rows`."""
     unlike: int = 0
     """How many of the rollouts that it compared are not in the stores, or have another reward there."""
+    lacks: list[Lack] = field(default_factory=list)
+    """What is missing, if it is unfinished."""
 
     def own(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The rows of `frame` that are this rollout's."""

@@ -10,13 +10,14 @@ import polars as pl
 from trainspan_processing.assembly.chunk import Draft, draft_dataset
 from trainspan_processing.assembly.recorded import recorded
 from trainspan_processing.assembly.rows import ROW_ORDER, RowCounts, make_rows
-from trainspan_processing.dataset.ledger import LEDGER, Ledger
+from trainspan_processing.dataset.ledger import NOTHING_USED
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.describe import tell
 from trainspan_processing.explain.evidence import Evidence, SpanText
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import read_payload
+from trainspan_processing.reasons.missing_calls import find_lacks
 from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.reasons.waiting import find_groups
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
@@ -29,8 +30,6 @@ __all__ = ["Question", "explain_rollout"]
 
 NEWEST: Final = "newest"
 _MOST_EXAMPLES: Final = 5
-_NOTHING_USED: Final = Ledger(pl.DataFrame(schema=LEDGER))
-"""An explanation may be of any rollout."""
 _SPAN_TEXT: Final = [*SPAN_KEY, "name", "start_ns", "end_ns", "status_code", "attributes"]
 
 
@@ -70,8 +69,8 @@ def explain_rollout(question: Question, clock: Clock) -> RolloutAccount:
     with Source(question.stores, allow_behind=True) as source:
         found = _find(source, question.rollout, question.attempt)
         company, now_ns = _company(source, found), clock.now_ns()
-        survey = take_survey(source, company, _NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s)
-        draft = draft_dataset(source, survey, settings, _NOTHING_USED)
+        survey = take_survey(source, company, NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s)
+        draft = draft_dataset(source, survey, settings, NOTHING_USED)
         evidence = _evidence(source, survey, draft, found, settings)
     return tell(evidence, find_decoder(question.models) if evidence.calls.height else None)
 
@@ -194,6 +193,7 @@ def _evidence(source: Source, survey: Survey, draft: Draft, found: _Found, setti
         survey=survey,
         texts=_texts(source, alone),
         settings=settings,
+        lacks=find_lacks(source, survey, found.rollout_id, found.attempt),
     )
 
 

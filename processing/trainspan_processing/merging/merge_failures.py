@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CAUSES", "MergeFailures", "cause_of"]
+__all__ = ["CAUSES", "SHARED", "SHOWN", "Ids", "MergeFailures", "cause_of"]
 
 CAUSES: Final = ("fork", "retokenization", "template", "other")
 
@@ -20,9 +20,9 @@ _ANCHOR: Final = 4
 """Tokens that must be equal in a row for two sequences to count as in step again."""
 _SWAPPED: Final = 16
 """Greatest number of tokens that re-tokenisation replaces at a time."""
-_SHOWN: Final = 24
+SHOWN: Final = 24
 """Tokens shown of each side in an example."""
-_SHARED: Final = 8
+SHARED: Final = 8
 """Tokens shown before them, which both sides have."""
 
 Ids = NDArray[np.int32]
@@ -44,9 +44,9 @@ class MergeFailures:
             self.examples[cause] = {
                 **where,
                 "differs_at": at,
-                "shared": earlier[max(0, at - _SHARED) : at].tolist(),
-                "earlier": earlier[at : at + _SHOWN].tolist(),
-                "prompt": prompt[at : at + _SHOWN].tolist(),
+                "shared": earlier[max(0, at - SHARED) : at].tolist(),
+                "earlier": earlier[at : at + SHOWN].tolist(),
+                "prompt": prompt[at : at + SHOWN].tolist(),
             }
 
 

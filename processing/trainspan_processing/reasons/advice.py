@@ -1,10 +1,13 @@
 """What to do about each reason for which calls are dropped."""
 
+from collections.abc import Mapping
 from typing import Final
 
+from trainspan_processing.credit.baselines import WITH_GROUPS, WITH_HISTORY
+from trainspan_processing.credit.plan import Plan
 from trainspan_schemas.status import DropReason
 
-__all__ = ["ADVICE"]
+__all__ = ["ADVICE", "advice_on", "group_advice"]
 
 ADVICE: Final[dict[DropReason, str]] = {
     "unfinished": "spans are missing or still on their way: wait with --wait-s 30, and see that every agent process ends "
@@ -51,7 +54,31 @@ ADVICE: Final[dict[DropReason, str]] = {
     "zero_spread_group": "all rollouts of each task got the same reward: take harder or easier tasks, more rollouts per task "
     "(--n), or --baseline running",
     "singleton_group": "each task has one rollout only: run more with `trainspan rollout --n 8`, or take --baseline running",
-    "no_boundary": "nothing says where one rollout ends: run the agent under `opentelemetry-instrument`, with "
-    "`trainspan.rollout(…)`, or through `trainspan rollout`",
+    "no_boundary": "nothing says where one rollout of the web agent ends: install trainspan[web] there, or put each task into "
+    "`with trainspan.rollout():`",
+    "no_rollout": "their callers named no rollout. Requests that you made by hand need nothing; an agent's calls do: run it under "
+    "`opentelemetry-instrument`, through `trainspan rollout`, or with the base URL http://HOST:8000/rollout/{token}/v1",
 }
 """Drop reason → what the user can set or do."""
+
+
+def advice_on(reason: str) -> str | None:
+    """For a reason, or one with a part behind a colon that says more; None where there is none."""
+    known: Mapping[str, str] = {str(name): text for name, text in ADVICE.items()}
+    return known.get(reason.partition(":")[0])
+
+
+def group_advice(plan: Plan, *, has_tasks: bool) -> dict[str, str]:
+    """What to do where there is nothing to compare with, if the usual advice does not fit the plan or the rollouts."""
+    if all(estimator.baseline in WITH_HISTORY for estimator in plan.estimators):
+        return {
+            "singleton_group": "the first rollout of a run has none before it to be compared with: run the agent again and build "
+            "another dataset, which the next rollouts are in"
+        }
+    if not has_tasks and all(estimator.baseline in WITH_GROUPS for estimator in plan.estimators):
+        return {
+            "singleton_group": "no rollout names its task, so that only rollouts with the same first prompt are compared: leave "
+            "--baseline out (it is then running), or name tasks (`trainspan rollout --tasks FILE --n 8`, "
+            "`trainspan.rollout(task_id=…)`)"
+        }
+    return {}

@@ -1,20 +1,21 @@
 """Takes account of every call, and fails loudly where too few are trainable."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import polars as pl
 
 from trainspan_processing.dataset.ledger import LEDGER, Ledger
-from trainspan_processing.reasons.advice import ADVICE
 from trainspan_processing.reasons.drop_reasons import GROUP_REASONS
+from trainspan_processing.reasons.reason_examples import Reason
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_schemas.errors import DatasetError, NothingToTrainError
 from trainspan_schemas.settings import DatasetSettings
 
 __all__ = [
+    "EXPECTED",
     "Accounts",
     "check_outcome",
     "check_policies",
@@ -25,18 +26,21 @@ __all__ = [
     "take_accounts",
 ]
 
-_EXPECTED: Final = {
-    *(
-        "internal",
-        "not_selected",
-        "validation",
-        "late_after_consumed",
-        "superseded_by_retry",
-        "overlong",
-        "unused_choice",
-    ),
-    *GROUP_REASONS,
-}
+EXPECTED: Final = frozenset(
+    {
+        *(
+            "internal",
+            "no_rollout",
+            "not_selected",
+            "validation",
+            "late_after_consumed",
+            "superseded_by_retry",
+            "overlong",
+            "unused_choice",
+        ),
+        *GROUP_REASONS,
+    }
+)
 """Reasons that were asked for, or that say nothing against the agent or the setup, and so do not lower the coverage."""
 
 
@@ -64,13 +68,13 @@ class Accounts:
     @property
     def coverage(self) -> float | None:
         """Share kept of the calls that could be expected to be trainable; None where there are none."""
-        lost = sum(count for reason, count in self.dropped.items() if reason not in _EXPECTED) - self.pending_calls
+        lost = sum(count for reason, count in self.dropped.items() if reason not in EXPECTED) - self.pending_calls
         return self.kept / (self.kept + lost) if self.kept + lost else None
 
     @property
     def is_without_contrast(self) -> bool:
         """Whether sound calls were found, and only the lack of different rewards kept them out."""
-        return set(self.dropped) <= _EXPECTED and any(reason in self.dropped for reason in GROUP_REASONS)
+        return set(self.dropped) <= EXPECTED and any(reason in self.dropped for reason in GROUP_REASONS)
 
     @property
     def figures(self) -> dict[str, object]:
@@ -83,10 +87,6 @@ class Accounts:
             "coverage": self.coverage,
             "dropped": dropped,
         }
-
-    def worst(self) -> tuple[str, int]:
-        """The reason that excluded most calls, before those that are to be expected."""
-        return max(self.dropped.items(), key=lambda item: (item[0] not in _EXPECTED, item[1], item[0]))
 
 
 def ledger_lines(
@@ -166,7 +166,7 @@ def take_accounts(fates: pl.DataFrame, lines: pl.DataFrame, late: pl.DataFrame) 
         dropped["late_after_consumed"] = int(late["late"].sum())
     rowless = lines.filter(pl.col("kept") == 0)
     pending = lines.filter("pending")
-    may_come = counted.filter(~pl.col("reason").is_in(sorted(_EXPECTED))).join(pending, on=ROLLOUT_KEY, how="semi")
+    may_come = counted.filter(~pl.col("reason").is_in(sorted(EXPECTED))).join(pending, on=ROLLOUT_KEY, how="semi")
     return Accounts(
         kept=int(lines["kept"].sum()),
         dropped=dropped,
@@ -199,11 +199,17 @@ def lines_to_write(lines: pl.DataFrame, late: pl.DataFrame, late_rewards: pl.Dat
 
 
 def check_outcome(
-    accounts: Accounts, settings: DatasetSettings, where: str, function_error: str | None, *, may_be_empty: bool
+    accounts: Accounts,
+    settings: DatasetSettings,
+    where: str,
+    tell: Callable[[], Sequence[Reason]],
+    *,
+    may_be_empty: bool,
 ) -> None:
     """Raises NothingToTrainError where no call is trainable, or fewer than `min_coverage` of those that could be.
 
-    `may_be_empty`: a round in which every reward is the same is a dataset without rows, not a failure.
+    `tell` gives all reasons, the worst first. `may_be_empty`: a round in which every reward is the same is a dataset without
+    rows, not a failure.
     """
     if not accounts.seen:
         raise NothingToTrainError(
@@ -211,20 +217,20 @@ def check_outcome(
             accounts.figures,
         )
     if not accounts.kept and not (may_be_empty and accounts.is_without_contrast):
-        worst, count = accounts.worst()
-        raise NothingToTrainError(
-            f"none of {accounts.seen} calls in {where} is trainable; most excluded by {worst} ({count}): "
-            f"{_advice(worst, function_error)}",
-            accounts.figures,
-        )
+        raise _nothing(f"none of {accounts.seen} calls in {where} is trainable", accounts, tell())
     share = accounts.coverage
     if share is not None and share < settings.min_coverage:
-        worst, count = accounts.worst()
-        raise NothingToTrainError(
-            f"only {share:.0%} of the calls in {where} are trainable, --min-coverage is {settings.min_coverage:.0%}; "
-            f"most excluded by {worst} ({count}): {_advice(worst, function_error)}",
-            accounts.figures,
-        )
+        what = f"only {share:.0%} of the calls in {where} are trainable, --min-coverage is {settings.min_coverage:.0%}"
+        raise _nothing(what, accounts, tell())
+
+
+def _nothing(what: str, accounts: Accounts, reasons: Sequence[Reason]) -> NothingToTrainError:
+    worst = reasons[0]
+    return NothingToTrainError(
+        f"{what}; most excluded by {worst.name} ({worst.calls}): {worst.advice}",
+        {**accounts.figures, "reasons": [reason.record() for reason in reasons]},
+        [str(reason) for reason in reasons],
+    )
 
 
 def check_policies(rows: Mapping[str, int], where: str) -> None:
@@ -235,10 +241,3 @@ def check_policies(rows: Mapping[str, int], where: str) -> None:
             f"the trainable calls in {where} are of {len(rows)} policies: {counted}; a dataset is of one policy: name it with "
             "--policies, and give each policy an --out of its own, since a folder uses a rollout once"
         )
-
-
-def _advice(reason: str, function_error: str | None) -> str:
-    known: Mapping[str, str] = {str(name): text for name, text in ADVICE.items()}
-    if reason == "judge_error" and function_error:
-        return f"the reward function {function_error}"
-    return known.get(reason, "see docs/processing.md")

@@ -1,8 +1,9 @@
 """Why a call is not trained: exactly one reason per dropped call, the first of this order that applies.
 
-1. `internal`, `no_boundary`, `not_selected`, `untrusted`, `unsigned`: the call is no agent's, nothing says which rollout it
-   belongs to, it is none of the agents and policies asked for, it came with an agent's token instead of the policy server's,
-   or its caller named a rollout without the signature of the runner that began it
+1. `internal`, `no_boundary`, `no_rollout`, `not_selected`, `untrusted`, `unsigned`: the call is no agent's, its agent could not
+   tell which rollout it belongs to, its caller named none (a request by hand), it is none of the agents and policies asked
+   for, it came with an agent's token instead of the policy server's, or its caller named a rollout without the signature of
+   the runner that began it
 2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status where it is not ok and no
    reward is given for that, `judge_error`, `untrusted_reward` (its only rewards are untrusted), `no_reward`
 3. `redacted`, `ended_by_server`, `incomplete`, `overlong` (where such calls are masked), `not_delivered`,
@@ -90,7 +91,8 @@ def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool =
     )
     whose = [
         ("internal", pl.col("internal")),
-        ("no_boundary", pl.col("rollout_id").is_null() | pl.col("no_boundary")),
+        ("no_boundary", pl.col("no_boundary")),
+        ("no_rollout", pl.col("rollout_id").is_null()),
         ("not_selected", ~pl.col("selected")),
         ("untrusted", pl.col("untrusted")),
         ("unsigned", pl.col("rollout_is_signed") & ~pl.col("is_signed")),

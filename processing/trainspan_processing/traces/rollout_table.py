@@ -6,7 +6,7 @@ import polars as pl
 
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 
-__all__ = ["rollout_table"]
+__all__ = ["open_client_calls", "rollout_table", "with_rollout"]
 
 _BOUNDARY_RANK = {"runner": 0, "explicit": 1, "request": 2, "process": 3}
 _IDENTITY = ["task_id", "run_id", "round", "split"]
@@ -37,14 +37,14 @@ def rollout_table(
     the policy server serves: agents may talk to other models too.
     """
     owned = calls.lazy().filter(pl.col("rollout_id").is_not_null())
-    identified = _with_rollout(spans.lazy())
+    identified = with_rollout(spans.lazy())
     facts = (
         _identities(owned, identified)
         .join(_rollout_spans(identified), on=ROLLOUT_KEY, how="left")
         .join(_stated_elsewhere(identified), on=ROLLOUT_KEY, how="left")
         .join(_call_counts(owned), on=ROLLOUT_KEY, how="left")
         .join(_bare_counts(bare_calls.lazy()), on=ROLLOUT_KEY, how="left")
-        .join(_open_client_calls(identified, covered.lazy(), served), on=ROLLOUT_KEY, how="left")
+        .join(_open_counts(identified, covered.lazy(), served), on=ROLLOUT_KEY, how="left")
         .with_columns(
             pl.coalesce("stated_calls", "stated_elsewhere").alias("expected"),
             pl.col("by_runner", "own_reward").fill_null(False),
@@ -76,7 +76,7 @@ def rollout_table(
     )
 
 
-def _with_rollout(spans: pl.LazyFrame) -> pl.LazyFrame:
+def with_rollout(spans: pl.LazyFrame) -> pl.LazyFrame:
     """Spans of known rollouts; a span without identity belongs to the only rollout of its trace."""
     of_trace = (
         spans.filter(pl.col("rollout_id").is_not_null())
@@ -160,13 +160,16 @@ def _bare_counts(bare_calls: pl.LazyFrame) -> pl.LazyFrame:
     return bare_calls.drop_nulls("rollout_id").group_by(key).agg(pl.len().alias("n_bare"))
 
 
-def _open_client_calls(spans: pl.LazyFrame, covered: pl.LazyFrame, served: Collection[str]) -> pl.LazyFrame:
-    """Successful client calls to the policy that have no call of the server, with and without a response id."""
+def open_client_calls(spans: pl.LazyFrame, covered: pl.LazyFrame, served: Collection[str]) -> pl.LazyFrame:
+    """Successful client calls (SPANS with their rollout) to the policy that have no call of the server."""
+    is_call = pl.col("is_client_call") & ~pl.col("failed").fill_null(False) & pl.col("model").is_in(sorted(served))
+    return spans.filter(is_call).join(covered, on=SPAN_KEY, how="anti")
+
+
+def _open_counts(spans: pl.LazyFrame, covered: pl.LazyFrame, served: Collection[str]) -> pl.LazyFrame:
+    """Open client calls of each rollout, with and without a response id."""
     return (
-        spans.filter(
-            pl.col("is_client_call") & ~pl.col("failed").fill_null(False) & pl.col("model").is_in(sorted(served))
-        )
-        .join(covered, on=SPAN_KEY, how="anti")
+        open_client_calls(spans, covered, served)
         .group_by(ROLLOUT_KEY)
         .agg(
             pl.col("response_id").is_not_null().sum().alias("open_with_id"),

@@ -60,6 +60,8 @@ class Survey:
     """PAYLOAD of the calls whose tokens came with a client's span."""
     served: frozenset[str]
     """Names of the models that calls were made to, those of the surroundings among them."""
+    covered: pl.DataFrame
+    """Keys of the clients' spans that describe a call which has come."""
 
 
 def take_survey(
@@ -115,7 +117,7 @@ def take_survey(
         evaluations = pl.concat([evaluations, around.evaluations])
     evaluations = with_feedback(with_own_rewards(evaluations, rollouts), feedback, calls)
     agents = _with_agents(calls, twins, _prompts(source, calls, twins, spans), rollouts)
-    return Survey(agents, spans, evaluations, twins, rollouts, others, answers, served)
+    return Survey(agents, spans, evaluations, twins, rollouts, others, answers, served, covered)
 
 
 def survey_chunks(

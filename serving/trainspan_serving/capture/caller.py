@@ -22,6 +22,7 @@ __all__ = ["Caller", "identify"]
 _TOKEN = re.compile(r"(.{55})(?:\.([0-9a-f]{32}))?(?:-(.+))?")
 """Traceparent, signature, secret."""
 _PASSED_ON = (keys.STATE_KEY, keys.NO_BOUNDARY)
+_LONGEST_CLIENT = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Caller:
     """Whether the runner signed what tells the rollout: the identity, or without one the trace in the URL or key."""
     notes: tuple[tuple[str, str], ...] = ()
     """Further members of the baggage that belong on the call span."""
+    client: str | None = None
+    """What the program that makes the request calls itself: its User-Agent, cut to 200 characters."""
 
     @property
     def counter_key(self) -> str | None:
@@ -80,6 +83,7 @@ def identify(scope: MutableMapping[str, Any], api_keys: Sequence[str], key: byte
         is_signed=is_signed,
         agent=baggage.get(keys.GEN_AI_AGENT_NAME),
         notes=tuple((key, baggage[key]) for key in _PASSED_ON if key in baggage),
+        client=(headers.get(b"user-agent") or "")[:_LONGEST_CLIENT] or None,
     )
 
 

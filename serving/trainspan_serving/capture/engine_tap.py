@@ -214,6 +214,8 @@ class EngineTap:
         }
         if caller.agent:
             attributes[keys.GEN_AI_AGENT_NAME] = caller.agent
+        if caller.client:
+            attributes[keys.USER_AGENT] = caller.client
         for key, value in caller.notes:
             attributes[key] = value.lower() == "true" if key == keys.NO_BOUNDARY else value
         if exchange.internal:

@@ -99,7 +99,7 @@ def test_small_chunks_give_the_same_bytes_and_the_same_counts(
     assert ledger_path(small.path).read_bytes() == ledger_path(large.path).read_bytes()
     if not settings:
         table = rows(large)
-        assert {"no_boundary", "unfinished", "validation", "superseded_by_retry"} <= set(large.manifest["dropped"])
+        assert {"no_rollout", "unfinished", "validation", "superseded_by_retry"} <= set(large.manifest["dropped"])
         assert table.filter(pl.col("rollout_id").str.ends_with("silent"))["return"].to_list() == [1.25]
         agents = dict(table.select(pl.col("rollout_id").str.split("-").list.last(), "agent").iter_rows())
         assert (agents["nested"], agents["silent"]) == ("above", "elsewhere")

@@ -57,8 +57,9 @@ def test_failed_merges_are_shown_on_request_as_ids_and_as_text(bench: Bench, tmp
         rollout.call(1, [*system, *answer, *encode(model, "\nsure?")], encode(model, "yes"))
         bench.send(rollout)
     shown = _run(bench, "--run", bench.run_id, "--round", "0", "--show-merge-failures", "--model", str(model)).stdout
-    assert "not merged: template (2 calls)" in shown
-    first = f"rollout {bench.run_id}-a: call 1 departs from call 0 at token {len(system)}"
+    assert "not merged: reasoning (2 calls)" in shown
+    assert "the reasoning of an earlier answer was left out of the history" in shown
+    first = f"rollout {bench.run_id}-a: call 1 of agent agent departs from call 0 at token {len(system)}"
     assert f"{first}; see: trainspan explain {bench.run_id}-a --dataset {bench.out / 'round-0000'}" in shown
     lines = [line.strip() for line in shown[shown.index(first) :].splitlines()[1:7]]
     sides = [system[-8:], [*thought, *answer][:24], encode(model, "four[/bold]\nsure?")]
@@ -73,16 +74,19 @@ def test_without_failed_merges_it_says_so(bench: Bench) -> None:
     assert "every call continues the call of its agent before it, or is the first" in shown
 
 
-def test_nothing_to_train_on_is_one_line_and_exit_code_3(bench: Bench) -> None:
+def test_nothing_to_train_on_is_told_in_lines_and_exit_code_3(bench: Bench) -> None:
     bench.send(chain(bench.rollout("a"), 1))
     failed = _run(bench, "--run", bench.run_id)
     assert (failed.returncode, failed.stdout) == (3, "")
-    assert len(failed.stderr.splitlines()) == 1
-    assert "most excluded by no_reward (1): call trainspan.reward" in failed.stderr
+    summary, reason = failed.stderr.splitlines()
+    assert "most excluded by no_reward (1): call trainspan.reward" in summary
+    assert f"no_reward: 1 call; e.g. call 0 of rollout {bench.run_id}-a (agent agent, " in reason
     told = _run(bench, "--run", bench.run_id, "--round", "0", "--format", "json")
     assert told.returncode == 3
     record = json.loads(told.stdout)
     assert record.pop("nothing_to_train") in told.stderr
+    (reason,) = record.pop("reasons")
+    assert (reason["name"], reason["calls"], reason["lowers_coverage"]) == ("no_reward", 1, True)
     assert record == {
         "rollouts_seen": 1,
         "calls_seen": 1,

@@ -47,7 +47,7 @@ def test_each_call_of_no_rollout_is_counted_once_and_a_stopped_store_is_opened_f
         of_nobody = TestRollout("gone", status=None).log_reward(1.0, at=1.0)
         collector.send([*_pair("ab"), _without_identity(), of_nobody])
         first = _dataset(collector.store, tmp_path)
-        assert first["dropped"] == {"no_boundary": 2, "internal": 1}
+        assert first["dropped"] == {"no_rollout": 2, "internal": 1}
         assert (first["run_id"], first["rows"]) == ("run-ab", 2)
         collector.send([chain(TestRollout(name, task="cd"), 1).reward(float(name == "c")) for name in "cd"])
     finally:

@@ -1,0 +1,193 @@
+"""Where a prompt departs from the tokens of the call before it, and why: told from the text, if a tokenizer is at hand.
+
+Without one the cause is what the token ids alone tell (merging/merge_failures.py). With one it may also be
+
+- `reasoning`: the thoughts of an earlier answer were left out;
+- `tool_call_ids`: the ids of tool calls are others;
+- `arguments`: a tool call's JSON was written anew, with the same meaning and another text;
+
+and `retokenization` means exactly that the text is the same and its tokens are not.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from trainspan_processing.merging.merge_failures import SHARED, SHOWN, Ids, cause_of
+from trainspan_processing.text.token_text import Decoder
+
+__all__ = ["EXPLANATIONS", "Divergence", "Explanation", "diverge"]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Of a cause."""
+
+    what: str
+    advice: str
+
+
+_TEMPLATE: Final = (
+    "serve with a chat template that leaves earlier turns as they were: `trainspan doctor` tries the served one, and "
+    "examples/templates/chatml-tools.jinja is one for ChatML models with tools (`trainspan serve MODEL -- --chat-template FILE`)"
+)
+
+EXPLANATIONS: Final[Mapping[str, Explanation]] = {
+    "fork": Explanation("it starts from the same or an earlier state: best of n, a retry", "nothing: this is no fault"),
+    "reasoning": Explanation("the reasoning of an earlier answer was left out of the history", _TEMPLATE),
+    "tool_call_ids": Explanation(
+        "the ids of tool calls in the history are not those that the model wrote",
+        "serve with a chat template that shows no ids, or let the agent send back the ids that it received",
+    ),
+    "arguments": Explanation(
+        "the JSON of an earlier tool call was written anew: the same value, another text",
+        "the server parses what the model wrote, and the template writes it again: take a template that writes JSON as the model "
+        "does (examples/templates/chatml-tools.jinja: one space after each comma and colon), and have the agent send arguments "
+        "back as the text that it received",
+    ),
+    "retokenization": Explanation(
+        "the text is the same, but the tokens are others: the model sampled a spelling that the tokenizer does not give",
+        "nothing in the template: such calls are trained on their own tokens, only in a row of their own",
+    ),
+    "template": Explanation("the history was rewritten: something was removed from it or put into it", _TEMPLATE),
+    "other": Explanation(
+        "the prompts have too little in common: another conversation, or a compacted context",
+        "nothing, if the agent means to",
+    ),
+}
+"""Cause → what happened and what to do."""
+
+_THOUGHT: Final = re.compile(
+    r"(?:<think>|\[THINK\]|<\|channel\|>analysis<\|message\|>)?(.*?)(?:</think>|\[/THINK\]|<\|end\|>)", re.DOTALL
+)
+_ID: Final = re.compile(r"[A-Za-z0-9_.:-]*")
+_SHORTEST_ID: Final = 6
+_IN_STEP: Final = 6
+"""Characters that must be equal in a row for two texts to count as in step again."""
+_FARTHEST: Final = 4_096
+"""Characters before the difference in which the object that it lies in is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """One prompt against the call before it. The excerpts are token ids, at most 24."""
+
+    cause: str
+    at: int
+    """Position of the first token that differs."""
+    shared: list[int]
+    """What both have before it."""
+    was: list[int]
+    """What the call before had from there on."""
+    now: list[int]
+    """What the prompt has."""
+
+
+def diverge(before: tuple[Ids, Ids], prompt: Ids, decoder: Decoder | None) -> Divergence:
+    """How `prompt` departs from the call `before` (prompt, completion), which it does not continue."""
+    cause, at = cause_of(before, prompt)
+    earlier = np.concatenate(before)
+    if decoder is not None and cause != "fork":
+        # From the answer's beginning on, if it departs within: what it departs in may have begun earlier.
+        start = min(at, len(before[0]))
+        cause = _cause_in_text(decoder.text(earlier[start:].tolist()), decoder.text(prompt[start:].tolist()), cause)
+    return Divergence(
+        cause,
+        at,
+        earlier[max(0, at - SHARED) : at].tolist(),
+        earlier[at : at + SHOWN].tolist(),
+        prompt[at : at + SHOWN].tolist(),
+    )
+
+
+def _cause_in_text(was: str, now: str, of_tokens: str) -> str:
+    """The cause that two texts show, which begin at or before the difference; else that which the tokens show."""
+    if now.startswith(was):
+        return "retokenization"
+    if _lost_a_thought(was, now):
+        return "reasoning"
+    at = next((place for place, (one, other) in enumerate(zip(was, now, strict=False)) if one != other), None)
+    if at is None:
+        return of_tokens
+    if _ids_differ(was, now, at):
+        return "tool_call_ids"
+    if _is_written_anew(was, now, at):
+        return "arguments"
+    return "template" if of_tokens == "retokenization" else of_tokens
+
+
+def _lost_a_thought(was: str, now: str) -> bool:
+    thought = _THOUGHT.search(was)
+    if thought is None:
+        return False
+    rest = was[thought.end() :].strip()[:_IN_STEP]
+    if thought[1].strip():
+        return thought[1].strip() not in now and rest in now
+    return thought[0].strip() not in now and now.lstrip().startswith(rest)
+
+
+def _ids_differ(was: str, now: str, at: int) -> bool:
+    """Whether the texts differ in one word that looks like an id, and go on alike after it."""
+    start = at
+    while start and _ID.fullmatch(was[start - 1]):
+        start -= 1
+    words = [match[0] for text in (was, now) if (match := _ID.match(text, start))]
+    if any(
+        len(word) < _SHORTEST_ID or not re.search(r"[A-Za-z]", word) or not re.search(r"\d", word) for word in words
+    ):
+        return False
+    after = [text[start + len(word) :][:_IN_STEP] for text, word in zip((was, now), words, strict=True)]
+    return after[0] == after[1]
+
+
+def _is_written_anew(was: str, now: str, at: int) -> bool:
+    """Whether the difference lies in a JSON value that both have, written in two ways."""
+    starts = [place for place in range(at, max(-1, at - _FARTHEST), -1) if was[place : place + 1] in '{["']
+    for start in reversed(starts):  # the outermost value first
+        one, other = _value_at(was, start), _value_at(now, start)
+        if one is not None and other is not None and one[1] > at and _plain(one[0]) == _plain(other[0]):
+            return isinstance(_plain(one[0]), dict)
+    return False
+
+
+def _value_at(text: str, start: int) -> tuple[Any, int] | None:
+    """(value, its end) of the JSON, or the Python literal of a dict, that begins at `start`; None if there is none."""
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, start)
+    except ValueError:
+        return _literal_at(text, start)
+    return value, end
+
+
+def _literal_at(text: str, start: int) -> tuple[Any, int] | None:
+    """A dict as Python prints it, in one piece: what a template gives that does not write JSON."""
+    depth = 0
+    for end in range(start, min(len(text), start + _FARTHEST)):
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        if depth <= 0:
+            break
+    else:
+        return None
+    try:
+        return ast.literal_eval(text[start : end + 1]), end + 1
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _plain(value: Any) -> Any:
+    """The value with JSON within strings read, too: arguments come as an object or as its text."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        try:
+            return _plain(json.loads(value))
+        except ValueError:
+            return value
+    return value

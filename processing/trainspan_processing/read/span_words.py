@@ -1,0 +1,70 @@
+"""What single spans say of themselves, read one by one: for messages that name a call and its client."""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trainspan_processing.read.source import Source
+from trainspan_schemas import keys
+
+__all__ = ["SpanKey", "SpanWords", "read_words"]
+
+SpanKey = tuple[str, str]
+"""(trace_id, span_id)."""
+
+_COLUMNS: Final = ("trace_id", "span_id", "name", "service_name", "scope_name", "attributes")
+_TRACES_PER_QUERY: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class SpanWords:
+    """One span."""
+
+    name: str
+    service: str | None
+    scope: str | None
+    """The instrumentation that made it."""
+    attributes: dict[str, Any]
+
+    @property
+    def response(self) -> str | None:
+        """Id of the response that it is about."""
+        return self._text(keys.GEN_AI_RESPONSE_ID)
+
+    @property
+    def client(self) -> str:
+        """The program that made the call: its User-Agent where the policy server recorded one, else the instrumentation and
+        the service that the span comes from."""
+        if agent := self._text(keys.USER_AGENT):
+            return agent
+        made_by = [
+            f"instrumentation {self.scope}" if self.scope else "",
+            f"service {self.service}" if self.service else "",
+        ]
+        return ", ".join(filter(None, made_by)) or "unknown"
+
+    def _text(self, key: str) -> str | None:
+        value = self.attributes.get(key)
+        return value if isinstance(value, str) else None
+
+
+def read_words(source: Source, spans: Collection[SpanKey]) -> dict[SpanKey, SpanWords]:
+    """The words of these spans, of those that are in the stores."""
+    wanted, found = set(spans), {}
+    traces = sorted({trace_id for trace_id, _ in wanted})
+    for start in range(0, len(traces), _TRACES_PER_QUERY):
+        some = ",".join(f"'{_hex(trace_id)}'" for trace_id in traces[start : start + _TRACES_PER_QUERY])
+        sql = f"SELECT {', '.join(_COLUMNS)} FROM spans WHERE trace_id IN ({some})"
+        for batch in source.query(sql):
+            for trace_id, span_id, name, service, scope, attributes in batch.select(_COLUMNS).iter_rows():
+                if (trace_id, span_id) in wanted:
+                    words = SpanWords(name or "", service, scope, json.loads(attributes or "{}"))
+                    found[trace_id, span_id] = words
+    return found
+
+
+def _hex(trace_id: str) -> str:
+    """The id, which is then safe within a query."""
+    int(trace_id, 16)
+    return trace_id

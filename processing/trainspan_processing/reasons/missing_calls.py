@@ -1,0 +1,160 @@
+"""What an unfinished rollout lacks: which calls one side counted and the other has not, of which client, and what to do."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.read.source import Source
+from trainspan_processing.read.span_words import SpanKey, SpanWords, read_words
+from trainspan_processing.tables import SPAN_KEY
+from trainspan_processing.traces.rollout_table import open_client_calls, with_rollout
+from trainspan_processing.traces.trace_index import Survey
+
+__all__ = ["Lack", "find_lacks"]
+
+_MOST: Final = 5
+"""Items named in one message."""
+
+_END_NORMALLY: Final = (
+    "end every agent process normally (no SIGKILL), with OTEL_EXPORTER_OTLP_ENDPOINT at this collector; `--wait-s 30` waits for "
+    "what is still on its way"
+)
+_SERVER_SENDS: Final = (
+    "see with `trainspan doctor --policy-url URL` whether calls wait on the policy server's disk or were refused, and start the "
+    "server again if it was killed: it then sends what it kept"
+)
+_OTHER_SERVER: Final = (
+    "see where that client sends its requests: its base URL must be the policy server's (OPENAI_BASE_URL), and the request must "
+    "carry `traceparent` and `baggage`"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """One thing that is missing."""
+
+    what: str
+    advice: str
+
+
+def find_lacks(source: Source, survey: Survey, rollout_id: str, attempt: int) -> list[Lack]:
+    """Why the rollout (rollout_id, attempt) of `survey` is not complete; empty where it is.
+
+    The rules are those of traces/rollout_table.py.
+    """
+    own = (pl.col("rollout_id") == rollout_id) & (pl.col("attempt").fill_null(0) == attempt)
+    row = survey.rollouts.filter(own)
+    if row.is_empty() or row["complete"].item():
+        return []
+    calls, bare = survey.calls.filter(own), survey.others.filter(pl.col("is_bare_call") & own)
+    spans = with_rollout(survey.spans.lazy()).filter(own).collect(engine="in-memory")
+    is_open = open_client_calls(spans.lazy(), survey.covered.lazy(), survey.served)
+    unanswered = is_open.sort("start_ns").collect(engine="in-memory")
+    processes = spans.filter(pl.col("stated_calls").is_not_null())
+    keys = [*unanswered.select(SPAN_KEY).iter_rows(), *processes.select(SPAN_KEY).iter_rows()]
+    words = read_words(source, keys) if keys else {}
+    lacks = []
+    if row["status"].item() is None:
+        what = "the rollout's own span, which is sent when it ends, is not stored: it still runs, was killed, or could not send"
+        lacks.append(Lack(what, _END_NORMALLY))
+    lacks += _index_gaps(calls, bare.height)
+    lacks += _uncounted(calls, bare, spans, words)
+    # As in traces/rollout_table.py: without a response id a client call may have failed unseen, where somebody stated the number.
+    if processes.height:
+        unanswered = unanswered.filter(pl.col("response_id").is_not_null())
+    return [*lacks, *_unanswered(unanswered, words)]
+
+
+def _index_gaps(calls: pl.DataFrame, bare: int) -> list[Lack]:
+    """Calls that the policy server numbered and that are not stored."""
+    missing: list[str] = []
+    counted = calls.filter(pl.col("counted_index").is_not_null())
+    for (server,), part in counted.partition_by("server", as_dict=True).items():
+        there = set(part["counted_index"].to_list())
+        gaps = sorted(set(range(max(there) + 1)) - there)
+        name = f" of server {server}" if counted["server"].n_unique() > 1 else ""
+        missing += [f"{index}{name}" for index in gaps]
+    if len(missing) <= bare:
+        return []
+    highest = counted["counted_index"].max()
+    what = f"the policy server numbered calls up to {highest}, and the store lacks {_listed('call', missing)}"
+    return [Lack(what, _SERVER_SENDS)]
+
+
+def _uncounted(
+    calls: pl.DataFrame, bare: pl.DataFrame, spans: pl.DataFrame, words: dict[SpanKey, SpanWords]
+) -> list[Lack]:
+    """Calls that the agent's processes saw succeed, and of which the policy server has fewer."""
+    stating = spans.filter(pl.col("stated_calls").is_not_null())
+    of_rollout = stating.filter(pl.col("status").is_not_null())
+    telling = of_rollout if of_rollout.height else stating
+    expected = int(telling["stated_calls"].sum())
+    requests = _requests(calls) + bare.height
+    if requests >= expected:
+        return []
+    stored = _requests_by_process(calls, bare, spans, stating)
+    processes = stating.filter(pl.col("status").is_null()).select(*SPAN_KEY, "stated_calls")
+    told = [
+        f"the process of service {_service(words.get((trace_id, span_id)))} counted {counted}, "
+        f"of which {stored[trace_id, span_id]} are stored"
+        for trace_id, span_id, counted in processes.iter_rows()
+    ]
+    what = f"the agent's side counted {_many(expected, 'successful call')}, and the policy server stored {requests}"
+    return [Lack(": ".join([what, "; ".join(told[:_MOST])] if told else [what]), _OTHER_SERVER)]
+
+
+def _service(words: SpanWords | None) -> str:
+    return (words.service if words else None) or "unknown"
+
+
+def _requests(calls: pl.DataFrame) -> int:
+    """Requests: the choices of a response are one."""
+    request = pl.coalesce("response_id", pl.col("call_index").cast(pl.String), "span_id")
+    return int(calls.select(pl.struct("server", request.alias("request")).n_unique()).item()) if calls.height else 0
+
+
+def _requests_by_process(
+    calls: pl.DataFrame, bare: pl.DataFrame, spans: pl.DataFrame, stating: pl.DataFrame
+) -> Counter[SpanKey]:
+    """The number of requests under each span that states one: those whose nearest such ancestor it is."""
+    parents = {(row[0], row[1]): row[2] for row in spans.select(*SPAN_KEY, "parent_span_id").iter_rows()}
+    owners = {(row[0], row[1]) for row in stating.select(SPAN_KEY).iter_rows()}
+    first = calls.unique(pl.coalesce("response_id", "span_id"), keep="first", maintain_order=True)
+    made = [
+        *first.select("trace_id", "parent_span_id").iter_rows(),
+        *bare.select("trace_id", "parent_span_id").iter_rows(),
+    ]
+    found: Counter[SpanKey] = Counter()
+    for trace_id, parent in made:
+        at, seen = parent, set()
+        while at is not None and at not in seen and (trace_id, at) not in owners:
+            seen.add(at)
+            at = parents.get((trace_id, at))
+        if (trace_id, at) in owners:
+            found[trace_id, at] += 1
+    return found
+
+
+def _unanswered(calls: pl.DataFrame, words: dict[SpanKey, SpanWords]) -> list[Lack]:
+    """Calls that a client recorded as successful, without one of the policy server."""
+    if calls.is_empty():
+        return []
+    told = []
+    for trace_id, span_id, response in calls.select(*SPAN_KEY, "response_id").iter_rows():
+        said = words.get((trace_id, span_id))
+        named = f"{said.name!r} ({said.client})" if said else f"span {span_id}"
+        told.append(f"{named}, {f'response {response}' if response else 'without a response id'}")
+    what = f"{_many(calls.height, 'call')} that a client recorded {'has' if calls.height == 1 else 'have'} none of the policy server: "
+    more = f"; and {len(told) - _MOST} more" if len(told) > _MOST else ""
+    return [Lack(what + "; ".join(told[:_MOST]) + more, _OTHER_SERVER)]
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _listed(noun: str, items: list[str]) -> str:
+    more = f" and {len(items) - _MOST} more" if len(items) > _MOST else ""
+    return f"{noun if len(items) == 1 else noun + 's'} {', '.join(items[:_MOST])}{more}"

@@ -1,0 +1,99 @@
+"""What an unfinished rollout lacks is named: which calls, counted by whom, of which client, and what to do."""
+
+import dataclasses
+
+import pytest
+
+from tests.processing.conftest import Bench
+from tests.processing.support.traces import TestRollout, chain
+from trainspan_processing.explain.account import RolloutAccount
+from trainspan_processing.explain.explain import Question, explain_rollout
+from trainspan_processing.read.source import Source
+from trainspan_processing.reasons.missing_calls import find_lacks
+from trainspan_schemas.errors import NothingToTrainError
+from trainspan_schemas.settings import DatasetSettings
+
+
+def _lacks(bench: Bench, rollout: TestRollout) -> list[str]:
+    bench.send(rollout)
+    survey = bench.survey()
+    assert not survey.rollouts["complete"].item()
+    with Source([str(bench.collectors[0].store)]) as source:
+        return [lack.what for lack in find_lacks(source, survey, rollout.rollout_id, 0)]
+
+
+def test_a_rollout_without_its_span_still_runs_or_was_killed(bench: Bench) -> None:
+    (what,) = _lacks(bench, chain(bench.rollout("a", status=None), 1))
+    assert what.startswith("the rollout's own span, which is sent when it ends, is not stored")
+
+
+def test_calls_that_the_server_numbered_and_that_are_not_there_are_listed(bench: Bench) -> None:
+    rollout = bench.rollout("a")
+    for index in (0, 3, 5):
+        rollout.call(index, [1], [2])
+    (what,) = _lacks(bench, rollout)
+    assert what == "the policy server numbered calls up to 5, and the store lacks calls 1, 2, 4"
+
+
+def test_each_process_is_named_with_what_it_counted_and_what_came(bench: Bench) -> None:
+    rollout = bench.rollout("a")
+    for number, (service, counted) in enumerate((("main", 2), ("worker", 3))):
+        process = rollout.span(
+            service, 0.5, 90.0, trainspan__rollout__calls=counted, trainspan__rollout__boundary="process"
+        )
+        rollout.spans[-1].service = service
+        step = rollout.span(f"step of {service}", 1.0, 2.0, parent=process)
+        for call in range(2):
+            rollout.call(2 * number + call, [1], [2], parent=step)
+    (what,) = _lacks(bench, rollout)
+    assert what == (
+        "the agent's side counted 5 successful calls, and the policy server stored 4: the process of service main counted 2, "
+        "of which 2 are stored; the process of service worker counted 3, of which 2 are stored"
+    )
+
+
+def test_a_clients_call_without_one_of_the_server_is_named_with_its_instrumentation(bench: Bench) -> None:
+    rollout = chain(bench.rollout("a"), 1)
+    said = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "policy", "gen_ai.response.id": "chatcmpl-lost"}
+    rollout.span("client", 5.0, 6.0, **said)
+    rollout.spans[-1].service = "crawler"
+    (what,) = _lacks(bench, rollout)
+    assert what == (
+        "1 call that a client recorded has none of the policy server: 'any' (service crawler), response chatcmpl-lost"
+    )
+
+
+def test_a_complete_rollout_lacks_nothing(bench: Bench) -> None:
+    bench.send(chain(bench.rollout("a"), 1))
+    survey = bench.survey()
+    with Source([str(bench.collectors[0].store)]) as source:
+        assert find_lacks(source, survey, f"{bench.run_id}-a", 0) == []
+
+
+def test_a_dataset_that_fails_for_it_says_what_its_example_lacks(bench: Bench) -> None:
+    bench.send(chain(bench.rollout("a", stated_calls=3), 2).reward(1.0))
+    with pytest.raises(NothingToTrainError) as failed:
+        bench.build(round_=0)
+    (line,) = failed.value.details
+    assert f"call 0 of rollout {bench.run_id}-a" in line
+    assert "the agent's side counted 3 successful calls, and the policy server stored 2 → " in line
+    assert "its base URL must be the policy server's" in line
+
+
+def test_an_explanation_says_what_is_missing_and_what_to_do(bench: Bench) -> None:
+    bench.send(chain(bench.rollout("a", stated_calls=3), 2).reward(1.0))
+    account = _explain(bench, "a")
+    (lack,) = account.lacks
+    assert lack.what == "the agent's side counted 3 successful calls, and the policy server stored 2"
+    assert "OPENAI_BASE_URL" in lack.advice
+    (untrained,) = account.untrained
+    assert (untrained.reason, untrained.calls) == ("unfinished", [0, 1])
+
+
+def _explain(bench: Bench, name: str) -> RolloutAccount:
+    question = Question(
+        stores=[str(bench.collectors[0].store)],
+        rollout=f"{bench.run_id}-{name}",
+        settings=dataclasses.replace(DatasetSettings()),
+    )
+    return explain_rollout(question, bench.clock)
