@@ -5,20 +5,20 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from trainspan_cli.clients.policy_server import PolicyClient
-from trainspan_cli.clients.store import backlog, rows
 from trainspan_cli.extras import PARTS, ImportCheck
+from trainspan_cli.findings import Finding
 from trainspan_cli.loop.checks.intervals import Estimate
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_cli.stored import stored_findings
 from trainspan_cli.template import merge_ratios, model_template, prefix_keeping_template
-from trainspan_schemas import keys
 from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.dataset import dataset_dirs
 from trainspan_schemas.errors import TrainspanError
@@ -26,24 +26,7 @@ from trainspan_schemas.home import checkpoints_dir, datasets_dir, runs_dir, serv
 from trainspan_schemas.settings import Settings
 from trainspan_schemas.store import running_collector
 
-__all__ = ["Finding", "capture_findings", "examine", "overview", "template_findings"]
-
-Level = Literal["ok", "note", "problem"]
-
-_BACKLOG_ALARM_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of `trainspan doctor`; `advice` says what to do about a note or a problem."""
-
-    level: Level
-    subject: str
-    detail: str
-    advice: str = ""
-
-    def record(self) -> dict[str, str]:
-        return asdict(self)
+__all__ = ["examine", "overview", "template_findings"]
 
 
 def overview(settings: Settings) -> dict[str, Any]:
@@ -58,7 +41,7 @@ def overview(settings: Settings) -> dict[str, Any]:
     return {
         "store": str(store) if store.exists() else None,
         "collector": asdict(collector) if collector else None,
-        "policy": _policy(settings),
+        "policy": _policy(f"http://{settings.serving.host}:{settings.serving.port}"),
         "latest_checkpoint": str(latest) if latest else None,
         "latest_version": CheckpointMeta.read(latest).version if latest else None,
         "datasets": len(dataset_dirs(datasets)),
@@ -100,26 +83,16 @@ def _newest_run() -> dict[str, Any] | None:
     }
 
 
-def examine(settings: Settings) -> list[Finding]:
-    """All findings: installation, processes, then what the store says of capture."""
+def examine(settings: Settings, store: str | None = None, policy_url: str | None = None) -> list[Finding]:
+    """All findings: installation, processes, then what the store says of capture.
+
+    `store` (a path or a grpc:// address) and `policy_url` (with or without /v1) name others than those of the settings.
+    """
     # The imports take longest, and go on while everything else is looked at.
     imports = ImportCheck([part for part in PARTS if importlib.util.find_spec(part.mark)])
-    running = [*_processes(settings), *template_findings(settings.serving.model or served_model())]
-    running += _stored(store_path(settings.collector.store))
+    running = [*_processes(settings, policy_url), *template_findings(settings.serving.model or served_model())]
+    running += stored_findings(store or str(store_path(settings.collector.store)), settings)
     return [*_installation(imports), *running]
-
-
-def _stored(store: Path) -> list[Finding]:
-    if store.exists() or running_collector(store):
-        try:
-            return [*_backlog(str(store)), *capture_findings(str(store))]
-        except TrainspanError as error:
-            return [Finding("problem", "store", str(error))]
-        except ModuleNotFoundError as error:
-            advice = "pip install 'trainspan[collector]' here, or ask where the collector runs"
-            return [Finding("note", "store", f"{store} cannot be read without {error.name}", advice)]
-    advice = "start `trainspan collector`, then run an agent under `opentelemetry-instrument`"
-    return [Finding("note", "store", f"nothing stored yet at {store}", advice)]
 
 
 def _installation(imports: ImportCheck) -> list[Finding]:
@@ -177,7 +150,7 @@ def _ratios(ratios: dict[str, float]) -> str:
     return "merge ratio " + ", ".join(f"{ratio:.2f} over {name}" for name, ratio in ratios.items())
 
 
-def _processes(settings: Settings) -> list[Finding]:
+def _processes(settings: Settings, policy_url: str | None) -> list[Finding]:
     findings = []
     endpoint = urlsplit(settings.serving.collector)
     if _listens(endpoint.hostname or "127.0.0.1", endpoint.port or 4317):
@@ -185,24 +158,13 @@ def _processes(settings: Settings) -> list[Finding]:
     else:
         detail = f"nothing listens at {settings.serving.collector}; agents run, but their spans are lost"
         findings.append(Finding("problem", "collector", detail, "start `trainspan collector`"))
-    policy = _policy(settings)
+    url = policy_url or f"http://{settings.serving.host}:{settings.serving.port}"
+    policy = _policy(url)
     if policy is None:
-        url = f"http://{settings.serving.host}:{settings.serving.port}"
         findings.append(Finding("problem", "policy server", f"no answer at {url}", "start `trainspan serve MODEL_DIR`"))
     else:
         findings.append(_policy_finding(policy))
     return findings
-
-
-def _backlog(store: str) -> list[Finding]:
-    """Whether what was acknowledged is loaded about as fast as it comes."""
-    n_bytes, seconds = backlog(store)
-    if not n_bytes or (seconds is not None and seconds < _BACKLOG_ALARM_S):
-        return [Finding("ok", "loading", "keeps up with what comes")]
-    told = "none was loaded yet" if seconds is None else f"loading them takes {seconds:.0f} s"
-    detail = f"{n_bytes / 2**20:.0f} MiB of acknowledged requests wait: {told}"
-    advice = "send less at a time, or give the collector a faster disk or processor; it slows senders before its disk is full"
-    return [Finding("problem", "loading", detail, advice)]
 
 
 def _policy_finding(policy: Mapping[str, Any]) -> Finding:
@@ -219,71 +181,8 @@ def _policy_finding(policy: Mapping[str, Any]) -> Finding:
     return Finding("problem", "policy server", detail, advice)
 
 
-def capture_findings(store: str) -> list[Finding]:
-    """What is captured, and what is missing, over the whole store."""
-
-    def count(sql: str) -> int:
-        return int(next(iter(rows(store, sql)[0].values())) or 0)
-
-    client_call = """(attributes LIKE '%"gen_ai.response.id"%' AND kind = 3)"""
-    checks: list[tuple[str, str, Callable[[int], str], str]] = [
-        (
-            "calls",
-            "SELECT count(*) FROM calls WHERE logprobs IS NULL OR len(logprobs) <> len(completion_ids)",
-            lambda n: f"{n} without log-probabilities",
-            "serve the policy with `trainspan serve`, which records them",
-        ),
-        (
-            "identity",
-            "SELECT count(*) FROM calls c JOIN spans s USING (trace_id, span_id) WHERE c.rollout_id IS NULL "
-            """AND s.attributes NOT LIKE '%"trainspan.call.internal"%'""",
-            lambda n: f"{n} calls belong to no rollout",
-            "run the agent under `opentelemetry-instrument`, or give it the base URL …/rollout/{traceparent}/v1",
-        ),
-        (
-            "calls made elsewhere",
-            f"SELECT count(*) FROM spans s WHERE {client_call} AND NOT EXISTS "
-            "(SELECT 1 FROM calls c WHERE c.trace_id = s.trace_id)",
-            lambda n: f"{n} model calls of agents went to another server",
-            "set OPENAI_BASE_URL of the agent to the policy server",
-        ),
-        (
-            "token ids",
-            f"""SELECT count(*) FROM spans WHERE attributes LIKE '%"{keys.CALL_LACKS}"%'""",
-            lambda n: (
-                f"{n} calls came from a server that gives no token ids or log-probabilities; they cannot be trained"
-            ),
-            "serve the policy with `trainspan serve`, or with a server that knows `return_token_ids` (vLLM)",
-        ),
-        (
-            "boundary",
-            f"""SELECT count(*) FROM spans WHERE attributes LIKE '%"{keys.NO_BOUNDARY}"%'""",
-            lambda n: f"{n} calls of a web agent belong to no single request",
-            "pip install 'trainspan[web]' in the agent's environment, or put each task into `with trainspan.rollout():`",
-        ),
-        (
-            "rewards",
-            "SELECT count(*) FROM rollouts WHERE status = 'ok' AND reward IS NULL",
-            lambda n: f"{n} finished rollouts have no reward",
-            "report one with trainspan.reward(…), or pass --judge to rollout or --reward to dataset",
-        ),
-        (
-            "failures",
-            "SELECT count(*) FROM rollouts WHERE status <> 'ok'",
-            lambda n: f"{n} rollouts failed; they are not trained on",
-            'see: trainspan sql "SELECT status, count(*) FROM rollouts GROUP BY 1"',
-        ),
-    ]
-    calls, rollouts = count("SELECT count(*) FROM calls"), count("SELECT count(*) FROM rollouts")
-    findings = [Finding("ok", "store", f"{calls} calls of {rollouts} rollouts")]
-    for subject, sql, detail, advice in checks:
-        if found := count(sql):
-            findings.append(Finding("note", subject, detail(found), advice))
-    return findings
-
-
-def _policy(settings: Settings) -> dict[str, Any] | None:
-    client = PolicyClient(f"http://{settings.serving.host}:{settings.serving.port}", timeout_s=2)
+def _policy(url: str) -> dict[str, Any] | None:
+    client = PolicyClient(url.rstrip("/").removesuffix("/v1"), timeout_s=2)
     try:
         return client.policy()
     except (TrainspanError, ValueError):

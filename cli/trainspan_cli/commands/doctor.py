@@ -1,18 +1,31 @@
 """`trainspan doctor`."""
 
 import json
+from typing import Annotated
+
+import typer
 
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
 
 
-def doctor(config: ConfigOption = None, format: FormatOption = "table") -> int:
+def doctor(
+    store: Annotated[str | None, typer.Option(help="Store path or grpc:// address [default: the collector's].")] = None,
+    policy_url: Annotated[
+        str | None, typer.Option(help="Policy server [default: http://HOST:PORT of [serving]].")
+    ] = None,
+    config: ConfigOption = None,
+    format: FormatOption = "table",
+) -> int:
     """Check the installation, the running processes, and what is (not) being captured; exit 1 if something is wrong.
 
-    Example: trainspan doctor
+    Of the newest 100 rollouts it says which are unfinished, which calls were constrained and which do not merge, with the call,
+    its client and what to do.
+
+    Example: trainspan doctor --store run/spans.duckdb --policy-url http://127.0.0.1:8001
     """
     from trainspan_cli.inspection import examine
 
-    findings = examine(settings(config))
+    findings = examine(settings(config), store, policy_url)
     if format == "json":
         print(json.dumps([finding.record() for finding in findings]))
     else:

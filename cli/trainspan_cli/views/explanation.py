@@ -15,6 +15,9 @@ __all__ = ["print_explanation"]
 _MOST_CHARACTERS = 1_200
 """Of one text, unless all of it is asked for."""
 
+_WIDEST = 1_000
+"""Columns of a table, at most."""
+
 _SHADES = {
     "p": ("#e6f6e9", "#cdeed4", "#b0e4bc", "#90d9a1", "#6fcd86"),
     "n": ("#fdecea", "#fbd8d4", "#f8c0ba", "#f5a8a0", "#f28d83"),
@@ -54,7 +57,7 @@ def _indented(text: Text) -> Text:
 
 def _print_whole(console: Console, table: Table) -> None:
     """Nothing of it is cut: a narrow terminal wraps its lines."""
-    width = console.measure(table).maximum
+    width = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
     if width <= console.width:
         console.print(table)
     else:

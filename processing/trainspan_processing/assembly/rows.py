@@ -18,7 +18,7 @@ from trainspan_processing.reasons.drop_reasons import token_reason
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_schemas.dataset import COLUMNS
 
-__all__ = ["ROW_ORDER", "Limits", "RowCounts", "make_rows", "rows_of"]
+__all__ = ["ROW_ORDER", "Limits", "RowCounts", "make_rows", "rows_of", "with_lineage"]
 
 ROW_ORDER: Final = ["run_id", "round", "task_id", *ROLLOUT_KEY]
 
@@ -92,13 +92,13 @@ def rows_of(calls: pl.DataFrame, limits: Limits, counts: RowCounts) -> tuple[pl.
     )
     judged = calls.with_columns(is_unused).with_columns(reason.alias("reason"))
     is_kept = judged["reason"].is_null()
-    kept = _with_lineage(judged if is_kept.all() else judged.filter(is_kept))
+    kept = with_lineage(judged if is_kept.all() else judged.filter(is_kept))
     _count(kept, counts)
     _count_failures(kept, counts.merge_failures)
     return kept.select(*COLUMNS), judged.drop("prompt_ids", "completion_ids", "logprobs")
 
 
-def _with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
+def with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
     """Adds segment_id, segment_pos, prefix_len, parent_index, branch and done.
 
     Over kept calls only, so that what is not trained is environment.

@@ -24,7 +24,7 @@ from tests.support.collector import (
 )
 from tests.support.faults import hanging_loader, slow_loader, small_disk
 from tests.support.http import request
-from trainspan_cli.inspection import _backlog
+from trainspan_cli.stored import backlog_findings
 from trainspan_collector.journal.backlog import Backlog
 from trainspan_collector.journal.frames import HEADER_BYTES, Signal
 from trainspan_collector.journal.journal import Journal
@@ -66,7 +66,7 @@ def test_a_dataset_is_refused_unless_it_is_allowed_to_be_behind(
 
 
 def test_doctor_calls_it_a_problem_if_nothing_is_loaded(lagging: CollectorProcess) -> None:
-    [finding] = _backlog(str(lagging.store))
+    [finding] = backlog_findings(str(lagging.store))
     assert (finding.level, finding.subject) == ("problem", "loading")
     assert "none was loaded yet" in finding.detail
 

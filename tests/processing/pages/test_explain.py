@@ -18,6 +18,7 @@ from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.explain import Question, explain_rollout
 from trainspan_processing.explain.page import explanation_page
 from trainspan_processing.explain.timeline import colour
+from trainspan_processing.reasons.advice import ADVICE
 from trainspan_schemas.dataset import manifest_path
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.settings import DatasetSettings
@@ -250,6 +251,28 @@ def test_the_command_prints_writes_the_page_and_answers_in_json(bench: Bench, tm
     assert record["calls"][0]["pieces"] == ["y", "e", "s"]
     assert record["calls"][0]["prompt_text"] == "sure?"
     assert run("--model", "/nowhere").returncode == 2
+
+
+def test_the_command_cuts_no_reason_on_a_narrow_terminal(bench: Bench, tmp_path: Path) -> None:
+    rollout = bench.rollout("a").reward(1.0)
+    for index in range(3):
+        truncated = {"gen_ai__request__top_p": 0.9} if index else {}
+        rollout.call(index, [1] * 12345, [2], agent="an-agent-of-a-long-name", **truncated)
+    bench.send(rollout, chain(bench.rollout("b"), 1).reward(0.0))
+    command = [sys.executable, "-m", "trainspan_cli", "explain", f"{bench.run_id}-a"]
+    environ = {**os.environ, "COLUMNS": "60", "TRAINSPAN_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [*command, "--store", str(bench.collectors[0].store)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environ,
+    )
+    assert done.returncode == 0, done.stderr
+    table = done.stdout[: done.stdout.index("\nrewards")]
+    assert sum(line.rstrip().endswith("sampling_truncated") and "12345" in line for line in table.splitlines()) == 2
+    assert f"calls 1, 2 not trained: sampling_truncated → {ADVICE['sampling_truncated']}\n" in table
 
 
 def test_a_call_that_departs_from_the_one_before_it_says_where_and_why(bench: Bench) -> None:

@@ -1,0 +1,128 @@
+"""What a store says of capture, for `trainspan doctor`."""
+
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainspan_cli.clients.store import backlog, rows
+from trainspan_cli.findings import Finding
+from trainspan_schemas import keys
+from trainspan_schemas.errors import TrainspanError
+from trainspan_schemas.settings import Settings
+from trainspan_schemas.store import running_collector
+
+__all__ = ["backlog_findings", "capture_findings", "rollout_findings", "stored_findings"]
+
+_BACKLOG_ALARM_S = 60.0
+_STRAY_CLIENTS = f"""
+    SELECT DISTINCT regexp_extract(s.attributes, '"{keys.USER_AGENT}":"([^"]*)"', 1) AS client
+    FROM calls c JOIN spans s USING (trace_id, span_id) WHERE c.rollout_id IS NULL ORDER BY 1 LIMIT 4"""
+
+
+def stored_findings(store: str, settings: Settings) -> list[Finding]:
+    """What a store (a path or a grpc:// address) says of loading, of capture, and of its newest rollouts."""
+    path = Path(store)
+    if store.startswith(("grpc://", "grpc+tls://")) or path.exists() or running_collector(path):
+        try:
+            return [*backlog_findings(store), *capture_findings(store), *rollout_findings(store, settings)]
+        except TrainspanError as error:
+            return [Finding("problem", "store", str(error))]
+        except ModuleNotFoundError as error:
+            advice = "pip install 'trainspan[collector]' here, or ask where the collector runs"
+            return [Finding("note", "store", f"{store} cannot be read without {error.name}", advice)]
+    advice = "start `trainspan collector`, then run an agent under `opentelemetry-instrument`"
+    return [Finding("note", "store", f"nothing stored yet at {store}", advice)]
+
+
+def backlog_findings(store: str) -> list[Finding]:
+    """Whether what was acknowledged is loaded about as fast as it comes."""
+    n_bytes, seconds = backlog(store)
+    if not n_bytes or (seconds is not None and seconds < _BACKLOG_ALARM_S):
+        return [Finding("ok", "loading", "keeps up with what comes")]
+    told = "none was loaded yet" if seconds is None else f"loading them takes {seconds:.0f} s"
+    detail = f"{n_bytes / 2**20:.0f} MiB of acknowledged requests wait: {told}"
+    advice = "send less at a time, or give the collector a faster disk or processor; it slows senders before its disk is full"
+    return [Finding("problem", "loading", detail, advice)]
+
+
+def capture_findings(store: str) -> list[Finding]:
+    """What is captured, and what is missing, over the whole store."""
+
+    def count(sql: str) -> int:
+        return int(next(iter(rows(store, sql)[0].values())) or 0)
+
+    clients = [str(row["client"]) for row in rows(store, _STRAY_CLIENTS) if row["client"]]
+    strays = f"; they were made by {', '.join(map(repr, clients))}" if clients else ""
+    client_call = """(attributes LIKE '%"gen_ai.response.id"%' AND kind = 3)"""
+    checks: list[tuple[str, str, Callable[[int], str], str]] = [
+        (
+            "calls",
+            "SELECT count(*) FROM calls WHERE logprobs IS NULL OR len(logprobs) <> len(completion_ids)",
+            lambda n: f"{n} without log-probabilities",
+            "serve the policy with `trainspan serve`, which records them",
+        ),
+        (
+            "identity",
+            "SELECT count(*) FROM calls c JOIN spans s USING (trace_id, span_id) WHERE c.rollout_id IS NULL "
+            """AND s.attributes NOT LIKE '%"trainspan.call.internal"%'""",
+            lambda n: f"{n} calls belong to no rollout",
+            f"run the agent under `opentelemetry-instrument`, or give it the base URL …/rollout/{{traceparent}}/v1{strays}",
+        ),
+        (
+            "calls made elsewhere",
+            f"SELECT count(*) FROM spans s WHERE {client_call} AND NOT EXISTS "
+            "(SELECT 1 FROM calls c WHERE c.trace_id = s.trace_id)",
+            lambda n: f"{n} model calls of agents went to another server",
+            "set OPENAI_BASE_URL of the agent to the policy server",
+        ),
+        (
+            "token ids",
+            f"""SELECT count(*) FROM spans WHERE attributes LIKE '%"{keys.CALL_LACKS}"%'""",
+            lambda n: (
+                f"{n} calls came from a server that gives no token ids or log-probabilities; they cannot be trained"
+            ),
+            "serve the policy with `trainspan serve`, or with a server that knows `return_token_ids` (vLLM)",
+        ),
+        (
+            "boundary",
+            f"""SELECT count(*) FROM spans WHERE attributes LIKE '%"{keys.NO_BOUNDARY}"%'""",
+            lambda n: f"{n} calls of a web agent belong to no single request",
+            "pip install 'trainspan[web]' in the agent's environment, or put each task into `with trainspan.rollout():`",
+        ),
+        (
+            "rewards",
+            "SELECT count(*) FROM rollouts WHERE status = 'ok' AND reward IS NULL",
+            lambda n: f"{n} finished rollouts have no reward",
+            "report one with trainspan.reward(…), or pass --judge to rollout or --reward to dataset",
+        ),
+        (
+            "failures",
+            "SELECT count(*) FROM rollouts WHERE status <> 'ok'",
+            lambda n: f"{n} rollouts failed; they are not trained on",
+            'see: trainspan sql "SELECT status, count(*) FROM rollouts GROUP BY 1"',
+        ),
+    ]
+    calls, rollouts = count("SELECT count(*) FROM calls"), count("SELECT count(*) FROM rollouts")
+    findings = [Finding("ok", "store", f"{calls} calls of {rollouts} rollouts")]
+    for subject, sql, detail, advice in checks:
+        if found := count(sql):
+            findings.append(Finding("note", subject, detail(found), advice))
+    return findings
+
+
+def rollout_findings(store: str, settings: Settings) -> list[Finding]:
+    """Which of the newest rollouts are unfinished, which calls were constrained, and which do not merge, with an example of each."""
+    if importlib.util.find_spec("polars") is None:
+        return []
+    from trainspan_cli.clients.tokenizers import tokenizer_places
+    from trainspan_processing.explain.checkup import check_rollouts
+    from trainspan_processing.read.source import Source
+    from trainspan_processing.text.token_text import find_decoder
+    from trainspan_processing.traces.trace_index import Clock
+
+    decoder = find_decoder(tokenizer_places(None, settings))
+    clock = Clock(time.time_ns, time.sleep)
+    with Source([store], allow_behind=True) as source:
+        troubles = check_rollouts(source, decoder, clock, settings.dataset.settle_s)
+    return [Finding("note", one.subject, one.detail, one.advice) for one in troubles]
