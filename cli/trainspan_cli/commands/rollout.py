@@ -14,6 +14,7 @@ import typer
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
 from trainspan_schemas.config import override
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.home import store_path
 from trainspan_schemas.identity import Split
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def rollout(
 
     Example: trainspan rollout --tasks tasks.jsonl -- python agent.py --question {input}
     """
+    from trainspan_cli.run_calls import stored_calls
     from trainspan_rollouts import RunSettings, run_rollouts
 
     if format not in ("table", "json"):
@@ -101,7 +103,10 @@ def rollout(
         else:
             with _Bar() as bar:
                 result = run_rollouts(run_settings, bar)
-            _print_table(result)
+            stored = stored_calls(
+                store_path(loaded.collector.store), result.run_id, result.round, 0 if result.resumed else result.calls
+            )
+            _print_table(result, stored)
     except KeyboardInterrupt:
         print(f"interrupted; to go on: the same with --run {run_settings.run_id} --resume", file=sys.stderr)
         raise
@@ -153,7 +158,8 @@ class _Bar:
             self._progress.stop()
 
 
-def _print_table(result: "RunResult") -> None:
+def _print_table(result: "RunResult", stored: int | None) -> None:
+    """`stored`: the calls of the round that the policy server recorded, None where that is unknown."""
     from rich.console import Console
     from rich.table import Table
 
@@ -164,7 +170,7 @@ def _print_table(result: "RunResult") -> None:
         "round": str(result.round),
         "rollouts": ", ".join(f"{count} {status}" for status, count in result.status.items()),
         "mean reward": reward,
-        "model calls": str(result.calls),
+        "model calls": _calls(result.calls, stored),
         "seconds": f"{result.seconds:.1f}",
     }
     if result.unacknowledged:
@@ -174,3 +180,11 @@ def _print_table(result: "RunResult") -> None:
     for name, value in rows.items():
         table.add_row(name, value)
     Console().print(table)
+
+
+def _calls(counted: int, stored: int | None) -> str:
+    if stored is None:
+        return f"{counted}, as far as the agents' processes could tell"
+    if stored == counted:
+        return str(stored)
+    return f"{stored} recorded by the policy server, {counted} counted by the agents' processes"
