@@ -75,6 +75,8 @@ GEN_AI_SEED: Final = "gen_ai.request.seed"
 GEN_AI_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
 GEN_AI_INPUT_MESSAGES: Final = "gen_ai.input.messages"
 GEN_AI_OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
+GEN_AI_SYSTEM_INSTRUCTIONS: Final = "gen_ai.system_instructions"  # parts of a system message that stands apart
+GEN_AI_TOOL_DEFINITIONS: Final = "gen_ai.tool.definitions"
 
 # Rewards: the standard event, as a span event or a log record.
 EVALUATION_EVENT: Final = "gen_ai.evaluation.result"

@@ -10,6 +10,7 @@ import pyarrow as pa
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from trainspan_collector.feedback import read_feedback, target_of_events
 from trainspan_collector.journal.frames import Frame, Signal
 from trainspan_collector.otlp.signals import LOGS, TRACES
 from trainspan_collector.otlp.validation import id_problem
@@ -136,20 +137,35 @@ class Batch:
         )
         self.tally.add(row, plain)
         yield row
+        own_rollout = (row.rollout_id, row.attempt)
         for event in events:
             if event.name == keys.EVALUATION_EVENT:
+                target = target_of_events(span, row, plain)
                 yield read_evaluation(
                     self._next_seq(),
                     event.attributes.plain,
-                    on_span=True,
-                    trace_id=row.trace_id,
-                    span_id=row.span_id,
+                    on_span=target is None,
+                    trace_id=target[0] if target else row.trace_id,
+                    span_id=target[1] if target else row.span_id,
                     time_ns=event.time_ns,
                     stated_time_ns=event.time_ns,
                     received_ns=frame.received_ns,
-                    span_rollout=(row.rollout_id, row.attempt),
+                    span_rollout=(None, None) if target else own_rollout,
                     sender=frame.sender,
                 )
+        for feedback in read_feedback(span, row, plain):
+            yield read_evaluation(
+                self._next_seq(),
+                feedback.attributes,
+                on_span=feedback.is_inline,
+                trace_id=feedback.trace_id,
+                span_id=feedback.span_id,
+                time_ns=row.end_ns or row.start_ns,
+                stated_time_ns=row.end_ns or row.start_ns,
+                received_ns=frame.received_ns,
+                span_rollout=own_rollout if feedback.is_inline else (None, None),
+                sender=frame.sender,
+            )
 
     def _log_rows(self, frame: Frame) -> Iterator[LogRow | EvaluationRow]:
         for resource_logs in LOGS.parse(frame.body).resource_logs:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Final
 
 import polars as pl
 
@@ -22,6 +22,7 @@ from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.reasons.waiting import find_groups
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.token_text import find_decoder
+from trainspan_processing.traces.message_records import read_records, with_records
 from trainspan_processing.traces.trace_index import Clock, Survey, take_survey
 from trainspan_schemas.errors import DatasetError, UsageError
 from trainspan_schemas.settings import DatasetSettings
@@ -208,13 +209,18 @@ def _with_outcome(calls: pl.DataFrame, outcomes: Sequence[pl.DataFrame]) -> pl.D
 
 def _texts(source: Source, alone: Selection) -> dict[tuple[str, str], SpanText]:
     """What the rollout's spans say, by span."""
+    rows = [
+        row
+        for batch in source.read("spans", alone, _SPAN_TEXT)
+        for row in batch.select(_SPAN_TEXT).iter_rows(named=True)
+    ]
+    records = read_records(source, {row["trace_id"] for row in rows})
     found = {}
-    for batch in source.read("spans", alone, _SPAN_TEXT):
-        for row in batch.select(_SPAN_TEXT).iter_rows(named=True):
-            attributes: dict[str, Any] = json.loads(row["attributes"] or "{}")
-            found[row["trace_id"], row["span_id"]] = SpanText(
-                row["name"] or "", row["start_ns"], row["end_ns"], row["status_code"] == 2, attributes
-            )
+    for row in rows:
+        key = (row["trace_id"], row["span_id"])
+        attributes = with_records(json.loads(row["attributes"] or "{}"), records, key)
+        failed = row["status_code"] == 2
+        found[key] = SpanText(row["name"] or "", row["start_ns"], row["end_ns"], failed, attributes)
     return found
 
 

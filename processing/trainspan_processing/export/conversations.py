@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.text.chat_messages import ChatMessage, chat_messages, tools_of
 from trainspan_processing.text.dialects import messages_of
+from trainspan_processing.traces.message_records import read_records, with_records
 from trainspan_schemas import keys
 
 __all__ = ["Speech", "SpokenSpan", "read_speech", "spoken_calls"]
@@ -90,8 +91,17 @@ def read_speech(source: Source, rollouts: Sequence[tuple[str, int]]) -> Iterator
             owners = of_trace.get(span.trace_id, set())
             if len(owners) == 1 and (owner := next(iter(owners))) in found:
                 found[owner].append(span)
+        records = read_records(source, {span.trace_id for spans in found.values() for span in spans})
         for key in wanted:
-            yield key, spoken_calls(found[key])
+            yield (
+                key,
+                spoken_calls(
+                    [
+                        replace(span, attributes=with_records(span.attributes, records, (span.trace_id, span.span_id)))
+                        for span in found[key]
+                    ]
+                ),
+            )
 
 
 def _is_model_call(attributes: Mapping[str, Any]) -> bool:

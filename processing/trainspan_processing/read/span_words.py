@@ -8,7 +8,7 @@ from typing import Any, Final
 from trainspan_processing.read.source import Source
 from trainspan_schemas import keys
 
-__all__ = ["SpanKey", "SpanWords", "read_words"]
+__all__ = ["SpanKey", "SpanWords", "quoted_ids", "read_words"]
 
 SpanKey = tuple[str, str]
 """(trace_id, span_id)."""
@@ -54,7 +54,7 @@ def read_words(source: Source, spans: Collection[SpanKey]) -> dict[SpanKey, Span
     wanted, found = set(spans), {}
     traces = sorted({trace_id for trace_id, _ in wanted})
     for start in range(0, len(traces), _TRACES_PER_QUERY):
-        some = ",".join(f"'{_hex(trace_id)}'" for trace_id in traces[start : start + _TRACES_PER_QUERY])
+        some = quoted_ids(traces[start : start + _TRACES_PER_QUERY])
         sql = f"SELECT {', '.join(_COLUMNS)} FROM spans WHERE trace_id IN ({some})"
         for batch in source.query(sql):
             for trace_id, span_id, name, service, scope, attributes in batch.select(_COLUMNS).iter_rows():
@@ -64,7 +64,8 @@ def read_words(source: Source, spans: Collection[SpanKey]) -> dict[SpanKey, Span
     return found
 
 
-def _hex(trace_id: str) -> str:
-    """The id, which is then safe within a query."""
-    int(trace_id, 16)
-    return trace_id
+def quoted_ids(ids: Collection[str]) -> str:
+    """Ids in hex as a list within a query."""
+    for one in ids:
+        int(one, 16)  # then it is safe there
+    return ",".join(f"'{one}'" for one in ids)

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainspan_schemas import keys
 
-__all__ = ["Message", "messages_of"]
+__all__ = ["Message", "messages_of", "plain"]
 
 Message = dict[str, Any]
 
@@ -24,11 +24,14 @@ _TEXT_PART = re.compile(r"contents\.\d{1,3}\.message_content\.text")
 
 
 def messages_of(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
-    """(input messages, output messages), each as {"role", "content", …}; empty where the span holds none."""
-    return (
-        _structured(attributes.get(keys.GEN_AI_INPUT_MESSAGES)) or _flattened(attributes, "input"),
-        _structured(attributes.get(keys.GEN_AI_OUTPUT_MESSAGES)) or _flattened(attributes, "output"),
-    )
+    """(input messages, output messages), each as {"role", "content", …}; empty where the span holds none.
+
+    System instructions that stand apart from the messages come first.
+    """
+    inputs = _structured(attributes.get(keys.GEN_AI_INPUT_MESSAGES)) or _flattened(attributes, "input")
+    if inputs and (parts := _structured(attributes.get(keys.GEN_AI_SYSTEM_INSTRUCTIONS))):
+        inputs = [_message({"role": "system", "parts": parts}), *inputs]
+    return inputs, _structured(attributes.get(keys.GEN_AI_OUTPUT_MESSAGES)) or _flattened(attributes, "output")
 
 
 def _structured(value: Any) -> list[Message]:
@@ -37,19 +40,19 @@ def _structured(value: Any) -> list[Message]:
             value = json.loads(value)
         except json.JSONDecodeError:
             return []
-    value = _plain(value)
+    value = plain(value)
     if not isinstance(value, list):
         return []
     return [_message(item) for item in value if isinstance(item, dict)]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The store's key-value lists as dicts."""
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, dict):
         pairs = value["kvlist"] if set(value) == {"kvlist"} else value.items()
-        return {key: _plain(item) for key, item in pairs}
+        return {key: plain(item) for key, item in pairs}
     return value
 
 

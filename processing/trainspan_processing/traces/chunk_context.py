@@ -6,7 +6,7 @@ import polars as pl
 
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import CALLS, EVALUATIONS, SPAN_KEY, SPANS, empty
-from trainspan_processing.traces.evaluations import FEEDBACK_QUERY, collect_feedback
+from trainspan_processing.traces.evaluations import read_feedback
 from trainspan_processing.traces.server_calls import CALL_COLUMNS, narrow_calls
 from trainspan_processing.traces.spans import narrow_spans
 
@@ -47,5 +47,5 @@ def read_surroundings(source: Source, selection: Selection) -> Surroundings:
     return Surroundings(
         spans=narrow_spans(source, alone),
         calls=narrow_calls(source.read("calls", alone, CALL_COLUMNS)),
-        feedback=collect_feedback(source.query(FEEDBACK_QUERY)),
+        feedback=read_feedback(source),
     )

@@ -6,6 +6,8 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.read.json_attributes import number, text
+from trainspan_processing.read.source import Source
+from trainspan_processing.read.span_words import quoted_ids
 from trainspan_processing.tables import EVALUATIONS, ROLLOUT_KEY, Schema, empty
 from trainspan_processing.traces.call_matching import response_stem
 from trainspan_schemas import keys
@@ -13,24 +15,28 @@ from trainspan_schemas import keys
 __all__ = [
     "COUNTED",
     "EVALUATION_COLUMNS",
-    "FEEDBACK_QUERY",
     "collect_evaluations",
-    "collect_feedback",
     "count_evaluations",
+    "read_feedback",
     "with_feedback",
 ]
 
 EVALUATION_COLUMNS: Final = [name for name in EVALUATIONS if name != "response_id"]
 """Columns asked of the read `evaluations`."""
 
-FEEDBACK_QUERY: Final = f"""
-    SELECT seq, time_ns, attributes, untrusted
+_FEEDBACK_QUERY: Final = f"""
+    SELECT seq, time_ns, trace_id, span_id, attributes, untrusted
     FROM logs
-    WHERE event_name = '{keys.EVALUATION_EVENT}' AND span_id IS NULL
-        AND contains(attributes, '"{keys.GEN_AI_RESPONSE_ID}"')"""
-"""Evaluations that came as log records with a response id and without a span: the view does not tell the response."""
+    WHERE event_name = '{keys.EVALUATION_EVENT}' AND contains(attributes, '"{keys.GEN_AI_RESPONSE_ID}"')"""
+"""Evaluations that came as log records with a response id: the view does not tell the response."""
+
+_OWNED_QUERY: Final = """
+    SELECT DISTINCT trace_id, span_id FROM evaluations WHERE rollout_id IS NOT NULL AND trace_id IN ({})"""
+"""Spans whose evaluations belong to a rollout."""
 
 _FEEDBACK: Final[Schema] = {
+    "trace_id": pl.String,
+    "span_id": pl.String,
     "name": pl.String,
     "score": pl.Float64,
     "source": pl.String,
@@ -38,7 +44,7 @@ _FEEDBACK: Final[Schema] = {
     "untrusted": pl.Boolean,
     "response_id": pl.String,
 }
-_SAME: Final = ["name", "score", "time_ns", "untrusted"]
+_SAME: Final = ["name", "score", "time_ns", "untrusted", "span_id"]
 
 
 def collect_evaluations(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
@@ -63,10 +69,23 @@ def count_evaluations(evaluations: pl.DataFrame, names: Collection[str]) -> pl.D
     return counted.select(pl.col(name).cast(kind) for name, kind in COUNTED.items())
 
 
-def collect_feedback(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    """The rows of FEEDBACK_QUERY, each evaluation once: name, score, source, time_ns, response_id."""
+def read_feedback(source: Source) -> pl.DataFrame:
+    """_FEEDBACK: late feedback on responses. A record within a span of a rollout is that span's (an evaluator's own span is not)."""
+    feedback = _collected(source.query(_FEEDBACK_QUERY))
+    within = feedback.drop_nulls("span_id")
+    if within.is_empty():
+        return feedback
+    query = _OWNED_QUERY.format(quoted_ids(within["trace_id"].drop_nulls().unique().to_list()))
+    owned = [batch.select("trace_id", "span_id") for batch in source.query(query)]
+    return feedback.join(pl.concat(owned), on=["trace_id", "span_id"], how="anti") if owned else feedback
+
+
+def _collected(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
+    """The rows of _FEEDBACK_QUERY, each evaluation once: _FEEDBACK."""
     frames = [
         batch.select(
+            "trace_id",
+            "span_id",
             text(keys.EVALUATION_NAME).alias("name"),
             number(keys.EVALUATION_SCORE).alias("score"),
             text(keys.EVALUATION_SOURCE).fill_null("agent").alias("source"),
@@ -93,14 +112,19 @@ def with_feedback(evaluations: pl.DataFrame, feedback: pl.DataFrame, calls: pl.D
         calls.filter(pl.col("response_id").is_not_null() & pl.col("rollout_id").is_not_null())
         .with_columns(pl.col("untrusted").fill_null(False))
         .sort("response_id", "untrusted", *ROLLOUT_KEY, "choice_index", "span_id")
-        .select(response_stem().alias("stem"), "trace_id", "span_id", "rollout_id", "attempt")
+        .select(
+            response_stem().alias("stem"),
+            pl.col("trace_id").alias("call_trace_id"),
+            pl.col("span_id").alias("call_span_id"),
+            "rollout_id",
+            "attempt",
+        )
         .unique("stem", keep="first", maintain_order=True)
     )
     found = feedback.with_columns(response_stem().alias("stem")).join(answered, on="stem", how="inner")
     # The same record may be in the read too, bound to nothing or to its rollout alone: the response says more.
     rest = evaluations.join(feedback.select(_SAME), on=_SAME, how="anti", nulls_equal=True)
-    kept = evaluations.filter(pl.col("span_id").is_not_null())
-    rest = pl.concat([rest.filter(pl.col("span_id").is_null()), kept])
+    found = found.drop("trace_id", "span_id").rename({"call_trace_id": "trace_id", "call_span_id": "span_id"})
     nothing = {"of": pl.String, "on_span": pl.Boolean}
     found = found.with_columns(pl.lit(None, dtype=kind).alias(name) for name, kind in nothing.items())
     return pl.concat([rest, found.select(*EVALUATIONS)])

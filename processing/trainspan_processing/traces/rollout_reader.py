@@ -12,6 +12,7 @@ from trainspan_processing.read.tokens import chunks_of_rollouts, read_payload
 from trainspan_processing.stored_rollout import StoredCall, StoredEvaluation, StoredRollout
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.dialects import Message, messages_of
+from trainspan_processing.traces.message_records import read_records, with_records
 from trainspan_processing.traces.trace_index import Survey
 
 __all__ = ["stored_rollouts"]
@@ -48,10 +49,14 @@ def _stored_rollouts(
     payload = read_payload(source, calls, answers=survey.answers)
     attributes = _attributes(source, calls)
     clients = _clients(survey)
+    records = read_records(source, {trace_id for trace_id, _ in attributes})
     by_rollout: dict[tuple[str, int], list[StoredCall]] = {}
     for row in calls.join(payload, on=SPAN_KEY, how="left", maintain_order="left").iter_rows(named=True):
         span = (row["trace_id"], row["span_id"])
-        told = [messages_of(attributes.get(client, {})) for client in (*clients.get(span, ()), span)]
+        told = [
+            messages_of(with_records(attributes.get(client, {}), records, client))
+            for client in (*clients.get(span, ()), span)
+        ]
         # Two instrumentations may have recorded one call: the one that says more is heard.
         inputs, outputs = max(told, key=lambda pair: (bool(pair[1]), bool(pair[0]), len(pair[0])))
         by_rollout.setdefault((row["rollout_id"], row["attempt"]), []).append(

@@ -14,9 +14,8 @@ from trainspan_processing.traces.chunk_context import Surroundings, read_surroun
 from trainspan_processing.traces.client_calls import find_others, read_answers
 from trainspan_processing.traces.evaluations import (
     EVALUATION_COLUMNS,
-    FEEDBACK_QUERY,
     collect_evaluations,
-    collect_feedback,
+    read_feedback,
     with_feedback,
 )
 from trainspan_processing.traces.reward_trust import with_own_rewards
@@ -81,7 +80,7 @@ def take_survey(
         around = Surroundings() if selection.rollout_ids is None else read_surroundings(source, selection)
     spans = narrow_spans(source, selection)
     evaluations = collect_evaluations(source.read("evaluations", selection, EVALUATION_COLUMNS))
-    feedback = around.feedback if around.feedback is not None else collect_feedback(source.query(FEEDBACK_QUERY))
+    feedback = around.feedback if around.feedback is not None else read_feedback(source)
     calls = narrow_calls(source.read("calls", selection, CALL_COLUMNS))
     spans = _with(spans, around.near(spans, calls))
     calls = ordered_calls(_with(calls, around.calls) if around.are_counted else calls)

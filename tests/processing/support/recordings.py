@@ -7,6 +7,7 @@ from typing import Any
 
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
@@ -15,7 +16,7 @@ from trainspan_schemas.identity import TraceParent
 from trainspan_serving.export.call_span import encode_attributes
 
 FOLDER = Path(__file__).parent / "golden"
-DIALECTS = ("official", "traceloop", "traceloop_flat", "openinference", "mixed")
+DIALECTS = ("official", "official_event", "official_messages", "traceloop", "traceloop_flat", "openinference", "mixed")
 
 
 class _Recorded:
@@ -40,20 +41,40 @@ class Recording(TestRollout):
         self.served: list[dict[str, Any]] = golden["served"]
         self._dialect = dialect
         first = min(int(raw["startTimeUnixNano"]) for raw in golden["spans"])
+        self._run = next(raw["traceId"] for raw in golden["spans"] if raw["name"] == "run")
         for raw in golden["spans"]:
             span = ParseDict({key: value for key, value in raw.items() if key != "scope"}, Span())
-            span.trace_id = bytes.fromhex(self.trace_id)
+            span.trace_id = self._trace(raw["traceId"])
             parent = raw.get("parentSpanId")
-            span.parent_span_id = bytes.fromhex(self._id(base64.b64decode(parent).hex()) if parent else self.root)
+            is_apart = raw["traceId"] != self._run
+            above = self._id(base64.b64decode(parent).hex()) if parent else "" if is_apart else self.root
+            span.parent_span_id = bytes.fromhex(above)
+            for link, said in zip(span.links, raw.get("links", ()), strict=True):
+                link.trace_id = self._trace(said["traceId"])
+                link.span_id = bytes.fromhex(self._id(link.span_id.hex()))
             span.span_id = bytes.fromhex(self._id(base64.b64decode(raw["spanId"]).hex()))
             offset = 1_700_000_001 * 1_000_000_000 - first
             span.start_time_unix_nano += offset
             span.end_time_unix_nano += offset
             for pair in span.attributes:
                 self._rename_response(pair)
-            span.attributes.extend(encode_attributes(self.identity()))
+            if not is_apart:
+                span.attributes.extend(encode_attributes(self.identity()))
             self.spans.append(_Recorded(span, service))  # type: ignore[arg-type]
+        for said in golden.get("logs", ()):
+            record = ParseDict(said, LogRecord())
+            record.trace_id, record.span_id = (
+                self._trace(said["traceId"]),
+                bytes.fromhex(self._id(record.span_id.hex())),
+            )
+            for pair in record.attributes:
+                self._rename_response(pair)
+            self.logs.append(record)
         return self
+
+    def _trace(self, recorded: str) -> bytes:
+        """The rollout's trace for that of the run, one of its own for each other."""
+        return bytes.fromhex(self.trace_id if recorded == self._run else hex_id(32, self.rollout_id, recorded))
 
     def serve(self, **more: Any) -> "Recording":
         """Adds what the policy server recorded of the same requests."""

@@ -52,7 +52,15 @@ def test_the_text_of_each_call_is_read_in_every_dialect(bench: Bench, dialect: s
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_reward_on_the_clients_span_of_a_call_or_after_its_tool_is_that_calls(bench: Bench, dialect: str) -> None:
     rollout = _recording(bench, "a").replay(dialect).serve()
-    survey_of = {"official": 0, "traceloop": 0, "traceloop_flat": 0, "openinference": 0, "mixed": 1}
+    survey_of = {
+        "official": 0,
+        "official_event": 0,
+        "official_messages": 0,
+        "traceloop": 0,
+        "traceloop_flat": 0,
+        "openinference": 0,
+        "mixed": 1,
+    }
     golden = json.loads((FOLDER / f"{dialect}.json").read_text())["spans"]
     client = rollout.spans[1 + survey_of[dialect]].proto().scope_spans[0].spans[0].span_id.hex()
     tool = next(number for number, span in enumerate(golden) if span["name"] == "execute_tool add")
@@ -62,7 +70,7 @@ def test_a_reward_on_the_clients_span_of_a_call_or_after_its_tool_is_that_calls(
     assert [edge[1:] for edge in bench.edges()] == [("twin", 0, 0.25), ("step", 0, 0.5)]
 
 
-@pytest.mark.parametrize("dialect", ["official", "traceloop", "traceloop_flat"])
+@pytest.mark.parametrize("dialect", ["official", "official_event", "official_messages", "traceloop", "traceloop_flat"])
 def test_without_any_capture_each_call_is_counted_once_and_named(bench: Bench, dialect: str) -> None:
     bench.send(_recording(bench, "a").replay(dialect).reward(1.0))
     with pytest.raises(

@@ -1,6 +1,7 @@
 """Records what the real instrumentations say of one small agent: `python -m tests.processing.support.golden.record DIALECT PYTHON`.
 
-DIALECT is `official`, `traceloop`, `traceloop_flat`, `openinference` or `mixed`; PYTHON is the interpreter of an environment
+DIALECT is `official`, `official_event`, `official_messages`, `traceloop`, `traceloop_flat`, `openinference`,
+`openinference_feedback` or `mixed`; PYTHON is the interpreter of an environment
 that holds the instrumentation (the versions of the last recording stand in each file), `openai` and the OTLP/gRPC exporter.
 The file keeps the spans as OTLP JSON, and what the model server saw and answered: traceparent, response id, tokens.
 """
@@ -18,6 +19,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.json_format import MessageToDict
+from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 FOLDER = Path(__file__).parent
@@ -120,6 +122,15 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
+class _Records(logs_service_pb2_grpc.LogsServiceServicer):
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+
+    def Export(self, request: Any, context: Any) -> Any:
+        self.requests.append(request)
+        return logs_service_pb2.ExportLogsServiceResponse()
+
+
 class _Receiver(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self) -> None:
         self.requests: list[Any] = []
@@ -131,9 +142,10 @@ class _Receiver(trace_service_pb2_grpc.TraceServiceServicer):
 
 def record(dialect: str, python: str) -> dict[str, Any]:
     """Runs the agent once; returns what belongs into the file."""
-    receiver, model = _Receiver(), Model()
+    receiver, records, model = _Receiver(), _Records(), Model()
     otlp = grpc.server(ThreadPoolExecutor(1))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(receiver, otlp)
+    logs_service_pb2_grpc.add_LogsServiceServicer_to_server(records, otlp)
     port = otlp.add_insecure_port("127.0.0.1:0")
     otlp.start()
     threading.Thread(target=model.serve_forever, daemon=True).start()
@@ -163,11 +175,19 @@ def record(dialect: str, python: str) -> dict[str, Any]:
         for span in scope["spans"]
     ]
     assert all(len(json.dumps(attribute)) < _CUT for span in spans for attribute in span.get("attributes", []))
-    text = json.dumps(spans).replace(str(model.server_port), "8000")
+    logs = [
+        record
+        for request in records.requests
+        for resource in MessageToDict(request)["resourceLogs"]
+        for scope in resource["scopeLogs"]
+        for record in scope["logRecords"]
+    ]
+    recorded = {"spans": spans, **({"logs": logs} if logs else {})}
+    text = json.dumps(recorded).replace(str(model.server_port), "8000")
     text = re.sub(
         r'File \\"/[^"\\]*/(?:lib/python3\.\d+/)?', r'File \\"', text
     )  # tracebacks without this machine's folders
-    return {"dialect": dialect, "versions": json.loads(done.stdout), "served": model.served, "spans": json.loads(text)}
+    return {"dialect": dialect, "versions": json.loads(done.stdout), "served": model.served, **json.loads(text)}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,97 @@
+"""Messages that instrumentations put into log records beside the span of their call.
+
+One record has all messages of a call (the event `gen_ai.client.inference.operation.details`), or, before version 1.37 of the
+GenAI conventions, each message has a record (`gen_ai.user.message`, …, `gen_ai.choice`). Both become attributes of their span, as if
+the instrumentation had put them there; what the span says itself comes first.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from trainspan_processing.read.source import Source
+from trainspan_processing.read.span_words import SpanKey, quoted_ids
+from trainspan_processing.text.dialects import Message, plain
+from trainspan_schemas import keys
+
+__all__ = ["read_records", "with_records"]
+
+_DETAILS: Final = "gen_ai.client.inference.operation.details"
+_CHOICE: Final = "gen_ai.choice"
+_ROLES: Final = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
+_EVENTS: Final = (_DETAILS, _CHOICE, *_ROLES)
+_TOLD: Final = (
+    *(keys.GEN_AI_INPUT_MESSAGES, keys.GEN_AI_OUTPUT_MESSAGES),
+    *(keys.GEN_AI_SYSTEM_INSTRUCTIONS, keys.GEN_AI_TOOL_DEFINITIONS),
+)
+"""Attributes of the one record that are taken over."""
+_COLUMNS: Final = ("seq", "time_ns", "trace_id", "span_id", "event_name", "body", "attributes")
+_TRACES_PER_QUERY: Final = 500
+
+Record = tuple[int, int, str, Any, Any]
+"""time_ns, seq, event name, body, attributes."""
+
+
+def read_records(source: Source, traces: Collection[str]) -> dict[SpanKey, dict[str, Any]]:
+    """Span → the attributes that log records of these traces add to it."""
+    found: dict[SpanKey, list[Record]] = {}
+    names = ", ".join(f"'{name}'" for name in _EVENTS)
+    ids = sorted(traces)
+    for start in range(0, len(ids), _TRACES_PER_QUERY):
+        some = quoted_ids(ids[start : start + _TRACES_PER_QUERY])
+        sql = f"SELECT {', '.join(_COLUMNS)} FROM logs WHERE event_name IN ({names}) AND trace_id IN ({some})"
+        for batch in source.query(sql):
+            for seq, time_ns, trace_id, span_id, event, body, attributes in batch.select(_COLUMNS).iter_rows():
+                if span_id is not None:
+                    record = (time_ns, seq, event, _loaded(body), _loaded(attributes) or {})
+                    found.setdefault((trace_id, span_id), []).append(record)
+    return {span: _attributes_of(sorted(records, key=lambda one: one[:2])) for span, records in found.items()}
+
+
+def with_records(
+    attributes: Mapping[str, Any], records: Mapping[SpanKey, Mapping[str, Any]], span: SpanKey
+) -> dict[str, Any]:
+    """The attributes of `span` and what its records add."""
+    return {**records.get(span, {}), **attributes}
+
+
+def _attributes_of(records: list[Record]) -> dict[str, Any]:
+    """Of one span's records, in order."""
+    told: dict[str, Any] = {}
+    asked: list[Message] = []
+    answered: dict[int, Message] = {}
+    for _, _, event, body, attributes in records:
+        if event == _DETAILS:
+            told |= {key: attributes[key] for key in _TOLD if key in attributes}
+            continue
+        said = plain(body)
+        if not isinstance(said, dict):
+            continue
+        if event == _CHOICE:
+            message = said.get("message")
+            reason = {"finish_reason": said["finish_reason"]} if "finish_reason" in said else {}
+            index = said.get("index")
+            answered[index if isinstance(index, int) else len(answered)] = {
+                "role": "assistant",
+                **(message if isinstance(message, dict) else {}),
+                **reason,
+            }
+        else:
+            asked.append(_asked(_ROLES[event], said))
+    messages = {
+        keys.GEN_AI_INPUT_MESSAGES: asked,
+        keys.GEN_AI_OUTPUT_MESSAGES: [answered[at] for at in sorted(answered)],
+    }
+    return {**{key: value for key, value in messages.items() if value}, **told}
+
+
+def _asked(role: str, said: dict[str, Any]) -> Message:
+    """A tool's result names its call as `id` there."""
+    message: Message = {"role": role, **said}
+    if message["role"] == "tool" and "id" in message:
+        message["tool_call_id"] = message.pop("id")
+    return message
+
+
+def _loaded(text: str | None) -> Any:
+    return json.loads(text) if text else None
