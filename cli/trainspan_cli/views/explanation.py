@@ -31,8 +31,8 @@ def print_explanation(account: "RolloutAccount", *, full: bool) -> None:
     if account.calls:
         console.print(_title("calls"))
         _print_whole(console, _calls(account))
-    for line in _untrained(account):
-        console.print(_indented(line), soft_wrap=True)
+    for reason in _untrained(account):
+        console.print(_indented(reason), soft_wrap=True)
     console.print(_title("rewards"))
     for edge in _edges(account) or [Text("nothing rewarded this rollout", style="dim")]:
         console.print(_indented(edge), soft_wrap=True)

@@ -65,8 +65,8 @@ def _facts(account: RolloutAccount) -> Element:
     ]
     if account.reason:
         rows.append(["not trained, since", account.reason])
-    rows += [["missing", f"{lack.what} → {lack.advice}"] for lack in account.lacks]
-    rows += [[f"{one.reason}: calls {', '.join(map(str, one.calls))}", one.advice] for one in account.untrained]
+    rows.extend(["missing", f"{lack.what} → {lack.advice}"] for lack in account.lacks)
+    rows.extend([f"{one.reason}: calls {', '.join(map(str, one.calls))}", one.advice] for one in account.untrained)
     if account.verdict:
         rows.append(["dataset", account.verdict])
     rows.append(

@@ -78,7 +78,7 @@ def _index_gaps(calls: pl.DataFrame, bare: int) -> list[Lack]:
         missing += [f"{index}{name}" for index in gaps]
     if len(missing) <= bare:
         return []
-    highest = counted["counted_index"].max()
+    highest = max(counted["counted_index"].to_list())
     what = f"the policy server numbered calls up to {highest}, and the store lacks {_listed('call', missing)}"
     return [Lack(what, _SERVER_SENDS)]
 
@@ -132,7 +132,7 @@ def _requests_by_process(
         while at is not None and at not in seen and (trace_id, at) not in owners:
             seen.add(at)
             at = parents.get((trace_id, at))
-        if (trace_id, at) in owners:
+        if at is not None and (trace_id, at) in owners:
             found[trace_id, at] += 1
     return found
 
