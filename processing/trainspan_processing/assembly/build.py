@@ -162,7 +162,7 @@ def _write_rows(
 def _special_advice(assembly: Assembly) -> dict[str, str]:
     """What to say of a reason in place of the usual."""
     has_tasks = bool(assembly.compared["task_id"].is_not_null().any())
-    special = group_advice(assembly.plan, has_tasks=has_tasks)
+    special = group_advice(assembly.plan.baselines, has_tasks=has_tasks)
     if assembly.function_error:
         special["judge_error"] = f"the reward function {assembly.function_error}"
     return special

@@ -57,6 +57,10 @@ class Plan:
         return (self.estimator, *self.by_agent.values())
 
     @property
+    def baselines(self) -> tuple[str, ...]:
+        return tuple(estimator.baseline for estimator in self.estimators)
+
+    @property
     def needs_states(self) -> bool:
         return any(estimator.credit == GIGPO for estimator in self.estimators)
 

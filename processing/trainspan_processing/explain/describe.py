@@ -57,7 +57,9 @@ def tell(evidence: Evidence, decoder: Decoder | None) -> RolloutAccount:
 
 def _untrained(evidence: Evidence) -> list[UntrainedAccount]:
     """The calls that are not trained, by their reason."""
-    special = group_advice(evidence.draft.plan, has_tasks=bool(evidence.draft.compared["task_id"].is_not_null().any()))
+    special = group_advice(
+        evidence.draft.plan.baselines, has_tasks=bool(evidence.draft.compared["task_id"].is_not_null().any())
+    )
     found: dict[str, UntrainedAccount] = {}
     for row in evidence.calls.filter(pl.col("reason").is_not_null()).iter_rows(named=True):
         reason = row["reason"]

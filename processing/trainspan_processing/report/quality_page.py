@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from trainspan_processing.reasons.advice import ADVICE
+from trainspan_processing.reasons.advice import advice_on, group_advice
 from trainspan_processing.report.html import Child, Element, element, page, table
 from trainspan_processing.report.plots import bars, histogram
 
@@ -38,7 +38,7 @@ def quality_page(manifest: Mapping[str, Any]) -> str:
         element(
             "div", bars("calls, by what became of them", fates), bars("groups of rollouts", groups), class_="plots"
         ),
-        *_reasons(dropped),
+        *_reasons(dropped, manifest["credit"]),
         *_merge_failures(manifest["merge_failures"]),
         element("h2", "Distributions"),
         element(
@@ -74,11 +74,14 @@ def _facts(manifest: Mapping[str, Any]) -> Element:
     return table(["", ""], [list(row) for row in rows])
 
 
-def _reasons(dropped: Mapping[str, int]) -> list[Child]:
+def _reasons(dropped: Mapping[str, int], credit: Mapping[str, Any]) -> list[Child]:
     if not dropped:
         return [element("p", "No call was dropped.")]
-    known: Mapping[str, str] = {str(name): text for name, text in ADVICE.items()}
-    rows: list[list[Child]] = [[name, count, known.get(name, "")] for name, count in dropped.items()]
+    baselines = [credit["baseline"], *(name.rpartition("+")[2] for name in credit["agents"].values())]
+    special = group_advice(baselines, has_tasks=True)
+    rows: list[list[Child]] = [
+        [name, count, special.get(name) or advice_on(name) or ""] for name, count in dropped.items()
+    ]
     return [table(["dropped as", "calls", "what to do"], rows, text=frozenset({0, 2}))]
 
 

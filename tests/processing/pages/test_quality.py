@@ -56,6 +56,18 @@ def test_a_dataset_has_its_report_beside_the_manifest(bench: Bench) -> None:
     assert page.count("<svg") == 2 + 5
 
 
+def test_the_reports_advice_fits_the_baseline_in_force(bench: Bench) -> None:
+    bench.send(
+        *(
+            chain(bench.rollout(name, task=None, seconds=seconds), 1).reward(1.0)
+            for name, seconds in (("a", 9), ("b", 99))
+        )
+    )
+    page = quality_page(bench.build().manifest)
+    assert "the first rollout of a run has none before it" in page
+    assert "--baseline running" not in page
+
+
 def test_the_report_runs_nothing_and_escapes_what_a_run_is_called(bench: Bench) -> None:
     bench.send(*(chain(bench.rollout(name), 1).reward(float(name == "a")) for name in "ab"))
     manifest = json.loads(json.dumps(bench.build().manifest)) | {"run_id": "</title><script>alert(1)</script>"}

@@ -62,6 +62,7 @@ def test_curl_with_the_rollouts_url_or_its_key(base_policy: Stack, parent: Trace
     assert [span.attributes[keys.GEN_AI_RESPONSE_ID] for span in spans] == ids
     assert {span.parent_span_id for span in spans} == {parent.span_id}
     assert all(span.attributes[keys.CALL_DELIVERED] for span in spans)
+    assert all(span.attributes[keys.USER_AGENT].startswith("curl/") for span in spans)
     assert not any(span.attributes[keys.CALL_SIGNED] for span in spans)
 
 

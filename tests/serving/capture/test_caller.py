@@ -87,6 +87,13 @@ def test_baggage_may_come_in_several_headers_and_carries_notes() -> None:
     assert dict(caller.notes) == {keys.NO_BOUNDARY: "true", keys.STATE_KEY: "s 1"}
 
 
+def test_the_client_is_what_the_program_calls_itself_and_no_longer_than_a_line() -> None:
+    assert identify(scope_of(user_agent="OpenAI/Python 2.54.0"), [], KEY).client == "OpenAI/Python 2.54.0"
+    assert identify(scope_of(user_agent="x" * 5_000), [], KEY).client == "x" * 200
+    assert identify(scope_of(user_agent=""), [], KEY).client is None
+    assert identify(scope_of(), [], KEY).client is None
+
+
 def test_without_a_rollout_calls_are_counted_by_trace() -> None:
     assert identify(scope_of(traceparent=str(TRACE)), [], KEY).counter_key == TRACE.trace_id
     assert identify(scope_of(), [], KEY).counter_key is None
