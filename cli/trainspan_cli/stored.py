@@ -17,7 +17,8 @@ __all__ = ["backlog_findings", "capture_findings", "rollout_findings", "stored_f
 _BACKLOG_ALARM_S = 60.0
 _STRAY_CLIENTS = f"""
     SELECT DISTINCT regexp_extract(s.attributes, '"{keys.USER_AGENT}":"([^"]*)"', 1) AS client
-    FROM calls c JOIN spans s USING (trace_id, span_id) WHERE c.rollout_id IS NULL ORDER BY 1 LIMIT 4"""
+    FROM calls c JOIN spans s USING (trace_id, span_id)
+    WHERE c.rollout_id IS NULL AND s.attributes NOT LIKE '%"{keys.CALL_INTERNAL}"%' ORDER BY 1 LIMIT 4"""
 
 
 def stored_findings(store: str, settings: Settings) -> list[Finding]:

@@ -62,15 +62,16 @@ EXPLANATIONS: Final[Mapping[str, Explanation]] = {
 }
 """Cause → what happened and what to do."""
 
-_THOUGHT: Final = re.compile(
-    r"(?:<think>|\[THINK\]|<\|channel\|>analysis<\|message\|>)?(.*?)(?:</think>|\[/THINK\]|<\|end\|>)", re.DOTALL
-)
+_THOUGHTS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel|>analysis<|message|>", "<|end|>"))
+"""What opens and closes the thoughts of an answer."""
 _ID: Final = re.compile(r"[A-Za-z0-9_.:-]*")
 _SHORTEST_ID: Final = 6
 _IN_STEP: Final = 6
 """Characters that must be equal in a row for two texts to count as in step again."""
 _FARTHEST: Final = 4_096
-"""Characters before the difference in which the object that it lies in is looked for."""
+"""Characters before the difference, and after it, in which the value that it lies in is looked for."""
+_MOST_STARTS: Final = 48
+"""Brackets before the difference with which that value may begin: the nearest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +110,11 @@ def _cause_in_text(was: str, now: str, of_tokens: str) -> str:
     """The cause that two texts show, which begin at or before the difference; else that which the tokens show."""
     if now.startswith(was):
         return "retokenization"
-    if _lost_a_thought(was, now):
-        return "reasoning"
     at = next((place for place, (one, other) in enumerate(zip(was, now, strict=False)) if one != other), None)
     if at is None:
         return of_tokens
+    if _lost_a_thought(was, now, at):
+        return "reasoning"
     if _ids_differ(was, now, at):
         return "tool_call_ids"
     if _is_written_anew(was, now, at):
@@ -121,14 +122,24 @@ def _cause_in_text(was: str, now: str, of_tokens: str) -> str:
     return "template" if of_tokens == "retokenization" else of_tokens
 
 
-def _lost_a_thought(was: str, now: str) -> bool:
-    thought = _THOUGHT.search(was)
-    if thought is None:
-        return False
-    rest = was[thought.end() :].strip()[:_IN_STEP]
-    if thought[1].strip():
-        return thought[1].strip() not in now and rest in now
-    return thought[0].strip() not in now and now.lstrip().startswith(rest)
+def _lost_a_thought(was: str, now: str, at: int) -> bool:
+    """Whether the difference lies in a thought, or where it begins, that is not there any more, while what follows it is."""
+    for opens, closes in _THOUGHTS:
+        start = was.find(
+            opens, max(0, at - len(opens)), at + len(opens) + 1
+        )  # it may share its beginning with what came
+        end = was.find(closes, at)
+        # Without a beginning in sight the prompt may have opened it.
+        if end < 0 or (start < 0 and opens in was[at:end]):
+            continue
+        thought = was[start + len(opens) : end] if start >= 0 else was[at:end]
+        rest = was[end + len(closes) :].lstrip()[:_IN_STEP]
+        if rest not in now[at - min(at, len(opens)) :]:
+            continue
+        if thought.strip():
+            return thought.strip() not in now
+        return closes not in now[at : at + len(opens) + len(thought) + len(closes)]
+    return False
 
 
 def _ids_differ(was: str, now: str, at: int) -> bool:
@@ -147,11 +158,14 @@ def _ids_differ(was: str, now: str, at: int) -> bool:
 
 def _is_written_anew(was: str, now: str, at: int) -> bool:
     """Whether the difference lies in a JSON value that both have, written in two ways."""
-    starts = [place for place in range(at, max(-1, at - _FARTHEST), -1) if was[place : place + 1] in '{["']
-    for start in reversed(starts):  # the outermost value first
+    was, now = was[: at + _FARTHEST], now[: at + _FARTHEST]
+    starts = [place for place in range(at, max(-1, at - _FARTHEST), -1) if was[place : place + 1] in ("{", "[", '"')]
+    for start in reversed(starts[:_MOST_STARTS]):  # the outermost value first
         one, other = _value_at(was, start), _value_at(now, start)
-        if one is not None and other is not None and one[1] > at and _plain(one[0]) == _plain(other[0]):
-            return isinstance(_plain(one[0]), dict)
+        if one is not None and other is not None and one[1] > at:
+            value = _plain(one[0])
+            if isinstance(value, dict) and value == _plain(other[0]):
+                return True
     return False
 
 
@@ -159,8 +173,8 @@ def _value_at(text: str, start: int) -> tuple[Any, int] | None:
     """(value, its end) of the JSON, or the Python literal of a dict, that begins at `start`; None if there is none."""
     try:
         value, end = json.JSONDecoder().raw_decode(text, start)
-    except ValueError:
-        return _literal_at(text, start)
+    except (ValueError, RecursionError):
+        return _literal_at(text, start) if text[start : start + 1] == "{" else None
     return value, end
 
 
@@ -188,6 +202,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
             return _plain(json.loads(value))
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
     return value

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import polars as pl
@@ -69,18 +70,22 @@ def find_lacks(source: Source, survey: Survey, rollout_id: str, attempt: int) ->
 
 def _index_gaps(calls: pl.DataFrame, bare: int) -> list[Lack]:
     """Calls that the policy server numbered and that are not stored."""
-    missing: list[str] = []
-    counted = calls.filter(pl.col("counted_index").is_not_null())
-    for (server,), part in counted.partition_by("server", as_dict=True).items():
+    lacking, first = 0, list[str]()
+    counted = calls.filter(pl.col("counted_index") >= 0)
+    servers = counted.partition_by("server", as_dict=True)
+    for (server,), part in servers.items():
         there = set(part["counted_index"].to_list())
-        gaps = sorted(set(range(max(there) + 1)) - there)
-        name = f" of server {server}" if counted["server"].n_unique() > 1 else ""
-        missing += [f"{index}{name}" for index in gaps]
-    if len(missing) <= bare:
+        name = f" of server {server}" if len(servers) > 1 else ""
+        lacking += max(there) + 1 - len(there)
+        # Lazily: anybody may have sent an index.
+        gaps = (index for index in range(max(there)) if index not in there)
+        first += [f"{index}{name}" for index in islice(gaps, _MOST)]
+    if lacking <= bare:
         return []
     highest = max(counted["counted_index"].to_list())
-    what = f"the policy server numbered calls up to {highest}, and the store lacks {_listed('call', missing)}"
-    return [Lack(what, _SERVER_SENDS)]
+    more = f" and {lacking - _MOST} more" if lacking > _MOST else ""
+    named = f"call{'' if lacking == 1 else 's'} {', '.join(first[:_MOST])}{more}"
+    return [Lack(f"the policy server numbered calls up to {highest}, and the store lacks {named}", _SERVER_SENDS)]
 
 
 def _uncounted(
@@ -153,8 +158,3 @@ def _unanswered(calls: pl.DataFrame, words: dict[SpanKey, SpanWords]) -> list[La
 
 def _many(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _listed(noun: str, items: list[str]) -> str:
-    more = f" and {len(items) - _MOST} more" if len(items) > _MOST else ""
-    return f"{noun if len(items) == 1 else noun + 's'} {', '.join(items[:_MOST])}{more}"

@@ -150,7 +150,7 @@ def _call_counts(calls: pl.LazyFrame) -> pl.LazyFrame:
     of_server = calls.group_by(*ROLLOUT_KEY, "server").agg(
         pl.len().alias("n_calls"),
         request.n_unique().alias("n_requests"),
-        (counted.max().fill_null(-1) + 1 - counted.n_unique().cast(pl.Int64)).alias("n_missing"),
+        (counted.max().cast(pl.Int64).fill_null(-1) + 1 - counted.n_unique().cast(pl.Int64)).alias("n_missing"),
     )
     return of_server.group_by(ROLLOUT_KEY).agg(pl.col("n_calls", "n_requests", "n_missing").sum())
 

@@ -1,5 +1,6 @@
 """Why calls do not merge, shown on the tokens that real chat templates make of conversations."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,16 @@ def test_a_spelling_that_the_tokenizer_does_not_give_is_retokenization(tmp_path:
     assert len(encode(tmp_path, "none")) < len(letters)
     told = diverge((arrays[0], arrays[1]), arrays[2], load_decoder(str(tmp_path)))
     assert (told.cause, told.at) == ("retokenization", len(prompt))
+
+
+@pytest.mark.parametrize("text", ["[" * 50_000, '{"a":' * 20_000, "{'" * 20_000, "<think>" * 10_000, "a" * 100_000])
+def test_what_a_model_writes_makes_it_neither_slow_nor_fail(model: Path, decoder: Decoder, text: str) -> None:
+    prompt, answer, other = (
+        np.array(encode(model, part), dtype=np.int32) for part in ("be brief\n", text, f"be brief\n{text[:-9]}!{text}")
+    )
+    began = time.process_time()
+    assert diverge((prompt, answer), other, decoder).cause in EXPLANATIONS
+    assert time.process_time() - began < 5
 
 
 def test_every_cause_is_explained() -> None:

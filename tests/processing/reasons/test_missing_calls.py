@@ -35,6 +35,14 @@ def test_calls_that_the_server_numbered_and_that_are_not_there_are_listed(bench:
     assert what == "the policy server numbered calls up to 5, and the store lacks calls 1, 2, 4"
 
 
+def test_an_index_that_an_agent_made_up_costs_nothing(bench: Bench) -> None:
+    rollout = bench.rollout("a")
+    rollout.call(0, [1], [2])
+    rollout.call(2**31 - 1, [1], [2], at=5.0)
+    (what,) = _lacks(bench, rollout)
+    assert what.endswith("the store lacks calls 1, 2, 3, 4, 5 and 2147483641 more")
+
+
 def test_each_process_is_named_with_what_it_counted_and_what_came(bench: Bench) -> None:
     rollout = bench.rollout("a")
     for number, (service, counted) in enumerate((("main", 2), ("worker", 3))):
