@@ -10,12 +10,12 @@ import pyarrow as pa
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from trainspan_collector.feedback import read_feedback, target_of_events
 from trainspan_collector.journal.frames import Frame, Signal
 from trainspan_collector.otlp.signals import LOGS, TRACES
 from trainspan_collector.otlp.validation import id_problem
 from trainspan_collector.otlp.values import read_attributes
 from trainspan_collector.rows.evaluations import read_evaluation
+from trainspan_collector.rows.feedback import read_feedback, target_of_events
 from trainspan_collector.rows.logs import read_log
 from trainspan_collector.rows.spans import Origin, read_origin, read_span, signed, span_events
 from trainspan_collector.rows.tables import EvaluationRow, LogRow, SpanRow, evaluation_table, log_table, span_table

@@ -14,10 +14,10 @@ from trainspan_processing.assembly.chunks import Assembly, assemble
 from trainspan_processing.assembly.manifest import make_manifest
 from trainspan_processing.assembly.recorded import Recorded
 from trainspan_processing.assembly.rows import RowCounts, make_rows
+from trainspan_processing.credit.group_advice import group_advice
 from trainspan_processing.dataset.ledger import next_round, read_ledger, write_ledger
 from trainspan_processing.dataset.parquet import DatasetWriter, FileEntry, publish, scratch_folder, write_manifest
 from trainspan_processing.read.source import Selection, Source
-from trainspan_processing.reasons.advice import group_advice
 from trainspan_processing.reasons.coverage import (
     EXPECTED,
     check_outcome,

@@ -5,6 +5,7 @@ from typing import Final
 
 import polars as pl
 
+from trainspan_processing.credit.group_advice import group_advice
 from trainspan_processing.explain.account import (
     CallAccount,
     CreditAccount,
@@ -19,7 +20,7 @@ from trainspan_processing.explain.evidence import Evidence, Key, seconds
 from trainspan_processing.explain.reward_edges import reward_parts, tell_edges
 from trainspan_processing.explain.tool_steps import tool_step
 from trainspan_processing.merging.unmerged import find_unmerged
-from trainspan_processing.reasons.advice import advice_on, group_advice
+from trainspan_processing.reasons.advice import advice_on
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.text.token_text import Decoder

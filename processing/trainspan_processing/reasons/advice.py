@@ -1,12 +1,11 @@
 """What to do about each reason for which calls are dropped."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Final
 
-from trainspan_processing.credit.baselines import WITH_GROUPS, WITH_HISTORY
 from trainspan_schemas.status import DropReason
 
-__all__ = ["ADVICE", "advice_on", "group_advice"]
+__all__ = ["ADVICE", "advice_on"]
 
 ADVICE: Final[dict[DropReason, str]] = {
     "unfinished": "spans are missing or still on their way: wait with --wait-s 30, and see that every agent process ends "
@@ -65,19 +64,3 @@ def advice_on(reason: str) -> str | None:
     """For a reason, or one with a part behind a colon that says more; None where there is none."""
     known: Mapping[str, str] = {str(name): text for name, text in ADVICE.items()}
     return known.get(reason.partition(":")[0])
-
-
-def group_advice(baselines: Collection[str], *, has_tasks: bool) -> dict[str, str]:
-    """What to do where there is nothing to compare with, if the usual advice does not fit the baselines or the rollouts."""
-    if all(baseline in WITH_HISTORY for baseline in baselines):
-        return {
-            "singleton_group": "the first rollout of a run has none before it to be compared with: run the agent again and build "
-            "another dataset, which the next rollouts are in"
-        }
-    if not has_tasks and all(baseline in WITH_GROUPS for baseline in baselines):
-        return {
-            "singleton_group": "no rollout names its task, so that only rollouts with the same first prompt are compared: leave "
-            "--baseline out (it is then running), or name tasks (`trainspan rollout --tasks FILE --n 8`, "
-            "`trainspan.rollout(task_id=…)`)"
-        }
-    return {}

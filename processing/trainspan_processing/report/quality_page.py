@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from trainspan_processing.reasons.advice import advice_on, group_advice
+from trainspan_processing.credit.group_advice import group_advice
+from trainspan_processing.reasons.advice import advice_on
 from trainspan_processing.report.html import Child, Element, element, page, table
 from trainspan_processing.report.plots import bars, histogram
 

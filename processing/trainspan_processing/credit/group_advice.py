@@ -1,0 +1,23 @@
+"""What to do where a baseline has nothing to compare with."""
+
+from collections.abc import Collection
+
+from trainspan_processing.credit.baselines import WITH_GROUPS, WITH_HISTORY
+
+__all__ = ["group_advice"]
+
+
+def group_advice(baselines: Collection[str], *, has_tasks: bool) -> dict[str, str]:
+    """What to do where there is nothing to compare with, if the usual advice does not fit the baselines or the rollouts."""
+    if all(baseline in WITH_HISTORY for baseline in baselines):
+        return {
+            "singleton_group": "the first rollout of a run has none before it to be compared with: run the agent again and build "
+            "another dataset, which the next rollouts are in"
+        }
+    if not has_tasks and all(baseline in WITH_GROUPS for baseline in baselines):
+        return {
+            "singleton_group": "no rollout names its task, so that only rollouts with the same first prompt are compared: leave "
+            "--baseline out (it is then running), or name tasks (`trainspan rollout --tasks FILE --n 8`, "
+            "`trainspan.rollout(task_id=…)`)"
+        }
+    return {}
