@@ -58,7 +58,6 @@ def run(arguments: Sequence[str]) -> int:
 
 def _invoke(name: str, arguments: Sequence[str]) -> int:
     import typer
-    from typer.exceptions import TyperException
     from typer.main import get_command
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -82,9 +81,10 @@ def _invoke(name: str, arguments: Sequence[str]) -> int:
         if error.name and (extra := extra_with(error.name, name)):
             return _fail(f"{name} needs {error.name}: pip install 'trainspan[{extra}]'", 1)
         raise
-    except TyperException as error:
-        message = getattr(error, "format_message", error.__str__)()
-        return _fail(f"{message} (see `trainspan {name} --help`)", 2)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # typer's own, whose base class was click's until 0.25
+            raise
+        return _fail(f"{error.format_message()} (see `trainspan {name} --help`)", 2)
     return result if isinstance(result, int) else 0
 
 

@@ -18,6 +18,8 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 __all__ = ["VerdictSender"]
 
 EXPORT_TIMEOUT_S: Final = 5.0
+LATE_S: Final = 0.5
+"""How much longer than its timeout an export may take."""
 BATCH: Final = 256
 DELAY_S: Final = 0.2
 """How long a verdict waits for others to go with it."""
@@ -133,13 +135,24 @@ class VerdictSender(SpanProcessor):
             if self._exporter is None or timeout_s != EXPORT_TIMEOUT_S:
                 self._disconnect()
                 self._exporter = OTLPSpanExporter(endpoint=self._collector, timeout=timeout_s, headers=self._headers())
-            arrived = self._exporter.export(batch) is SpanExportResult.SUCCESS
+            arrived = self._export(self._exporter, batch, timeout_s)
         except Exception as error:  # noqa: BLE001  # a token file being changed, what cannot be encoded: the thread lives on
             _log.warning("event=verdicts_not_sent error=%r", error)
             arrived = False
         if not arrived:
             self._disconnect()  # the next one takes up a changed token
         return arrived
+
+    @staticmethod
+    def _export(exporter: OTLPSpanExporter, batch: Sequence[ReadableSpan], timeout_s: float) -> bool:
+        """OpenTelemetry until 1.34 tries for a minute, whatever the timeout, unless the exporter is shut down."""
+        late = threading.Timer(timeout_s + LATE_S, exporter.shutdown)
+        late.daemon = True
+        late.start()
+        try:
+            return exporter.export(batch) is SpanExportResult.SUCCESS
+        finally:
+            late.cancel()
 
     def _disconnect(self) -> None:
         if self._exporter is not None:

@@ -187,8 +187,10 @@ def test_an_exporter_of_the_agents_own_says_itself_what_it_lost(tmp_path: Path, 
     bare = run(program, wired | {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}, instrument=False)
     ran = run(program, wired | WITHOUT_OPENAI | {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"})
     assert ran.code == bare.code == 0
-    assert "Failed to export spans batch" in bare.stderr
-    assert "Failed to export spans batch" in ran.stderr
+    (said,) = (
+        words for words in ("Failed to export spans batch", "Exception while exporting Span") if words in bare.stderr
+    )
+    assert said in ran.stderr
     assert "telemetry_lost" not in ran.stderr
 
 
@@ -365,4 +367,5 @@ def test_warnings_that_only_instrumentors_cause_are_left_out(tmp_path: Path, wir
     ran = run(write(tmp_path, source), wired)
     assert ran.code == 0
     (line,) = ran.stderr.splitlines()
-    assert line.startswith("Invalid type `<class 'type'>` for attribute value.")
+    assert line.startswith("Invalid type")
+    assert "Omit" not in line

@@ -118,13 +118,20 @@ class _Logs(logs_service_pb2_grpc.LogsServiceServicer):
 
     def Export(self, request: Any, context: Any) -> Any:
         logs = [
-            RecordedLog(record.event_name, record.trace_id.hex(), record.span_id.hex(), _attributes(record.attributes))
+            _log(record)
             for resource in request.resource_logs
             for scope in resource.scope_logs
             for record in scope.log_records
         ]
         self._recorder.add([], logs)
         return logs_service_pb2.ExportLogsServiceResponse()
+
+
+def _log(record: Any) -> RecordedLog:
+    """Senders without a field for the event's name, as OpenTelemetry for Python until 1.34, have an attribute for it."""
+    attributes = _attributes(record.attributes)
+    name = attributes.pop("event.name", record.event_name)
+    return RecordedLog(name, record.trace_id.hex(), record.span_id.hex(), attributes)
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-BIN = Path(sys.executable).parent
+BIN = Path(os.environ.get("TRAINSPAN_TEST_BIN") or Path(sys.executable).parent)
+"""Of the environment that programs run in, which `tests/end_to_end/agents/test_releases.py` chooses."""
 WITHOUT_OPENAI = {"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "openai"}
 """For programs that call no model: their start then does not import openai, which takes 1.3 of its 1.6 seconds."""
 

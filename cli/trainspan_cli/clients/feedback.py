@@ -53,13 +53,13 @@ def send_feedback(feedback: Feedback, collector: str, headers: str | None) -> st
     attributes = feedback.attributes()
     record = LogRecord(
         time_unix_nano=time.time_ns(),
-        event_name=keys.EVALUATION_EVENT,
         attributes=[
             KeyValue(
                 key=key,
                 value=AnyValue(double_value=value) if isinstance(value, float) else AnyValue(string_value=str(value)),
             )
-            for key, value in attributes.items()
+            # records have no field for the event's name in the OpenTelemetry protocol's Python package until 1.34
+            for key, value in {**attributes, "event.name": keys.EVALUATION_EVENT}.items()
         ],
     )
     request = ExportLogsServiceRequest(resource_logs=[ResourceLogs(scope_logs=[ScopeLogs(log_records=[record])])])

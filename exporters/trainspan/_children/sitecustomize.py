@@ -34,8 +34,6 @@ def _next_sitecustomize() -> None:
 
 
 if _is_agents_environment():
-    from opentelemetry.instrumentation.auto_instrumentation import initialize
-
-    initialize()
+    import opentelemetry.instrumentation.auto_instrumentation.sitecustomize  # noqa: F401  # instruments
 else:
     _next_sitecustomize()

@@ -5,6 +5,7 @@ exporters retry per batch, and log per retry; at exit the batches follow one ano
 instead of ten, at exit what is left of one budget; failures are counted, and a single line names the loss.
 """
 
+import math
 import os
 import re
 import threading
@@ -19,10 +20,9 @@ from urllib.parse import urlsplit
 import wrapt
 from opentelemetry import trace
 from opentelemetry._logs import get_logger_provider
-from opentelemetry.sdk._logs.export import LogRecordExportResult
-from opentelemetry.sdk.trace.export import SpanExportResult
 
 from trainspan._guard import guarded, logger
+from trainspan._releases import bound_retries, failure_result
 
 __all__ = ["after_fork_in_parent", "before_fork", "flush", "forget", "report_loss", "resume", "watch_exporters"]
 
@@ -47,12 +47,11 @@ _EXPORTERS: Final = {
     "opentelemetry.exporter.otlp.proto.http.trace_exporter": ("OTLPSpanExporter", "spans"),
     "opentelemetry.exporter.otlp.proto.http._log_exporter": ("OTLPLogExporter", "log records"),
 }
-_NOISY_LOGGERS: Final = (
+_SENDING_MODULES: Final = (
     "opentelemetry.exporter.otlp.proto.grpc.exporter",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.exporter.otlp.proto.http._log_exporter",
 )
-_FAILURES: Final = {"spans": SpanExportResult.FAILURE, "log records": LogRecordExportResult.FAILURE}
 _ENDPOINT_VARIABLES: Final = (
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
@@ -78,7 +77,7 @@ class _Losses:
 
 _losses = _Losses()
 _thread = threading.local()
-"""`exporting`: whether the thread is in an export to the collector."""
+"""`exporting`: whether the thread is in an export to the collector; `deadline_s`: when that one must be over."""
 
 
 def before_fork() -> None:
@@ -104,12 +103,23 @@ def watch_exporters() -> None:
     """Wraps the OTLP exporters, now or when they are imported."""
     for module, (name, what) in _EXPORTERS.items():
         wrapt.register_post_import_hook(guarded(_watcher(name, what)), module)
-    for name in _NOISY_LOGGERS:
+    for name in _SENDING_MODULES:
         getLogger(name).addFilter(_is_no_noise)
+        wrapt.register_post_import_hook(guarded(_bound_retries), name)
+
+
+def _bound_retries(module: ModuleType) -> None:
+    bound_retries(module, lambda: _thread.deadline_s - time.monotonic() if _is_exporting() else math.inf)
+
+
+def _is_exporting() -> bool:
+    return getattr(_thread, "exporting", False)
 
 
 def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
     def watch(module: ModuleType) -> None:
+        failure = failure_result(module)
+
         def export(wrapped: Callable[..., Any], exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not _sends_to_collector(exporter):
                 return wrapped(*args, **kwargs)
@@ -118,8 +128,10 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
             try:
                 if _has_no_time(exporter):
                     _note(exporter, what, args, delivered=False)
-                    return _FAILURES[what]
+                    return failure
                 result = wrapped(*args, **kwargs)
+            except Exception:  # until 1.34 the HTTP exporters raise what others log
+                result = failure
             finally:
                 _thread.exporting = False
                 if held:
@@ -134,7 +146,7 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
 
 
 def _is_no_noise(record: LogRecord) -> bool:
-    return not (getattr(_thread, "exporting", False) and str(record.msg).startswith(_NOISE))
+    return not (_is_exporting() and str(record.msg).startswith(_NOISE))
 
 
 @guarded
@@ -154,14 +166,14 @@ def _has_no_time(exporter: Any) -> bool:
     holder = exporter if hasattr(exporter, "_timeout") else exporter._client  # as for gRPC, as for HTTP
     if holder._timeout == _SDK_TIMEOUT_S and not any(map(_TIMEOUT_VARIABLE.fullmatch, os.environ)):
         holder._timeout = EXPORT_TIMEOUT_S
-    deadline_s = _losses.exit_deadline_s
-    if deadline_s is None:
-        return False
-    left_s = deadline_s - time.monotonic()
-    if _losses.last_failed:
-        left_s = min(left_s, RETRY_AT_EXIT_S)
+    left_s = math.inf
+    if _losses.exit_deadline_s is not None:
+        left_s = _losses.exit_deadline_s - time.monotonic()
+        if _losses.last_failed:
+            left_s = min(left_s, RETRY_AT_EXIT_S)
     if left_s > 0:
         holder._timeout = min(holder._timeout, left_s)
+    _thread.deadline_s = time.monotonic() + holder._timeout
     return left_s <= 0
 
 

@@ -8,7 +8,7 @@ Here it becomes one of real locks, so that exports go on beside the greenlets an
 import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import wrapt
 from opentelemetry import trace
@@ -53,6 +53,28 @@ class ThreadEvent:
         return self._set
 
 
+class ThreadCondition(ThreadEvent):
+    """The same of `threading.Condition`; what is waited for are variables of the processor's own."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether it was notified within `timeout` seconds."""
+        notified = super().wait(None if timeout is None else max(0.0, timeout))
+        self.clear()
+        return notified
+
+    notify = notify_all = ThreadEvent.set
+
+
+_WAKERS: Final = {"_worker_awaken": ThreadEvent, "condition": ThreadCondition, "_condition": ThreadCondition}
+"""What wakes a processor's thread: an event, until 1.33 a condition."""
+
+
 @guarded
 def _know_thread() -> None:
     """The end of a thread looks itself up by `get_ident`, which gives another number since the patch."""
@@ -82,8 +104,9 @@ def _wrap(module: ModuleType) -> None:
 @guarded
 def _keep_workers() -> None:
     for processor in _batch_processors():
-        if not isinstance(processor._worker_awaken, ThreadEvent):
-            processor._worker_awaken = ThreadEvent()
+        for name, waker in _WAKERS.items():
+            if not isinstance(getattr(processor, name, None), ThreadEvent | None):
+                setattr(processor, name, waker())
 
 
 def _batch_processors() -> Iterator[Any]:
@@ -91,6 +114,4 @@ def _batch_processors() -> Iterator[Any]:
     logs = getattr(get_logger_provider(), "_multi_log_record_processor", None)
     processors = (*getattr(traces, "_span_processors", ()), *getattr(logs, "_log_record_processors", ()))
     for processor in processors:
-        batch = getattr(processor, "_batch_processor", None)
-        if batch is not None and hasattr(batch, "_worker_awaken"):
-            yield batch
+        yield getattr(processor, "_batch_processor", processor)

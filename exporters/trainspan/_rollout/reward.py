@@ -7,11 +7,11 @@ import math
 import uuid
 from typing import Literal
 
-from opentelemetry import context, trace
-from opentelemetry._logs import SeverityNumber, get_logger
+from opentelemetry import trace
 from opentelemetry.trace import Span
 
 from trainspan._guard import guarded
+from trainspan._releases import emit_event
 from trainspan._rollout.scope import Scope, current_scope
 from trainspan._switch import is_disabled
 from trainspan_schemas import keys
@@ -66,12 +66,7 @@ def _send(score: float, name: str, explanation: str | None, of: str, scope: Scop
     span = _target(of, scope)
     if span.is_recording():
         span.add_event(keys.EVALUATION_EVENT, attributes)
-    get_logger("trainspan").emit(
-        context=trace.set_span_in_context(span, context.get_current()),
-        severity_number=SeverityNumber.INFO,
-        attributes=attributes,
-        event_name=keys.EVALUATION_EVENT,
-    )
+    emit_event(keys.EVALUATION_EVENT, attributes, span)
 
 
 def _target(of: str, scope: Scope | None) -> Span:

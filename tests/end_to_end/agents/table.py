@@ -1,7 +1,8 @@
-"""Writes the table of `docs/agents.md` from the latest results: `python -m tests.end_to_end.agents.table`, after the tests."""
+"""Writes the tables of `docs/agents.md` from the latest results: `python -m tests.end_to_end.agents.table`, after the tests."""
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,13 @@ import pytest
 from tests.end_to_end.agents.cases import CASES, FRAMEWORKS, INSTRUMENTORS, Case
 from tests.support.places import ROOT
 
-__all__ = ["remember", "table"]
+__all__ = ["RESOLVED", "remember", "resolved", "table"]
 
 PAGE = ROOT / "docs" / "agents.md"
 BEGIN, END = "<!-- frameworks: written by python -m tests.end_to_end.agents.table -->\n", "<!-- end of frameworks -->\n"
+BEGIN_RESOLVED, END_RESOLVED = BEGIN.replace("frameworks", "installation"), END.replace("frameworks", "installation")
+RESOLVED = "resolved"
+"""The folder of the cache where `test_releases.py` keeps its results."""
 
 
 def remember(cache: pytest.Cache, case: Case, calls: int) -> None:
@@ -41,16 +45,35 @@ def table(results: dict[str, int]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def resolved(results: Sequence[Mapping[str, str]]) -> str:
+    """A row for each framework that was resolved together with the base install."""
+    lines = ["| framework | version | OpenTelemetry | fits |", "|---|---|---|---|"]
+    for fit in results:
+        fits = fit["why_not"] or "yes"
+        lines.append(f"| {fit['framework']} | {fit['version']} | {fit['opentelemetry'] or '–'} | {fits} |")
+    return "\n".join(lines) + "\n"
+
+
 def _results(cache: Path) -> dict[str, int]:
     folder = cache / "v" / "frameworks"
     return {case.name: json.loads((folder / case.name).read_text()) for case in CASES if (folder / case.name).exists()}
 
 
-if __name__ == "__main__":
-    results = _results(ROOT / ".pytest_cache")
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
+def _put(text: str, begin: str, table: str, end: str) -> str:
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
     if not rest:
-        sys.exit(f"{PAGE} has no place for the table: {BEGIN!r}")
-    PAGE.write_text(before + BEGIN + table(results) + END + after)
-    sys.stdout.write(f"{len(results)} of {len(CASES)} cases have passed\n")
+        sys.exit(f"{PAGE} has no place for the table: {begin!r}")
+    return before + begin + table + end + after
+
+
+if __name__ == "__main__":
+    cache = ROOT / ".pytest_cache"
+    page = PAGE.read_text()
+    if results := _results(cache):
+        page = _put(page, BEGIN, table(results), END)
+    fits = [json.loads(path.read_text()) for path in sorted((cache / "v" / RESOLVED).glob("*"))]
+    if fits:
+        page = _put(page, BEGIN_RESOLVED, resolved(fits), END_RESOLVED)
+    PAGE.write_text(page)
+    sys.stdout.write(f"{len(results)} of {len(CASES)} cases have passed, {len(fits)} frameworks were resolved\n")
