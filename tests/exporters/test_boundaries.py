@@ -1,5 +1,6 @@
 """Where one rollout ends and the next begins: requests of web agents, concurrent blocks, and what callers may not say."""
 
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import pytest
 
 from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder, RecordedSpan
-from tests.support.programs import WITHOUT_OPENAI, run, write
+from tests.support.programs import WITHOUT_OPENAI, environment, run, write
 from tests.support.web_agent import WebAgent, web_agent
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity
@@ -296,3 +297,59 @@ def test_an_explicit_block_in_a_child_of_a_process_that_nobody_made_a_rollout_is
     process = next(span for span in rollouts.values() if span.attributes[keys.ROLLOUT_BOUNDARY] == "process")
     assert rollouts[child].attributes[keys.ROLLOUT_BOUNDARY] == "explicit"
     assert child != process.attributes[keys.ROLLOUT_ID]
+
+
+TESTS = """
+    import os
+    import httpx, pytest, trainspan
+
+    def ask(text):
+        body = {"model": "policy", "messages": [{"role": "user", "content": text}]}
+        httpx.post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json=body).raise_for_status()
+
+    @pytest.mark.parametrize("text", ["one", "two"])
+    def test_passes(text):
+        ask(text)
+        trainspan.reward(1.0)
+
+    def test_fails():
+        ask("three")
+        assert 1 + 1 == 3
+
+    @pytest.fixture
+    def broken():
+        yield
+        raise KeyError("teardown")
+
+    def test_breaks(broken):
+        ask("four")
+
+    def test_asks_nothing():
+        pass
+"""
+
+
+@pytest.mark.parametrize("options", [[], pytest.param(["-n", "2"], marks=pytest.mark.slow)])
+def test_each_test_of_pytest_is_a_rollout_and_a_failed_one_fails_alone(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str], options: list[str]
+) -> None:
+    write(tmp_path, TESTS, "test_agent.py")
+    command = ["opentelemetry-instrument", "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    extra = wired | WITHOUT_OPENAI | {"TRAINSPAN_BOUNDARY": "test"}
+    done = subprocess.run(
+        command, env=environment(extra), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "1 failed, 4 passed, 1 error" in done.stdout
+    rollouts = {span.attributes[keys.TASK_ID]: span for span in recorder.named(keys.ROLLOUT_SPAN_NAME)}
+    assert {task: (span.attributes[keys.ROLLOUT_STATUS], span.attributes[keys.ROLLOUT_CALLS]) for task, span in rollouts.items()} == {
+        "test_agent.py::test_passes[one]": ("ok", 1),
+        "test_agent.py::test_passes[two]": ("ok", 1),
+        "test_agent.py::test_fails": ("agent_error", 1),
+        "test_agent.py::test_breaks": ("agent_error", 1),
+    }  # fmt: skip
+    assert len({span.trace_id for span in rollouts.values()}) == 4
+    asked = {request.body["messages"][0]["content"]: request.baggage[keys.ROLLOUT_ID] for request in policy.requests}
+    assert asked["three"] == rollouts["test_agent.py::test_fails"].attributes[keys.ROLLOUT_ID]
+    rewarded = {log.attributes[keys.ROLLOUT_ID] for log in recorder.logs}
+    assert rewarded == {asked["one"], asked["two"]}

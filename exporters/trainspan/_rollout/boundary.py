@@ -22,21 +22,22 @@ __all__ = [
     "is_outside_of_requests",
     "processes_are_rollouts",
     "requests_are_rollouts",
+    "tests_are_rollouts",
     "trusts_baggage",
     "watch_servers",
 ]
 
 _VARIABLE: Final = "TRAINSPAN_BOUNDARY"
-_KINDS: Final = ("process", "request", "explicit")
+_KINDS: Final = ("process", "request", "test", "explicit")
 _SERVING: Final = context.create_key("trainspan-serving")
 
 
-def _fixed() -> Literal["", "process", "request", "explicit"]:
+def _fixed() -> Literal["", "process", "request", "test", "explicit"]:
     kind = os.environ.get(_VARIABLE, "").strip().lower()
     if kind and kind not in _KINDS:
         logger.warning("event=unknown_boundary %s=%r; it is one of %s, and ignored", _VARIABLE, kind, ", ".join(_KINDS))
         os.environ[_VARIABLE] = kind = ""
-    return cast('Literal["", "process", "request", "explicit"]', kind)
+    return cast('Literal["", "process", "request", "test", "explicit"]', kind)
 
 
 def processes_are_rollouts() -> bool:
@@ -47,6 +48,11 @@ def processes_are_rollouts() -> bool:
 def requests_are_rollouts() -> bool:
     """Whether a request of a service is one."""
     return _fixed() in ("", "request")
+
+
+def tests_are_rollouts() -> bool:
+    """Whether each test of pytest is one."""
+    return _fixed() == "test"
 
 
 def trusts_baggage() -> bool:

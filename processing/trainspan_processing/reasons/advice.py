@@ -55,7 +55,7 @@ ADVICE: Final[dict[DropReason, str]] = {
     "no_boundary": "nothing says where one rollout of the web agent ends: install trainspan[web] there, or put each task into "
     "`with trainspan.rollout():`",
     "no_rollout": "their callers named no rollout. Requests that you made by hand need nothing; an agent's calls do: run it under "
-    "`opentelemetry-instrument`, through `trainspan rollout`, or with the base URL http://HOST:8000/rollout/{token}/v1",
+    "`opentelemetry-instrument`, through `trainspan rollout` (the way for programs not in Python), or with the base URL http://HOST:8000/rollout/{token}/v1",
 }
 """Drop reason → what the user can set or do."""
 

@@ -1,0 +1,73 @@
+"""Each test of pytest as a rollout: `TRAINSPAN_BOUNDARY=test`. Its task is the test's node id; it fails with the test.
+
+A test that asks the policy for nothing, and gets no reward, leaves no rollout.
+"""
+
+import uuid
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import wrapt
+from opentelemetry import context, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link
+
+from trainspan._guard import guarded
+from trainspan._rollout.boundary import tests_are_rollouts
+from trainspan._rollout.scope import Scope, current_scope
+from trainspan._rollout_block import end_rollout_span, start_span
+from trainspan_schemas import keys
+from trainspan_schemas.identity import Identity
+
+__all__ = ["watch_pytest"]
+
+
+class TestFailed(Exception):
+    """Says in which phase a test failed, and of what."""
+
+
+def watch_pytest() -> None:
+    """Wraps pytest's runner, when it is imported."""
+    wrapt.register_post_import_hook(guarded(_wrap), "_pytest.runner")
+
+
+def _wrap(module: ModuleType) -> None:
+    def run(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        scope = _begin(args[0] if args else kwargs["item"])
+        if scope is None:
+            return wrapped(*args, **kwargs)
+        token = context.attach(scope.enter())
+        try:
+            reports = wrapped(*args, **kwargs)
+        finally:
+            context.detach(token)
+        _end(scope, reports)
+        return reports
+
+    wrapt.wrap_function_wrapper(module, "runtestprotocol", run)
+
+
+@guarded
+def _begin(item: Any) -> Scope | None:
+    """None where tests are no rollouts, or a runner or an explicit block has begun one."""
+    outer = current_scope()
+    if not tests_are_rollouts() or (outer is not None and not outer.provisional):
+        return None
+    identity = Identity(uuid.uuid4().hex, task_id=str(item.nodeid))
+    enclosing = trace.get_current_span().get_span_context()
+    links = [Link(enclosing)] if enclosing.is_valid else []
+    return Scope(identity, "explicit", start_span(keys.ROLLOUT_SPAN_NAME, Context(), identity, links))
+
+
+@guarded
+def _end(scope: Scope, reports: Any) -> None:
+    if not scope.was_used:
+        return
+    errors = [TestFailed(f"{report.when}: {_reason(report)}") for report in reports if report.failed]
+    end_rollout_span(scope, "agent_error" if errors else "ok", errors[0] if errors else None)
+
+
+def _reason(report: Any) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message if crash else report.longrepr)
