@@ -131,6 +131,24 @@ def test_the_invoked_agent_is_that_of_the_nearest_invoke_agent_span() -> None:
     assert invoked_agent() is None
 
 
+@pytest.mark.parametrize(
+    ("span", "attributes", "name"),
+    [
+        ("planner.run", {"openinference.span.kind": "AGENT", "agent.name": "planner"}, "planner"),
+        ("planner.run", {"openinference.span.kind": "AGENT"}, "planner"),
+        ("planner.run", {"openinference.span.kind": "CHAIN"}, None),
+        ("planner.agent", {"traceloop.span.kind": "agent", "traceloop.entity.name": "planner"}, "planner"),
+        ("planner.agent", {"traceloop.span.kind": "task", "traceloop.entity.name": "planner"}, None),
+    ],
+)
+def test_spans_of_other_conventions_name_their_agent(span: str, attributes: dict[str, str], name: str | None) -> None:
+    provider = TracerProvider()
+    stamp_spans_of(provider)
+    tracer = provider.get_tracer("framework")
+    with tracer.start_as_current_span(span, attributes=attributes), tracer.start_as_current_span("chat"):
+        assert invoked_agent() == name
+
+
 def test_identity_comes_from_the_parent_span_where_the_context_has_lost_it() -> None:
     provider = TracerProvider()
     stamp_spans_of(provider)

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import Token
+from functools import partial
 from typing import Any, Final
 
 import wrapt
@@ -29,10 +30,18 @@ def calling_agent(body: Callable[[], bytes | None]) -> str | None:
     """Name of the agent whose code runs here and asks for a generation; `body` gives the request's JSON if it must be read.
 
     OpenAI Agents SDK: its current agent span. LangChain and LangGraph: the agent's name, else the node of the graph.
-    Others: the nearest `invoke_agent` span. Where none of them speaks: a hash of system prompt and tools, which tells
-    agents of one program apart, else `service.name`.
+    Pydantic AI: the agent of the current run. Others: the nearest span of an agent. Where none of them speaks: a hash of
+    system prompt and tools, which tells agents of one program apart, else `service.name`.
     """
-    return _openai_agent() or _langgraph_agent() or invoked_agent() or agent_of_body(body) or _service_name()
+    sources = (
+        _openai_agent,
+        _langgraph_agent,
+        _pydantic_agent,
+        invoked_agent,
+        partial(agent_of_body, body),
+        _service_name,
+    )
+    return next(filter(None, (source() for source in sources)), None)
 
 
 @guarded
@@ -62,6 +71,14 @@ def _langgraph_agent() -> str | None:
     nodes = [part.partition(":")[0] for part in str(metadata.get("langgraph_checkpoint_ns") or "").split("|")]
     named = [node for node in nodes if node and node not in _CREATE_AGENT_NODES]
     return named[-1] if named else None
+
+
+@guarded
+def _pydantic_agent() -> str | None:
+    module = sys.modules.get("pydantic_ai._run_context")
+    run = module.get_current_run_context() if hasattr(module, "get_current_run_context") else None
+    agent = getattr(run, "agent", None)
+    return str(agent.name) if agent is not None and agent.name else None
 
 
 @guarded

@@ -138,7 +138,7 @@ def failed(request: PolicyRequest | None) -> None:
 def _parent_to_send(url: str, headers: MutableMapping[str, str], scope: Scope | None) -> TraceParent | None:
     """The `traceparent` to set, None where the header shall stay as it is.
 
-    A trace named by the URL or the API key wins: the server refuses a header of another trace.
+    A trace named by the URL or the API key wins, as on the server.
     """
     present = TraceParent.parse(headers.get("traceparent", ""))
     current = _current_parent(scope)

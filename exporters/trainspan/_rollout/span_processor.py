@@ -51,18 +51,28 @@ def _identity_of(span: trace.Span) -> Identity | None:
 
 
 def invoked_agent(span: trace.Span | None = None) -> str | None:
-    """Name of the agent whose `invoke_agent` span encloses `span` (default: the current one) most closely."""
+    """Name of the agent whose span encloses `span` (default: the current one) most closely."""
     current: Any = trace.get_current_span() if span is None else span
     for _ in range(_MAX_DEPTH):
         if not isinstance(current, Span):
             return None
-        attributes = current.attributes or {}
-        if attributes.get(keys.GEN_AI_OPERATION) == keys.OPERATION_INVOKE_AGENT:
-            name = attributes.get(keys.GEN_AI_AGENT_NAME)
-            if name:
-                return str(name)
+        if name := _agent_of(current):
+            return name
         current = _parents.get(current)
     return None
+
+
+def _agent_of(span: Span) -> str | None:
+    """The agent whose work the span is, as the standard conventions, OpenInference or traceloop say it."""
+    attributes = span.attributes or {}
+    name: object = None
+    if attributes.get(keys.GEN_AI_OPERATION) == keys.OPERATION_INVOKE_AGENT:
+        name = attributes.get(keys.GEN_AI_AGENT_NAME)
+    elif attributes.get("openinference.span.kind") == "AGENT":
+        name = attributes.get("agent.name") or span.name.removesuffix(".run")
+    elif attributes.get("traceloop.span.kind") == "agent":
+        name = attributes.get("traceloop.entity.name")
+    return str(name) if name else None
 
 
 @guarded
