@@ -76,7 +76,8 @@ def _langgraph_agent() -> str | None:
 @guarded
 def _pydantic_agent() -> str | None:
     module = sys.modules.get("pydantic_ai._run_context")
-    run = module.get_current_run_context() if hasattr(module, "get_current_run_context") else None
+    read = getattr(module, "get_current_run_context", None)
+    run = read() if read else None
     agent = getattr(run, "agent", None)
     return str(agent.name) if agent is not None and agent.name else None
 
