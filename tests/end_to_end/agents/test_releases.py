@@ -110,7 +110,8 @@ def release(request: pytest.FixtureRequest, uv: Path, tmp_path_factory: pytest.T
     place = tmp_path_factory.mktemp(request.param)
     versions, refused = resolve(uv, base_requirements(), "--resolution", request.param)
     assert not refused
-    clients = ["openai", "requests", "aiohttp", "gevent"]
+    own = f"opentelemetry-exporter-otlp-proto-http=={versions['opentelemetry-sdk']}"
+    clients = ["openai", "httpx", "requests", "aiohttp", "gevent", own]
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, timeout=120)
     pinned = [f"{name}=={version}" for name, version in versions.items()]
     pip = [place / "bin" / "pip", "install", "--quiet"]
