@@ -49,12 +49,12 @@ FLOORS = {
     "serving": ("middleware worker", "http", "swap", "capture process", "export checkpoints"),
     "exporters": (
         "_hook",
-        "_process",
+        "_process _pytest",
         "_worker",
         "_rollout_block",
         "_calls",
         "_environment _rollout",
-        "_guard _switch _noise",
+        "_guard _switch _noise _releases",
     ),
 }
 """A package's folders and top modules, top floor first: each imports from itself and from lower floors, never from its neighbors."""
