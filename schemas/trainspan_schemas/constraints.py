@@ -1,15 +1,143 @@
-"""Whether a generation request limits which tokens may come, beyond temperature and truncation, as OpenAI's API and vLLM know it."""
+"""What limits which tokens may be sampled, beyond temperature and truncation: how a request asks for it, and how a call records it."""
 
+import json
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["is_constrained"]
+from trainspan_schemas.errors import InvalidRecordError
+
+__all__ = [
+    "CONSTRAINED",
+    "MAX_CHARACTERS",
+    "REPLAYED_LIBRARY",
+    "Constraint",
+    "Grammar",
+    "is_constrained",
+    "obstacle_of",
+]
+
+CONSTRAINED: Final = "constrained"
+"""The reason for which a call is dropped whose constraint cannot be replayed; `constrained:NAME` says which one."""
+REPLAYED_LIBRARY: Final = "xgrammar"
+MAX_CHARACTERS: Final = 128 * 1024
+"""Longest record of a constraint; a longer one is recorded as `too_large`."""
+_KINDS: Final = ("json_schema", "json_object", "structural_tag", "regex", "choice", "grammar")
+_LIBRARIES: Final = (REPLAYED_LIBRARY, "guidance", "outlines", "lm-format-enforcer", "unknown")
+_OTHERS: Final = (
+    *("beam_search", "forced_tokens", "logprob_token_ids", "min_tokens", "reasoning", "thinking_budget", "tokenizer"),
+    *("too_large", "unreadable"),
+)
 
 _CONSTRAINTS: Final = (
     *("logit_bias", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("allowed_token_ids", "bad_words", "min_tokens", "use_beam_search"),
 )
 _FREE_TOOL_CHOICES: Final = ("auto", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the engine's grammar library was given."""
+
+    kind: str
+    """`json_schema`, `json_object`, `structural_tag`, `regex`, `choice` or `grammar`: what the request came down to."""
+    form: str
+    """What `spec` is written in: `json_schema`, `structural_tag`, `regex`, `ebnf`, `lark` or `choice`."""
+    spec: str
+    """As the library got it."""
+    library: str
+    """`xgrammar`, `guidance`, `outlines`, `lm-format-enforcer`, or `unknown`."""
+    version: str
+    """Of the library."""
+    vocab_size: int
+    """Bits of a mask: the size of the model's vocabulary."""
+    stop_ids: tuple[int, ...]
+    """Tokens that may end the text where the grammar allows its end, ascending."""
+    any_whitespace: bool
+    """Whether JSON may have whitespace between its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What limited the tokens of a call. All parts hold together."""
+
+    grammar: Grammar | None = None
+    allowed_ids: tuple[int, ...] | None = None
+    """The only tokens that may come; None: any."""
+    biases: tuple[tuple[int, float], ...] = ()
+    """(token, what was added to its logit before the temperature), by token."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences whose last token may not come after the others, where all of them are the call's own."""
+    others: tuple[str, ...] = ()
+    """Names of what else shaped the distribution and cannot be replayed: the table in docs/processing.md."""
+
+    def to_json(self) -> str:
+        """The canonical text: equal constraints have equal texts. Empty parts are left out."""
+        grammar = self.grammar
+        record: dict[str, Any] = {}
+        if grammar:
+            record["grammar"] = {name: getattr(grammar, name) for name in Grammar.__slots__}
+        if self.allowed_ids is not None:
+            record["allowed_token_ids"] = self.allowed_ids
+        if self.biases:
+            record["logit_bias"] = self.biases
+        if self.bad_words:
+            record["bad_words"] = self.bad_words
+        if self.others:
+            record["others"] = self.others
+        return json.dumps(record, separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Constraint":
+        """Reads `to_json`. Raises InvalidRecordError, also for names that are not known: reasons are made of them."""
+        if len(text) > 2 * MAX_CHARACTERS:
+            raise InvalidRecordError(f"no record of a constraint: {len(text)} characters")
+        try:
+            record = json.loads(text)
+            grammar, allowed = record.get("grammar"), record.get("allowed_token_ids")
+            return cls(
+                grammar=None if grammar is None else _grammar(grammar),
+                allowed_ids=None if allowed is None else _ids(allowed),
+                biases=tuple((_id(token), _finite(bias)) for token, bias in record.get("logit_bias", ())),
+                bad_words=tuple(_ids(word) for word in record.get("bad_words", ())),
+                others=tuple(_known(name, _OTHERS) for name in record.get("others", ())),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise InvalidRecordError(f"no record of a constraint ({error!r}): {text[:80]!r}") from error
+
+    @property
+    def kinds(self) -> list[str]:
+        """Names of its parts."""
+        parts = {"allowed_token_ids": self.allowed_ids, "logit_bias": self.biases, "bad_words": self.bad_words}
+        own = [self.grammar.kind] if self.grammar else []
+        return [*own, *(name for name, part in parts.items() if part), *self.others]
+
+    @property
+    def obstacle(self) -> str | None:
+        """The name of what cannot be replayed; None if all of it can."""
+        if self.others:
+            return self.others[0]
+        if self.grammar and self.grammar.library != REPLAYED_LIBRARY:
+            return f"{self.grammar.library}_{self.grammar.kind}"
+        return None
+
+
+def obstacle_of(constrained: bool | None, record: str | None) -> str | None:
+    """The reason for which a call is dropped by its constraint; None if it has none, or one that can be replayed.
+
+    `constrained` is what the call says of itself, `record` its constraint as `Constraint.to_json` wrote it.
+    """
+    if not constrained:
+        return None
+    if record is None:
+        return CONSTRAINED
+    try:
+        name = Constraint.from_json(record).obstacle
+    except InvalidRecordError:
+        return CONSTRAINED
+    return None if name is None else f"{CONSTRAINED}:{name}"
 
 
 def is_constrained(request: Mapping[str, Any]) -> bool:
@@ -23,3 +151,36 @@ def is_constrained(request: Mapping[str, Any]) -> bool:
         return True
     form = request.get("response_format") or {"type": "text"}
     return not isinstance(form, Mapping) or form.get("type", "text") != "text"
+
+
+def _grammar(record: Mapping[str, Any]) -> Grammar:
+    return Grammar(
+        kind=_known(record["kind"], _KINDS),
+        library=_known(record["library"], _LIBRARIES),
+        **{name: str(record[name]) for name in ("form", "spec", "version")},
+        vocab_size=_id(record["vocab_size"]),
+        stop_ids=_ids(record["stop_ids"]),
+        any_whitespace=bool(record["any_whitespace"]),
+    )
+
+
+def _known(name: Any, names: tuple[str, ...]) -> str:
+    if name not in names:
+        raise ValueError(f"{name!r} is not known")
+    return str(name)
+
+
+def _finite(value: Any) -> float:
+    if not math.isfinite(number := float(value)):
+        raise ValueError(f"{value!r} is no bias")
+    return number
+
+
+def _ids(values: Any) -> tuple[int, ...]:
+    return tuple(_id(value) for value in values)
+
+
+def _id(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+        raise ValueError(f"{value!r} is no token id")
+    return value

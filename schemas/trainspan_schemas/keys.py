@@ -33,6 +33,10 @@ COMPLETION_TOKEN_IDS: Final = "trainspan.completion.token_ids"  # bytes, int32 l
 COMPLETION_LOGPROBS: Final = "trainspan.completion.logprobs"  # bytes, float32 little-endian
 LOGPROBS_MODE: Final = "trainspan.logprobs.mode"  # "processed" | "raw"
 SAMPLING_CONSTRAINED: Final = "trainspan.sampling.constrained"  # bool
+SAMPLING_CONSTRAINT: Final = "trainspan.sampling.constraint"  # JSON, see constraints.Constraint
+CONSTRAINT_START: Final = (
+    "trainspan.sampling.constraint_start"  # int: tokens before the first one that a grammar masked
+)
 POLICY_NAME: Final = "trainspan.policy.name"
 POLICY_BASE: Final = "trainspan.policy.base"  # hex digest of the model that training began with (checkpoint.py)
 POLICY_VERSION: Final = "trainspan.policy.version"  # int

@@ -113,6 +113,8 @@ class ServingSettings:
     """Override a client's temperature, top_p and top_k for training rollouts: temperature 1, nothing truncated."""
     val_temperature: float | None = None
     """Sample validation rollouts at this temperature (0: greedy), nothing truncated; default: as the client asks."""
+    strict_tools: bool = True
+    """Whether calls of tools with `strict: true` must follow the tool's schema, as in vLLM by default; false samples them freely."""
     body_timeout_s: float = 60.0
     """How long the body of a request may take to arrive before it gets 408."""
     max_body_bytes: int = 64 * 1024 * 1024

@@ -15,6 +15,7 @@ from typing import Any
 from trainspan_schemas import keys
 from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller
+from trainspan_serving.capture.constraints import EngineConstraints
 from trainspan_serving.capture.generation import Generation, override_sampling, with_logprobs
 from trainspan_serving.checkpoints.served_policy import Policy
 from trainspan_serving.export.call_span import CallSpan
@@ -98,7 +99,28 @@ class EngineTap:
         """Those that are not settled."""
         self.cut_requests = 0
         """Requests of clients that `end_all` has ended."""
+        self._constraints = EngineConstraints(engine, self._generate)
+        self._under_way: dict[int, Generation] = {}
+        """By the id of the parameters that the engine is given."""
+        self._watch(engine.input_processor)
         engine.generate = self.generate
+
+    def _watch(self, processor: Any) -> None:
+        """Notes the parameters that the engine's own processing makes of those of a generation."""
+        at_once, in_thread = processor.process_inputs, processor.process_inputs_async
+
+        def note(params: Any, request: Any) -> Any:
+            if (generation := self._under_way.get(id(params))) is not None:
+                generation.final = request.sampling_params
+            return request
+
+        def process_inputs(request_id: str, prompt: Any, params: Any, *rest: Any, **options: Any) -> Any:
+            return note(params, at_once(request_id, prompt, params, *rest, **options))
+
+        async def process_inputs_async(request_id: str, prompt: Any, params: Any, *rest: Any, **options: Any) -> Any:
+            return note(params, await in_thread(request_id, prompt, params, *rest, **options))
+
+        processor.process_inputs, processor.process_inputs_async = process_inputs, process_inputs_async
 
     @contextlib.contextmanager
     def exchange(self, exchange: Exchange) -> Iterator[None]:
@@ -124,23 +146,34 @@ class EngineTap:
         """As the engine client's; the outputs are passed on as they are."""
         exchange = _CURRENT.get()
         if exchange is None or not isinstance(prompt, dict):
-            return self._generate(prompt, sampling_params, request_id, **options)
+            return self._settled(sampling_params, self._generate(prompt, sampling_params, request_id, **options))
         identity = exchange.caller.identity
         temperature = self._temperatures.get(identity.split) if identity else None
         if temperature is not None:
             sampling_params = override_sampling(sampling_params, temperature)
-        if sampling_params.logprobs is None:
-            sampling_params = with_logprobs(sampling_params)
+        sampling_params = with_logprobs(sampling_params)  # its own: one object may go with several prompts
         adapter = options.get("lora_request")
         if adapter is None and exchange.policy.adapter:
             options["lora_request"] = exchange.policy.adapter.request
-        generation = Generation(prompt, sampling_params, request_id, exchange.choices, exchange.policy, adapter)
+        generation = Generation(
+            prompt, sampling_params, request_id, exchange.choices, exchange.policy, adapter, options
+        )
         exchange.choices += sampling_params.n
         outputs = self._generate(prompt, sampling_params, request_id, **options)
-        return self._observe(exchange, generation, outputs)
+        return self._observe(exchange, generation, sampling_params, self._settled(sampling_params, outputs))
+
+    async def _settled(self, params: Any, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        """The outputs of a generation, which begins when the engine's grammar library is known if it needs one."""
+        try:
+            if getattr(params, "structured_outputs", None) is not None:
+                await self._constraints.settle()
+            async for output in outputs:
+                yield output
+        finally:
+            await outputs.aclose()
 
     async def _observe(
-        self, exchange: Exchange, generation: Generation, outputs: AsyncGenerator[Any, None]
+        self, exchange: Exchange, generation: Generation, params: Any, outputs: AsyncGenerator[Any, None]
     ) -> AsyncGenerator[Any, None]:
         if exchange.ended_because:
             raise self._cut(exchange, exchange.ended_because)
@@ -149,6 +182,7 @@ class EngineTap:
             exchange.call_index = 0 if key is None else self._counter.next(key)
         exchange.begin(generation)
         self._live.add(exchange)
+        self._under_way[id(params)] = generation
         try:
             async for output in outputs:
                 if exchange.ended_because:
@@ -159,6 +193,7 @@ class EngineTap:
             try:
                 await outputs.aclose()
             finally:
+                del self._under_way[id(params)]
                 exchange.end_generation()
                 if exchange.is_settled:
                     self._live.discard(exchange)
@@ -175,7 +210,7 @@ class EngineTap:
     def _emit(self, exchange: Exchange) -> None:
         end_ns = time.time_ns()
         for generation in exchange.generations:
-            for choice, attributes in generation.choices(exchange.endpoint):
+            for choice, attributes in generation.choices(exchange.endpoint, self._constraints):
                 attributes.update(self._attributes_of(exchange))
                 attributes[keys.CALL_DELIVERED] = exchange.delivered and choice.finished and not exchange.is_cut
                 if exchange.is_cut and not choice.finished:

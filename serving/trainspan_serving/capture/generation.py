@@ -1,17 +1,23 @@
 """One generation of the engine: what was asked of it, and per choice what it sampled."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from trainspan_schemas import keys
+from trainspan_schemas.constraints import Constraint
+from trainspan_schemas.errors import one_line
 from trainspan_schemas.tokens import encode_ids, encode_logprobs
+from trainspan_serving.capture.constraints import EngineConstraints, is_constrained, kind_of
 from trainspan_serving.checkpoints.served_policy import Policy
 
 __all__ = ["Choice", "Generation", "override_sampling", "with_logprobs"]
+
+_log = logging.getLogger(__name__)
 
 _OPERATIONS = {"/v1/completions": keys.OPERATION_TEXT_COMPLETION}
 
@@ -35,10 +41,21 @@ class Generation:
     """Gathers the outputs of one `generate` call."""
 
     def __init__(
-        self, prompt: Any, params: Any, request_id: str, first_choice: int, policy: Policy, lora_request: Any
+        self,
+        prompt: Any,
+        params: Any,
+        request_id: str,
+        first_choice: int,
+        policy: Policy,
+        lora_request: Any,
+        options: Mapping[str, Any],
     ) -> None:
-        """`lora_request`: an adapter that the client itself asked for, None for the policy."""
+        """`lora_request`: an adapter that the client itself asked for, None for the policy; `options`: those of `generate`."""
         self._params = params
+        self._asked_kind = kind_of(params)
+        self._options = options
+        self.final: Any = None
+        """The parameters as they went into the engine; None until then."""
         self._request_id = request_id
         self._first_choice = first_choice
         self._prompt_ids: list[int] = prompt.get("prompt_token_ids") or []
@@ -63,9 +80,10 @@ class Generation:
                 choice.finish_reason = completion.finish_reason
                 choice.versions = [(span.version, span.start, span.end) for span in completion.weight_versions or ()]
 
-    def choices(self, endpoint: str) -> Iterator[tuple[Choice, dict[str, Any]]]:
+    def choices(self, endpoint: str, constraints: EngineConstraints) -> Iterator[tuple[Choice, dict[str, Any]]]:
         """Each choice with its span attributes."""
         params = self._params
+        constraint = self._constraint(constraints)
         shared: dict[str, Any] = {
             keys.GEN_AI_OPERATION: _OPERATIONS.get(endpoint, keys.OPERATION_CHAT),
             keys.GEN_AI_RESPONSE_ID: _response_id(self._request_id, endpoint),
@@ -76,7 +94,7 @@ class Generation:
             keys.GEN_AI_FREQUENCY_PENALTY: float(params.frequency_penalty),
             keys.GEN_AI_PRESENCE_PENALTY: float(params.presence_penalty),
             keys.GEN_AI_REPETITION_PENALTY: float(params.repetition_penalty),
-            keys.SAMPLING_CONSTRAINED: _is_constrained(params) or "-beam-" in self._request_id,
+            keys.SAMPLING_CONSTRAINED: self._is_beam or is_constrained(params),
             keys.GEN_AI_INPUT_TOKENS: len(self._prompt_ids),
             keys.PROMPT_TOKEN_IDS: encode_ids(self._prompt_ids),
         }
@@ -94,6 +112,7 @@ class Generation:
                 {
                     **shared,
                     **self._version_attributes(choice),
+                    **self._constraint_attributes(constraint, choice, constraints),
                     keys.CHOICE_INDEX: self._first_choice + index,
                     keys.GEN_AI_FINISH_REASONS: [choice.finish_reason or "abort"],
                     keys.GEN_AI_OUTPUT_TOKENS: len(choice.ids),
@@ -101,6 +120,36 @@ class Generation:
                     keys.COMPLETION_LOGPROBS: encode_logprobs(choice.logprobs),
                 },
             )
+
+    def _constraint(self, constraints: EngineConstraints) -> Constraint | None:
+        """None where nothing constrained it, or it did not come as far as the engine."""
+        if self.final is None or not (is_constrained(self.final) or self._is_beam):
+            return None
+        try:
+            constraint = constraints.read(self.final, self._asked_kind)
+        except Exception as error:  # noqa: BLE001  # of another vLLM's inner layout: the call is recorded all the same
+            _log.warning("how a call was constrained cannot be read: %s", one_line(error))
+            constraint = Constraint(others=("unreadable",))
+        return replace(constraint, others=("beam_search", *constraint.others)) if self._is_beam else constraint
+
+    @property
+    def _is_beam(self) -> bool:
+        return "-beam-" in self._request_id
+
+    def _constraint_attributes(
+        self, constraint: Constraint | None, choice: Choice, constraints: EngineConstraints
+    ) -> dict[str, Any]:
+        if constraint is None:
+            return {}
+        try:
+            start = constraints.start(self._prompt_ids, choice.ids, self.final, self._options)
+        except Exception as error:  # noqa: BLE001  # as above
+            _log.warning("where a call's reasoning ended cannot be told: %s", one_line(error))
+            start = None
+        if start is None:
+            constraint = replace(constraint, others=("reasoning", *constraint.others))
+        record = {keys.SAMPLING_CONSTRAINT: constraint.to_json()}
+        return {**record, keys.CONSTRAINT_START: start} if start else record
 
     def _version_attributes(self, choice: Choice) -> dict[str, Any]:
         """The engine's own labels where it reported them; they are those of the full weights, whatever adapter is on them."""
@@ -129,8 +178,9 @@ def override_sampling(params: Any, temperature: float) -> Any:
 
 
 def with_logprobs(params: Any) -> Any:
-    """A copy that also reports the chosen tokens' log-probabilities, in the form that costs least."""
-    return msgspec.structs.replace(params, logprobs=0, flat_logprobs=True)
+    """A copy that also reports the chosen tokens' log-probabilities, if it does not, in the form that costs least."""
+    asked = {} if params.logprobs is not None else {"logprobs": 0, "flat_logprobs": True}
+    return msgspec.structs.replace(params, **asked)
 
 
 def _chosen_logprobs(completion: Any) -> list[float]:
@@ -142,23 +192,6 @@ def _chosen_logprobs(completion: Any) -> list[float]:
     if starts is not None:
         return [positions.logprobs[start] for start in starts]
     return [position[token].logprob for position, token in zip(positions, completion.token_ids, strict=True)]
-
-
-def _is_constrained(params: Any) -> bool:
-    """Whether anything but temperature, top_p, top_k and min_p shaped the distribution that was sampled from."""
-    return bool(
-        params.structured_outputs is not None
-        or params.logit_bias
-        or params.allowed_token_ids
-        or params.bad_words
-        or params.min_tokens
-        or params.thinking_token_budget is not None
-        or params.trace_decode_token_ids
-        or params.logprob_token_ids
-        or params.presence_penalty
-        or params.frequency_penalty
-        or params.repetition_penalty != 1.0
-    )
 
 
 def _response_id(request_id: str, endpoint: str) -> str:

@@ -42,7 +42,7 @@ class CallSpan:
     @property
     def size_bytes(self) -> int:
         """About what it takes in memory and on the wire."""
-        return 1024 + sum(len(value) for value in self.attributes.values() if isinstance(value, bytes))
+        return 1024 + sum(len(value) for value in self.attributes.values() if isinstance(value, bytes | str))
 
 
 def encode_request(spans: Iterable[CallSpan], resource: Mapping[str, AttributeValue]) -> ExportTraceServiceRequest:

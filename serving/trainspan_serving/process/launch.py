@@ -99,6 +99,8 @@ def prepare(
     defaults = {**_PRIVATE, **(_CPU if on_cpu else {}), "VLLM_LOGGING_LEVEL": "WARNING"}
     if is_local:
         defaults["HF_HUB_OFFLINE"] = "1"
+    if not settings.strict_tools:
+        defaults["VLLM_ENFORCE_STRICT_TOOL_CALLING"] = "0"
     max_rank = settings.max_lora_rank or (adapter.rank if adapter else None)
     our_flags = _flags(settings, port, on_cpu, max_rank)
     return Launch(plan, settings.host, port, (*our_flags, *flags), {**defaults, **environ})

@@ -175,6 +175,12 @@ def test_on_a_gpu_build_no_cpu_setting_is_made(home: Path, models: Models, monke
     assert "bfloat16" in launch.flags
 
 
+def test_tools_are_strict_unless_the_settings_say_otherwise(home: Path, models: Models) -> None:
+    name = "VLLM_ENFORCE_STRICT_TOOL_CALLING"
+    free = launch_of(home, model=str(models.base), strict_tools=False).environment
+    assert (launch_of(home, model=str(models.base)).environment.get(name), free[name]) == (None, "0")
+
+
 def test_the_users_environment_wins(home: Path, models: Models) -> None:
     settings = ServingSettings(model=str(models.base), port=0, checkpoints=str(home))
     assert prepare(settings, (), {"OMP_NUM_THREADS": "8"}).environment["OMP_NUM_THREADS"] == "8"

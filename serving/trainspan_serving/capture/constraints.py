@@ -1,0 +1,199 @@
+"""How a generation was constrained: read from vLLM's own parameters as they went into the engine, not from the request.
+
+What an endpoint makes of `tool_choice`, `strict`, `response_format` and the rest is there by then, and so are the tokens that
+end the text, the token ids of banned words and the library that validation has chosen.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from types import SimpleNamespace
+from typing import Any
+
+from trainspan_schemas.constraints import MAX_CHARACTERS, Constraint, Grammar
+from trainspan_schemas.errors import one_line
+
+__all__ = ["EngineConstraints", "is_constrained", "kind_of"]
+
+_log = logging.getLogger(__name__)
+
+_UNKNOWN = "unknown"
+_LIBRARIES = {"guidance": "llguidance", "outlines": "outlines_core"}
+"""Names of distributions that differ from vLLM's name of the backend."""
+
+
+class EngineConstraints:
+    """Knows the engine's grammar library, and writes down the constraints of generations.
+
+    vLLM compiles all grammars with the library of the first request that had one, whatever it chooses for later ones. Where
+    it may choose (`auto`), `settle` makes that first request, so that the library is known: xgrammar.
+    """
+
+    def __init__(self, engine: Any, generate: Callable[..., AsyncGenerator[Any, None]]) -> None:
+        self._engine, self._generate = engine, generate
+        self._config = engine.vllm_config.structured_outputs_config
+        self._library: str | None = None if self._config.backend == "auto" else str(self._config.backend)
+        self._settling = asyncio.Lock()
+        self._bounds: Any = None
+
+    async def settle(self) -> None:
+        """Returns when the library is fixed."""
+        async with self._settling:
+            if self._library is not None:
+                return
+            try:
+                self._library = await self._first_request()
+            except Exception as error:  # noqa: BLE001  # the client's own request will be told
+                self._library = _UNKNOWN
+                _log.warning(
+                    "the engine's grammar library is not known: %s; its calls cannot be trained", one_line(error)
+                )
+
+    async def _first_request(self) -> str:
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+        ranks = self._engine.vllm_config.parallel_config.data_parallel_size
+        libraries = set()
+        for rank in range(ranks):
+            asked = StructuredOutputsParams(regex="a")
+            params = SamplingParams(
+                max_tokens=1,
+                temperature=0.0,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+                structured_outputs=asked,
+            )
+            place = {"data_parallel_rank": rank} if ranks > 1 else {}
+            request_id = f"trainspan-grammar-{secrets.token_hex(8)}"
+            async for _ in self._generate(tokens_input([0]), params, request_id, **place):
+                pass
+            libraries.add(str(asked._backend))  # validation writes it there
+        return libraries.pop() if len(libraries) == 1 else _UNKNOWN
+
+    def read(self, params: Any, asked: str | None) -> Constraint:
+        """Of parameters as they went into the engine; `asked` is the kind of grammar that the request came with."""
+        others = {
+            "min_tokens": params.min_tokens,
+            "thinking_budget": params.thinking_token_budget is not None,
+            "forced_tokens": params.trace_decode_token_ids,
+            "logprob_token_ids": params.logprob_token_ids,
+            "tokenizer": params.structured_outputs is not None and self._reads_tokens_otherwise(),
+        }
+        made = Constraint(
+            grammar=self._grammar(params, asked) if params.structured_outputs is not None else None,
+            allowed_ids=tuple(sorted(set(params.allowed_token_ids))) if params.allowed_token_ids else None,
+            biases=tuple(sorted((int(token), float(bias)) for token, bias in (params.logit_bias or {}).items())),
+            bad_words=tuple(tuple(word) for word in params.bad_words_token_ids or ()),
+            others=tuple(name for name, given in others.items() if given),
+        )
+        return made if len(made.to_json()) <= MAX_CHARACTERS else Constraint(others=("too_large",))
+
+    def _grammar(self, params: Any, asked: str | None) -> Grammar:
+        from vllm.v1.structured_output.request import get_structured_output_key
+        from vllm.v1.structured_output.utils import grammar_is_likely_lark
+
+        type_, spec = get_structured_output_key(params.structured_outputs)
+        name = type_.name.lower()
+        form, kind = {"json": ("json_schema", "json_schema"), "json_object": ("json_schema", "json_object")}.get(
+            name, (name, name)
+        )
+        if name == "json_object":
+            spec = '{"type": "object"}'
+        if name == "grammar":
+            form = "lark" if grammar_is_likely_lark(spec) else "ebnf"
+        library = self._library or _UNKNOWN
+        return Grammar(
+            kind=asked or kind,
+            form=form,
+            spec=spec,
+            library=library,
+            version=_version(_LIBRARIES.get(library, library)),
+            vocab_size=int(self._engine.model_config.get_vocab_size()),
+            stop_ids=tuple(sorted(params.all_stop_token_ids)),
+            any_whitespace=not self._config.disable_any_whitespace,
+        )
+
+    def _reads_tokens_otherwise(self) -> bool:
+        """Whether vLLM makes what xgrammar knows of the tokenizer in another way than xgrammar does for one of transformers."""
+        from vllm.utils.mistral import is_mistral_tokenizer
+
+        kind = getattr(self._engine.model_config.hf_config, "model_type", None)
+        return kind == "plamo3" or bool(is_mistral_tokenizer(self._engine.input_processor.tokenizer))
+
+    def start(self, prompt: Sequence[int], ids: Sequence[int], params: Any, options: Mapping[str, Any]) -> int | None:
+        """How many of the sampled `ids` came before the first one that the grammar masked: those of reasoning.
+
+        None where a token that nothing masked was fed to the grammar. `options` are those of the generation.
+        """
+        bounds = self._reasoning_bounds()
+        if bounds is None or params.structured_outputs is None:
+            return 0
+        from vllm.v1.structured_output.request import StructuredOutputRequest
+
+        asked = StructuredOutputRequest(
+            params.structured_outputs,
+            reasoning_ended=options.get("reasoning_ended"),
+            reasoning_parser_kwargs=options.get("reasoning_parser_kwargs"),
+        )
+        request = SimpleNamespace(
+            structured_output_request=asked, prompt_token_ids=list(prompt), all_token_ids=list(prompt)
+        )
+        if bounds(request, ()).constraint_start == 0:
+            return 0
+        for place, token in enumerate(ids):
+            request.all_token_ids.append(token)
+            fed = bounds(request, [token], spec_tokens_committed=True).grammar_start
+            if fed == 0:
+                return None
+            if fed == 1:
+                return place + 1
+        return len(ids)
+
+    def _reasoning_bounds(self) -> Any:
+        """vLLM's own method that tells where reasoning ends; None where grammars hold from the first token on."""
+        config = self._config
+        if not config.reasoning_parser or config.enable_in_reasoning:
+            return None
+        if self._bounds is None:
+            from vllm.reasoning import ReasoningParserManager
+            from vllm.v1.structured_output import StructuredOutputManager
+
+            manager = StructuredOutputManager.__new__(StructuredOutputManager)
+            manager.enable_in_reasoning = False
+            manager.tokenizer = self._engine.input_processor.tokenizer
+            manager.reasoner_cls = ReasoningParserManager.get_reasoning_parser(config.reasoning_parser)
+            self._bounds = manager._get_constraint_bounds
+        return self._bounds
+
+
+def kind_of(params: Any) -> str | None:
+    """`choice` for a request with choices: validation makes a grammar of them."""
+    asked = params.structured_outputs
+    return "choice" if asked is not None and asked.choice is not None else None
+
+
+def is_constrained(params: Any) -> bool:
+    """Whether anything but temperature, top_p, top_k and min_p shaped the distribution that was sampled from."""
+    return bool(
+        params.structured_outputs is not None
+        or params.logit_bias
+        or params.allowed_token_ids
+        or params.bad_words
+        or params.min_tokens
+        or params.thinking_token_budget is not None
+        or params.trace_decode_token_ids
+        or params.logprob_token_ids
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
+    )
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return _UNKNOWN
