@@ -67,6 +67,7 @@ CALLS: Final[Schema] = {
     "repetition_penalty": pl.Float64,
     "logprobs_mode": pl.String,
     "constrained": pl.Boolean,
+    "obstacle": pl.String,
     "sampling_unstated": pl.Boolean,
     "internal": pl.Boolean,
     "multimodal": pl.Boolean,
@@ -79,8 +80,9 @@ CALLS: Final[Schema] = {
     "n_tokens": pl.UInt32,
 }
 """One row per call with tokens, without these: `n_tokens` counts those of prompt and answer. `store` numbers the `--store` it
-was read from and `seq` is its place there, NULL where no call span holds the tokens; `tokens_source` is `engine` for
-call spans of the policy server, `response` for what a client's instrumentation kept of a response (traces/client_calls.py)."""
+was read from and `seq` is its place there, NULL where no call span holds the tokens. `obstacle` is the reason for which a
+constrained call is dropped, NULL where its constraint can be replayed. `tokens_source` is `engine` for call spans of the policy
+server, `response` for what a client's instrumentation kept of a response (traces/client_calls.py)."""
 
 SPANS: Final[Schema] = {
     "store": pl.UInt8,
@@ -143,8 +145,10 @@ PAYLOAD: Final[Schema] = {
     "prompt_ids": pl.List(pl.Int32),
     "completion_ids": pl.List(pl.Int32),
     "logprobs": pl.List(pl.Float32),
+    "constraint": pl.String,
+    "constraint_start": pl.Int32,
 }
-"""The tokens of calls: P prompt ids, C completion ids, C log-probabilities."""
+"""The tokens of calls: P prompt ids, C completion ids, C log-probabilities; and what constrained them, where that is recorded."""
 
 
 HISTORY: Final[Schema] = {

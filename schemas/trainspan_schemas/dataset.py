@@ -6,7 +6,8 @@ dataset/round-0007.about/    manifest.json  rollouts.jsonl  quality.html
 ```
 
 No name for another file in the folder of parts is ignored by all readers of Parquet: Polars refuses any file with another ending.
-Version 1 had the parts and what describes them in one folder `round=0007`, and no column `rollout_reward`.
+Version 1 had the parts and what describes them in one folder `round=0007`, and no column `rollout_reward`. Version 2 had no
+columns `constraint` and `constraint_start`, and no constrained calls: who knows only version 2 would train those as if they were free.
 """
 
 import re
@@ -27,8 +28,8 @@ __all__ = [
     "round_of",
 ]
 
-DATASET_VERSION: Final = 2
-READABLE_VERSIONS: Final = (1, 2)
+DATASET_VERSION: Final = 3
+READABLE_VERSIONS: Final = (1, 2, 3)
 MANIFEST: Final = "manifest.json"
 ABOUT: Final = ".about"
 """What the name of the folder that describes a dataset ends with."""
@@ -63,6 +64,8 @@ COLUMNS: Final[dict[str, str]] = {
     "finish_reason": "string",
     "tokens_source": "string",
     "temperature": "float64",
+    "constraint": "string",
+    "constraint_start": "int32",
     "reward": "float64",
     "rollout_reward": "float64",
     "return": "float64",
@@ -78,6 +81,8 @@ agent is `done`. `parent_index` is the call index of the trained call that the p
 continues none; `branch` counts the earlier calls of the rollout from the very same prompt (best of n, retries).
 `reward` is the call's own step reward (NULL if none), `rollout_reward` what the whole rollout earned: its own reward and those of
 all its calls, weighted and added up, the same in each of its rows. `return` is what the credit rule gave it, `advantage` the final number.
+`constraint` is what limited which tokens could come, as JSON (`constraints.Constraint`), NULL where nothing did;
+`constraint_start` is how many tokens came before the first one that a grammar masked, NULL for 0.
 `tokens_source` is "engine" for ids recorded at the engine, "response" for those that a client's instrumentation kept of the
 engine's response (the span id is then CLIENT_SPAN:CHOICE).
 """

@@ -2,7 +2,7 @@
 
 from typing import Final, Literal, get_args
 
-__all__ = ["DROP_REASONS", "ROLLOUT_STATUSES", "DropReason", "RolloutStatus"]
+__all__ = ["DROP_REASONS", "ROLLOUT_STATUSES", "DropReason", "RolloutStatus", "without_detail"]
 
 RolloutStatus = Literal["ok", "agent_error", "timeout", "cancelled", "infra_error", "judge_error"]
 ROLLOUT_STATUSES: Final[tuple[str, ...]] = get_args(RolloutStatus)
@@ -47,3 +47,8 @@ DropReason = Literal[
     "no_rollout",
 ]
 DROP_REASONS: Final[tuple[str, ...]] = get_args(DropReason)
+
+
+def without_detail(reason: str) -> str:
+    """The reason, without what may stand behind a colon: `constrained` of `constrained:beam_search`."""
+    return reason.partition(":")[0]

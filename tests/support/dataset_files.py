@@ -29,6 +29,8 @@ class LoggedCall:
     policy_version: int = 0
     attempt: int = 0
     reward: float = 0.0
+    constraint: str | None = None
+    constraint_start: int | None = None
 
 
 def write_dataset(
@@ -71,21 +73,33 @@ def write_dataset(
     return temporary.rename(folder)
 
 
+def as_version_2(folder: Path) -> Path:
+    """Turns a dataset into one of version 2, without what constrained calls have."""
+    return _as_version(folder, 2, ["constraint", "constraint_start"])
+
+
 def as_version_1(folder: Path) -> Path:
     """Turns a dataset into one of version 1: all in one folder `round=NNNN`, and no column `rollout_reward`."""
-    import pyarrow.parquet as pq
-
+    folder = _as_version(folder, 1, ["constraint", "constraint_start", "rollout_reward"])
     about = about_dir(folder)
     manifest = json.loads((about / MANIFEST).read_text())
-    for file in manifest["files"]:
-        part = folder / file["name"]
-        pq.write_table(pq.ParquetFile(part).read().drop(["rollout_reward"]), part)
-        file["sha256"] = hashlib.sha256(part.read_bytes()).hexdigest()
-    (about / MANIFEST).write_text(json.dumps({**manifest, "version": 1}))
     for path in about.iterdir():
         path.rename(folder / path.name)
     about.rmdir()
     return folder.rename(folder.with_name(f"round={manifest['round']:04d}"))
+
+
+def _as_version(folder: Path, version: int, without: list[str]) -> Path:
+    import pyarrow.parquet as pq
+
+    path = about_dir(folder) / MANIFEST
+    manifest = json.loads(path.read_text())
+    for file in manifest["files"]:
+        part = folder / file["name"]
+        pq.write_table(pq.ParquetFile(part).read().drop(without), part)
+        file["sha256"] = hashlib.sha256(part.read_bytes()).hexdigest()
+    path.write_text(json.dumps({**manifest, "version": version}))
+    return folder
 
 
 def _row(call: LoggedCall, round_: int, run_id: str) -> dict[str, Any]:

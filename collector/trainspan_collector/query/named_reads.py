@@ -44,7 +44,7 @@ HOLDINGS: Final = (
 tokens and other spans lie there, and their first and last `seq`. It takes the parameters of `calls`, and also gives what they
 do not select (`is_selected`) in the traces of rollouts of which they select something."""
 
-TOKENS: Final = ("trace_id", "span_id", "prompt_ids", "completion_ids", "logprobs")
+TOKENS: Final = ("trace_id", "span_id", "prompt_ids", "completion_ids", "logprobs", "call_facts")
 """Columns of the read `tokens`: the calls whose `seq` is among `seqs`, also where a richer duplicate has come since."""
 
 _STRETCH: Final = 2048

@@ -9,6 +9,7 @@ from trainspan_collector.otlp.values import Json
 from trainspan_collector.rows.tables import SpanRow
 from trainspan_collector.runtime.metrics import LoadCounts
 from trainspan_schemas import keys
+from trainspan_schemas.constraints import CONSTRAINED, obstacle_of
 
 __all__ = ["LoadCounting", "Tally"]
 
@@ -75,8 +76,8 @@ def _lack(row: SpanRow, plain: Mapping[str, Json]) -> str | None:
         return "ended_by_server"
     if row.delivered is False:
         return "not_delivered"
-    if look.boolean(plain, keys.SAMPLING_CONSTRAINED):
-        return "constrained"
+    if obstacle_of(look.boolean(plain, keys.SAMPLING_CONSTRAINED), look.text(plain, keys.SAMPLING_CONSTRAINT)):
+        return CONSTRAINED
     if row.dropped_attributes:
         return "attributes_dropped"
     if keys.REDACTED in plain:

@@ -22,6 +22,8 @@ __all__ = ["DatasetWriter", "FileEntry", "Scratch", "publish", "scratch_folder",
 
 ROWS_PER_FILE: Final = 262_144
 
+_DICTIONARY_BYTES: Final = 2**24
+"""Of different texts in a column's part of a row group: constraints are long and repeat, and each is to stand there once."""
 _TYPES: Final[dict[str, Any]] = {
     "string": pa.string(),
     "int32": pa.int32(),
@@ -80,7 +82,8 @@ class DatasetWriter:
             "compression": "zstd",
             "use_dictionary": [name for name, kind in COLUMNS.items() if kind == "string"],
             "column_encoding": {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in _LISTS},
-            "write_statistics": [name for name in COLUMNS if name not in _LISTS],
+            "write_statistics": [name for name in COLUMNS if name not in (*_LISTS, "constraint")],
+            "dictionary_pagesize_limit": _DICTIONARY_BYTES,
         }
         return pq.ParquetWriter(self.folder / self._name, SCHEMA, **options)
 

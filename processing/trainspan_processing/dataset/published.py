@@ -90,6 +90,6 @@ def open_published(path: Path) -> Published:
     except (OSError, ValueError) as error:
         raise UsageError(f"{said} cannot be read: {error}") from error
     if manifest.get("version") not in READABLE_VERSIONS:
-        known = " and ".join(map(str, READABLE_VERSIONS))
+        known = ", ".join(map(str, READABLE_VERSIONS))
         raise UsageError(f"{path} has version {manifest.get('version')}, this trainspan reads {known}")
     return Published(path, manifest)

@@ -7,14 +7,20 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from trainspan_processing.read.json_attributes import with_facts
 from trainspan_processing.read.source import Source
 from trainspan_processing.tables import PAYLOAD, ROLLOUT_KEY, SPAN_KEY, empty
+from trainspan_schemas import keys
 
 __all__ = ["Tokens", "chunk_number", "chunks_of_rollouts", "read_payload"]
 
 CALLS_PER_CHUNK: Final = 8_192
 TOKENS_PER_CHUNK: Final = 8_388_608
 """32 MiB of ids; a chunk is held in memory a few times over."""
+
+_NUMBERS: Final = {"constraint_start": keys.CONSTRAINT_START}
+_TEXTS: Final = {"constraint": keys.SAMPLING_CONSTRAINT}
+"""Columns of PAYLOAD out of the column `call_facts`."""
 
 
 Int = NDArray[np.int64]
@@ -78,12 +84,17 @@ def read_payload(
 ) -> pl.DataFrame:
     """PAYLOAD (its `columns`) of `calls` (with `store` and `seq`); `answers` is that of calls that only clients recorded."""
     schema = {name: PAYLOAD[name] for name in columns}
+    numbers, texts = ({name: key for name, key in of.items() if name in schema} for of in (_NUMBERS, _TEXTS))
+    facts = {*numbers, *texts}
+    asked = [*(name for name in columns if name not in facts), *(["call_facts"] if facts else [])]
     frames = [empty(schema)]
     if answers is not None and answers.height:
         frames.append(answers.join(calls.select(SPAN_KEY), on=SPAN_KEY, how="semi").select(*schema))
     for (store,), part in calls.drop_nulls("seq").partition_by("store", as_dict=True).items():
         frames += [
-            batch.select(pl.col(name).cast(kind) for name, kind in schema.items())
-            for batch in source.tokens(int(str(store)), part["seq"].sort().to_list(), columns)
+            (with_facts(batch, numbers=numbers, booleans={}, texts=texts) if facts else batch).select(
+                pl.col(name).cast(kind) for name, kind in schema.items()
+            )
+            for batch in source.tokens(int(str(store)), part["seq"].sort().to_list(), asked)
         ]
     return pl.concat(frames)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from trainspan_schemas.status import DropReason
+from trainspan_schemas.status import DropReason, without_detail
 
 __all__ = ["ADVICE", "advice_on"]
 
@@ -31,7 +31,8 @@ ADVICE: Final[dict[DropReason, str]] = {
     "--train-sampling",
     "unstated_sampling": "a client recorded these calls, and the request does not state temperature, top_p and constraints: send "
     "temperature=1 and top_p=1, or pass --admit unstated_sampling if the server's defaults are these",
-    "constrained": "structured output or a logit bias masked the sampling: ask for plain text, or tools with tool_choice auto",
+    "constrained": "the constraint was not recorded, or cannot be replayed: serve the policy with `trainspan serve` and vLLM's "
+    "xgrammar, and do without what is named after the colon",
     "mixed_versions": "calls span weight swaps without exact borders: let the server drain before it swaps",
     "attributes_dropped": "span attributes were cut: raise OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT and unset length limits",
     "redacted": "redaction removed what training needs: narrow the blocked keys",
@@ -63,4 +64,4 @@ ADVICE: Final[dict[DropReason, str]] = {
 def advice_on(reason: str) -> str | None:
     """For a reason, or one with a part behind a colon that says more; None where there is none."""
     known: Mapping[str, str] = {str(name): text for name, text in ADVICE.items()}
-    return known.get(reason.partition(":")[0])
+    return known.get(without_detail(reason))

@@ -7,7 +7,8 @@
 2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status where it is not ok and no
    reward is given for that, `judge_error`, `untrusted_reward` (its only rewards are untrusted), `no_reward`
 3. `redacted`, `ended_by_server`, `incomplete`, `overlong` (where such calls are masked), `not_delivered`,
-   `attributes_dropped`, `multimodal`, `constrained`, `greedy`, `sampling_truncated`, `unstated_sampling`
+   `attributes_dropped`, `multimodal`, `constrained` (what shaped the sampling is not known) or `constrained:NAME` (it cannot
+   be replayed), `greedy`, `sampling_truncated`, `unstated_sampling`
 4. `no_token_ids`, `no_logprobs`, `mixed_versions`, `stale`, `too_long`, `unused_choice` (choices.py)
 5. `singleton_group`, `zero_spread_group`: the call is sound, but its rollout has nothing to be compared with
 `late_after_consumed` is counted by the ledger: such calls belong to rollouts that an earlier dataset used. `group_unfinished`
@@ -15,7 +16,8 @@ is that of calls with nothing against them whose group waits (waiting.py).
 """
 
 import json
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 import polars as pl
 
@@ -42,9 +44,14 @@ _CUT_OFF: Final = ["abort", "cancelled", "error", "incomplete"]
 _GREEDY_BELOW: Final = 1e-5  # vLLM samples greedily below it
 
 
-def _first(rules: list[tuple[str, pl.Expr]]) -> pl.Expr:
+_Rule: TypeAlias = tuple[str | pl.Expr, pl.Expr]
+"""A reason, also as a column that has it, and when it applies."""
+
+
+def _first(rules: Sequence[_Rule]) -> pl.Expr:
     """The name of the first rule that holds, else NULL."""
-    return pl.coalesce([pl.when(condition.fill_null(False)).then(pl.lit(name)) for name, condition in rules])
+    named = [(pl.lit(name) if isinstance(name, str) else name, condition) for name, condition in rules]
+    return pl.coalesce([pl.when(condition.fill_null(False)).then(name) for name, condition in named])
 
 
 def early_reason() -> pl.Expr:
@@ -89,7 +96,7 @@ def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool =
         | (pl.col("presence_penalty") != 0)
         | (pl.col("repetition_penalty") != 1)
     )
-    whose = [
+    whose: list[_Rule] = [
         ("internal", pl.col("internal")),
         ("no_boundary", pl.col("no_boundary")),
         ("no_rollout", pl.col("rollout_id").is_null()),
@@ -97,7 +104,7 @@ def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool =
         ("untrusted", pl.col("untrusted")),
         ("unsigned", pl.col("rollout_is_signed") & ~pl.col("is_signed")),
     ]
-    how = [
+    how: list[_Rule] = [
         ("redacted", pl.col("redacted")),
         ("ended_by_server", pl.col("finish_reason") == keys.ENDED_BY_SERVER),
         ("incomplete", pl.col("finish_reason").is_in(_CUT_OFF) | pl.col("finish_reason").is_null()),
@@ -105,14 +112,18 @@ def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool =
         ("not_delivered", ~pl.col("delivered")),
         ("attributes_dropped", pl.col("dropped_attributes") > 0),
         ("multimodal", pl.col("multimodal")),
-        ("constrained", pl.col("constrained")),
+        (pl.col("obstacle"), pl.col("obstacle").is_not_null()),
         ("greedy", temperature < _GREEDY_BELOW),
         # Penalties too: they change the distribution in a way that the trainer cannot repeat.
         ("sampling_truncated", truncated),
         ("unstated_sampling", pl.col("sampling_unstated")),
     ]
-    whose, how = ([rule for rule in rules if rule[0] not in admitted] for rules in (whose, how))
+    whose, how = ([rule for rule in rules if not _is_admitted(rule, admitted)] for rules in (whose, how))
     return pl.coalesce(_first(whose), pl.col("rollout_reason"), _first(how))
+
+
+def _is_admitted(rule: _Rule, admitted: frozenset[str]) -> bool:
+    return isinstance(rule[0], str) and rule[0] in admitted
 
 
 def token_reason(newest_version: int | None, max_staleness: int | None, max_tokens: int | None) -> pl.Expr:

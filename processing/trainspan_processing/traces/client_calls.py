@@ -13,7 +13,7 @@ import polars as pl
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import CALLS, PAYLOAD, SPAN_KEY, Schema
 from trainspan_processing.traces.call_matching import response_stem
-from trainspan_schemas.constraints import is_constrained
+from trainspan_schemas.constraints import is_constrained, obstacle_of
 
 __all__ = ["OTHERS", "find_others", "read_answers"]
 
@@ -119,6 +119,7 @@ def _choices(span: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, A
     except (KeyError, TypeError, ValueError):
         return
     request = _request(attributes)
+    constrained = None if request is None else is_constrained(request)
     for number, choice in enumerate(choices):
         index = choice.get("index", number)
         span_id = f"{span['span_id']}:{index}"
@@ -133,7 +134,8 @@ def _choices(span: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, A
             "request_model": span["model"],
             "response_id": answer.get("id"),
             "finish_reason": choice.get("finish_reason"),
-            "constrained": None if request is None else is_constrained(request),
+            "constrained": constrained,
+            "obstacle": obstacle_of(constrained, None),
             "tokens_source": "response",
         }
         tokens = {

@@ -8,6 +8,7 @@ import polars as pl
 from trainspan_processing.read.json_attributes import with_facts
 from trainspan_processing.tables import CALLS, ROLLOUT_KEY, SPAN_KEY, compact, each_once, empty
 from trainspan_schemas import keys
+from trainspan_schemas.constraints import CONSTRAINED, obstacle_of
 
 __all__ = ["CALL_COLUMNS", "narrow_calls", "ordered_calls", "redacts_what_is_needed", "with_defaults"]
 
@@ -39,7 +40,12 @@ _BOOLEANS: Final = {
     "no_boundary": keys.NO_BOUNDARY,
     "is_signed": keys.CALL_SIGNED,
 }
-_TEXTS: Final = {"logprobs_mode": keys.LOGPROBS_MODE, "server": keys.CALL_SERVER, "base": keys.POLICY_BASE}
+_TEXTS: Final = {
+    "logprobs_mode": keys.LOGPROBS_MODE,
+    "server": keys.CALL_SERVER,
+    "base": keys.POLICY_BASE,
+    "constraint": keys.SAMPLING_CONSTRAINT,
+}
 
 
 def redacts_what_is_needed() -> pl.Expr:
@@ -58,11 +64,23 @@ def narrow_calls(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
 
 def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
     batch = with_facts(batch, numbers=_NUMBERS, booleans=_BOOLEANS, texts=_TEXTS)
-    return batch.with_columns(
+    return _with_obstacles(batch).with_columns(
         redacts_what_is_needed().alias("redacted"),
         pl.lit("engine").alias("tokens_source"),
         pl.lit(None, dtype=pl.Boolean).alias("sampling_unstated"),  # `with_defaults` tells
     )
+
+
+def _with_obstacles(calls: pl.DataFrame) -> pl.DataFrame:
+    """Adds `obstacle`; each constraint is looked at once."""
+    known = calls.select("constrained", "constraint").unique(maintain_order=True)
+    found = [obstacle_of(*said) for said in known.iter_rows()]
+    known = known.with_columns(pl.Series("obstacle", found, dtype=pl.String))
+    calls = calls.join(known, on=["constrained", "constraint"], how="left", nulls_equal=True, maintain_order="left")
+    # Raw log-probabilities are those before biases, and before tokens were barred by their ids.
+    raw = pl.col("constraint").is_not_null() & (pl.col("logprobs_mode") != "processed").fill_null(True)
+    told = pl.when(raw & pl.col("constrained")).then(pl.lit(f"{CONSTRAINED}:raw_logprobs"))
+    return calls.with_columns(pl.coalesce("obstacle", told).alias("obstacle"))
 
 
 def with_defaults(calls: pl.DataFrame) -> pl.DataFrame:

@@ -88,7 +88,7 @@ def test_the_file_has_the_agreed_columns_types_and_order(bench: Bench) -> None:
     order = ["run_id", "round", "task_id", "rollout_id", "attempt", "call_index"]
     assert table.select(order).equals(table.select(order).sort(order))
     assert table["tokens_source"].unique().to_list() == ["engine"]
-    nullable = {"policy_version_spans", "reward", "parent_index", "next_index"}
+    nullable = {"policy_version_spans", "constraint", "constraint_start", "reward", "parent_index", "next_index"}
     assert {name for name in COLUMNS if table[name].null_count()} == nullable
 
 

@@ -5,15 +5,26 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import TestRollout, chain
 from trainspan_processing.reasons.advice import ADVICE
 from trainspan_processing.reasons.drop_reasons import rollout_reason
-from trainspan_schemas.dataset import manifest_path
+from trainspan_schemas.constraints import Constraint, Grammar
+from trainspan_schemas.dataset import COLUMNS, manifest_path
 from trainspan_schemas.errors import DatasetError, UsageError
 from trainspan_schemas.status import DROP_REASONS
+
+
+def _of(library: str, kind: str) -> Constraint:
+    return Constraint(Grammar(kind, kind, "[0-9]", library, "1", 320, (2,), True))
+
+
+def _constrained(constraint: Constraint, **more: Any) -> dict[str, Any]:
+    return {"trainspan.sampling.constrained": True, "trainspan.sampling.constraint": constraint.to_json(), **more}
+
 
 _CALLS: dict[str, list[dict[str, Any]]] = {
     "incomplete": [{"gen_ai.response.finish_reasons": None}, {"gen_ai.response.finish_reasons": ["abort"]}],
@@ -23,7 +34,15 @@ _CALLS: dict[str, list[dict[str, Any]]] = {
     "not_delivered": [{"trainspan.call.delivered": False}],
     "attributes_dropped": [{"dropped_attributes": 1}],
     "multimodal": [{"trainspan.call.multimodal": True}],
-    "constrained": [{"trainspan.sampling.constrained": True}],
+    "constrained": [
+        {"trainspan.sampling.constrained": True},
+        {"trainspan.sampling.constrained": True, "trainspan.sampling.constraint": "no record"},
+    ],
+    "constrained:guidance_regex": [_constrained(_of("guidance", "regex"))],
+    "constrained:beam_search": [_constrained(Constraint(others=("beam_search", "min_tokens")))],
+    "constrained:raw_logprobs": [
+        {**_constrained(Constraint(allowed_ids=(3, 4))), "trainspan.logprobs.mode": "raw"},
+    ],
     "greedy": [{"gen_ai.request.temperature": 0.0}, {"gen_ai.request.temperature": 0}],
     "sampling_truncated": [
         {"gen_ai.request.top_p": 0.9},
@@ -70,6 +89,8 @@ _SOUND: list[dict[str, Any]] = [
     {"gen_ai.request.top_k": -1},
     {"gen_ai.request.temperature": None, "gen_ai.request.top_p": None},
     {"trainspan.logprobs.mode": None, "trainspan.sampling.constrained": False},
+    _constrained(_of("xgrammar", "regex")),
+    _constrained(Constraint(biases=((3, 1.0),))),
 ]
 
 
@@ -89,6 +110,28 @@ def test_an_unsound_call_is_dropped_by_name_and_leaves_its_rollout(bench: Bench,
     built = bench.build(round_=0, max_staleness=4, max_tokens=50, min_coverage=0.0)
     assert built.manifest["dropped"] == {reason: 2 * len(_CALLS[reason])}
     assert rows(built)["call_index"].to_list() == [0, 0]
+
+
+def test_constrained_calls_are_kept_with_what_constrained_them_each_text_once(bench: Bench) -> None:
+    long = Constraint(Grammar("regex", "regex", "[0-9]" * 2000, "xgrammar", "1", 320, (2,), True))
+    changes: list[dict[str, Any]] = [
+        {},
+        _constrained(_of("xgrammar", "regex")),
+        *[_constrained(long, **{"trainspan.sampling.constraint_start": 1})] * 30,
+    ]
+    for name, reward in (("a", 1.0), ("b", 0.0)):
+        rollout = bench.rollout(name).reward(reward)
+        for index, change in enumerate(changes):
+            _call(rollout, index, dict(change))
+        bench.send(rollout)
+    built = bench.build(round_=0)
+    assert built.manifest["dropped"] == {}
+    texts = [None, _of("xgrammar", "regex").to_json(), *[long.to_json()] * 30]
+    assert rows(built)["constraint"].to_list() == texts * 2
+    assert rows(built)["constraint_start"].to_list() == [None, None, *[1] * 30] * 2
+    (part,) = built.path.iterdir()
+    column = pq.ParquetFile(part).metadata.row_group(0).column([*COLUMNS].index("constraint"))
+    assert column.total_uncompressed_size < 2 * len(long.to_json())
 
 
 def test_calls_that_do_not_state_their_sampling_are_trained_once_the_user_admits_them(bench: Bench) -> None:

@@ -49,7 +49,7 @@ def start(folder: Path, program: list[str], processes: int) -> list[dict[str, An
         for rank in range(processes)
     ]
     try:
-        answers = [process.communicate(timeout=270) for process in running]
+        answers = [process.communicate(timeout=600) for process in running]
     finally:
         for process in running:
             process.kill()

@@ -12,13 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.dataset_files import LoggedCall, write_dataset
+from trainspan_schemas.constraints import Constraint
 from trainspan_schemas.dataset import manifest_path
 from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.settings import TrainSettings
+from trainspan_training.constraints.replay import Replayer
 from trainspan_training.data.dataset import DatasetFolder, open_dataset, read_calls
 from trainspan_training.data.layout import Forwarding
 from trainspan_training.data.loss_weights import find_rule
 from trainspan_training.data.micro_batches import MicroBatch
+from trainspan_training.data.token_limits import FREE
 from trainspan_training.devices.team import Team
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.rounds.reading import Outline, Reading
@@ -112,6 +115,18 @@ def test_only_files_and_row_groups_that_hold_what_is_asked_for_are_read(
         read_calls(dataset, only=frozenset([3, 9]))
 
 
+def taken(
+    dataset: DatasetFolder, settings: TrainSettings, forwarding: Forwarding, team: Team, vocabulary: int = 1000
+) -> tuple[list[list[MicroBatch]], Outline]:
+    """The micro-batches of each step of this process, and what it knows of the round."""
+    replayer = Replayer(vocabulary, bytes)  # no grammar is compiled
+    reading = Reading(dataset, Policy(Path(), None, "base", 1, Path()), settings, team, replayer)
+    reading.replay()
+    reading.read()
+    outline = reading.plan(Config(), forwarding, find_rule(settings))
+    return [list(step.micro_batches) for step in reading.take(outline)], outline
+
+
 @pytest.mark.parametrize("mode", ["padded", "packed", "tree"])
 @pytest.mark.parametrize("oldest", [None, 0])
 def test_two_processes_have_the_micro_batches_of_one_and_each_reads_its_own_rows(
@@ -128,15 +143,9 @@ def test_two_processes_have_the_micro_batches_of_one_and_each_reads_its_own_rows
 
     monkeypatch.setattr("trainspan_training.rounds.reading.read_calls", watched)
 
-    def taken(team: Team) -> list[list[MicroBatch]]:
-        reading = Reading(dataset, Policy(Path(), None, "base", 1, Path()), settings, team)
-        reading.read()
-        outline: Outline = reading.plan(Config(), forwarding, find_rule(settings))
-        return [list(step.micro_batches) for step in reading.take(outline)]
-
-    whole = taken(Team())
+    whole, _ = taken(dataset, settings, forwarding, Team())
     shared: list[Any] = []
-    first, second = taken(Leading(shared)), taken(Following(shared))
+    (first, _), (second, _) = (taken(dataset, settings, forwarding, team(shared)) for team in (Leading, Following))
     trained = sum(len(batch.targets) for step in whole for batch in step)
     assert trained == (36 if oldest is None else 18)
     assert asked[:2] == [-1, -1]
@@ -147,3 +156,56 @@ def test_two_processes_have_the_micro_batches_of_one_and_each_reads_its_own_rows
             for name in ("tokens", "predicting", "targets", "calls", "sampled", "advantages", "weights"):
                 assert np.array_equal(getattr(expected, name), getattr(found, name)), name
         assert all(len(batch.targets) == 0 for batch in together[len(step) :])
+
+
+def constrained() -> list[LoggedCall]:
+    """The same calls: all of a rollout under one set of allowed tokens, but for its last, and a call that cannot be replayed."""
+    calls = []
+    for call in logged():
+        rollout = int(call.rollout_id[1:])
+        limit = Constraint(allowed_ids=(*range(3), 100 + rollout, 200 + rollout))
+        if (rollout, call.call_index) == (3, 1):
+            limit = Constraint(others=("beam_search",))
+        free = call.call_index == 2
+        calls.append(dataclasses.replace(call, constraint=None if free else limit.to_json()))
+    return calls
+
+
+def masks(batch: MicroBatch) -> list[list[int]]:
+    """The mask of each trained token; empty for one that nothing limits."""
+    if batch.limits is None:
+        return [[]] * len(batch.targets)
+    table = batch.limits.table
+    return [[] if index == FREE else table.masks([index])[0].tolist() for index in batch.limits.index.tolist()]
+
+
+@pytest.mark.parametrize("mode", ["padded", "packed", "tree"])
+def test_each_process_replays_its_own_calls_and_what_the_first_one_drops_is_trained_by_none(
+    tmp_path: Path, mode: str
+) -> None:
+    dataset = in_files(write_dataset(tmp_path, constrained()), rows=9, group=3)
+    settings = TrainSettings(forward=mode, steps_per_round=2, policy_url="none")
+    forwarding = Forwarding(mode, 40, pair=0.0, dense=True, processes=2)
+    whole, outline = taken(dataset, settings, forwarding, Team())
+    assert (outline.calls, outline.constrained, outline.unreplayed) == (17, 11, {"constrained:beam_search": 1})
+    shared: list[Any] = []
+    (first, _), (second, _) = (taken(dataset, settings, forwarding, team(shared)) for team in (Leading, Following))
+    numbers = set()
+    for step, one, two in zip(whole, first, second, strict=True):
+        together = [batch for pair in zip(one, two, strict=True) for batch in pair]
+        for expected, found in zip(step, together, strict=False):
+            assert masks(expected) == masks(found)
+            for number, target, mask in zip(found.calls.tolist(), found.targets.tolist(), masks(found), strict=True):
+                numbers.add(number)
+                assert bool(mask) == (number % 3 != 2)
+                assert not mask or mask[target // 32] >> target % 32 & 1
+    assert numbers == set(range(18)) - {10}
+
+
+def test_a_process_that_cannot_replay_what_the_first_one_can_says_so(tmp_path: Path) -> None:
+    dataset = open_dataset(write_dataset(tmp_path, constrained()))
+    settings, shared = TrainSettings(steps_per_round=1, policy_url="none"), list[Any]()
+    forwarding = Forwarding("packed", 40, pair=0.0, dense=True, processes=2)
+    taken(dataset, settings, forwarding, Leading(shared))
+    with pytest.raises(DatasetError, match=r"cannot replay and the first one can \(constrained:other_vocabulary\)"):
+        taken(dataset, settings, forwarding, Following(shared), vocabulary=100)

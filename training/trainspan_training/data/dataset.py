@@ -3,24 +3,23 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainspan_schemas.dataset import READABLE_VERSIONS, manifest_path
 from trainspan_schemas.errors import DatasetError
+from trainspan_training.data.parquet_parts import columns_of, lists_of, row_groups, tables, verify
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Call", "DatasetFolder", "open_dataset", "read_calls"]
+    from trainspan_training.constraints.replay import Replay
+    from trainspan_training.data.token_limits import Limits
 
-_ROWS_AT_ONCE = 16
-"""Rows whose whole prompts are in memory at once."""
-_BUFFER_BYTES = 2**20
+__all__ = ["Call", "ConstrainedCall", "DatasetFolder", "open_dataset", "read_calls", "read_constrained"]
+
 _COLUMNS = (
     "rollout_id",
     "attempt",
@@ -35,6 +34,8 @@ _COLUMNS = (
     "temperature",
     "advantage",
 )
+_OF_CONSTRAINT = ("constraint", "constraint_start")
+"""Columns of datasets since version 3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,22 @@ class Call:
     advantage: float
     prefix_len: int = 0
     """Tokens at the beginning of the prompt that the calls before it in its segment hold, and that are left out here."""
+    limits: "Limits | None" = None
+    """Of the C sampled tokens, if the call was constrained."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConstrainedCall:
+    """What is needed to replay the constraint of a call."""
+
+    number: int
+    """Its place among all rows of the dataset."""
+    constraint: str
+    """As `Constraint.to_json` wrote it."""
+    free: int
+    """Tokens before the first one that the grammar masked."""
+    completion_ids: "NDArray[np.int32]"
+    """(C,)"""
 
 
 def open_dataset(path: Path) -> DatasetFolder:
@@ -99,7 +116,7 @@ def open_dataset(path: Path) -> DatasetFolder:
         manifest: dict[str, Any] = json.loads(text)
         version = manifest["version"]
         if version not in READABLE_VERSIONS:
-            known = " and ".join(map(str, READABLE_VERSIONS))
+            known = ", ".join(map(str, READABLE_VERSIONS))
             raise DatasetError(f"{path} has dataset version {version}, this trainer reads {known}: rebuild it")
         rewards, spread = manifest.get("rewards") or {}, manifest.get("groups_spread") or {}
         return DatasetFolder(
@@ -120,36 +137,76 @@ def open_dataset(path: Path) -> DatasetFolder:
         raise DatasetError(f"{said} is malformed ({error!r}): build the dataset again") from error
 
 
-def read_calls(
-    dataset: DatasetFolder, *, oldest: int | None = None, whole: bool = False, only: frozenset[int] | None = None
-) -> tuple[list[Call], int]:
-    """(the calls, how many were left out), verified against the manifest's hashes and counts.
+def read_constrained(
+    dataset: DatasetFolder, *, oldest: int | None = None, only: frozenset[int] | None = None
+) -> Iterator[ConstrainedCall]:
+    """The calls with a constraint, of those that `read_calls` would give. Raises DatasetError for a file with another hash,
+    or one that cannot be read.
+    """
+    texts: dict[str, str] = {}  # long, and the same in many rows
+    for path, first, held in _files(dataset, only):
+        if _OF_CONSTRAINT[0] not in columns_of(path):
+            continue
+        columns = (*_OF_CONSTRAINT, "policy_version", "completion_ids")
+        for table, numbers in tables(path, columns, first, held, only):
+            said = table.select(columns[:-1]).to_pylist()
+            for number, row, ids in zip(numbers, said, lists_of(table, "completion_ids"), strict=True):
+                if row["constraint"] is not None and not _is_stale(row["policy_version"], oldest):
+                    text = texts.setdefault(row["constraint"], row["constraint"])
+                    yield ConstrainedCall(number, text, row["constraint_start"] or 0, ids.copy())
 
-    Calls of a policy version below `oldest` are left out; those of unknown version are not. `only`: those calls, by number,
-    whole segments of them; no others are read, nor files that hold none. Of a call that continues its segment only the tokens
-    that are new stay in memory, unless `whole`. Raises DatasetError naming the file or row for: a hash that differs, missing
-    columns or values, lengths that do not match, a number that is not finite, a temperature that is not positive.
+
+def read_calls(
+    dataset: DatasetFolder,
+    *,
+    oldest: int | None = None,
+    whole: bool = False,
+    only: frozenset[int] | None = None,
+    replay: "Replay | None" = None,
+) -> tuple[list[Call], int]:
+    """(the calls, how many are too old), verified against the manifest's hashes and counts.
+
+    Calls of a policy version below `oldest` are left out and counted; those of unknown version are not. Calls get the limits
+    of `replay`; those that it drops are left out, and not counted. `only`: those calls, by number, whole segments of them; no
+    others are read, nor files that hold none. Of a call that continues its segment only the tokens that are new stay in
+    memory, unless `whole`. Raises DatasetError naming the file or row for: a hash that differs, missing columns or values,
+    lengths that do not match, a number that is not finite, a temperature that is not positive.
     """
     calls: list[Call] = []
-    rows, segments = 0, _Segments()
+    stale, segments = 0, _Segments()
+    for path, first, held in _files(dataset, only):
+        for table, numbers in tables(path, _COLUMNS, first, held, only):
+            read = _calls(table, numbers, path)
+            recent = [call for call in read if not _is_stale(call.policy_version, oldest)]
+            stale += len(read) - len(recent)
+            kept = recent if replay is None else replay.limited(recent)
+            calls += kept if whole else [segments.cut(call) for call in kept]
+    return calls, stale
+
+
+def _files(dataset: DatasetFolder, only: frozenset[int] | None) -> Iterator[tuple[Path, int, list[int]]]:
+    """Each file that holds one of the calls `only`, verified, with the number of its first row and its `row_groups`.
+
+    Raises DatasetError, at the end if all files together do not hold what the manifest says.
+    """
+    rows = 0
     for name, sha256 in dataset.files:
         path = dataset.path / name
-        if only is not None and only.isdisjoint(range(rows, rows + sum(_row_groups(path)))):
-            rows += sum(_row_groups(path))
-            continue
-        _verify(path, sha256)
-        held = _row_groups(path)
-        for batch, numbers in _batches(path, rows, held, only):
-            kept = [
-                call
-                for call in _calls(batch, numbers, path)
-                if oldest is None or call.policy_version is None or call.policy_version >= oldest
-            ]
-            calls += kept if whole else [segments.cut(call) for call in kept]
+        if only is None:
+            verify(path, sha256)
+        held = row_groups(path)
+        if only is None:
+            yield path, rows, held
+        elif not only.isdisjoint(range(rows, rows + sum(held))):
+            verify(path, sha256)
+            yield path, rows, held
         rows += sum(held)
     if rows != dataset.rows:
         raise DatasetError(f"{dataset.path} holds {rows} rows, its manifest says {dataset.rows}: build it again")
-    return calls, rows - len(calls)
+
+
+def _is_stale(version: int | None, oldest: int | None) -> bool:
+    return oldest is not None and version is not None and version < oldest
 
 
 class _Segments:
@@ -172,66 +229,11 @@ class _Segments:
         return replace(call, prompt_ids=call.prompt_ids[known:].copy(), prefix_len=known)
 
 
-def _verify(path: Path, sha256: str) -> None:
-    try:
-        with path.open("rb") as file:
-            actual = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DatasetError(f"cannot read {path} ({error.strerror}): build the dataset again") from error
-    if actual != sha256:
-        raise DatasetError(
-            f"{path} has sha256 {actual[:12]}…, its manifest says {sha256[:12]}…: build the dataset again"
-        )
-
-
-def _row_groups(path: Path) -> list[int]:
-    """Numbers of rows of a file's parts, from its last bytes."""
-    with _opened(path) as file:
-        return [file.metadata.row_group(index).num_rows for index in range(file.metadata.num_row_groups)]
-
-
-def _batches(
-    path: Path, first: int, held: Sequence[int], only: frozenset[int] | None
-) -> Iterator[tuple[Any, list[int]]]:
-    """Tables of a few rows each, with _COLUMNS, and the numbers of their rows, counted on from `first`.
-
-    Whole prompts of more than one table are never in memory. Parts of the file without a row of `only` are not read.
-    """
-    import pyarrow as pa
-
-    starts = list(accumulate(held, initial=first))
-    ranges = [range(*both) for both in pairwise(starts)]
-    chosen = [index for index, of in enumerate(ranges) if only is None or not only.isdisjoint(of)]
-    numbers = chain.from_iterable(ranges[index] for index in chosen)
-    with _opened(path) as file:
-        if missing := [name for name in _COLUMNS if name not in file.schema_arrow.names]:
-            raise DatasetError(f"{path} has no column {missing[0]!r}: build the dataset again")
-        for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=chosen, columns=list(_COLUMNS), use_threads=False):
-            here = list(islice(numbers, batch.num_rows))
-            places = [place for place, number in enumerate(here) if only is None or number in only]
-            if places:
-                table = pa.Table.from_batches([batch])
-                yield table if len(places) == len(here) else table.take(places), [here[place] for place in places]
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """A Parquet file. Raises DatasetError, also for what is wrong with it within the block."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
-            yield file
-    except (pa.ArrowException, OSError) as error:
-        raise DatasetError(f"{path} cannot be read as transitions: {error}") from error
-
-
 def _calls(table: Any, numbers: Sequence[int], path: Path) -> list[Call]:
     for name in _COLUMNS:
         if name not in ("policy_version", "group_id") and table.column(name).null_count:
             raise DatasetError(f"{path} has a row without {name}: build the dataset again")
-    prompts, completions, logprobs = (_lists(table, name) for name in ("prompt_ids", "completion_ids", "logprobs"))
+    prompts, completions, logprobs = (lists_of(table, name) for name in ("prompt_ids", "completion_ids", "logprobs"))
     scalars = table.select([name for name in _COLUMNS if name not in ("prompt_ids", "completion_ids", "logprobs")])
     calls = [
         Call(
@@ -256,21 +258,6 @@ def _calls(table: Any, numbers: Sequence[int], path: Path) -> list[Call]:
         if fault := _fault(call):
             raise DatasetError(f"{path}: call {call.index} of rollout {call.rollout} {fault}")
     return calls
-
-
-def _lists(table: Any, name: str) -> "list[NDArray[Any]]":
-    """One array per row, views into the column's values."""
-    import numpy as np
-    import pyarrow as pa
-
-    rows: list[NDArray[Any]] = []
-    dtype = np.float32 if name == "logprobs" else np.int32
-    for chunk in table.column(name).chunks:
-        column = chunk.cast(pa.list_(pa.from_numpy_dtype(dtype)))
-        offsets = column.offsets.to_numpy()
-        values = column.values.to_numpy(zero_copy_only=False)
-        rows += [values[start:end] for start, end in pairwise(offsets)]
-    return rows
 
 
 def _fault(call: Call) -> str | None:

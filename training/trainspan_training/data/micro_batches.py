@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trainspan_training.data.cuts import BLOCK, Cut, Tree
 from trainspan_training.data.sequences import Row, overlaps
+from trainspan_training.data.token_limits import Limits
 
 __all__ = ["Branches", "MicroBatch", "WeightedRow", "dummy", "make_batches"]
 
@@ -83,6 +84,8 @@ class MicroBatch:
     """Tokens in `tokens`, without padding."""
     n_step: int
     """Trained tokens of the whole step."""
+    limits: Limits | None = None
+    """Of the N trained tokens; None where nothing limited them."""
 
     def first(self, tokens: int) -> "MicroBatch":
         """Its first rows or trees, as many as `tokens` padded tokens hold, and at least one."""
@@ -101,7 +104,8 @@ class MicroBatch:
         names = ("predicting", "targets", "calls", "sampled", "old", "advantages", "weights", "temperatures")
         columns = {name: getattr(self, name)[kept] for name in names}
         reference = None if self.reference is None else self.reference[kept]
-        return replace(self, **columns, tokens=some, branches=branches, reference=reference)
+        limits = None if self.limits is None else self.limits.take(kept)
+        return replace(self, **columns, tokens=some, branches=branches, reference=reference, limits=limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,7 @@ def _gather(
         temperatures=np.concatenate([row.temperatures for row in rows]),
         n_tokens=n_tokens,
         n_step=n_step,
+        limits=Limits.joined([(row.limits, row.n_trained) for row in rows]),
     )
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trainspan_schemas.errors import DatasetError
 from trainspan_training.data.dataset import Call
+from trainspan_training.data.token_limits import Limits
 
 __all__ = ["Row", "Sampled", "lexicographic", "make_rows", "overlaps"]
 
@@ -29,6 +30,8 @@ class Sampled:
     """(C,) logged when sampled."""
     advantage: float
     temperature: float
+    limits: Limits | None = None
+    """Of its tokens; None where nothing limited them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,11 @@ class Row:
         """(N,)"""
         return self._each([part.temperature for part in self.sampled])
 
+    @property
+    def limits(self) -> Limits | None:
+        """Of the N trained tokens; None where nothing limited them."""
+        return Limits.joined([(part.limits, len(part.logprobs)) for part in self.sampled])
+
     def weighed(self, weights: Mapping[int, float]) -> NDArray[np.float64]:
         """(N,) for each token the weight of its call, by the call's place in the dataset."""
         return self._each([weights[part.call] for part in self.sampled])
@@ -114,7 +122,7 @@ def _row(calls: Sequence[Call]) -> Row:
         start = call.prefix_len + len(call.prompt_ids)
         tokens += [call.prompt_ids[again:], call.completion_ids]
         known = start + len(call.completion_ids)
-        sampled.append(Sampled(call.number, start, call.logprobs.copy(), call.advantage, call.temperature))
+        sampled.append(Sampled(call.number, start, call.logprobs.copy(), call.advantage, call.temperature, call.limits))
     return Row(calls[0].rollout, calls[0].group, np.concatenate(tokens), tuple(sampled))
 
 

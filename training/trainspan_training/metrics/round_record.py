@@ -69,7 +69,7 @@ class RoundRecord:
     """Share of trained tokens."""
     clip_high: float
     entropy: float
-    """Mean over trained tokens, in nats."""
+    """Mean over trained tokens that had an alternative, in nats; so are all means over tokens."""
     trained_tokens: int
     forwarded_tokens: int
     """Without padding, in forward and backward passes."""
@@ -93,6 +93,10 @@ class RoundRecord:
     staleness_max: int
     stale_calls: int
     """Calls beyond `max_staleness`, which were not trained."""
+    constrained_calls: int
+    """Calls that were trained under the masks or biases that they were sampled under."""
+    unreplayed_calls: dict[str, int]
+    """Constrained calls that were not trained, by reason."""
     old_policy: str
     """`logged` or `recompute`: what the importance ratio was taken against."""
     effective_sample_share: float

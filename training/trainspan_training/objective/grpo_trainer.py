@@ -251,6 +251,7 @@ class TransitionGRPOTrainer(GRPOTrainer):
                 self._tensor(batch.targets),
                 self._tensor(batch.temperatures, self._dtype),
                 attention_of(batch.branches, implementation, self.accelerator.device, bf16=bool(self.args.bf16)),
+                limits=batch.limits,
                 chunk=self.chunk,
             )
 
@@ -262,6 +263,7 @@ class TransitionGRPOTrainer(GRPOTrainer):
             reference=None if batch.reference is None else self._tensor(batch.reference),
             advantages=self._tensor(batch.advantages),
             calls=self._tensor(batch.calls) if self._limits.ratio == "call" else None,
+            forced=None if batch.limits is None else self._tensor(batch.limits.forced()),
             clip=self._clip_range,
         )
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainspan_training.data.token_limits import Limits
+
 __all__ = ["BYTES", "CHUNK", "Traced", "head_scores"]
 
 CHUNK = 2**26
@@ -45,16 +47,22 @@ class Traced(Tensor):
 
 
 def head_scores(
-    head: nn.Module, after: Traced, hidden: Tensor, targets: Tensor, temperatures: Tensor, chunk: int
+    head: nn.Module,
+    after: Traced,
+    hidden: Tensor,
+    targets: Tensor,
+    temperatures: Tensor,
+    chunk: int,
+    limits: Limits | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies (N,) of `targets` (N,) at `temperatures` (N,), from hidden states (N, H).
 
-    `after` knows what is done with the head's output; `chunk` positions are worked on at a time. Gradients reach the hidden
-    states and the head's parameters, those of the log-probabilities only.
+    `after` knows what is done with the head's output; `chunk` positions are worked on at a time, and of tokens that `limits`
+    bar the probability is 0. Gradients reach the hidden states and the head's parameters, those of the log-probabilities only.
     """
     parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
     found: tuple[Tensor, Tensor] = _Head.apply(  # type: ignore[no-untyped-call]
-        head, after, targets, temperatures, chunk, hidden, *parameters
+        head, after, limits, targets, temperatures, chunk, hidden, *parameters
     )
     return found
 
@@ -67,6 +75,7 @@ class _Head(torch.autograd.Function):
         ctx: Any,
         head: nn.Module,
         after: Traced,
+        limits: Limits | None,
         targets: Tensor,
         temperatures: Tensor,
         chunk: int,
@@ -79,12 +88,14 @@ class _Head(torch.autograd.Function):
         )
         for part in _parts(len(targets), chunk):
             scaled = after.replay(_outputs(head, hidden[part])).to(dtype).div_(temperatures[part, None])
+            if limits:
+                limits.take(part).apply(scaled, temperatures[part])
             logsumexps[part] = scaled.logsumexp(dim=1)
             logprobs[part] = scaled.gather(1, targets[part, None])[:, 0] - logsumexps[part]
             shares = scaled.sub_(logsumexps[part, None]).exp_()
             entropies[part] = torch.special.entr(shares, out=shares).sum(dim=1)
             del scaled, shares
-        ctx.head, ctx.after, ctx.chunk = head, after, chunk
+        ctx.head, ctx.after, ctx.limits, ctx.chunk = head, after, limits, chunk
         kind = hidden.device.type
         ctx.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         ctx.save_for_backward(targets, temperatures, hidden, logsumexps)
@@ -95,6 +106,10 @@ class _Head(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         gradient, _ = gradients
         targets, temperatures, hidden, logsumexps = ctx.saved_tensors
+        limits: Limits | None = ctx.limits
+        if limits:  # exactly 0 also where logits that are computed again differ in rounding
+            forced = torch.from_numpy(limits.forced()).to(gradient.device)
+            gradient = gradient.masked_fill(forced, 0.0)
         parameters = [parameter for parameter in ctx.head.parameters() if parameter.requires_grad]
         of_hidden = torch.zeros_like(hidden)
         sums: list[Tensor | None] = [None] * len(parameters)
@@ -104,7 +119,12 @@ class _Head(torch.autograd.Function):
                 states = hidden[part].detach().requires_grad_()
                 logits = ctx.after.replay(_outputs(ctx.head, states))
                 with torch.no_grad():
-                    of_logits = _of_logits(logits, targets[part], temperatures[part], logsumexps[part], gradient[part])
+                    scaled = logits.to(temperatures.dtype) / temperatures[part, None]
+                    if limits:
+                        limits.take(part).apply(scaled, temperatures[part])
+                    scale = gradient[part] / temperatures[part]
+                    of_logits = _of_logits(scaled, targets[part], scale, logsumexps[part]).to(logits.dtype)
+                    del scaled
                 of_states, *of_parameters = torch.autograd.grad(logits, [states, *parameters], of_logits)
                 del logits, of_logits
                 of_hidden[part] = of_states
@@ -115,7 +135,7 @@ class _Head(torch.autograd.Function):
             torch.zeros_like(parameter) if total is None else total.to(parameter.dtype)
             for total, parameter in zip(sums, parameters, strict=True)
         )
-        return None, None, None, None, None, of_hidden, *of_head
+        return None, None, None, None, None, None, of_hidden, *of_head
 
 
 def _outputs(head: nn.Module, hidden: Tensor) -> Any:
@@ -134,10 +154,7 @@ def _added(total: Tensor | None, value: Tensor) -> Tensor:
     return total.add_(value)
 
 
-def _of_logits(logits: Tensor, targets: Tensor, temperatures: Tensor, logsumexps: Tensor, gradient: Tensor) -> Tensor:
-    """Gradient of the log-probabilities by the logits: (onehot − softmax) / temperature, times `gradient` (N,)."""
-    scale = (gradient / temperatures).unsqueeze(1)
-    shares = logits.to(temperatures.dtype) / temperatures.unsqueeze(1)
-    shares.sub_(logsumexps.unsqueeze(1)).exp_().mul_(-scale)
-    shares.scatter_add_(1, targets.unsqueeze(1), scale)
-    return shares.to(logits.dtype)
+def _of_logits(scaled: Tensor, targets: Tensor, scale: Tensor, logsumexps: Tensor) -> Tensor:
+    """Gradient of the log-probabilities by the logits: (onehot − softmax) times `scale` (N,); takes the place of `scaled`."""
+    shares = scaled.sub_(logsumexps.unsqueeze(1)).exp_().mul_(-scale.unsqueeze(1))
+    return shares.scatter_add_(1, targets.unsqueeze(1), scale.unsqueeze(1))

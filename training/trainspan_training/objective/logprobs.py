@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from trainspan_training.data.token_limits import Limits
 from trainspan_training.objective.head import CHUNK, Traced, head_scores
 
 __all__ = ["Scores", "score"]
@@ -15,7 +16,7 @@ class Scores(NamedTuple):
     """Of N tokens."""
 
     logprobs: Tensor
-    """(N,) natural logarithm, of softmax(logits / temperature)."""
+    """(N,) natural logarithm, of softmax(logits / temperature), over the tokens that may come."""
     entropies: Tensor
     """(N,) of the same distributions, without gradient."""
 
@@ -29,21 +30,24 @@ def score(
     temperatures: Tensor,
     attention: Mapping[str, Any] | None = None,
     *,
+    limits: Limits | None = None,
     chunk: int = CHUNK,
 ) -> Scores:
     """Scores `targets` (N,) at `temperatures` (N,), each predicted at the flat position `predicting` (N,) of `tokens` (B, T).
 
     `model` is what is called, `owner` the language model that it may wrap. Without `attention` rows are padded on the right
-    and attention is causal, so that no token sees padding and no mask is needed. `chunk` logits exist at a time; scores
-    have the type of `temperatures`.
+    and attention is causal, so that no token sees padding and no mask is needed. `limits` are those of the N targets.
+    `chunk` logits exist at a time; scores have the type of `temperatures`.
     """
-    with _chunked(owner, predicting, targets, temperatures, chunk):
+    with _chunked(owner, predicting, targets, temperatures, limits, chunk):
         scores: Scores = model(input_ids=tokens, use_cache=False, **(attention or {}))
     return scores
 
 
 @contextmanager
-def _chunked(owner: Any, positions: Tensor, targets: Tensor, temperatures: Tensor, chunk: int) -> Iterator[None]:
+def _chunked(
+    owner: Any, positions: Tensor, targets: Tensor, temperatures: Tensor, limits: Limits | None, chunk: int
+) -> Iterator[None]:
     """Within the block the model's output is the scores instead of logits.
 
     The head is kept from what the model would give it and gets no position; its real work is done in chunks where the model
@@ -66,7 +70,7 @@ def _chunked(owner: Any, positions: Tensor, targets: Tensor, temperatures: Tenso
         after = output.logits
         assert isinstance(after, Traced), "the model's logits come from its head"
         rows = max(1, chunk // after.shape[-1])
-        return Scores(*head_scores(head, after, kept.pop(), targets, temperatures, rows))
+        return Scores(*head_scores(head, after, kept.pop(), targets, temperatures, rows, limits))
 
     hooks = [
         head.register_forward_pre_hook(take),

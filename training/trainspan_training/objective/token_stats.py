@@ -18,6 +18,8 @@ class TokenSums:
     """
 
     tokens: float = 0.0
+    free: float = 0.0
+    """Those that were one of several that could come. The others add 0 to every sum."""
     abs_diff: float = 0.0
     """Σ |d| against the sampler."""
     k1: float = 0.0
@@ -43,8 +45,8 @@ class TokenSums:
         return TokenSums(**{name: combine[name]([getattr(self, name), getattr(other, name)]) for name in names})
 
     def mean(self, name: str) -> float:
-        """The sum `name` per trained token; NaN without tokens."""
-        return float(getattr(self, name)) / self.tokens if self.tokens else math.nan
+        """The sum `name` per trained token that was one of several; 0 if none was, NaN without tokens."""
+        return float(getattr(self, name)) / (self.free or self.tokens) if self.tokens else math.nan
 
     @classmethod
     @torch.no_grad()
@@ -58,12 +60,13 @@ class TokenSums:
         reference: Tensor | None,
         advantages: Tensor,
         calls: Tensor | None,
+        forced: Tensor | None = None,
         clip: tuple[float, float],
     ) -> Tensor:
         """The sums of one micro-batch of N tokens as a tensor, so that no device is waited for; see `collect`.
 
         All arguments (N,), but `clip`: the ratios beyond which the loss clips. `calls` are given where the ratio is
-        that of a whole call.
+        that of a whole call. `forced` is true for tokens beside which none could come.
         """
         if not len(logprobs):
             return torch.zeros(len(fields(cls)), dtype=torch.float64, device=logprobs.device)
@@ -73,16 +76,18 @@ class TokenSums:
         unit = moved if calls is None else call_means(moved, calls)
         ratio = unit.exp()
         apart = torch.zeros_like(diff) if reference is None else now - reference
+        free = torch.ones_like(diff, dtype=torch.bool) if forced is None else ~forced
         return torch.stack(
             [
                 torch.full_like(diff, 1.0).sum(),
+                free.sum().double(),
                 diff.abs().sum(),
                 -diff.sum(),
                 (diff.exp() - 1 - diff).sum(),
                 (moved.exp() - 1 - moved).sum(),
                 ((-apart).exp() - 1 + apart).sum(),
-                ((ratio < low) & (advantages < 0)).sum().double(),
-                ((ratio > high) & (advantages > 0)).sum().double(),
+                (free & (ratio < low) & (advantages < 0)).sum().double(),
+                (free & (ratio > high) & (advantages > 0)).sum().double(),
                 entropies.double().sum(),
                 diff.abs().max(),
                 moved.exp().max(),

@@ -11,7 +11,8 @@ import numpy as np
 
 from trainspan_schemas.errors import DatasetError, TrainingError
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.data.dataset import Call, DatasetFolder, read_calls
+from trainspan_training.constraints.replay import Replay, Replayer
+from trainspan_training.data.dataset import Call, DatasetFolder, read_calls, read_constrained
 from trainspan_training.data.layout import Forwarding
 from trainspan_training.data.loss_weights import Rule
 from trainspan_training.data.sequences import Row, make_rows
@@ -23,6 +24,9 @@ from trainspan_training.rounds.old_policy import Staleness, check_policy, contex
 
 __all__ = ["Outline", "Reading"]
 
+_SLACK = 4.0
+"""How much longer another process may take than the leader for what the leader could replay."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outline:
@@ -32,6 +36,10 @@ class Outline:
     """Of all processes, without micro-batches."""
     staleness: Staleness
     calls: int
+    constrained: int
+    """Calls with limits."""
+    unreplayed: dict[str, int]
+    """Constrained calls that are left out because they cannot be replayed, by reason."""
     versions: tuple[int, ...]
     """Smallest and greatest policy version of the calls; empty where none is known."""
     prompts: list[Prompt]
@@ -39,25 +47,39 @@ class Outline:
 
 
 class Reading:
-    """One dataset. Every process calls `read`, `plan` and `take`, in this order; their errors are those of all."""
+    """One dataset. Every process calls `replay`, `read`, `plan` and `take`, in this order; their errors are those of all."""
 
-    def __init__(self, dataset: DatasetFolder, policy: Policy, settings: TrainSettings, team: Team) -> None:
+    def __init__(
+        self, dataset: DatasetFolder, policy: Policy, settings: TrainSettings, team: Team, replayer: Replayer
+    ) -> None:
         self._dataset = dataset
         self._policy = policy
         self._settings = settings
         self._team = team
+        self._replayer = replayer
+        limit = settings.max_staleness
+        self._oldest = None if limit is None else policy.version - limit
+        self._replay = Replay()
         self._calls: list[Call] = []
         self._rows: list[Row] = []
         self._dropped = 0
 
+    def replay(self) -> None:
+        """The leader replays what limited the tokens of constrained calls. Raises DatasetError."""
+
+        def replay() -> None:
+            check_policy(self._dataset, self._policy)
+            self._replay = self._replayer.replay(read_constrained(self._dataset, oldest=self._oldest))
+
+        self._team.share(replay)
+
     def read(self) -> None:
         """The leader reads the calls. Raises DatasetError."""
-        limit = self._settings.max_staleness
-        oldest = None if limit is None else self._policy.version - limit
 
         def read() -> None:
-            check_policy(self._dataset, self._policy)
-            self._calls, self._dropped = read_calls(self._dataset, oldest=oldest, whole=not self._settings.merge)
+            self._calls, self._dropped = read_calls(
+                self._dataset, oldest=self._oldest, whole=not self._settings.merge, replay=self._replay
+            )
 
         self._team.share(read)
 
@@ -75,11 +97,13 @@ class Reading:
         rng = np.random.default_rng([settings.seed, int(self._dataset.sha256[:16], 16)])
         steps = plan_steps(self._rows, calls, steps=settings.steps_per_round, rule=rule, forwarding=forwarding, rng=rng)
         known = [call.policy_version for call in calls if call.policy_version is not None]
-        self._calls = []
+        replay, self._calls, self._replay = self._replay, [], Replay()
         return Outline(
             steps=tuple(steps),
             staleness=staleness_of(calls, self._policy.version, self._dropped),
             calls=len(calls),
+            constrained=sum(call.limits is not None for call in calls),
+            unreplayed=replay.reasons,
             versions=(min(known), max(known)) if known else (),
             prompts=draw_prompts(self._rows, context_of(config), settings.seed) if self._rows else [],
         )
@@ -95,7 +119,13 @@ class Reading:
             rows, self._rows = self._rows, []
             return rows
         numbers = frozenset(call for share in shares for weights in share.weights.values() for call in weights)
-        calls, _ = read_calls(self._dataset, whole=not self._settings.merge, only=numbers)
+        replay = self._replayer.replay(read_constrained(self._dataset, only=numbers), slack=_SLACK)
+        if replay.dropped:
+            raise DatasetError(
+                f"{self._dataset.path} has calls that this process cannot replay and the first one can "
+                f"({', '.join(replay.reasons)}): install the same packages for every process"
+            )
+        calls, _ = read_calls(self._dataset, whole=not self._settings.merge, only=numbers, replay=replay)
         return make_rows(calls, merge=self._settings.merge)
 
 

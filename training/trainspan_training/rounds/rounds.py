@@ -21,6 +21,7 @@ from trainspan_schemas.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.ledger import Entry
 from trainspan_training.checkpoints.swap_request import EVENTS, Swap, publish, served_dtype
+from trainspan_training.constraints.replay import Replayer, serialized_tokenizer
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.layout import Forwarding
 from trainspan_training.data.loss_weights import Rule
@@ -97,8 +98,11 @@ class Rounds:
         self._seconds: dict[str, float] = {}
         self.trainer: TransitionGRPOTrainer
         self._files: PolicyFiles
+        self._replayer: Replayer
 
     def __iter__(self) -> Iterator[list[MicroBatch]]:
+        size, tokenizer = int(self._config().vocab_size), self.trainer.processing_class
+        self._replayer = Replayer(size, lambda: serialized_tokenizer(tokenizer, size))
         self._files = PolicyFiles(self._book, self._weights, self.trainer, self._settings.keep_checkpoints)
         if self._hollow:
             load_slices(self.trainer.policy, self._policy.model)
@@ -116,6 +120,7 @@ class Rounds:
         """Returns when nothing is being written any more."""
         if hasattr(self, "_files"):
             self._files.settle()
+            self._replayer.close()
 
     def _make_up(self, owed: Owed) -> Iterator[list[MicroBatch]]:
         """The steps of the newest policy's round, made again for Adam's state, which the trainer was killed before it wrote."""
@@ -151,8 +156,7 @@ class Rounds:
             return self._skip(dataset, str(error))
         staleness = outline.staleness
         if not steps:
-            stale = f"all {staleness.dropped} calls are beyond train.max_staleness {self._settings.max_staleness}"
-            return self._skip(dataset, stale if staleness.dropped else NO_ROWS)
+            return self._skip(dataset, self._why_nothing(outline))
         with self._timed("canary"):
             self._server_dtype = self._files.lead(lambda _: served_dtype(self._settings.policy_url))
             self._ready_canary(outline.prompts)
@@ -181,6 +185,13 @@ class Rounds:
             return self._abort(dataset, record, f"cannot save {record.checkpoint}: {error}", consume=False)
         return self._publish(dataset, saved, scores, record)
 
+    def _why_nothing(self, outline: Outline) -> str:
+        """Why no call of a dataset is left."""
+        stale, lost = outline.staleness.dropped, outline.unreplayed
+        told = [f"{stale} calls are beyond train.max_staleness {self._settings.max_staleness}"] if stale else []
+        told += [f"{sum(lost.values())} calls cannot be replayed: {', '.join(lost)}"] if lost else []
+        return f"all {told[0]}" if len(told) == 1 else "; ".join(told) or NO_ROWS
+
     def _steps(self, prepared: Prepared) -> Iterator[list[MicroBatch]]:
         """The optimizer steps, until one is not made."""
         for index, step in enumerate(prepared.steps, start=1):
@@ -191,7 +202,9 @@ class Rounds:
 
     def _read(self, dataset: DatasetFolder, forwarding: Forwarding) -> tuple[Outline, list[Step]]:
         """The plan of all processes, and this one's part of it with its rows."""
-        reading = Reading(dataset, self._policy, self._settings, self.trainer.team)
+        reading = Reading(dataset, self._policy, self._settings, self.trainer.team, self._replayer)
+        with self._timed("replay"):
+            reading.replay()
         with self._timed("read"):
             reading.read()
         with self._timed("plan"):
@@ -264,6 +277,8 @@ class Rounds:
             staleness_mean=staleness.mean,
             staleness_max=staleness.greatest,
             stale_calls=staleness.dropped,
+            constrained_calls=outline.constrained,
+            unreplayed_calls=outline.unreplayed,
             old_policy=prepared.old_policy,
             micro_batch_tokens=self._forwarding.tokens,
             effective_sample_share=off.effective_share,

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainspan_cli.loop.state.reward_records import RewardRecords
 from trainspan_schemas.agreement import Agreement
-from trainspan_schemas.status import DROP_REASONS
+from trainspan_schemas.status import DROP_REASONS, without_detail
 
 __all__ = ["Check", "StageCounts", "all_hold", "dataset_checks", "reward_checks", "stage_checks", "training_checks"]
 
@@ -74,7 +74,7 @@ def stage_checks(counts: StageCounts) -> list[Check]:
 def dataset_checks(manifest: Mapping[str, Any]) -> list[Check]:
     """Every call is either a row or dropped with a fixed reason."""
     dropped: Mapping[str, int] = manifest["dropped"]
-    unknown = sorted(set(dropped) - set(DROP_REASONS))
+    unknown = sorted(name for name in dropped if without_detail(name) not in DROP_REASONS)
     missing = manifest["calls_seen"] - manifest["calls_kept"] - sum(dropped.values())
     named = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items())) or "none"
     return [

@@ -1,0 +1,185 @@
+"""The process that compiles grammars, seen from the trainer: started when needed, ended when it takes too long."""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainspan_training.constraints.replay_worker import read_message, write_message
+
+__all__ = ["Completion", "Masks", "ReplayError", "ReplayProcess"]
+
+Completion = tuple[NDArray[np.int32], int]
+"""Its tokens (C,), and how many of them came before the first masked one."""
+Masks = tuple[NDArray[np.uint32], NDArray[np.int32]]
+"""Masks (k, W) that no completion before had, and for each token (C,) which of all masks so far it came under, or −1."""
+
+_SILENCE_S = 300.0
+"""How long the process may say nothing at least: it limits itself, by the processor's time."""
+_SILENCE = 15.0
+"""The same as a multiple of the processor's time that it has: others want the processor too."""
+_END_S = 5.0
+_ENDS = {
+    "slow": "it took too much time",
+    "failed": "the library crashed, or ran out of memory",
+    "too_many_masks": "its masks take too much memory",
+}
+_READ_BYTES = 2**20
+
+
+class ReplayError(Exception):
+    """A constraint cannot be replayed; `name` says why."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class ReplayProcess:
+    """Runs `replay_worker`, again after each time that it had to be ended."""
+
+    def __init__(self, tokenizer: bytes, *, max_bytes: int, max_mask_bytes: int) -> None:
+        """`tokenizer`: as xgrammar serializes it. A grammar gets `max_bytes` of memory, its masks `max_mask_bytes`."""
+        self._tokenizer = tokenizer
+        self._limits = {"max_bytes": max_bytes, "max_mask_bytes": max_mask_bytes}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors: Any = None
+        self._broken: ReplayError | None = None
+        """Why it does not start."""
+        self._silence_s = _SILENCE_S
+
+    def replay(
+        self, constraint: str, completions: Sequence[Completion], limit_s: float
+    ) -> Generator[Masks | ReplayError, None, None]:
+        """The masks of each completion of a call with this constraint, or why it has none.
+
+        Raises ReplayError if that holds for all that are left. Compiling, and each completion, may take `limit_s` of
+        processor time.
+        """
+        header = {
+            "constraint": constraint,
+            "calls": [(len(ids), free) for ids, free in completions],
+            "limit_s": limit_s,
+            **self._limits,
+        }
+        self._silence_s = max(_SILENCE_S, _SILENCE * limit_s)
+        payload = b"".join(ids.astype(np.int32).tobytes() for ids, _ in completions)
+        if error := self._ask(header, payload).get("error"):
+            self._finish()
+            raise ReplayError("not_compiled", str(error))
+        finished = False
+        try:
+            for ids, _ in completions:
+                answer, data = self._read()
+                yield _masks(answer, data, len(ids))
+            self._finish()
+            finished = True
+        except ReplayError:
+            finished = True
+            raise
+        finally:
+            if not finished:  # answers that nobody takes
+                self.close()
+
+    def close(self) -> None:
+        """Ends the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its child too
+            process.wait(_END_S)
+            for stream in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    if stream:
+                        stream.close()
+
+    def _ask(self, header: dict[str, Any], payload: bytes) -> dict[str, Any]:
+        if self._broken:
+            raise self._broken
+        if self._process is None:
+            self._start()
+        try:
+            self._write(header, payload)
+        except OSError as error:
+            raise self._ended() from error
+        return self._read()[0]
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "trainspan_training.constraints.replay_worker"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # read when the process has ended
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            self._write({}, self._tokenizer)
+            self._read()
+        except (OSError, ReplayError):
+            self._broken = self._ended()
+            raise self._broken from None
+
+    def _finish(self) -> None:
+        """Takes the last message about a grammar, whatever became of its child when it had answered."""
+        with contextlib.suppress(ReplayError):
+            self._read()
+
+    def _write(self, header: dict[str, Any], payload: bytes) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        write_message(self._process.stdin, header, payload)
+
+    def _read(self) -> tuple[dict[str, Any], bytes | bytearray]:
+        """The next message. Raises ReplayError if there is none, or if it says that there is no answer."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        descriptor, deadline = self._process.stdout.fileno(), time.monotonic() + self._silence_s
+
+        def read(size: int) -> bytearray:
+            parts = bytearray()
+            while len(parts) < size:
+                if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                    raise TimeoutError
+                part = os.read(descriptor, min(size - len(parts), _READ_BYTES))
+                if not part:
+                    break
+                parts += part
+            return parts
+
+        try:
+            message = read_message(read)
+        except TimeoutError as error:
+            self.close()
+            raise ReplayError("slow", f"no answer within {self._silence_s:g} s") from error
+        if message is None:
+            raise self._ended()
+        if why := message[0].get("ended"):
+            raise ReplayError(why, _ENDS[why])
+        return message
+
+    def _ended(self) -> ReplayError:
+        self.close()
+        self._errors.seek(0)
+        last = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        return ReplayError("failed", f"the process that compiles grammars ended: {last[:200]}")
+
+
+def _masks(answer: dict[str, Any], data: bytes | bytearray, tokens: int) -> Masks | ReplayError:
+    if error := answer.get("error"):
+        return ReplayError("not_reproduced", str(error))
+    edge, new = len(data) - 4 * tokens, int(answer["masks"])
+    bits = np.frombuffer(data[:edge], dtype=np.uint32)
+    return bits.reshape(new, len(bits) // max(1, new)), np.frombuffer(data[edge:], dtype=np.int32)

@@ -1,0 +1,149 @@
+"""A process of its own that compiles grammars and walks through completions: a hostile grammar costs no more than that.
+
+`python -m trainspan_training.constraints.replay_worker` reads messages from stdin and answers on stdout. The first message is the tokenizer,
+as xgrammar serializes it; each later one is a grammar with the completions that were sampled under it. A child answers it,
+with at most `max_bytes` of memory beyond what it begins with, and `limit_s` of processor time for each answer. The last
+message about a grammar is `{"ended": …}`: null, or why answers are missing: `slow`, `failed` or `too_many_masks`.
+"""
+
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainspan_training.constraints.grammars import Walk
+
+__all__ = ["read_message", "write_message"]
+
+_HEAD = struct.Struct("<II")
+_TOO_MANY = 3
+_ENDS = {0: None, -signal.SIGPROF: "slow", _TOO_MANY: "too_many_masks"}
+"""How a child exits → what is told of it."""
+
+
+def write_message(stream: IO[bytes], header: Mapping[str, Any], payload: bytes = b"") -> None:
+    """A JSON header and bytes, each with its length before it."""
+    text = json.dumps(header).encode()
+    stream.write(_HEAD.pack(len(text), len(payload)) + text + payload)
+    stream.flush()
+
+
+def read_message(read: Callable[[int], bytes | bytearray]) -> tuple[dict[str, Any], bytes | bytearray] | None:
+    """The next message by `read(size)`, None at the end of the stream, or where it breaks off."""
+    head = read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    sizes = _HEAD.unpack(head)
+    text, payload = (read(size) for size in sizes)
+    if (len(text), len(payload)) != sizes:
+        return None
+    return json.loads(text), payload
+
+
+def main() -> None:
+    stdout = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what xgrammar prints is no answer
+    read = sys.stdin.buffer.read
+    first = read_message(read)
+    if first is None:
+        return
+    import xgrammar
+
+    from trainspan_training.constraints import grammars  # noqa: F401  # once, not in every child
+
+    info = xgrammar.TokenizerInfo.deserialize_json(first[1].decode())
+    write_message(stdout, {"ready": True})
+    while (message := read_message(read)) is not None:
+        child = os.fork()
+        if child == 0:
+            compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+            _answer(stdout, compiler, *message)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        write_message(stdout, {"ended": _ENDS.get(code, "failed")})
+
+
+class _Answers:
+    """Writes answers, each of which may take a limited time: beyond it, SIGPROF ends the process."""
+
+    def __init__(self, stdout: IO[bytes], limit_s: float) -> None:
+        self._stdout = stdout
+        self._limit_s = limit_s
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
+
+    def write(self, header: Mapping[str, Any], payload: bytes = b"") -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)  # nothing half is written
+        write_message(self._stdout, header, payload)
+        signal.setitimer(signal.ITIMER_PROF, self._limit_s)
+
+
+def _answer(stdout: IO[bytes], compiler: Any, header: Mapping[str, Any], payload: bytes | bytearray) -> None:
+    """`{"compiled": true}` or `{"error": …}`; then, for each completion, its masks: see `_walk`."""
+    from trainspan_schemas.constraints import Constraint
+    from trainspan_training.constraints.grammars import Walk, compile_grammar
+
+    _limit_memory(header["max_bytes"])
+    answers = _Answers(stdout, header["limit_s"])
+    grammar = Constraint.from_json(header["constraint"]).grammar
+    assert grammar is not None
+    try:
+        compiled = compile_grammar(compiler, grammar)
+    except Exception as error:  # noqa: BLE001  # whatever the library says of what somebody sent
+        answers.write({"error": " ".join(str(error).split())[:200] or type(error).__name__})
+        return
+    answers.write({"compiled": True})
+    _walk(answers, Walk(compiled, grammar), header, payload)
+
+
+def _walk(answers: _Answers, walk: "Walk", header: Mapping[str, Any], payload: bytes | bytearray) -> None:
+    """Of each completion: its new masks (k, W) u32, then for each token (C,) i32 which of all masks so far it came under, or −1;
+    or `{"error": …}`. Ends the process if all masks together take more than `max_mask_bytes`.
+
+    `calls` are (tokens, tokens before the first masked one) of the completions in `payload` (i32).
+    """
+    import numpy as np
+
+    from trainspan_training.constraints.grammars import NotReproducedError
+
+    ids = np.frombuffer(payload, dtype=np.int32)
+    known: dict[bytes, int] = {}
+    start = 0
+    for length, free in header["calls"]:
+        tokens, start = ids[start : start + length], start + length
+        index, new = np.full(length, -1, dtype=np.int32), []
+        place = free
+        walk.begin()
+        try:
+            for place in range(free, length):
+                mask = walk.step(int(tokens[place]))
+                if mask is None:
+                    break
+                bits = mask.tobytes()
+                if bits not in known:
+                    known[bits] = len(known)
+                    new.append(bits)
+                index[place] = known[bits]
+        except NotReproducedError as error:
+            for bits in new:
+                del known[bits]
+            answers.write({"error": f"{error} at place {place}"})
+            continue
+        if sum(map(len, known)) > header["max_mask_bytes"]:
+            os._exit(_TOO_MANY)
+        answers.write({"masks": len(new)}, b"".join(new) + index.tobytes())
+
+
+def _limit_memory(more: int) -> None:
+    """At most so many bytes beyond what is taken now."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        taken = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData"))
+    resource.setrlimit(resource.RLIMIT_DATA, (taken + more, taken + more))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The Parquet files of a dataset: verified by their hashes, and read a few rows at a time."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, chain, islice, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainspan_schemas.errors import DatasetError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["columns_of", "lists_of", "row_groups", "tables", "verify"]
+
+_ROWS_AT_ONCE = 16
+"""Rows whose whole prompts are in memory at once."""
+_BUFFER_BYTES = 2**20
+
+
+def verify(path: Path, sha256: str) -> None:
+    """Raises DatasetError if the file cannot be read, or has another hash."""
+    try:
+        with path.open("rb") as file:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DatasetError(f"cannot read {path} ({error.strerror}): build the dataset again") from error
+    if actual != sha256:
+        raise DatasetError(
+            f"{path} has sha256 {actual[:12]}…, its manifest says {sha256[:12]}…: build the dataset again"
+        )
+
+
+def row_groups(path: Path) -> list[int]:
+    """Numbers of rows of a file's parts, from its last bytes."""
+    with _opened(path) as file:
+        return [file.metadata.row_group(index).num_rows for index in range(file.metadata.num_row_groups)]
+
+
+def columns_of(path: Path) -> list[str]:
+    """Names of a file's columns."""
+    with _opened(path) as file:
+        return list(file.schema_arrow.names)
+
+
+def tables(
+    path: Path, columns: Sequence[str], first: int, held: Sequence[int], only: frozenset[int] | None = None
+) -> Iterator[tuple[Any, list[int]]]:
+    """Tables of a few rows each, with these columns, and the numbers of their rows, counted on from `first`.
+
+    `held` are the file's `row_groups`. Whole prompts of more than one table are never in memory. Parts of the file without a
+    row of `only` are not read. Raises DatasetError if a column is missing.
+    """
+    import pyarrow as pa
+
+    starts = list(accumulate(held, initial=first))
+    ranges = [range(*both) for both in pairwise(starts)]
+    chosen = [index for index, of in enumerate(ranges) if only is None or not only.isdisjoint(of)]
+    numbers = chain.from_iterable(ranges[index] for index in chosen)
+    with _opened(path) as file:
+        if missing := [name for name in columns if name not in file.schema_arrow.names]:
+            raise DatasetError(f"{path} has no column {missing[0]!r}: build the dataset again")
+        for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=chosen, columns=list(columns), use_threads=False):
+            here = list(islice(numbers, batch.num_rows))
+            places = [place for place, number in enumerate(here) if only is None or number in only]
+            if places:
+                table = pa.Table.from_batches([batch])
+                yield table if len(places) == len(here) else table.take(places), [here[place] for place in places]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A Parquet file. Raises DatasetError, also for what is wrong with it within the block."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        raise DatasetError(f"{path} cannot be read as transitions: {error}") from error
+
+
+def lists_of(table: Any, name: str) -> "list[NDArray[Any]]":
+    """A column of lists: one array per row, views into the column's values."""
+    import numpy as np
+    import pyarrow as pa
+
+    rows: list[NDArray[Any]] = []
+    dtype = np.float32 if name == "logprobs" else np.int32
+    for chunk in table.column(name).chunks:
+        column = chunk.cast(pa.list_(pa.from_numpy_dtype(dtype)))
+        offsets = column.offsets.to_numpy()
+        values = column.values.to_numpy(zero_copy_only=False)
+        rows += [values[start:end] for start, end in pairwise(offsets)]
+    return rows

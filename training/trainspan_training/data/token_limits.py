@@ -1,0 +1,201 @@
+"""What limits the tokens of constrained calls: for each position a mask over the vocabulary, biases on logits, or both.
+
+Equal limits are kept once, and a mask as its few allowed tokens or as bits, whichever is smaller. They are expanded on the
+device a block at a time, so that memory follows neither the number of positions nor that of limits.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["FREE", "LimitTable", "Limits", "Packed", "TooManyLimitsError", "pack"]
+
+Packed: TypeAlias = NDArray[np.uint32]
+"""A mask as bits (W,), the lowest first; 1 means that the token may come."""
+Biases: TypeAlias = tuple[tuple[int, float], ...]
+_Columns: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+FREE = -1
+"""Index of a position that nothing limits."""
+_BLOCK = 2**21
+"""Logits that are worked on at a time."""
+
+
+class TooManyLimitsError(ValueError):
+    """The table has no room for another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """`ids` or `bits` is the mask; where both are None every token may come."""
+
+    ids: NDArray[np.int32] | None
+    """The allowed tokens, ascending."""
+    bits: Packed | None
+    biases: _Columns | None
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.nbytes for part in (self.ids, self.bits) if part is not None)
+
+
+class LimitTable:
+    """The limits of a round, each once."""
+
+    def __init__(self, vocab_size: int, max_bytes: int = 2**40) -> None:
+        self.vocab_size = vocab_size
+        self.words = -(-vocab_size // 32)
+        """Of a mask: W."""
+        self._max_bytes = max_bytes
+        self.bytes = 0
+        """What the masks take."""
+        self._limits: list[_Limit] = []
+        self._known: dict[tuple[bytes, Biases], int] = {}
+        self._columns: dict[Biases, _Columns | None] = {(): None}
+
+    def __len__(self) -> int:
+        return len(self._limits)
+
+    def add(self, mask: Packed | None, biases: Biases = ()) -> int:
+        """The index of this limit. Raises TooManyLimitsError."""
+        if mask is None and not biases:
+            return FREE
+        digest = b"" if mask is None else hashlib.blake2b(mask.tobytes(), digest_size=16).digest()
+        found = self._known.get((digest, biases))
+        if found is None:
+            if biases not in self._columns:
+                self._columns[biases] = _columns(biases)
+            limit = _limit(mask, self._columns[biases], self.vocab_size)
+            if self.bytes + limit.bytes > self._max_bytes:
+                raise TooManyLimitsError(f"masks of tokens take more than {self._max_bytes} bytes")
+            self.bytes += limit.bytes
+            found = self._known[digest, biases] = len(self._limits)
+            self._limits.append(limit)
+        return found
+
+    def masks(self, indexes: Sequence[int]) -> Packed:
+        """The masks (k, W) of limits."""
+        rows = np.full((len(indexes), self.words), 0xFFFFFFFF, dtype=np.uint32)
+        for row, index in zip(rows, indexes, strict=True):
+            limit = self._limits[index]
+            if limit.bits is not None:
+                row[:] = limit.bits
+            elif limit.ids is not None:
+                row[:] = pack(limit.ids, self.vocab_size)
+        return rows
+
+    def biases(self, index: int) -> _Columns | None:
+        """(B,) tokens and (B,) what is added to their logits."""
+        return self._limits[index].biases
+
+    def allows(self, index: int, token: int) -> bool:
+        """Whether the token may come."""
+        if index == FREE:
+            return True
+        ids, bits = self._limits[index].ids, self._limits[index].bits
+        if ids is not None:
+            place = int(np.searchsorted(ids, token))
+            return place < len(ids) and int(ids[place]) == token
+        return bits is None or bool(int(bits[token // 32]) >> (token % 32) & 1)
+
+    def is_forced(self, index: int) -> bool:
+        """Whether one token alone may come."""
+        ids = self._limits[index].ids
+        return ids is not None and len(ids) == 1
+
+    def is_masked(self, index: int) -> bool:
+        return self._limits[index].ids is not None or self._limits[index].bits is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of N positions."""
+
+    table: LimitTable
+    index: NDArray[np.int32]
+    """(N,) in the table, or FREE."""
+
+    def take(self, which: slice | NDArray[np.bool_]) -> "Limits":
+        """Of some of the positions."""
+        return Limits(self.table, self.index[which])
+
+    @staticmethod
+    def joined(parts: Sequence[tuple["Limits | None", int]]) -> "Limits | None":
+        """Of (limits, number of positions) one after another, all of one table; None where nothing is limited."""
+        table = next((limits.table for limits, _ in parts if limits is not None), None)
+        if table is None:
+            return None
+        assert all(limits is None or limits.table is table for limits, _ in parts), "limits are of one replay"
+        free = [np.full(size, FREE, dtype=np.int32) if limits is None else limits.index for limits, size in parts]
+        return Limits(table, np.concatenate(free))
+
+    def apply(self, scaled: Tensor, temperatures: Tensor) -> None:
+        """Changes logits (N, V), divided by their temperatures (N,) already: biases are added, and what may not come is −∞.
+
+        Beside them it takes about 10 bytes for each logit of a block.
+        """
+        size = max(1, _BLOCK // scaled.shape[1])
+        for start in range(0, len(scaled), size):
+            block, index = scaled[start : start + size], self.index[start : start + size]
+            self._bias(block, temperatures[start : start + size], index)
+            self._mask(block, index)
+
+    def _bias(self, scaled: Tensor, temperatures: Tensor, index: NDArray[np.int32]) -> None:
+        for limit in np.unique(index[index != FREE]).tolist():
+            if (biases := self.table.biases(limit)) is not None:
+                rows = torch.from_numpy(np.flatnonzero(index == limit)).to(scaled.device)
+                tokens, values = (torch.from_numpy(column).to(scaled.device) for column in biases)
+                scaled[rows[:, None], tokens] += values.to(scaled.dtype) / temperatures[rows, None]
+
+    def _mask(self, scaled: Tensor, index: NDArray[np.int32]) -> None:
+        places = np.flatnonzero(index != FREE)
+        chosen, inverse = np.unique(index[places], return_inverse=True)
+        masked = np.array([self.table.is_masked(limit) for limit in chosen.tolist()], dtype=bool)
+        places = places[masked[inverse]] if len(places) else places
+        if not len(places):
+            return
+        chosen, inverse = np.unique(index[places], return_inverse=True)
+        octets = torch.from_numpy(self.table.masks(chosen.tolist()).view(np.uint8)).to(scaled.device)
+        powers = 2 ** torch.arange(8, dtype=torch.uint8, device=scaled.device)
+        barred = (octets.unsqueeze(-1) & powers).eq(0).flatten(1)[:, : scaled.shape[1]]
+        which = torch.from_numpy(inverse.reshape(-1)).to(scaled.device)
+        if len(places) == len(scaled):
+            scaled.masked_fill_(barred[which], float("-inf"))
+        else:
+            rows = torch.from_numpy(places).to(scaled.device)
+            scaled[rows] = scaled[rows].masked_fill_(barred[which], float("-inf"))
+
+    def forced(self) -> NDArray[np.bool_]:
+        """(N,) whether one token alone may come."""
+        chosen, inverse = np.unique(self.index, return_inverse=True)
+        flags = [index != FREE and self.table.is_forced(index) for index in chosen.tolist()]
+        return np.array(flags, dtype=bool)[inverse.reshape(-1)]
+
+
+def _columns(biases: Biases) -> _Columns:
+    tokens, values = zip(*biases, strict=True)
+    return np.array(tokens, dtype=np.int64), np.array(values, dtype=np.float64)
+
+
+def pack(ids: NDArray[np.int32], vocab_size: int) -> Packed:
+    """The mask (W,) that allows these tokens alone."""
+    words = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
+    np.bitwise_or.at(words, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+    return words
+
+
+def _limit(mask: Packed | None, biases: _Columns | None, vocab_size: int) -> _Limit:
+    if mask is None:
+        return _Limit(None, None, biases)
+    if int(np.bitwise_count(mask).sum()) <= len(mask) + 32:
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab_size]
+        ids = np.flatnonzero(bits).astype(np.int32)
+        if len(ids) <= len(mask):
+            return _Limit(ids, None, biases)
+    return _Limit(None, mask.copy(), biases)
