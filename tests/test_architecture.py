@@ -45,7 +45,7 @@ FLOORS = {
         "text",
         "tables",
     ),
-    "training": ("session", "rounds", "metrics", "objective", "model", "devices", "data checkpoints"),
+    "training": ("session", "rounds", "metrics", "objective", "model", "constraints devices", "data checkpoints"),
     "serving": ("middleware worker", "http", "swap", "capture process", "export checkpoints"),
     "exporters": (
         "_hook",

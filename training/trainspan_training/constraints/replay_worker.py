@@ -1,7 +1,7 @@
 """A process of its own that compiles grammars and walks through completions: a hostile grammar costs no more than that.
 
-`python -m trainspan_training.constraints.replay_worker` reads messages from stdin and answers on stdout. The first message is the tokenizer,
-as xgrammar serializes it; each later one is a grammar with the completions that were sampled under it. A child answers it,
+`python -m trainspan_training.constraints.replay_worker` reads messages from stdin and answers on stdout. The first message is
+the tokenizer, as xgrammar serializes it; each later one is a grammar with the completions that were sampled under it. A child answers it,
 with at most `max_bytes` of memory beyond what it begins with, and `limit_s` of processor time for each answer. The last
 message about a grammar is `{"ended": …}`: null, or why answers are missing: `slow`, `failed` or `too_many_masks`.
 """

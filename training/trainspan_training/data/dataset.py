@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from trainspan_training.constraints.replay import Replay
     from trainspan_training.data.token_limits import Limits
 
 __all__ = ["Call", "ConstrainedCall", "DatasetFolder", "open_dataset", "read_calls", "read_constrained"]
@@ -162,15 +161,16 @@ def read_calls(
     oldest: int | None = None,
     whole: bool = False,
     only: frozenset[int] | None = None,
-    replay: "Replay | None" = None,
+    limited: "Callable[[Sequence[Call]], list[Call]] | None" = None,
 ) -> tuple[list[Call], int]:
     """(the calls, how many are too old), verified against the manifest's hashes and counts.
 
-    Calls of a policy version below `oldest` are left out and counted; those of unknown version are not. Calls get the limits
-    of `replay`; those that it drops are left out, and not counted. `only`: those calls, by number, whole segments of them; no
-    others are read, nor files that hold none. Of a call that continues its segment only the tokens that are new stay in
-    memory, unless `whole`. Raises DatasetError naming the file or row for: a hash that differs, missing columns or values,
-    lengths that do not match, a number that is not finite, a temperature that is not positive.
+    Calls of a policy version below `oldest` are left out and counted; those of unknown version are not. `limited` gives
+    calls the limits of their constraints; those that it drops are left out, and not counted. `only`: those calls, by
+    number, whole segments of them; no others are read, nor files that hold none. Of a call that continues its segment
+    only the tokens that are new stay in memory, unless `whole`. Raises DatasetError naming the file or row for: a hash
+    that differs, missing columns or values, lengths that do not match, a number that is not finite, a temperature that is
+    not positive.
     """
     calls: list[Call] = []
     stale, segments = 0, _Segments()
@@ -179,7 +179,7 @@ def read_calls(
             read = _calls(table, numbers, path)
             recent = [call for call in read if not _is_stale(call.policy_version, oldest)]
             stale += len(read) - len(recent)
-            kept = recent if replay is None else replay.limited(recent)
+            kept = recent if limited is None else limited(recent)
             calls += kept if whole else [segments.cut(call) for call in kept]
     return calls, stale
 

@@ -78,7 +78,10 @@ class Reading:
 
         def read() -> None:
             self._calls, self._dropped = read_calls(
-                self._dataset, oldest=self._oldest, whole=not self._settings.merge, replay=self._replay
+                self._dataset,
+                oldest=self._oldest,
+                whole=not self._settings.merge,
+                limited=self._replay.limited,
             )
 
         self._team.share(read)
@@ -125,7 +128,7 @@ class Reading:
                 f"{self._dataset.path} has calls that this process cannot replay and the first one can "
                 f"({', '.join(replay.reasons)}): install the same packages for every process"
             )
-        calls, _ = read_calls(self._dataset, whole=not self._settings.merge, only=numbers, replay=replay)
+        calls, _ = read_calls(self._dataset, whole=not self._settings.merge, only=numbers, limited=replay.limited)
         return make_rows(calls, merge=self._settings.merge)
 
 
