@@ -43,11 +43,11 @@ class CollectorProcess:
         self.process = spawn_collector(store, *arguments, faults=faults, log=log, **settings)
         self.address = _wait_until_ready(store, self.process)
 
-    def row_processes(self) -> list[int]:
+    def batcher_processes(self) -> list[int]:
         """The process that makes rows, if there is one."""
         tasks = Path(f"/proc/{self.process.pid}/task")
         children = [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
-        return [pid for pid in children if b"row_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [pid for pid in children if b"batcher_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
     def kill(self) -> None:
         self.process.kill()

@@ -131,7 +131,7 @@ class Loader:
         return self._progress.position
 
     @property
-    def row_process_peak_bytes(self) -> int:
+    def batcher_peak_bytes(self) -> int:
         """The most memory that the process which makes rows had; 0 where there is none."""
         gathering = self._gathering
         return gathering.peak_bytes if isinstance(gathering, RowProcess) else 0

@@ -95,7 +95,7 @@ class Upkeep:
             answer = figures(self._store, snapshot.cursor, self._journal)
         return {
             **answer,
-            "peak_memory_bytes": answer["peak_memory_bytes"] + self._loader.row_process_peak_bytes,
+            "peak_memory_bytes": answer["peak_memory_bytes"] + self._loader.batcher_peak_bytes,
             "journal_bytes_not_loaded": backlog,
         }
 

@@ -119,7 +119,7 @@ def _send_until_it_runs(collector: CollectorProcess, number: int) -> tuple[int, 
             number += 1
             export(collector.address, span(1, number, CALL, events=[REWARD]))
         export_logs(collector.address, LogRecord(body=any_value(f"until {number}")))
-        if children := collector.row_processes():
+        if children := collector.batcher_processes():
             return children[0], number
     raise AssertionError("no process makes rows")
 
@@ -137,7 +137,7 @@ def test_killed_under_load_it_takes_nothing_along(tmp_path: Path) -> None:
         assert select(collector.address, "SELECT count(*) FROM evaluations") == [(number,)]
         [(records,)] = select(collector.address, "SELECT count(*) FROM logs")
         assert records >= 1
-        assert collector.row_processes() == []
+        assert collector.batcher_processes() == []
         assert collector.terminate() == 0
         assert collector.process.stderr is not None
         assert "rows are made in the collector's own process" in collector.process.stderr.read()
@@ -151,7 +151,7 @@ def test_it_ends_with_the_collector(tmp_path: Path, number: signal.Signals) -> N
         os.kill(pid, signal.SIGINT)
         export(collector.address, span(1, last + 1))
         assert select(collector.address, "SELECT count(*) FROM spans") == [(last + 1,)]
-        assert collector.row_processes() == [pid]
+        assert collector.batcher_processes() == [pid]
         collector.process.send_signal(number)
         collector.process.wait(60)
         deadline = time.monotonic() + 10

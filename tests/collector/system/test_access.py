@@ -234,12 +234,14 @@ def test_commands_of_the_same_user_read_by_the_stores_path_without_a_token_of_th
     assert (done.returncode, done.stdout) == (0, '{"one": 1}\n'), done.stderr
 
 
-def test_a_reader_of_a_remote_store_takes_its_token_from_the_exporters_variable(guarded: CollectorProcess) -> None:
-    address = f"grpc://{guarded.address.flight}"
+def test_a_reader_of_a_remote_store_takes_its_token_from_the_exporters_variable(
+    guarded: CollectorProcess, tmp_path: Path
+) -> None:
+    address, home = f"grpc://{guarded.address.flight}", {"TRAINSPAN_HOME": str(tmp_path)}
     header = {"OTEL_EXPORTER_OTLP_HEADERS": f"x=y,Authorization=Bearer%20{TOKENS[Role.READER]}"}
-    done = _sql(address, header)
+    done = _sql(address, home | header)
     assert (done.returncode, done.stdout) == (0, '{"one": 1}\n'), done.stderr
-    refused = _sql(address, {})
+    refused = _sql(address, home)
     assert refused.returncode == 1
     assert "send the header authorization: Bearer TOKEN" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1

@@ -98,7 +98,7 @@ def _run_and_stop(store: Path, clients: list[Client], n_stops: int, seed: int) -
             thread.start()
         time.sleep(moments.uniform(0.05, 0.8))
         if moments.random() < 0.3:
-            for pid in collector.row_processes():
+            for pid in collector.batcher_processes():
                 os.kill(pid, signal.SIGKILL)
             time.sleep(moments.uniform(0, 0.2))
         collector.process.send_signal(signal.SIGTERM if moments.random() < 0.1 else signal.SIGKILL)

@@ -94,8 +94,8 @@ def test_the_process_that_makes_rows_is_started_once_files_can_be_opened(tmp_pat
                 export(body(*range(1, 50), n_bytes=4_000), timeout=20)
                 time.sleep(1.2)
                 assert collector.process.poll() is None
-                assert not collector.row_processes()
+                assert not collector.batcher_processes()
             export(body(*range(50, 100), n_bytes=4_000), timeout=20)
-            wait_until(lambda: len(collector.row_processes()) == 1)
+            wait_until(lambda: len(collector.batcher_processes()) == 1)
             assert len(read(collector.address, "spans")) == 100
         assert collector.terminate() == 0
