@@ -82,9 +82,10 @@ def _invoke(name: str, arguments: Sequence[str]) -> int:
             return _fail(f"{name} needs {error.name}: pip install 'trainspan[{extra}]'", 1)
         raise
     except Exception as error:
-        if not hasattr(error, "format_message"):  # typer's own, whose base class was click's until 0.25
+        message = getattr(error, "format_message", None)  # typer's own have it; their base class was click's until 0.25
+        if message is None:
             raise
-        return _fail(f"{error.format_message()} (see `trainspan {name} --help`)", 2)
+        return _fail(f"{message()} (see `trainspan {name} --help`)", 2)
     return result if isinstance(result, int) else 0
 
 
