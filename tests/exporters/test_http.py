@@ -136,6 +136,7 @@ def test_the_invoked_agent_is_that_of_the_nearest_invoke_agent_span() -> None:
     [
         ("planner.run", {"openinference.span.kind": "AGENT", "agent.name": "planner"}, "planner"),
         ("planner.run", {"openinference.span.kind": "AGENT"}, "planner"),
+        ("planner.on_messages_stream", {"openinference.span.kind": "AGENT"}, "planner"),
         ("planner.run", {"openinference.span.kind": "CHAIN"}, None),
         ("planner.agent", {"traceloop.span.kind": "agent", "traceloop.entity.name": "planner"}, "planner"),
         ("planner.agent", {"traceloop.span.kind": "task", "traceloop.entity.name": "planner"}, None),

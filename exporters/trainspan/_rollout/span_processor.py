@@ -1,5 +1,6 @@
 """A span processor that writes the rollout's identity on every span and remembers each span's local parent."""
 
+import re
 import weakref
 from typing import Any
 
@@ -16,6 +17,9 @@ from trainspan_schemas.identity import Identity
 __all__ = ["invoked_agent", "stamp_spans_of"]
 
 _MAX_DEPTH = 64
+
+_METHOD = re.compile(r"\.[a-z_]+$")
+"""What OpenInference's instrumentors append to an agent's name: `planner.run`, `planner.on_messages_stream`."""
 
 _parents: "weakref.WeakKeyDictionary[Span, Span]" = weakref.WeakKeyDictionary()
 """Span → its parent, as long as the span is in use."""
@@ -69,7 +73,7 @@ def _agent_of(span: Span) -> str | None:
     if attributes.get(keys.GEN_AI_OPERATION) == keys.OPERATION_INVOKE_AGENT:
         name = attributes.get(keys.GEN_AI_AGENT_NAME)
     elif attributes.get("openinference.span.kind") == "AGENT":
-        name = attributes.get("agent.name") or span.name.removesuffix(".run")
+        name = attributes.get("agent.name") or _METHOD.sub("", span.name)
     elif attributes.get("traceloop.span.kind") == "agent":
         name = attributes.get("traceloop.entity.name")
     return str(name) if name else None

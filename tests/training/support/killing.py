@@ -18,7 +18,7 @@ from typing import Any
 from tests.training.support.imports import import_once
 from trainspan_schemas.checkpoint import CheckpointMeta
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.checkpoints.ledger import Ledger
+from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.session import Job, train
 
 DATASETS = 4
@@ -30,7 +30,9 @@ def main(model: Path, datasets: Path, out: Path, moments: int) -> None:
     import_once()
 
     def job(checkpoints: Path) -> Job:
-        done = len(Ledger(checkpoints).entries) and len({e.dataset for e in Ledger(checkpoints).entries})
+        book = Checkpoints(checkpoints)  # which makes up for what a kill left undone, as the trainer will
+        done = len({entry.dataset for entry in book.ledger.entries})
+        book.close()
         settings = TrainSettings(model=str(model), policy_url="none", learning_rate=1e-4, steps_per_round=STEPS)
         return Job(settings, datasets, checkpoints, follow=True, rounds=DATASETS - done)
 
