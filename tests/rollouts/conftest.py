@@ -24,11 +24,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_modules(tmp_path: Path) -> Iterator[None]:
-    """Judges of earlier tests have the names of this one's."""
-    yield
+def own_modules(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Judges of earlier tests, those of other folders among them, have the names of this one's."""
+    folder = str(tmp_path_factory.getbasetemp())
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+        if str(getattr(module, "__file__", None) or "").startswith(folder):
             del sys.modules[name]
 
 

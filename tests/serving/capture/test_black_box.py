@@ -90,7 +90,9 @@ def test_a_command_that_takes_only_url_and_key_is_a_rollout_of_the_runner(
         f'-H "Authorization: Bearer $OPENAI_API_KEY" -d @{tmp_path}/body.json; done\n'
     )
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": "x"}\n{"id": "b", "input": "y"}\n')
-    (tmp_path / "judges.py").write_text("def judge(task, result):\n    return result.stdout_tail.count('chatcmpl-')\n")
+    (tmp_path / "counting_judge.py").write_text(
+        "def judge(task, result):\n    return result.stdout_tail.count('chatcmpl-')\n"
+    )
     names = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "PATH")
     only = [f'{name}="${name}"' for name in names]
     with OtlpRecorder() as recorder:
@@ -101,7 +103,7 @@ def test_a_command_that_takes_only_url_and_key_is_a_rollout_of_the_runner(
                 "black-box",
                 n=2,
                 concurrency=2,
-                judge=f"{tmp_path}/judges.py:judge",
+                judge=f"{tmp_path}/counting_judge.py:judge",
                 policy_url=base_policy.server.url + "/v1",
                 collector=recorder.endpoint,
                 signing_key_file=str(base_policy.server.home / KEY_FILE),
