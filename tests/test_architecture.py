@@ -106,6 +106,15 @@ def upward(graph: Mapping[str, set[str]], floors: Sequence[str]) -> list[str]:
     ]
 
 
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Modules that import one another in a circle, the first one again at its end; empty if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
 def imported_roots(path: Path) -> set[str]:
     roots: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -137,11 +146,7 @@ def test_folders_import_only_from_lower_floors(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", PACKAGES)
 def test_no_files_import_each_other_in_a_circle(folder: str) -> None:
-    graph = graph_of(ROOT / folder, PACKAGES[folder])
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
+    assert circle(graph_of(ROOT / folder, PACKAGES[folder])) == []
 
 
 @pytest.mark.parametrize("folder", FLOORS)
@@ -170,8 +175,7 @@ def test_a_planted_import_is_found(tmp_path: Path) -> None:
     assert graph == {"low.one": {"high.two"}, "low.three": {"low.one"}, "high.two": {"low.three"}}
     assert upward(graph, ("high", "low")) == ["low.one imports high.two"]
     assert upward(graph, ("high low",)) == ["high.two imports low.three", "low.one imports high.two"]
-    with pytest.raises(CycleError):
-        TopologicalSorter(graph).prepare()
+    assert set(circle(graph)) == set(graph)
     (package / "low/one.py").write_text("from .three import x\n")
     with pytest.raises(AssertionError, match="imports relatively"):
         graph_of(tmp_path, "planted")

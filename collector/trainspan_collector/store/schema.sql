@@ -61,7 +61,7 @@ CREATE TABLE IF NOT EXISTS stored.spans (
     delivered BOOLEAN,
     untrusted BOOLEAN,           -- its sender may not say this (see trust.py)
     received_ns BIGINT,          -- when the collector got it: its age
-    operation VARCHAR,           -- from here on: what readers would search the attributes for, see facts.py
+    operation VARCHAR,           -- from here on: what readers would search the attributes for, see rows/promoted.py
     request_model VARCHAR,
     response_id VARCHAR,
     state_key VARCHAR,
