@@ -76,9 +76,9 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
     import torch
 
     from tests.training.support.references import as_calls
-    from trainspan_training.data.layout import forwarding_of
+    from trainspan_training.data.layout import batch_layout
     from trainspan_training.data.loss_weights import find_rule
-    from trainspan_training.data.sequences import make_rows
+    from trainspan_training.data.sequences import make_sequences
     from trainspan_training.data.steps import plan_steps
     from trainspan_training.objective import attention
     from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
@@ -89,18 +89,18 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
     )
     torch.manual_seed(0)
     model = make_model(size)
-    forwarding = forwarding_of(settings, model.config, cuda=cuda)
+    layout = batch_layout(settings, model.config, cuda=cuda)
     attention.prepare(model, forward)
     calls = as_calls(
         work.calls(size.vocabulary), group=lambda call: str(int(call.rollout_id.rsplit("-", 1)[1]) // work.group)
     )
-    rows = make_rows(calls, merge=True)
+    rows = make_sequences(calls, merge=True)
     (step,) = plan_steps(
         rows,
         calls,
         steps=1,
         rule=find_rule(settings),
-        forwarding=forwarding,
+        layout=layout,
         rng=np.random.default_rng(0),
     )
     step = step.build(rows)

@@ -62,9 +62,9 @@ def _learn(settings: TrainSettings, age: int, seed: int, folder: Path) -> _Outco
     import numpy as np
     import torch
 
-    from trainspan_training.data.layout import Forwarding
+    from trainspan_training.data.layout import BatchLayout
     from trainspan_training.data.loss_weights import find_rule
-    from trainspan_training.data.sequences import make_rows
+    from trainspan_training.data.sequences import make_sequences
     from trainspan_training.data.steps import plan_steps
     from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
     from trainspan_training.objective.off_policy import OffPolicySums
@@ -81,13 +81,13 @@ def _learn(settings: TrainSettings, age: int, seed: int, folder: Path) -> _Outco
     for round_ in range(ROUNDS):
         sampler.load_state_dict(versions[max(0, round_ - age)])
         calls, _ = _rollouts(sampler, rng, round_)
-        rows = make_rows(calls, merge=True)
+        rows = make_sequences(calls, merge=True)
         steps = plan_steps(
             rows,
             calls,
             steps=4,
             rule=find_rule(settings),
-            forwarding=Forwarding("padded", 16384, pair=0.0, dense=True),
+            layout=BatchLayout("padded", 16384, pair=0.0, dense=True),
             rng=rng,
         )
         built = [step.build(rows) for step in steps]

@@ -120,7 +120,7 @@ def read(dataset: str) -> None:
     from transformers import LlamaConfig
 
     from trainspan_training.data.dataset import open_dataset, read_calls
-    from trainspan_training.data.layout import forwarding_of
+    from trainspan_training.data.layout import batch_layout
     from trainspan_training.data.loss_weights import find_rule
     from trainspan_training.devices.team import Team
     from trainspan_training.model.starting_policy import Policy
@@ -131,14 +131,14 @@ def read(dataset: str) -> None:
     team = Team.join()
     team.gather(None)
     folder = open_dataset(Path(dataset))
-    forwarding = forwarding_of(settings, config, cuda=False, processes=team.size)
+    layout = batch_layout(settings, config, cuda=False, processes=team.size)
     read_calls(folder, only=frozenset([0]))  # what is imported and made once is there
     made: list[Any] = []
 
     def work() -> None:
         reading = Reading(folder, Policy(Path(), None, "base", 0, Path()), settings, team)
         reading.read()
-        made.extend(reading.take(reading.plan(config, forwarding, find_rule(settings))))
+        made.extend(reading.take(reading.plan(config, layout, find_rule(settings))))
 
     default, counted = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(counted)

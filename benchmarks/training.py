@@ -129,9 +129,9 @@ def _steps(model_dir: Path, folder: Path) -> dict[str, Any]:
     import numpy as np
 
     from tests.training.support.references import as_calls
-    from trainspan_training.data.layout import forwarding_of
+    from trainspan_training.data.layout import batch_layout
     from trainspan_training.data.loss_weights import find_rule
-    from trainspan_training.data.sequences import make_rows
+    from trainspan_training.data.sequences import make_sequences
     from trainspan_training.data.steps import plan_steps
     from trainspan_training.objective import attention
     from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
@@ -150,13 +150,13 @@ def _steps(model_dir: Path, folder: Path) -> dict[str, Any]:
         "auto": TrainSettings(weights="token"),
     }.items():
         calls = as_calls(logged, group=lambda call: str(int(call.rollout_id.rsplit("-", 1)[1]) // STEP.group))
-        rows = make_rows(calls, merge=settings.merge)
+        rows = make_sequences(calls, merge=settings.merge)
         (step,) = plan_steps(
             rows,
             calls,
             steps=1,
             rule=find_rule(settings),
-            forwarding=forwarding_of(settings, config, cuda=False),
+            layout=batch_layout(settings, config, cuda=False),
             rng=np.random.default_rng(0),
         )
         model, tokenizer = load_model(model_dir), load_tokenizer(model_dir)

@@ -38,4 +38,4 @@ def test_every_promise_names_a_test() -> None:
 
 
 def test_the_roles_are_those_of_the_collector() -> None:
-    assert {row[0].strip("`") for row in _rows("upkeep (purge, compact, …)")} == set(Role)
+    assert {row[0].strip("`") for row in _rows("maintenance (purge, compact, …)")} == set(Role)

@@ -18,24 +18,24 @@ from trainspan_collector.journal.backlog import Backlog
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.quarantine import Quarantine
 from trainspan_collector.load.loader import Loader
-from trainspan_collector.maintenance.actions import Upkeep
+from trainspan_collector.maintenance.actions import Maintenance
 from trainspan_collector.maintenance.retention import Retention
 from trainspan_collector.maintenance.rewrite import remove_leftovers
 from trainspan_collector.network.access import Access
 from trainspan_collector.network.credentials import Guard
 from trainspan_collector.network.ports import Address, Tls
 from trainspan_collector.query.flight_server import Reading
-from trainspan_collector.receive.admission import Intake
+from trainspan_collector.receive.admission import Admission
 from trainspan_collector.runtime.memory import available_memory_bytes, bound_freed_memory, collect_rarely
 from trainspan_collector.runtime.metrics import Metrics
-from trainspan_collector.servers import Fronts
+from trainspan_collector.servers import Servers
 from trainspan_collector.store.database import Database
 from trainspan_collector.store.duckdb_errors import ReopenError, first_line
 from trainspan_collector.store.key_index import KeyIndex
 from trainspan_collector.store.lock import StoreLock
 from trainspan_collector.store.snapshots import Readers
 from trainspan_collector.store.sql_process import SqlLimits, remove_query_folders
-from trainspan_collector.store_gauges import StoreWatch
+from trainspan_collector.store_gauges import StoreGauges
 from trainspan_schemas.errors import ConfigError, StoreError
 from trainspan_schemas.home import store_path
 from trainspan_schemas.roles import Role, make_home_token_file
@@ -81,15 +81,15 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
     bound_freed_memory(_BLOCK_BYTES, _KEPT_BYTES)
     collect_rarely()
     memory_bytes = settings.duckdb_memory_bytes
-    fronts = Fronts(settings, grpc, http, guard, Metrics(), flight=flight)
+    servers = Servers(settings, grpc, http, guard, Metrics(), flight=flight)
     store = store_path(settings.store).resolve()
-    with _stop_signal() as stop, _locked(store), contextlib.closing(fronts), contextlib.ExitStack() as told:
+    with _stop_signal() as stop, _locked(store), contextlib.closing(servers), contextlib.ExitStack() as told:
         address = None
         while True:
             try:
                 with contextlib.ExitStack() as cleanup:
-                    loader = _start(store, settings, memory_bytes, fronts, stop, cleanup)
-                    address = address or _tell_address(store, fronts, for_readers, told)
+                    loader = _start(store, settings, memory_bytes, servers, stop, cleanup)
+                    address = address or _tell_address(store, servers, for_readers, told)
                     on_ready(address)
                     if for_readers:
                         cleanup.callback(os.close, _watch_readers(store))
@@ -154,7 +154,7 @@ def _start(
     store: Path,
     settings: CollectorSettings,
     memory_bytes: int,
-    fronts: Fronts,
+    servers: Servers,
     stop: "_Stop",
     cleanup: contextlib.ExitStack,
 ) -> Loader:
@@ -166,7 +166,7 @@ def _start(
     cleanup.callback(database.close)
     readers = Readers(SqlLimits(settings.sql_timeout_s, settings.sql_memory_bytes))
     cleanup.callback(readers.close)
-    journal = Journal(folder, database.progress().position.segment, on_commit=fronts.metrics.committed)
+    journal = Journal(folder, database.progress().position.segment, on_commit=servers.metrics.committed)
     quarantine = Quarantine(store.with_name(store.name + ".quarantine"))
     index = KeyIndex(store.with_name(store.name + ".keys"))
     cleanup.callback(index.close)
@@ -179,44 +179,44 @@ def _start(
         max_bytes=settings.load_max_bytes,
         checkpoint_bytes=settings.checkpoint_bytes,
         make_way=readers.make_way,
-        on_loaded=fronts.metrics.loaded,
+        on_loaded=servers.metrics.loaded,
         on_failure=stop.set,
         retention=None if settings.retention_days is None else Retention(settings.retention_days),
     )
     backlog = Backlog(journal, lambda: loader.position, least_bytes=settings.load_max_bytes)
-    upkeep = Upkeep(store, database, journal, loader, readers, backlog, memory_bytes=memory_bytes)
-    intake = Intake(
+    maintenance = Maintenance(store, database, journal, loader, readers, backlog, memory_bytes=memory_bytes)
+    admission = Admission(
         journal,
         folder,
         min_free_disk_bytes=settings.min_free_disk_bytes,
         wait_s=settings.overload_wait_s,
         backlog=backlog,
     )
-    fronts.bind()
+    servers.bind()
     loader.start()
     cleanup.callback(loader.stop)
-    cleanup.callback(fronts.shut_readers)  # first, since the loader's last checkpoint waits for no query
+    cleanup.callback(servers.shut_readers)  # first, since the loader's last checkpoint waits for no query
     cleanup.callback(journal.close)
-    cleanup.callback(fronts.shut)
-    fronts.open_to(
-        intake,
-        StoreWatch(store, database, journal, loader, intake, fronts.budget, quarantine, backlog).state,
-        Reading(database, journal, loader, readers, upkeep),
+    cleanup.callback(servers.shut)
+    servers.open_to(
+        admission,
+        StoreGauges(store, database, journal, loader, admission, servers.budget, quarantine, backlog).state,
+        Reading(database, journal, loader, readers, maintenance),
     )
     return loader
 
 
-def _tell_address(store: Path, fronts: Fronts, for_readers: bool, told: contextlib.ExitStack) -> StoreAddress:
+def _tell_address(store: Path, servers: Servers, for_readers: bool, told: contextlib.ExitStack) -> StoreAddress:
     """Writes the address file, which is true until `told` ends: readers who come while the store is opened again wait at Flight."""
     address = StoreAddress(
         pid=os.getpid(),
         store=str(store),
-        grpc=fronts.grpc_address,
-        http=fronts.http_address,
-        flight=fronts.flight_address or "",
-        tls=fronts.guard.tls is not None,
-        token=fronts.guard.own_token,
-        token_file=str(fronts.guard.token_file) if fronts.guard.token_file else None,
+        grpc=servers.grpc_address,
+        http=servers.http_address,
+        flight=servers.flight_address or "",
+        tls=servers.guard.tls is not None,
+        token=servers.guard.own_token,
+        token_file=str(servers.guard.token_file) if servers.guard.token_file else None,
         for_readers=for_readers,
     )
     told.callback(os.close, write_address(address))

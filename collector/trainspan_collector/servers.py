@@ -6,23 +6,23 @@ from collections.abc import Callable
 from trainspan_collector.network.credentials import Guard
 from trainspan_collector.network.ports import Address, bind
 from trainspan_collector.query.flight_server import FlightServer, Reading
-from trainspan_collector.receive.admission import Intake
-from trainspan_collector.receive.export_handler import Exports
-from trainspan_collector.receive.grpc_server import Receiver
-from trainspan_collector.receive.http_app import Web
+from trainspan_collector.receive.admission import Admission
+from trainspan_collector.receive.export_handler import ExportHandler
+from trainspan_collector.receive.grpc_server import GrpcServer
+from trainspan_collector.receive.http_app import HttpApp
 from trainspan_collector.receive.http_server import HttpServer
 from trainspan_collector.receive.memory_budget import Budget
 from trainspan_collector.receive.redaction import Redaction
 from trainspan_collector.runtime.metrics import Metrics, StoreState
 from trainspan_schemas.settings import CollectorSettings
 
-__all__ = ["Fronts"]
+__all__ = ["Servers"]
 
 _GRACE_S = 5.0
 _READER_GRACE_S = 10.0
 
 
-class Fronts:
+class Servers:
     """OTLP/gRPC, OTLP/HTTP and Flight. Bound by `bind`, started by the first `open_to`, stopped by `close`."""
 
     def __init__(
@@ -43,8 +43,10 @@ class Fronts:
         self.metrics = metrics
         blocked_keys = [key.strip() for key in settings.blocked_keys.split(",") if key.strip()]
         self.budget = Budget(settings.max_inflight_bytes, settings.overload_wait_s)
-        self._exports = Exports(Redaction(blocked_keys), metrics, self.budget, max_items=settings.max_request_items)
-        self._receiver: Receiver | None = None
+        self._exports = ExportHandler(
+            Redaction(blocked_keys), metrics, self.budget, max_items=settings.max_request_items
+        )
+        self._grpc_server: GrpcServer | None = None
         self._http_server: HttpServer | None = None
         self._flight_server: FlightServer | None = None
         self._started = False
@@ -52,7 +54,7 @@ class Fronts:
     @property
     def grpc_address(self) -> str | None:
         """HOST:PORT as bound."""
-        return f"{self._grpc.host}:{self._receiver.port}" if self._grpc and self._receiver else None
+        return f"{self._grpc.host}:{self._grpc_server.port}" if self._grpc and self._grpc_server else None
 
     @property
     def http_address(self) -> str | None:
@@ -64,31 +66,31 @@ class Fronts:
 
     def bind(self) -> None:
         """Takes the ports, once. Raises StoreError where one is taken."""
-        if self._grpc is not None and self._receiver is None:
-            self._receiver = bind(self._grpc, self._make_receiver)
+        if self._grpc is not None and self._grpc_server is None:
+            self._grpc_server = bind(self._grpc, self._make_receiver)
         if self._http is not None and self._http_server is None:
             self._http_server = bind(self._http, self._make_http_server)
         if self._flight is not None and self._flight_server is None:
             self._flight_server = bind(self._flight, lambda address: FlightServer(address, self.guard))
 
-    def open_to(self, intake: Intake, state: Callable[[], StoreState], reading: Reading | None = None) -> None:
-        """From now on requests are taken to `intake`, metrics tell `state`, and readers get `reading`."""
-        self._exports.attach(intake)
+    def open_to(self, admission: Admission, state: Callable[[], StoreState], reading: Reading | None = None) -> None:
+        """From now on requests are taken to `admission`, metrics tell `state`, and readers get `reading`."""
+        self._exports.attach(admission)
         self.metrics.watch(state)
-        if self._receiver is not None:
-            self._receiver.say_ready(True)
+        if self._grpc_server is not None:
+            self._grpc_server.say_ready(True)
         if self._flight_server is not None and reading is not None:
             self._flight_server.open_to(reading)
         if not self._started:
             self._started = True
-            for front in (self._receiver, self._http_server, self._flight_server):
-                if front is not None:
-                    front.start()
+            for server in (self._grpc_server, self._http_server, self._flight_server):
+                if server is not None:
+                    server.start()
 
     def shut(self) -> None:
         """From now on requests are refused with the advice to come back."""
-        if self._receiver is not None:
-            self._receiver.say_ready(False)
+        if self._grpc_server is not None:
+            self._grpc_server.say_ready(False)
         self._exports.detach()
         self.metrics.watch(None)
 
@@ -99,9 +101,9 @@ class Fronts:
 
     def close(self) -> None:
         """Lets requests under way finish, then lets go of the ports."""
-        for front in (self._receiver, self._http_server, self._flight_server):
-            if front is not None:
-                front.stop(_GRACE_S)
+        for server in (self._grpc_server, self._http_server, self._flight_server):
+            if server is not None:
+                server.stop(_GRACE_S)
 
     def _hosts(self) -> frozenset[str]:
         """The names by which this listener may be asked."""
@@ -109,8 +111,8 @@ class Fronts:
         own = ("localhost", socket.gethostname().lower(), self._http.host.lower() if self._http else "")
         return frozenset(name for name in (*own, *listed) if name)
 
-    def _make_receiver(self, address: str) -> Receiver:
-        return Receiver(
+    def _make_receiver(self, address: str) -> GrpcServer:
+        return GrpcServer(
             address,
             self._exports,
             guard=self.guard,
@@ -119,7 +121,7 @@ class Fronts:
         )
 
     def _make_http_server(self, address: str) -> HttpServer:
-        web = Web(
+        web = HttpApp(
             self._exports,
             access=self.guard.access,
             metrics=self.metrics,

@@ -9,23 +9,23 @@ from trainspan_collector.journal.backlog import Backlog
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.quarantine import Quarantine
 from trainspan_collector.load.loader import Loader
-from trainspan_collector.receive.admission import Intake
+from trainspan_collector.receive.admission import Admission
 from trainspan_collector.receive.memory_budget import Budget
 from trainspan_collector.runtime.metrics import StoreState
 from trainspan_collector.store.database import Database
 
-__all__ = ["StoreWatch"]
+__all__ = ["StoreGauges"]
 
 
 @dataclass(frozen=True, slots=True)
-class StoreWatch:
+class StoreGauges:
     """The parts that hold a piece of the state."""
 
     store: Path
     database: Database
     journal: Journal
     loader: Loader
-    intake: Intake
+    admission: Admission
     budget: Budget
     quarantine: Quarantine
     backlog: Backlog
@@ -34,7 +34,7 @@ class StoreWatch:
         """Read without stopping anything, so that the figures are of slightly different moments."""
         position, lag_s, backlog_s = self.loader.position, self._lag_s(), self.backlog.seconds()
         return StoreState(
-            ready=self.intake.disk_has_room(),
+            ready=self.admission.disk_has_room(),
             inflight_bytes=self.budget.n_bytes,
             queued_requests=self.journal.n_pending,
             last_commit_age_s=time.monotonic() - self.journal.last_commit,
@@ -42,7 +42,7 @@ class StoreWatch:
             loader_lag_bytes=self.journal.bytes_after(position),
             loader_lag_s=lag_s,
             backlog_s=lag_s if backlog_s is None else backlog_s,
-            disk_free_bytes=self.intake.free_disk_bytes,
+            disk_free_bytes=self.admission.free_disk_bytes,
             store_bytes=self.store.stat().st_size + self.database.wal_bytes(),
             quarantined_requests=self.quarantine.n_requests,
             loads_put_off=self.loader.n_put_off,

@@ -12,10 +12,10 @@ __all__ = [
     "EDGES",
     "EVALUATIONS",
     "HISTORY",
-    "PAYLOAD",
     "ROLLOUT_KEY",
     "SPANS",
     "SPAN_KEY",
+    "TOKENS",
     "Schema",
     "compact",
     "each_once",
@@ -139,7 +139,7 @@ EVALUATIONS: Final[Schema] = {
 """One row per evaluation. `of` is what it says it judges, `on_span` means that it is a span event; `response_id` is set on
 late feedback that named its call by the response alone."""
 
-PAYLOAD: Final[Schema] = {
+TOKENS: Final[Schema] = {
     "trace_id": pl.String,
     "span_id": pl.String,
     "prompt_ids": pl.List(pl.Int32),

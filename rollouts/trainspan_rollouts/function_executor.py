@@ -210,10 +210,10 @@ def _ended(answer: Outcome | Ended) -> Ended:
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
     """SIGTERM, so that spans are sent, then SIGKILL, to the whole group."""
-    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
+    for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), patience_s)
+            await asyncio.wait_for(process.wait(), wait_s)
             if number == signal.SIGKILL:
                 return

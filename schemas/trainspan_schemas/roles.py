@@ -32,7 +32,7 @@ class Role(StrEnum):
     SERVING = "serving"
     """Sends calls; its word on rollouts and rewards is stored as untrusted."""
     RUNNER = "runner"
-    """Sends rollouts and verdicts, reads, and does upkeep."""
+    """Sends rollouts and verdicts, reads, and does maintenance."""
     READER = "reader"
     """Reads."""
     USER = "user"

@@ -20,7 +20,7 @@ from trainspan_processing.assembly.build import BuiltDataset, Request, build_dat
 from trainspan_processing.dataset.ledger import read_ledger
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.rewards.evaluation_rewards import bind_rewards
-from trainspan_processing.traces.trace_index import Clock, Survey, take_survey
+from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_traces
 from trainspan_schemas.settings import DatasetSettings
 from trainspan_schemas.store import running_collector
 
@@ -112,17 +112,19 @@ class Bench:
     def clock(self) -> Clock:
         return Clock(lambda: self.now, self._sleep)
 
-    def survey(self) -> Survey:
+    def traces(self) -> TraceIndex:
         """What the first pass sees of the run in the first store."""
         with Source([str(self.collectors[0].store)]) as source:
             ledger = read_ledger(self.out)
-            return take_survey(source, Selection(self.run_id), ledger, now_ns=self.now, settle_s=60.0)
+            return index_traces(source, Selection(self.run_id), ledger, now_ns=self.now, settle_s=60.0)
 
     def edges(self) -> list[tuple[str, str, int | None, float]]:
         """(rollout, rule, call index or None for the rollout, score) of each reward, sorted."""
-        survey = self.survey()
-        bound = bind_rewards(survey.evaluations, survey.calls, survey.spans, survey.twins, survey.rollouts, ["reward"])
-        index = {row[:2]: row[2] for row in survey.calls.select("trace_id", "span_id", "call_index").iter_rows()}
+        traces = self.traces()
+        bound = bind_rewards(
+            traces.evaluations, traces.calls, traces.spans, traces.matches, traces.rollouts, ["reward"]
+        )
+        index = {row[:2]: row[2] for row in traces.calls.select("trace_id", "span_id", "call_index").iter_rows()}
         found = [
             (rollout.removeprefix(f"{self.run_id}-"), rule, index.get((trace_id, span_id)), score)
             for rollout, rule, trace_id, span_id, score in bound.edges.select(

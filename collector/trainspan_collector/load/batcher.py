@@ -10,7 +10,7 @@ from trainspan_collector.journal.segments import Entry, Position, Progress
 from trainspan_collector.rows.batch import Batch, Tables
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
 
-__all__ = ["Gathered", "Gathering", "Taken"]
+__all__ = ["Batcher", "PendingBatch", "ReadyBatch"]
 
 _READ_BYTES = 4 * 1024 * 1024
 _ROWS_PER_SPAN = 4  # of all kinds: log records and evaluations take memory too
@@ -25,7 +25,7 @@ class Reading(Protocol):
 
 
 @dataclass(slots=True)
-class Gathered:
+class PendingBatch:
     """What was read from the journal and is not loaded; another process can go on with it."""
 
     batch: Batch
@@ -37,12 +37,12 @@ class Gathered:
     n_bytes: int = 0
 
     @classmethod
-    def after(cls, progress: Progress) -> "Gathered":
+    def after(cls, progress: Progress) -> "PendingBatch":
         return cls(Batch(progress.last_seq), progress.position)
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ReadyBatch:
     """A batch to load."""
 
     tables: Tables | None
@@ -53,13 +53,13 @@ class Taken:
     """Why there are no tables."""
 
 
-class Gathering:
+class Batcher:
     """For one thread."""
 
     def __init__(
         self,
         journal: Reading,
-        start: Progress | Gathered,
+        start: Progress | PendingBatch,
         quarantine: Quarantine,
         *,
         max_bytes: int,
@@ -70,7 +70,7 @@ class Gathering:
         self._quarantine = quarantine
         self._max_bytes = max_bytes
         self._n_rows = n_rows
-        self.gathered = Gathered.after(start) if isinstance(start, Progress) else start
+        self.gathered = PendingBatch.after(start) if isinstance(start, Progress) else start
 
     @property
     def last_frame(self) -> Frame:
@@ -107,13 +107,13 @@ class Gathering:
                 self._quarantine.put(held.last.frame, error)
             held.n_bytes += len(held.last.frame.body)
 
-    def take(self) -> Taken:
+    def take(self) -> ReadyBatch:
         """The rows, as tables, and the progress that loading them makes."""
         batch, progress = self.take_batch()
         try:
-            return Taken(batch.tables(), progress)
+            return ReadyBatch(batch.tables(), progress)
         except (ArithmeticError, ValueError, TypeError) as error:  # Arrow's errors are two of these
-            return Taken(None, progress, error)
+            return ReadyBatch(None, progress, error)
 
     def take_batch(self) -> tuple[Batch, Progress]:
         """The rows, cut to a row group, and the progress that loading them makes.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from trainspan_collector.journal.segments import Position, Progress, Segment
-from trainspan_collector.load.batcher import Gathered
+from trainspan_collector.load.batcher import PendingBatch
 from trainspan_collector.rows.batch import Tables
 from trainspan_collector.rows.tally import Tally
 
@@ -21,7 +21,7 @@ class Begin:
     journal: Path
     quarantine: Path
     max_bytes: int
-    gathered: Gathered
+    gathered: PendingBatch
 
 
 @dataclass(frozen=True, slots=True)

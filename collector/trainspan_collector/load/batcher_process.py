@@ -21,29 +21,29 @@ import pyarrow as pa
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.quarantine import Quarantine
 from trainspan_collector.journal.segments import Position
-from trainspan_collector.load.batcher import Gathered, Taken
+from trainspan_collector.load.batcher import PendingBatch, ReadyBatch
 from trainspan_collector.load.batcher_messages import TABLES, Begin, Fill, Filled, Head, Take
 from trainspan_collector.rows.batch import Tables
 from trainspan_collector.runtime.child_processes import signals_blocked
 from trainspan_collector.store.duckdb_errors import may_pass
 
-__all__ = ["RowProcess", "RowProcessError"]
+__all__ = ["BatcherProcess", "BatcherProcessError"]
 
 _END_S = 10.0
 _Message = TypeVar("_Message", Filled, Head)
 
 
-class RowProcessError(Exception):
+class BatcherProcessError(Exception):
     """The process has ended. What it held is in the journal."""
 
 
-class RowProcess:
-    """As `Gathering`; its methods raise RowProcessError, or OSError for want of files or memory.
+class BatcherProcess:
+    """As `Batcher`; its methods raise RowProcessError, or OSError for want of files or memory.
 
     It fills the next batch while the one taken is loaded.
     """
 
-    def __init__(self, journal: Journal, gathered: Gathered, quarantine: Quarantine, *, max_bytes: int) -> None:
+    def __init__(self, journal: Journal, gathered: PendingBatch, quarantine: Quarantine, *, max_bytes: int) -> None:
         self._journal = journal
         self._quarantine = quarantine
         ours, theirs = socket.socketpair()
@@ -67,7 +67,7 @@ class RowProcess:
             os.close(self._shared)
             if may_pass(error):
                 raise
-            raise RowProcessError(f"the process that makes rows did not start: {error}") from error
+            raise BatcherProcessError(f"the process that makes rows did not start: {error}") from error
         self._connection: Connection[object, object] = Connection(ours.detach())
         self._filled = Filled(is_full=False, read_to=gathered.read_to, n_quarantined=0, peak_bytes=0)
         self._is_filling = False
@@ -100,15 +100,15 @@ class RowProcess:
         for name, level, text in filled.logged:
             logging.getLogger(name).log(level, "%s", text)
 
-    def take(self) -> Taken:
+    def take(self) -> ReadyBatch:
         """To be called after `fill`. The tables are there until the next one is taken."""
         self._send(Take(self._journal.segments_from(self.read_to)))
         head = self._receive(Head)
         self._is_filling = True
         if head.tally is None:
-            return Taken(None, head.progress, ValueError(head.error))
+            return ReadyBatch(None, head.progress, ValueError(head.error))
         tables = self._tables(head.sizes)
-        return Taken(Tables(**tables, n_duplicates=head.n_duplicates, tally=head.tally), head.progress)
+        return ReadyBatch(Tables(**tables, n_duplicates=head.n_duplicates, tally=head.tally), head.progress)
 
     def _tables(self, sizes: Mapping[str, int]) -> dict[str, pa.Table | None]:
         tables: dict[str, pa.Table | None] = dict.fromkeys(TABLES)
@@ -147,9 +147,9 @@ class RowProcess:
         assert isinstance(message, kind)
         return message
 
-    def _ended(self) -> RowProcessError:
+    def _ended(self) -> BatcherProcessError:
         self.close()
-        return RowProcessError(f"the process that makes rows ended with code {self._process.returncode}")
+        return BatcherProcessError(f"the process that makes rows ended with code {self._process.returncode}")
 
 
 def _file_in_memory() -> int:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from trainspan_collector.journal.quarantine import Quarantine
 from trainspan_collector.journal.segments import Entry, Position, Segment, read_segments
-from trainspan_collector.load.batcher import Gathering
+from trainspan_collector.load.batcher import Batcher
 from trainspan_collector.load.batcher_messages import TABLES, Begin, Fill, Filled, Head, Take
 from trainspan_collector.runtime.memory import bound_freed_memory, collect_rarely
 
@@ -70,21 +70,21 @@ def _serve(connection: "Connection[object, object]", shared: BinaryIO, kept: _Ke
     begin = connection.recv()
     assert isinstance(begin, Begin)
     files, quarantine = _Files(begin.journal), Quarantine(begin.quarantine)
-    gathering = Gathering(files, begin.gathered, quarantine, max_bytes=begin.max_bytes)
+    batcher = Batcher(files, begin.gathered, quarantine, max_bytes=begin.max_bytes)
     del begin
     while True:
         request = connection.recv()
         assert isinstance(request, (Fill, Take))
         if isinstance(request, Take):
-            _hand_over(connection, shared, gathering)
+            _hand_over(connection, shared, batcher)
         files.segments = request.segments
-        gathering.fill()
+        batcher.fill()
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        connection.send(Filled(gathering.is_full, gathering.read_to, quarantine.n_requests, peak_bytes, kept.take()))
+        connection.send(Filled(batcher.is_full, batcher.read_to, quarantine.n_requests, peak_bytes, kept.take()))
 
 
-def _hand_over(connection: "Connection[object, object]", shared: BinaryIO, gathering: Gathering) -> None:
-    taken = gathering.take()
+def _hand_over(connection: "Connection[object, object]", shared: BinaryIO, batcher: Batcher) -> None:
+    taken = batcher.take()
     if taken.tables is None:
         connection.send(Head(taken.progress, {}, 0, None, repr(taken.error)))
         return

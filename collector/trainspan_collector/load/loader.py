@@ -18,8 +18,8 @@ import duckdb
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.quarantine import Quarantine
 from trainspan_collector.journal.segments import Position, Progress
-from trainspan_collector.load.batcher import Gathering
-from trainspan_collector.load.batcher_process import RowProcess, RowProcessError
+from trainspan_collector.load.batcher import Batcher
+from trainspan_collector.load.batcher_process import BatcherProcess, BatcherProcessError
 from trainspan_collector.rows.batch import Batch, Tables
 from trainspan_collector.rows.tally import LoadCounting
 from trainspan_collector.runtime.metrics import LoadCounts
@@ -102,7 +102,7 @@ class Loader:
         self._quarantine = quarantine
         self.index = index
         self._max_bytes = max_bytes
-        self._gathering: Gathering | RowProcess = self._gathering_here(self._progress)
+        self._batcher: Batcher | BatcherProcess = self._gathering_here(self._progress)
         self._may_start_process = True
         self._loaded = threading.Condition()
         self._n_waiting = 0
@@ -133,8 +133,8 @@ class Loader:
     @property
     def batcher_peak_bytes(self) -> int:
         """The most memory that the process which makes rows had; 0 where there is none."""
-        gathering = self._gathering
-        return gathering.peak_bytes if isinstance(gathering, RowProcess) else 0
+        batcher = self._batcher
+        return batcher.peak_bytes if isinstance(batcher, BatcherProcess) else 0
 
     def wait_for(self, position: Position, timeout_s: float) -> bool:
         """Waits until everything before `position` is loaded; False where the time was over first."""
@@ -204,17 +204,17 @@ class Loader:
                     self._checkpoint()
                 continue
             try:
-                self._gathering.fill()
+                self._batcher.fill()
                 due = due or time.monotonic() + self._interval_s
-                if self._gathering.is_full or stopping or self._n_waiting or time.monotonic() >= due:
+                if self._batcher.is_full or stopping or self._n_waiting or time.monotonic() >= due:
                     self._load()
                     due, idle_since = None, time.monotonic()
                 else:
-                    self._journal.wait_for_bytes(self._gathering.read_to, _GATHER_BYTES, due - time.monotonic())
-            except RowProcessError as error:
+                    self._journal.wait_for_bytes(self._batcher.read_to, _GATHER_BYTES, due - time.monotonic())
+            except BatcherProcessError as error:
                 log.error("%s: rows are made in the collector's own process from here on", error)
                 self._may_start_process = False
-                self._gathering = self._gathering_here(self._progress)
+                self._batcher = self._gathering_here(self._progress)
             except OSError as error:
                 if stopping or not may_pass(error):
                     raise
@@ -225,7 +225,7 @@ class Loader:
         self.n_put_off += 1
         log.warning("loading put off error=%s", error)
         self._gather_here()
-        self._gathering = self._gathering_here(self._progress)
+        self._batcher = self._gathering_here(self._progress)
         self._stopping.wait(_RETRY_S)
 
     def _do_jobs(self) -> None:
@@ -249,25 +249,25 @@ class Loader:
             self._roll_back()
             log.warning("retention put off error=%r", first_line(error))
 
-    def _gathering_here(self, progress: Progress) -> Gathering:
-        return Gathering(self._journal, progress, self._quarantine, max_bytes=self._max_bytes)
+    def _gathering_here(self, progress: Progress) -> Batcher:
+        return Batcher(self._journal, progress, self._quarantine, max_bytes=self._max_bytes)
 
     def _gather_here(self) -> None:
         """Ends the process that makes rows."""
-        if isinstance(self._gathering, RowProcess):
-            self._gathering.close()
-            self._gathering = self._gathering_here(self._progress)
+        if isinstance(self._batcher, BatcherProcess):
+            self._batcher.close()
+            self._batcher = self._gathering_here(self._progress)
 
     def _gather_elsewhere(self) -> None:
         """Goes on with what is gathered in a process of its own."""
-        if isinstance(self._gathering, Gathering) and self._may_start_process and not self._stopping.is_set():
-            self._gathering = RowProcess(
-                self._journal, self._gathering.gathered, self._quarantine, max_bytes=self._max_bytes
+        if isinstance(self._batcher, Batcher) and self._may_start_process and not self._stopping.is_set():
+            self._batcher = BatcherProcess(
+                self._journal, self._batcher.gathered, self._quarantine, max_bytes=self._max_bytes
             )
 
     def _load(self) -> None:
-        was_full = self._gathering.is_full
-        taken = self._gathering.take()
+        was_full = self._batcher.is_full
+        taken = self._batcher.take()
         try:
             if taken.tables is None:
                 self._load_one_by_one(taken.progress.position, taken.error)
@@ -287,7 +287,7 @@ class Loader:
         """Loads at least one request and up to `end`, each in a transaction of its own; puts aside what cannot be stored."""
         log.error("batch cannot be stored error=%r: one request at a time", first_line(reason) if reason else "")
         self._gather_here()
-        alone = Gathering(self._journal, self._progress, self._quarantine, max_bytes=1, n_rows=sys.maxsize)
+        alone = Batcher(self._journal, self._progress, self._quarantine, max_bytes=1, n_rows=sys.maxsize)
         while True:
             alone.fill()
             taken = alone.take()
@@ -303,7 +303,7 @@ class Loader:
                 self._commit_with_retries(Batch(progress.last_seq).tables(), progress)
             if progress.position >= end:
                 break
-        self._gathering = self._gathering_here(progress)
+        self._batcher = self._gathering_here(progress)
 
     def _commit_with_retries(self, rows: Tables, progress: Progress) -> None:
         """Memory that a query took, and a full disk, come back; what else fails is an error of ours and is raised.

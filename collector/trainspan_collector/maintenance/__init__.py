@@ -1,1 +1,1 @@
-"""Upkeep of a store: verify, stats, compact, purge, retention."""
+"""Maintenance of a store: verify, stats, compact, purge, retention."""

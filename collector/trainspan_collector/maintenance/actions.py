@@ -1,4 +1,4 @@
-"""Upkeep of a store while it is collected into: verify, stats, compact, purge. Reached through Flight's `DoAction`.
+"""Maintenance of a store while it is collected into: verify, stats, compact, purge. Reached through Flight's `DoAction`.
 
 Actions and their JSON bodies: `backlog`, `verify`, `compact`, `migrate` (`{}`), `stats` (`{"wait_ms": n}` for the loader), and `purge`
 (`{"trace_ids": [...]}`, `{"task_id": "..."}` or `{"before_ns": n}`, with `"dry_run": true` to only count).
@@ -24,7 +24,7 @@ from trainspan_collector.store.snapshots import Readers
 from trainspan_schemas.errors import StoreError, UsageError
 from trainspan_schemas.views import STORE_VERSION
 
-__all__ = ["Upkeep"]
+__all__ = ["Maintenance"]
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _READER_END_S: Final = 20.0
 _TABLES: Final[tuple[str, ...]] = ("spans", "logs", "evaluations")
 
 
-class Upkeep:
+class Maintenance:
     """One job at a time, from any thread."""
 
     def __init__(

@@ -26,7 +26,7 @@ class Right(Enum):
 
     WRITE = "send telemetry", frozenset({Role.AGENT, Role.SERVING, Role.RUNNER, Role.USER})
     READ = "read the store", frozenset({Role.READER, Role.RUNNER})
-    CHANGE = "do upkeep of the store", frozenset({Role.RUNNER})
+    CHANGE = "do maintenance of the store", frozenset({Role.RUNNER})
 
     def __init__(self, words: str, roles: frozenset[Role]) -> None:
         self.words = words

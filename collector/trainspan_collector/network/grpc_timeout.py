@@ -9,7 +9,7 @@ from typing import Final
 
 import grpc
 
-__all__ = ["Patience"]
+__all__ = ["MessageTimeout"]
 
 _LOOK_S: Final = 0.25
 
@@ -22,7 +22,7 @@ class _Wait:
     """The call was ended, since nothing came in time."""
 
 
-class Patience:
+class MessageTimeout:
     """Cancels calls after `limit_s` of waiting or a little more. Thread-safe; one thread for all, until `close`."""
 
     def __init__(self, limit_s: float, *, crowd: int | None = None, crowd_s: float = 1.0) -> None:
@@ -33,7 +33,7 @@ class Patience:
         self._waits: dict[int, _Wait] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="patience", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="grpc-timeout", daemon=True)
         self._thread.start()
 
     @contextlib.contextmanager

@@ -22,12 +22,12 @@ import pyarrow as pa
 
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.load.loader import Loader
-from trainspan_collector.maintenance.actions import Upkeep
+from trainspan_collector.maintenance.actions import Maintenance
 from trainspan_collector.network.access import Right, Role
 from trainspan_collector.network.credentials import Guard
 from trainspan_collector.network.flight_messages import SERVICE, Action, Result, Ticket, flight_data, parts_of
 from trainspan_collector.network.grpc_limits import CallGuard, RoleHandlers, abort, server_options
-from trainspan_collector.network.grpc_timeout import Patience
+from trainspan_collector.network.grpc_timeout import MessageTimeout
 from trainspan_collector.query.named_reads import named_read
 from trainspan_collector.query.tickets import Request, parse_ticket
 from trainspan_collector.store.database import Database
@@ -61,7 +61,7 @@ class Reading:
     journal: Journal
     loader: Loader
     readers: Readers
-    upkeep: Upkeep
+    maintenance: Maintenance
 
 
 class FlightServer:
@@ -71,16 +71,16 @@ class FlightServer:
         self._store: Reading | None = None
         self._is_stopped = False
         self._changed = threading.Condition()
-        self._ticket_patience = {role: Patience(_MESSAGE_S, crowd=_CROWD) for role in _WORKERS}
-        self._patience = {role: Patience(_STALL_S, crowd=_CROWD, crowd_s=_CROWD_S) for role in _WORKERS}
-        self._action_patience = Patience(_MESSAGE_S, crowd=_ACTION_WORKERS // 2)
+        self._ticket_timeouts = {role: MessageTimeout(_MESSAGE_S, crowd=_CROWD) for role in _WORKERS}
+        self._timeouts = {role: MessageTimeout(_STALL_S, crowd=_CROWD, crowd_s=_CROWD_S) for role in _WORKERS}
+        self._action_timeout = MessageTimeout(_MESSAGE_S, crowd=_ACTION_WORKERS // 2)
         reads = RoleHandlers(
             guard.access, Right.READ, _WORKERS, {f"/{SERVICE}/DoGet": self._do_get},
             name="flight", make=grpc.stream_stream_rpc_method_handler,
         )  # fmt: skip
         actions = {"DoAction": grpc.stream_stream_rpc_method_handler(self._do_action)}
         self._server = grpc.server(
-            ThreadPoolExecutor(_ACTION_WORKERS, thread_name_prefix="upkeep"),
+            ThreadPoolExecutor(_ACTION_WORKERS, thread_name_prefix="maintenance"),
             handlers=[reads, grpc.method_handlers_generic_handler(SERVICE, actions)],
             interceptors=[CallGuard(guard.access, lambda method: _RIGHTS.get(method.rpartition("/")[2], Right.CHANGE))],
             options=server_options(_MAX_TICKET_BYTES),
@@ -96,8 +96,8 @@ class FlightServer:
             self._is_stopped = True
             self._changed.notify_all()
         self._server.stop(grace_s).wait()
-        for patience in (*self._ticket_patience.values(), *self._patience.values(), self._action_patience):
-            patience.close()
+        for timeout in (*self._ticket_timeouts.values(), *self._timeouts.values(), self._action_timeout):
+            timeout.close()
 
     def open_to(self, store: Reading) -> None:
         with self._changed:
@@ -116,21 +116,21 @@ class FlightServer:
 
     def _do_get(self, role: Role, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with _refusals(context):
-            request = parse_ticket(Ticket.FromString(_message(messages, context, self._ticket_patience[role])).ticket)
+            request = parse_ticket(Ticket.FromString(_message(messages, context, self._ticket_timeouts[role])).ticket)
             store = self._reading(request.wait_s)
             behind = not store.loader.wait_for(store.journal.end(), request.wait_s)
             if store.loader.failure is not None:
                 raise StoreError(f"the collector is stopping, loading failed: {first_line(store.loader.failure)}")
             with contextlib.closing(_answer(store, request, "true" if behind else "false", context)) as answer:
                 for message in answer:
-                    with self._patience[role].waiting(context):
+                    with self._timeouts[role].waiting(context):
                         yield message
 
     def _do_action(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Upkeep of the store (see maintenance/actions.py): JSON in, one JSON object out."""
+        """Maintenance of the store (see maintenance/actions.py): JSON in, one JSON object out."""
         with _refusals(context):
-            action = Action.FromString(_message(messages, context, self._action_patience))
-            answer = self._reading(0.0).upkeep.do(action.type, json.loads(action.body) if action.body else {})
+            action = Action.FromString(_message(messages, context, self._action_timeout))
+            answer = self._reading(0.0).maintenance.do(action.type, json.loads(action.body) if action.body else {})
             yield Result(body=json.dumps(answer).encode()).SerializeToString()
 
     def _reading(self, wait_s: float) -> Reading:
@@ -165,9 +165,9 @@ def _answer(
             del reader  # it holds the database open, and whoever waits for the last reader wants to close it
 
 
-def _message(messages: Iterator[bytes], context: grpc.ServicerContext, patience: Patience) -> bytes:
+def _message(messages: Iterator[bytes], context: grpc.ServicerContext, timeout: MessageTimeout) -> bytes:
     """The call's one message."""
-    with patience.waiting(context):
+    with timeout.waiting(context):
         return next(messages, b"")
 
 

@@ -12,7 +12,7 @@ from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.trust import Sender
 from trainspan_collector.runtime.metrics import Refusal
 
-__all__ = ["Intake", "OverloadError"]
+__all__ = ["Admission", "OverloadError"]
 
 _DISK_CHECK_S = 0.5
 
@@ -26,7 +26,7 @@ class OverloadError(Exception):
         self.reason = reason
 
 
-class Intake:
+class Admission:
     """Takes requests to disk: `keep`. Thread-safe."""
 
     def __init__(

@@ -9,7 +9,7 @@ from trainspan_collector.journal.frames import Signal
 from trainspan_collector.journal.trust import Sender
 from trainspan_collector.otlp.signals import METRICS, TRACES, OtlpSignal, Outcome
 from trainspan_collector.otlp.validation import Rejections, log_records
-from trainspan_collector.receive.admission import Intake, OverloadError
+from trainspan_collector.receive.admission import Admission, OverloadError
 from trainspan_collector.receive.cutting import SMALL_BYTES, cut
 from trainspan_collector.receive.gunzip import TooLargeError
 from trainspan_collector.receive.memory_budget import Budget, Share
@@ -18,7 +18,7 @@ from trainspan_collector.runtime.metrics import Metrics, Refusal
 from trainspan_schemas.errors import InvalidRecordError, StoreError
 from trainspan_schemas.roles import Role
 
-__all__ = ["Exports"]
+__all__ = ["ExportHandler"]
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _WRITE_RETRY_S = 1.0
 _PARSING = 4  # at once: parsed, a piece of a request may take forty times its bytes
 
 
-class Exports:
+class ExportHandler:
     """The one way of telemetry into the store, shared by all listeners. Thread-safe.
 
     It outlives the store: while there is none to write to, senders are told to come back.
@@ -39,21 +39,21 @@ class Exports:
         self._metrics = metrics
         self._max_items = max_items
         self._parsing = threading.BoundedSemaphore(_PARSING)
-        self._intake: Intake | None = None
+        self._admission: Admission | None = None
 
     @property
     def is_ready(self) -> bool:
         """Whether a request would be taken now."""
-        intake = self._intake
-        return intake is not None and intake.disk_has_room()
+        admission = self._admission
+        return admission is not None and admission.disk_has_room()
 
-    def attach(self, intake: Intake) -> None:
-        """From now on requests go to `intake`."""
-        self._intake = intake
+    def attach(self, admission: Admission) -> None:
+        """From now on requests go to `admission`."""
+        self._admission = admission
 
     def detach(self) -> None:
         """From now on requests are refused with the advice to come back."""
-        self._intake = None
+        self._admission = None
 
     @contextlib.contextmanager
     def parsing(self, n_bytes: int) -> Iterator[None]:
@@ -93,7 +93,7 @@ class Exports:
         with self.parsing(len(body)):
             outcome, n_items, stored = self._read(signal, body)
         if stored:
-            _keep(self._intake, Signal.TRACES if signal is TRACES else Signal.LOGS, stored, Sender.of(role))
+            _keep(self._admission, Signal.TRACES if signal is TRACES else Signal.LOGS, stored, Sender.of(role))
         return outcome, n_items
 
     def _read(self, signal: OtlpSignal, body: bytes) -> tuple[Outcome, int, list[bytes]]:
@@ -121,10 +121,10 @@ class Exports:
         return Outcome(rejections.n_rejected, rejections.message), n_items, stored
 
 
-def _keep(intake: Intake | None, signal: Signal, bodies: list[bytes], sender: Sender) -> None:
-    if intake is None:
+def _keep(admission: Admission | None, signal: Signal, bodies: list[bytes], sender: Sender) -> None:
+    if admission is None:
         raise OverloadError("the store is being opened", _WRITE_RETRY_S, Refusal.NOT_READY)
     try:
-        intake.keep(signal, bodies, sender)
+        admission.keep(signal, bodies, sender)
     except StoreError as error:
         raise OverloadError(str(error), _WRITE_RETRY_S, Refusal.WRITE_FAILED) from error

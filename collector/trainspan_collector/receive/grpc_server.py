@@ -26,15 +26,15 @@ from grpc_health.v1.health import HealthServicer
 from trainspan_collector.network.access import DeniedError, Right, Role
 from trainspan_collector.network.credentials import Guard
 from trainspan_collector.network.grpc_limits import CallGuard, RoleHandlers, abort, server_options
-from trainspan_collector.network.grpc_timeout import Patience
+from trainspan_collector.network.grpc_timeout import MessageTimeout
 from trainspan_collector.otlp.signals import SIGNALS, OtlpSignal
 from trainspan_collector.receive.admission import OverloadError
-from trainspan_collector.receive.export_handler import Exports
+from trainspan_collector.receive.export_handler import ExportHandler
 from trainspan_collector.receive.gunzip import TooLargeError
 from trainspan_collector.runtime.metrics import Metrics, Refusal
 from trainspan_schemas.errors import InvalidRecordError
 
-__all__ = ["Receiver"]
+__all__ = ["GrpcServer"]
 
 _WORKERS: Final = {Role.AGENT: 64, Role.SERVING: 32, Role.RUNNER: 32, Role.USER: 32}
 """Each waiting acknowledgement holds one. A role's are its own, so that no other waits for its senders."""
@@ -48,13 +48,13 @@ _GIVES_UP_S = 1.0
 _TRANSPORT = "grpc"
 
 
-class Receiver:
+class GrpcServer:
     """Binds `address` at once, serves from `start` on. Raises RuntimeError where the port is taken."""
 
     def __init__(
         self,
         address: str,
-        exports: Exports,
+        exports: ExportHandler,
         *,
         guard: Guard,
         metrics: Metrics,
@@ -62,8 +62,10 @@ class Receiver:
     ) -> None:
         self._exports = exports
         self._metrics = metrics
-        self._patience = {role: Patience(_MESSAGE_S, crowd=n_workers // 2) for role, n_workers in _WORKERS.items()}
-        self._health_patience = Patience(_HEALTH_S)
+        self._timeouts = {
+            role: MessageTimeout(_MESSAGE_S, crowd=n_workers // 2) for role, n_workers in _WORKERS.items()
+        }
+        self._health_timeout = MessageTimeout(_HEALTH_S)
         self._health = HealthServicer()
         self._server = grpc.server(
             ThreadPoolExecutor(_HEALTH_WORKERS, thread_name_prefix="health"),
@@ -96,8 +98,8 @@ class Receiver:
     def stop(self, grace_s: float) -> None:
         """Refuses new requests and lets those under way finish within `grace_s`."""
         self._server.stop(grace_s).wait()
-        for patience in (*self._patience.values(), self._health_patience):
-            patience.close()
+        for timeout in (*self._timeouts.values(), self._health_timeout):
+            timeout.close()
 
     def _exports_by_method(self) -> dict[str, Callable[[Role, Any, Any], bytes]]:
         return {method: functools.partial(self._export, signal) for method, signal in _EXPORTS.items()}
@@ -120,7 +122,7 @@ class Receiver:
     def _read(self, role: Role, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """The request's one message."""
         body = None
-        with self._patience[role].waiting(context) as wait, contextlib.suppress(grpc.RpcError):
+        with self._timeouts[role].waiting(context) as wait, contextlib.suppress(grpc.RpcError):
             body = next(messages, None)
         if body is None:
             self._end_without_message(context, was_slow=wait.is_over)
@@ -130,7 +132,7 @@ class Receiver:
         """Check and Watch, in workers of their own, none of which waits long for a message."""
 
         def read(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-            with self._health_patience.waiting(context):
+            with self._health_timeout.waiting(context):
                 return health_pb2.HealthCheckRequest.FromString(next(messages, b""))
 
         def check(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:

@@ -21,14 +21,14 @@ from trainspan_collector.otlp.json_encoding import from_json, parsed_bytes, to_j
 from trainspan_collector.otlp.signals import SIGNALS, OtlpSignal
 from trainspan_collector.receive.admission import OverloadError
 from trainspan_collector.receive.browser_origins import ForeignError, check_origin
-from trainspan_collector.receive.export_handler import Exports
+from trainspan_collector.receive.export_handler import ExportHandler
 from trainspan_collector.receive.gunzip import TooLargeError, gunzip, too_many_bytes
 from trainspan_collector.receive.memory_budget import Share
 from trainspan_collector.runtime.metrics import CONTENT_TYPE, Metrics, Refusal
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.roles import Role
 
-__all__ = ["Web"]
+__all__ = ["HttpApp"]
 
 _JSON: Final = "application/json"
 _PROTOBUF: Final = "application/x-protobuf"
@@ -64,12 +64,12 @@ class _RefusedError(Exception):
     headers: tuple[tuple[str, str], ...] = field(default=())
 
 
-class Web:
+class HttpApp:
     """The application; to be served by an ASGI server. `close` ends its threads."""
 
     def __init__(
         self,
-        exports: Exports,
+        exports: ExportHandler,
         *,
         access: Access,
         metrics: Metrics,
@@ -236,7 +236,7 @@ def _overloaded(error: OverloadError) -> _RefusedError:
 
 
 class _CountedError(_RefusedError):
-    """Refused by Exports, which has counted it."""
+    """Refused by ExportHandler, which has counted it."""
 
 
 class _GoneError(Exception):

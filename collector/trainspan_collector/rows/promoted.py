@@ -8,10 +8,10 @@ from trainspan_collector.otlp.values import Json, to_json_text
 from trainspan_schemas import keys
 from trainspan_schemas.views import CALL_FACTS
 
-__all__ = ["Facts", "read_facts"]
+__all__ = ["PromotedColumns", "read_facts"]
 
 
-class Facts(NamedTuple):
+class PromotedColumns(NamedTuple):
     """Columns of `stored.spans`; NULL is what the attributes do not say, or say as another type."""
 
     operation: str | None
@@ -27,10 +27,10 @@ class Facts(NamedTuple):
     """Every key, each between line feeds: `\\nkey\\n` finds one."""
 
 
-def read_facts(plain: Mapping[str, Json], *, is_call: bool) -> Facts:
+def read_facts(plain: Mapping[str, Json], *, is_call: bool) -> PromotedColumns:
     """The facts that attributes tell."""
     redacted = plain.get(keys.REDACTED)
-    return Facts(
+    return PromotedColumns(
         _text(plain, keys.GEN_AI_OPERATION),
         _text(plain, keys.GEN_AI_REQUEST_MODEL),
         _text(plain, keys.GEN_AI_RESPONSE_ID),

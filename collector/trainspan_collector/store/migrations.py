@@ -13,7 +13,7 @@ from typing import Final
 
 import duckdb
 
-from trainspan_collector.rows.promoted import Facts, read_facts
+from trainspan_collector.rows.promoted import PromotedColumns, read_facts
 from trainspan_collector.store.duckdb_errors import ReopenError, first_line, lacks_memory
 from trainspan_schemas import keys
 from trainspan_schemas.errors import StoreError
@@ -23,7 +23,7 @@ __all__ = ["prepare"]
 
 log = logging.getLogger(__name__)
 
-_FACTS: Final = f"STRUCT({', '.join(f'{name} VARCHAR' for name in Facts._fields)})"
+_FACTS: Final = f"STRUCT({', '.join(f'{name} VARCHAR' for name in PromotedColumns._fields)})"
 _TABLES: Final = files("trainspan_collector.store").joinpath("schema.sql").read_text()
 """Of this version. It can be run on a store that has some or all of them."""
 

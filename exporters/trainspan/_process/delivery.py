@@ -32,7 +32,7 @@ languages as milliseconds."""
 EXIT_BUDGET_S: Final = 2.0
 RETRY_AT_EXIT_S: Final = 0.5
 """What an exporter gets at exit when its last attempt had failed."""
-FORK_PATIENCE_S: Final = 1.0
+FORK_WAIT_S: Final = 1.0
 """What all forks of a process together wait for exports under way."""
 LOCK_PATIENCE_S: Final = 0.5
 """What an export waits for another one, well within the budget at exit."""
@@ -66,7 +66,7 @@ class _Losses:
         self.exporting = threading.Lock()
         """Held while an exporter is at work, to keep forks away; exports themselves wait for one another a moment only."""
         self.held = False
-        self.fork_patience_s = FORK_PATIENCE_S
+        self.fork_wait_s = FORK_WAIT_S
         self.lost: Counter[str] = Counter()
         self.endpoint = ""
         self.first_failure_s: float | None = None
@@ -83,8 +83,8 @@ _thread = threading.local()
 def before_fork() -> None:
     """Waits a moment for an export under way: gRPC does not survive a fork in the middle of a call."""
     began_s = time.monotonic()
-    _losses.held = _losses.exporting.acquire(timeout=_losses.fork_patience_s)
-    _losses.fork_patience_s = max(0.0, _losses.fork_patience_s - (time.monotonic() - began_s))
+    _losses.held = _losses.exporting.acquire(timeout=_losses.fork_wait_s)
+    _losses.fork_wait_s = max(0.0, _losses.fork_wait_s - (time.monotonic() - began_s))
 
 
 def after_fork_in_parent() -> None:

@@ -1,4 +1,4 @@
-"""Builds one dataset: survey, rewards, credit, rows, manifest; then publishes it whole."""
+"""Builds one dataset: index, rewards, credit, rows, manifest; then publishes it whole."""
 
 import hashlib
 import json
@@ -26,9 +26,9 @@ from trainspan_processing.reasons.coverage import (
     late_evaluations,
     ledger_lines,
     lines_to_write,
-    take_accounts,
+    measure_coverage,
 )
-from trainspan_processing.reasons.reason_counts import NO_ROLLOUT, fates_of
+from trainspan_processing.reasons.reason_counts import NO_ROLLOUT, count_reasons
 from trainspan_processing.reasons.reason_examples import Reason, first_examples, tell_reasons
 from trainspan_processing.report.quality_page import QUALITY_PAGE, quality_page
 from trainspan_processing.tables import compact
@@ -101,18 +101,18 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
         with tempfile.TemporaryDirectory(dir=scratch.root) as calls:
             # A round has no next dataset that could take what is left behind.
             assembly = assemble(source, selection, settings, ledger, clock, Path(calls), may_leave_groups=not is_round)
-            files, counts, fates, examples = _write_rows(source, assembly, scratch.rows)
+            files, counts, reason_counts, examples = _write_rows(source, assembly, scratch.rows)
         shares = assembly.shares if assembly.plan.needs_history else assembly.shares.clear()
         unowned = assembly.others.filter(pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
-        lines = ledger_lines(pl.concat([fates, unowned]), assembly.rollouts, shares, ledger, recount=is_round)
+        lines = ledger_lines(pl.concat([reason_counts, unowned]), assembly.rollouts, shares, ledger, recount=is_round)
         late = late_calls(assembly.used, ledger)
         late_rewards = late_evaluations(assembly.evaluations, ledger)
-        accounts = take_accounts(pl.concat([fates, assembly.others]), lines, late)
+        coverage = measure_coverage(pl.concat([reason_counts, assembly.others]), lines, late)
 
         def tell() -> list[Reason]:
             return tell_reasons(
                 source,
-                accounts.dropped,
+                coverage.dropped,
                 EXPECTED,
                 first_examples(assembly.examples, examples, late.with_columns(_LATE)),
                 _special_advice(assembly),
@@ -120,14 +120,14 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
                 settle_s=settings.settle_s,
             )
 
-        check_outcome(accounts, settings, _where(request), tell, may_be_empty=is_round)
+        check_outcome(coverage, settings, _where(request), tell, may_be_empty=is_round)
         check_policies(counts.policies, _where(request))
         lines = lines.join(assembly.evaluations, on="rollout_id", how="left", maintain_order="left")
         lines = lines.with_columns(pl.col("rewards").fill_null(0))
         write_ledger(scratch.about, lines_to_write(lines, late, late_rewards, ledger))
         manifest = make_manifest(
             number=round_of(target.name) or 0,
-            accounts=accounts,
+            coverage=coverage,
             counts=counts,
             assembly=assembly,
             rewards_late=int(late_rewards["late"].sum()),
@@ -149,14 +149,19 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
 def _write_rows(
     source: Source, assembly: Assembly, folder: Path
 ) -> tuple[list[FileEntry], RowCounts, pl.DataFrame, pl.DataFrame]:
-    """The files of rows, what was counted in them, FATES of all calls with tokens, and EXAMPLES of those read here."""
-    counts, writer, fates, examples = RowCounts(), DatasetWriter(folder), [assembly.fates], first_examples()
+    """The files of rows, what was counted in them, REASON_COUNTS of all calls with tokens, and EXAMPLES of those read here."""
+    counts, writer, reason_counts, examples = (
+        RowCounts(),
+        DatasetWriter(folder),
+        [assembly.reason_counts],
+        first_examples(),
+    )
     for rows, judged in make_rows(source, assembly.chunks(), assembly.limits, counts):
         writer.append(rows)
-        fates.append(compact(fates_of(judged)))
+        reason_counts.append(compact(count_reasons(judged)))
         examples = first_examples(examples, judged)
         del rows, judged  # before the next chunk is made
-    return writer.finish(), counts, pl.concat(fates), examples
+    return writer.finish(), counts, pl.concat(reason_counts), examples
 
 
 def _special_advice(assembly: Assembly) -> dict[str, str]:

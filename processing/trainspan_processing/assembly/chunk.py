@@ -1,4 +1,4 @@
-"""The middle of a dataset: rewards, groups, credit and reasons of every surveyed call, before any token is read.
+"""The middle of a dataset: rewards, groups, credit and reasons of every indexed call, before any token is read.
 
 Rollouts are rewarded part by part, a part being some whole rollouts; they are compared all together.
 """
@@ -16,19 +16,19 @@ from trainspan_processing.credit.groups import first_calls, hash_prompts, with_g
 from trainspan_processing.credit.plan import Plan, make_plan
 from trainspan_processing.dataset.ledger import Ledger
 from trainspan_processing.read.source import Source
-from trainspan_processing.read.tokens import chunks_of_rollouts, read_payload
+from trainspan_processing.read.tokens import chunks_of_rollouts, read_tokens
 from trainspan_processing.reasons.choices import check_choices
 from trainspan_processing.reasons.drop_reasons import admitted_reasons, call_reason
 from trainspan_processing.reasons.overlong import overlong_mode
 from trainspan_processing.rewards.names import RewardName, rollout_column, step_column
 from trainspan_processing.rewards.rollout_rewards import Rewarded, load_reward, reward_rollouts
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
-from trainspan_processing.traces.trace_index import Survey
+from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_schemas.settings import DatasetSettings
 
 __all__ = [
     "Draft",
-    "Part",
+    "RewardedChunk",
     "credit",
     "draft_dataset",
     "judged_others",
@@ -44,7 +44,7 @@ _CREDITED: Final = ["rollout", "position", "agent", "turn"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RewardedChunk:
     """Some whole rollouts with their rewards, compared with nothing yet."""
 
     rewarded: Rewarded
@@ -84,13 +84,13 @@ class Draft:
 
 
 def draft_dataset(
-    source: Source, survey: Survey, settings: DatasetSettings, ledger: Ledger, held: pl.DataFrame | None = None
+    source: Source, traces: TraceIndex, settings: DatasetSettings, ledger: Ledger, held: pl.DataFrame | None = None
 ) -> Draft:
-    """Rewards, compares and credits what was surveyed, but for rollouts that are `held` (rollout_id, attempt) for their group.
+    """Rewards, compares and credits what was indexed, but for rollouts that are `held` (rollout_id, attempt) for their group.
 
     Raises UsageError for unknown names of credit and baseline, and for functions that do not keep to their form.
     """
-    part = reward_part(source, survey, settings, with_state=states_are_needed(settings))
+    part = reward_part(source, traces, settings, with_state=states_are_needed(settings))
     if held is not None and held.height:
         part = _without(part, held)
     plan = plan_for(settings, part.rewarded.rewards, part.compared)
@@ -106,7 +106,7 @@ def draft_dataset(
     )
 
 
-def _without(part: Part, held: pl.DataFrame) -> Part:
+def _without(part: RewardedChunk, held: pl.DataFrame) -> RewardedChunk:
     """The part with nothing of these rollouts compared; their sound calls are `group_unfinished`."""
     numbers = part.compared.join(held, on=ROLLOUT_KEY, how="semi")["rollout"]
     is_held = pl.col("rollout").is_in(numbers.implode()).fill_null(value=False)
@@ -155,18 +155,18 @@ def newest_version(calls: pl.DataFrame) -> int | None:
     return newest if isinstance(newest, int) else None
 
 
-def reward_part(source: Source, survey: Survey, settings: DatasetSettings, *, with_state: bool) -> Part:
-    """Rewards what was surveyed, and finds which rollouts can be compared and in which group each is."""
-    survey = select(source, survey, settings)
-    rewarded = reward_rollouts(source, survey, settings)
-    compared = _compared(source, survey, rewarded)
-    calls = _with_rewards(survey.calls, rewarded, compared)
+def reward_part(source: Source, traces: TraceIndex, settings: DatasetSettings, *, with_state: bool) -> RewardedChunk:
+    """Rewards what was indexed, and finds which rollouts can be compared and in which group each is."""
+    traces = select(source, traces, settings)
+    rewarded = reward_rollouts(source, traces, settings)
+    compared = _compared(source, traces, rewarded)
+    calls = _with_rewards(traces.calls, rewarded, compared)
     if with_state:
-        calls = _with_states(source, survey.answers, calls)
+        calls = _with_states(source, traces.answers, calls)
     names = [column(reward.name) for reward in rewarded.rewards for column in (step_column, rollout_column)]
     states = ["state"] if with_state else []
     reasons = rewarded.rollouts.select(*ROLLOUT_KEY, pl.col("reason").alias("rollout_reason"))
-    return Part(
+    return RewardedChunk(
         rewarded,
         compared,
         calls.with_columns(
@@ -176,7 +176,7 @@ def reward_part(source: Source, survey: Survey, settings: DatasetSettings, *, wi
             _own_reward(rewarded.rewards),
         ).drop(names, states),
         calls.filter(pl.col("rollout").is_not_null()).select(*_CREDITED, *states, *names),
-        survey.others.join(reasons, on=ROLLOUT_KEY, how="left"),
+        traces.others.join(reasons, on=ROLLOUT_KEY, how="left"),
     )
 
 
@@ -216,15 +216,15 @@ def judged_others(others: pl.DataFrame, *, any_call: bool) -> pl.DataFrame:
     return others.select(*ROLLOUT_KEY, *SPAN_KEY, "agent", reason.alias("reason"))
 
 
-def _compared(source: Source, survey: Survey, rewarded: Rewarded) -> pl.DataFrame:
+def _compared(source: Source, traces: TraceIndex, rewarded: Rewarded) -> pl.DataFrame:
     present = rewarded.rollouts.filter(pl.col("reason").is_null() & (pl.col("n_calls") > 0)).with_row_index("rollout")
-    firsts = first_calls(survey.calls, present.filter(pl.col("task_id").is_null()))
-    return with_groups(present, hash_prompts(firsts, _prompts(source, firsts, survey.answers)))
+    firsts = first_calls(traces.calls, present.filter(pl.col("task_id").is_null()))
+    return with_groups(present, hash_prompts(firsts, _prompts(source, firsts, traces.answers)))
 
 
 def _prompts(source: Source, calls: pl.DataFrame, answers: pl.DataFrame) -> Iterator[pl.DataFrame]:
     for part in chunks_of_rollouts(calls):
-        yield read_payload(source, part, columns=(*SPAN_KEY, "prompt_ids"), answers=answers)
+        yield read_tokens(source, part, columns=(*SPAN_KEY, "prompt_ids"), answers=answers)
 
 
 def _with_rewards(calls: pl.DataFrame, rewarded: Rewarded, compared: pl.DataFrame) -> pl.DataFrame:

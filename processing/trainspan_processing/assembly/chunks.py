@@ -26,13 +26,13 @@ from trainspan_processing.credit.plan import Plan
 from trainspan_processing.dataset.ledger import Ledger
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import chunk_number
-from trainspan_processing.reasons.reason_counts import fates_of
+from trainspan_processing.reasons.reason_counts import count_reasons
 from trainspan_processing.reasons.reason_examples import first_examples
 from trainspan_processing.reasons.waiting import Groups, find_groups
 from trainspan_processing.rewards.names import RewardName
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, compact, empty
 from trainspan_processing.traces.evaluations import COUNTED, EVALUATION_COLUMNS, collect_evaluations, count_evaluations
-from trainspan_processing.traces.trace_index import Clock, Survey, survey_chunks
+from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_chunks
 from trainspan_schemas.settings import DatasetSettings
 
 __all__ = ["Assembly", "assemble"]
@@ -63,10 +63,10 @@ class Assembly:
     """How rewards became advantages; the default baseline is settled."""
     shares: pl.DataFrame
     """rollout_id, attempt, `part`, `value`: what later datasets compare agents and single rewards with."""
-    fates: pl.DataFrame
-    """FATES of the calls with tokens that are dropped."""
+    reason_counts: pl.DataFrame
+    """REASON_COUNTS of the calls with tokens that are dropped."""
     others: pl.DataFrame
-    """FATES of the calls without tokens."""
+    """REASON_COUNTS of the calls without tokens."""
     examples: pl.DataFrame
     """EXAMPLES of the reasons of both."""
     limits: Limits
@@ -74,7 +74,7 @@ class Assembly:
     """rollout_id, attempt, `calls`: what rollouts that an earlier dataset used have now."""
     evaluations: pl.DataFrame
     """COUNTED: the evaluations of the reward's names, of new rollouts and of those that an earlier dataset used."""
-    in_vain: int
+    ignored_self_rewards: int
     unmatched: int
     function_error: str | None
     folder: Path
@@ -83,7 +83,7 @@ class Assembly:
     """The time at which rollouts were pending and groups waited."""
 
     def chunks(self) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-        """The sound calls with their credit, in the order of datasets, with PAYLOAD of those that only clients recorded.
+        """The sound calls with their credit, in the order of datasets, with TOKENS of those that only clients recorded.
 
         Whole rollouts, some at a time, bounded by calls and by tokens.
         """
@@ -120,14 +120,14 @@ class _Part:
     compared: pl.DataFrame
     credited: list[pl.DataFrame]
     """One frame, taken out when all parts are put together."""
-    fates: pl.DataFrame
+    reason_counts: pl.DataFrame
     examples: pl.DataFrame
     others: pl.DataFrame
     rewards: Sequence[RewardName]
     newest: int | None
     calls: int
     evaluations: pl.DataFrame
-    in_vain: int
+    ignored_self_rewards: int
     unmatched: int
     function_error: str | None
 
@@ -142,7 +142,7 @@ def assemble(
     *,
     may_leave_groups: bool = True,
 ) -> Assembly:
-    """Surveys, rewards and credits all rollouts of the selection that no earlier dataset used; `folder` takes the calls.
+    """Indexes, rewards and credits all rollouts of the selection that no earlier dataset used; `folder` takes the calls.
 
     Waits up to `wait_s` for rollouts that are still arriving, and leaves groups that lack rollouts to the next dataset for up
     to `group_wait_s`, if `may_leave_groups`. Raises UsageError for unknown names of credit and baseline, and for functions
@@ -151,13 +151,13 @@ def assemble(
     with_state = states_are_needed(settings)
     moment = settle(source, selection, settings, ledger, clock)
 
-    def take(survey: Survey, number: int) -> _Part:
-        return _done(source, survey, settings, folder, number, with_state=with_state)
+    def take(traces: TraceIndex, number: int) -> _Part:
+        return _done(source, traces, settings, folder, number, with_state=with_state)
 
-    if moment.survey is not None:
-        parts = [take(moment.survey, 0)]
+    if moment.traces is not None:
+        parts = [take(moment.traces, 0)]
     else:
-        parts, _ = survey_chunks(
+        parts, _ = index_chunks(
             source,
             moment.selections,
             ledger,
@@ -174,13 +174,13 @@ def assemble(
 
 
 def _done(
-    source: Source, survey: Survey, settings: DatasetSettings, folder: Path, number: int, *, with_state: bool
+    source: Source, traces: TraceIndex, settings: DatasetSettings, folder: Path, number: int, *, with_state: bool
 ) -> _Part:
-    """Rewards what was surveyed, and puts its sound calls into the folder."""
-    part = reward_part(source, survey, settings, with_state=with_state)
+    """Rewards what was indexed, and puts its sound calls into the folder."""
+    part = reward_part(source, traces, settings, with_state=with_state)
     is_sound = pl.col("reason").is_null()
     sound = part.calls.filter(is_sound).select(_OF_CALL).rename({"rollout": "in_part"})
-    for frame, path in zip((sound, survey.answers), _paths(folder, number), strict=True):
+    for frame, path in zip((sound, traces.answers), _paths(folder, number), strict=True):
         frame.write_ipc(path, compression="lz4")
     counted = sound.group_by(pl.col("in_part").alias("rollout")).agg(
         pl.len().cast(pl.UInt32).alias("sound"), pl.col("n_tokens").sum().alias("tokens")
@@ -198,7 +198,7 @@ def _done(
         ),
         compared=compact(numbered),
         credited=[compact(part.credited).with_columns(pl.col("agent").cast(pl.Categorical))],  # few names, many calls
-        fates=compact(fates_of(part.calls.filter(~is_sound))),
+        reason_counts=compact(count_reasons(part.calls.filter(~is_sound))),
         examples=first_examples(part.calls),
         others=compact(
             part.others.select(*ROLLOUT_KEY, *SPAN_KEY, "agent", "is_bare_call", "redacted", "rollout_reason")
@@ -206,8 +206,8 @@ def _done(
         rewards=part.rewarded.rewards,
         newest=newest_version(part.calls),
         calls=part.calls.height,
-        evaluations=count_evaluations(survey.evaluations, [reward.name for reward in part.rewarded.rewards]),
-        in_vain=part.rewarded.in_vain,
+        evaluations=count_evaluations(traces.evaluations, [reward.name for reward in part.rewarded.rewards]),
+        ignored_self_rewards=part.rewarded.ignored_self_rewards,
         unmatched=part.rewarded.unmatched,
         function_error=part.rewarded.function_error,
     )
@@ -245,8 +245,8 @@ def _together(
         advantages=credited.calls.rechunk(),
         plan=plan,
         shares=compared.select("rollout", *ROLLOUT_KEY).join(credited.parts, on="rollout").drop("rollout"),
-        fates=pl.concat([*(part.fates for part in parts), waiting]),
-        others=fates_of(judged.with_columns(pl.lit(0, dtype=pl.UInt32).alias("position"))),
+        reason_counts=pl.concat([*(part.reason_counts for part in parts), waiting]),
+        others=count_reasons(judged.with_columns(pl.lit(0, dtype=pl.UInt32).alias("position"))),
         examples=first_examples(*(part.examples for part in parts), judged, waiting),
         limits=limits(settings, max((part.newest for part in parts if part.newest is not None), default=None)),
         used=moment.used,
@@ -254,7 +254,7 @@ def _together(
         evaluations=pl.concat([*(part.evaluations for part in parts), evaluations_of_used])
         .group_by("rollout_id")
         .agg(pl.col("rewards").max()),
-        in_vain=sum(part.in_vain for part in parts),
+        ignored_self_rewards=sum(part.ignored_self_rewards for part in parts),
         unmatched=sum(part.unmatched for part in parts),
         function_error=next((part.function_error for part in parts if part.function_error), None),
         folder=folder,

@@ -16,7 +16,7 @@ from trainspan_processing.assembly.rows import RowCounts
 from trainspan_processing.credit.plan import Plan
 from trainspan_processing.dataset.ledger import LEDGER_FILE, ledger_path
 from trainspan_processing.dataset.parquet import FileEntry
-from trainspan_processing.reasons.coverage import Accounts
+from trainspan_processing.reasons.coverage import Coverage
 from trainspan_processing.report.distribution import distribution, group_spread
 from trainspan_schemas.dataset import DATASET_VERSION
 from trainspan_schemas.functions import is_function_name, load_function
@@ -27,7 +27,7 @@ __all__ = ["make_manifest"]
 def make_manifest(
     *,
     number: int,
-    accounts: Accounts,
+    coverage: Coverage,
     counts: RowCounts,
     assembly: Assembly,
     rewards_late: int,
@@ -45,24 +45,24 @@ def make_manifest(
         "version": DATASET_VERSION,
         "run_id": runs[0] if len(runs) == 1 else None,
         "round": number,
-        "rows": accounts.kept,
-        "rollouts": accounts.rollouts_kept,
+        "rows": coverage.kept,
+        "rollouts": coverage.rollouts_kept,
         "groups": len(counts.groups),
-        "rollouts_seen": accounts.rollouts_seen,
+        "rollouts_seen": coverage.rollouts_seen,
         "groups_seen": compared["group_id"].n_unique() if compared.height else 0,
-        "calls_seen": accounts.seen,
-        "calls_kept": accounts.kept,
-        "coverage": accounts.coverage,
-        "dropped": _sorted(accounts.dropped),
-        "dropped_rollouts": _sorted(accounts.dropped_rollouts),
-        "rollouts_without_calls": accounts.rollouts_without_calls,
-        "pending": {"rollouts": accounts.pending_rollouts, "calls": accounts.pending_calls},
+        "calls_seen": coverage.seen,
+        "calls_kept": coverage.kept,
+        "coverage": coverage.coverage,
+        "dropped": _sorted(coverage.dropped),
+        "dropped_rollouts": _sorted(coverage.dropped_rollouts),
+        "rollouts_without_calls": coverage.rollouts_without_calls,
+        "pending": {"rollouts": coverage.pending_rollouts, "calls": coverage.pending_calls},
         "rewards": reward_statistics(compared["reward"]),
         "groups_spread": group_spread(compared),
         "distributions": _distributions(compared, counts),
         "groups_incomplete": {"waiting": assembly.groups.waiting, "taken": assembly.groups.taken},
         "rewards_late": rewards_late,
-        "rewards_in_vain": assembly.in_vain,
+        "rewards_in_vain": assembly.ignored_self_rewards,
         "rewards_unmatched": assembly.unmatched,
         "merge_ratio": (counts.rows - counts.segments) / merges if merges else None,
         "segments": counts.segments,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainspan_processing.merging.lineage import trace_lineage
 from trainspan_processing.merging.merge_failures import MergeFailures
 from trainspan_processing.read.source import Source
-from trainspan_processing.read.tokens import Tokens, read_payload
+from trainspan_processing.read.tokens import Tokens, read_tokens
 from trainspan_processing.reasons.choices import unused
 from trainspan_processing.reasons.drop_reasons import token_reason
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
@@ -70,11 +70,11 @@ def make_rows(
     """(rows with COLUMNS, the calls with their final `reason`) of each chunk of calls that seem sound without their tokens.
 
     A chunk is (calls, answers): CALLS of whole rollouts, in the order of rows, with `rollout` (their number), turn, group_id,
-    reason, reward, return, advantage and `drop`; and PAYLOAD of those that only clients recorded.
+    reason, reward, return, advantage and `drop`; and TOKENS of those that only clients recorded.
     """
     for calls, answers in chunks:
         # No name holds on to tokens here while the next ones are read.
-        yield rows_of(_with_tokens(calls, read_payload(source, calls, answers=answers)), limits, counts)
+        yield rows_of(_with_tokens(calls, read_tokens(source, calls, answers=answers)), limits, counts)
 
 
 def _with_tokens(calls: pl.DataFrame, payload: pl.DataFrame) -> pl.DataFrame:
@@ -82,7 +82,7 @@ def _with_tokens(calls: pl.DataFrame, payload: pl.DataFrame) -> pl.DataFrame:
 
 
 def rows_of(calls: pl.DataFrame, limits: Limits, counts: RowCounts) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """(rows, calls with `reason`) of one chunk of calls, with their PAYLOAD; pure but for `counts`."""
+    """(rows, calls with `reason`) of one chunk of calls, with their TOKENS; pure but for `counts`."""
     is_unused = unused(calls) if limits.choices == "used" else pl.lit(value=False).alias("unused")
     reason = pl.coalesce(
         "reason",

@@ -13,7 +13,7 @@ from trainspan_processing.reasons.drop_reasons import UNTRUSTED_REWARD, admitted
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_processing.traces.reward_trust import with_admitted_rewards
 from trainspan_processing.traces.rollout_reader import stored_rollouts
-from trainspan_processing.traces.trace_index import Survey
+from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_schemas.errors import DatasetError, UsageError
 from trainspan_schemas.functions import load_function
 from trainspan_schemas.settings import DatasetSettings
@@ -26,16 +26,16 @@ def load_filter(name: str) -> Callable[..., Any]:
     return load_function(name, "rollout")
 
 
-def select(source: Source, survey: Survey, settings: DatasetSettings) -> Survey:
-    """The survey with `selected` on calls and rollouts, `split` as the settings want it, and the rewards that they admit.
+def select(source: Source, traces: TraceIndex, settings: DatasetSettings) -> TraceIndex:
+    """The index with `selected` on calls and rollouts, `split` as the settings want it, and the rewards that they admit.
 
     Raises UsageError for malformed settings, DatasetError where the filter raises.
     """
-    rollouts = _with_split(survey.rollouts, settings.split)
-    calls = survey.calls.with_columns(_is_named("agent", settings.agents) & _is_named("policy_name", settings.policies))
-    chosen = replace(survey, rollouts=rollouts, calls=calls)
+    rollouts = _with_split(traces.rollouts, settings.split)
+    calls = traces.calls.with_columns(_is_named("agent", settings.agents) & _is_named("policy_name", settings.policies))
+    chosen = replace(traces, rollouts=rollouts, calls=calls)
     if UNTRUSTED_REWARD in admitted_reasons(settings.admit):
-        chosen = replace(chosen, evaluations=with_admitted_rewards(survey.evaluations, rollouts))
+        chosen = replace(chosen, evaluations=with_admitted_rewards(traces.evaluations, rollouts))
     return chosen if settings.filter is None else _filtered(source, chosen, settings.filter)
 
 
@@ -70,11 +70,11 @@ def _fraction(text: str) -> float:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
 
-def _filtered(source: Source, survey: Survey, name: str) -> Survey:
+def _filtered(source: Source, traces: TraceIndex, name: str) -> TraceIndex:
     """`selected` is false for rollouts of which the user's function says so."""
     function = load_filter(name)
     left_out = []
-    for key, stored in stored_rollouts(source, survey, survey.rollouts):
+    for key, stored in stored_rollouts(source, traces, traces.rollouts):
         try:
             wanted = function(stored)
         except Exception as error:
@@ -88,8 +88,8 @@ def _filtered(source: Source, survey: Survey, name: str) -> Survey:
         if not wanted:
             left_out.append(key)
     without = pl.DataFrame(left_out, schema={"rollout_id": pl.String, "attempt": pl.Int32}, orient="row")
-    marked = survey.rollouts.join(
+    marked = traces.rollouts.join(
         without.with_columns(pl.lit(False).alias("_wanted")), on=ROLLOUT_KEY, how="left", maintain_order="left"
     )
     rollouts = marked.with_columns(pl.col("_wanted").fill_null(True).alias("selected")).drop("_wanted")
-    return replace(survey, rollouts=rollouts)
+    return replace(traces, rollouts=rollouts)

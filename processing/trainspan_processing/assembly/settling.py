@@ -11,9 +11,9 @@ from trainspan_processing.read.inventory import Inventory, take_inventory
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.reasons.waiting import find_groups
 from trainspan_processing.tables import ROLLOUT_KEY
-from trainspan_processing.traces.chunk_context import Surroundings, read_surroundings
+from trainspan_processing.traces.chunk_context import ChunkContext, read_context
 from trainspan_processing.traces.evaluations import EVALUATION_COLUMNS, collect_evaluations
-from trainspan_processing.traces.trace_index import Clock, Survey, survey_chunks, take_survey
+from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_chunks, index_traces
 from trainspan_schemas.settings import DatasetSettings
 
 __all__ = ["Moment", "settle"]
@@ -34,13 +34,13 @@ class Moment:
     now_ns: int
     selections: Sequence[Selection]
     """The selection as it is if it is one chunk and new, else its new rollouts in chunks."""
-    around: Surroundings
+    around: ChunkContext
     fresh: Inventory
     """The rollouts that no dataset used, and those that share a trace with them."""
     used: pl.DataFrame
     """rollout_id, attempt, `calls` of the rollouts that an earlier dataset used."""
-    survey: Survey | None = None
-    """Of the only chunk, if it was surveyed already."""
+    traces: TraceIndex | None = None
+    """Of the only chunk, if it was indexed already."""
 
 
 def settle(source: Source, selection: Selection, settings: DatasetSettings, ledger: Ledger, clock: Clock) -> Moment:
@@ -82,8 +82,8 @@ def _look(source: Source, selection: Selection, ledger: Ledger, now_ns: int) -> 
     used = inventory.calls_of(ledger.used)
     chunks = fresh.chunks()
     if fresh is inventory and len(chunks) <= 1 and selection.rollout_ids is None:
-        return Moment(now_ns, [selection], Surroundings(), fresh, used)
-    around = read_surroundings(source, selection)
+        return Moment(now_ns, [selection], ChunkContext(), fresh, used)
+    around = read_context(source, selection)
     if selection.rollout_ids is None:
         around = replace(around, evaluations=_homeless(source, selection, inventory))
     selections = [replace(selection, rollout_ids=chunk) for chunk in chunks or [[]]]
@@ -100,22 +100,22 @@ def _homeless(source: Source, selection: Selection, inventory: Inventory) -> pl.
 def _with_facts(
     source: Source, moment: Moment, ledger: Ledger, settle_s: float, known: _Known
 ) -> tuple[Moment, _Known]:
-    """Surveys the only chunk, or of several what is new, has grown or was pending when it was last looked at."""
+    """Indexes the only chunk, or of several what is new, has grown or was pending when it was last looked at."""
     if len(moment.selections) == 1:
-        survey = take_survey(
+        traces = index_traces(
             source, moment.selections[0], ledger, now_ns=moment.now_ns, settle_s=settle_s, around=moment.around
         )
-        return replace(moment, survey=survey), _Known(survey.rollouts.select(_FACTS))
+        return replace(moment, traces=traces), _Known(traces.rollouts.select(_FACTS))
     sizes = moment.fresh.sizes()
     looked_at = moment.fresh
     if known.sizes is not None:
         changed = sizes.join(known.sizes, on=["rollout_id", "items"], how="anti").select("rollout_id")
         looked_at = looked_at.of(pl.concat([changed, known.facts.filter("pending").select("rollout_id")]).unique())
-    tables, around = survey_chunks(
+    tables, around = index_chunks(
         source,
         [replace(moment.selections[0], rollout_ids=chunk) for chunk in looked_at.chunks()],
         ledger,
-        lambda survey, _: survey.rollouts.select(_FACTS),
+        lambda traces, _: traces.rollouts.select(_FACTS),
         now_ns=moment.now_ns,
         settle_s=settle_s,
         around=replace(moment.around, served=known.served),

@@ -137,11 +137,15 @@ def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
 def _overlap(a: pl.DataFrame, b: pl.DataFrame, seen_a: pl.DataFrame, seen_b: pl.DataFrame, key: list[str]) -> Overlap:
     only_a, only_b = a.join(b, on=key, how="anti"), b.join(a, on=key, how="anti")
     return Overlap(
-        only_a.height, only_b.height, a.height - only_a.height, _fates(only_a, seen_b), _fates(only_b, seen_a)
+        only_a.height,
+        only_b.height,
+        a.height - only_a.height,
+        _count_reasons(only_a, seen_b),
+        _count_reasons(only_b, seen_a),
     )
 
 
-def _fates(items: pl.DataFrame, seen: pl.DataFrame) -> dict[str, int]:
+def _count_reasons(items: pl.DataFrame, seen: pl.DataFrame) -> dict[str, int]:
     """Why `items` are not in the dataset that saw `seen`, most frequent first."""
     fate = (
         pl.when(pl.col("there").is_null())

@@ -15,14 +15,14 @@ from trainspan_processing.merging.divergence import EXPLANATIONS
 from trainspan_processing.merging.unmerged import Unmerged, find_unmerged, first_of_each
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.span_words import read_words
-from trainspan_processing.read.tokens import read_payload
+from trainspan_processing.read.tokens import read_tokens
 from trainspan_processing.reasons.advice import advice_on
 from trainspan_processing.reasons.drop_reasons import call_reason
 from trainspan_processing.reasons.missing_calls import find_lacks
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.safe_text import visible
 from trainspan_processing.text.token_text import Decoder
-from trainspan_processing.traces.trace_index import Clock, Survey, take_survey
+from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_traces
 
 __all__ = ["NEWEST", "Trouble", "check_rollouts"]
 
@@ -52,8 +52,8 @@ def check_rollouts(source: Source, decoder: Decoder | None, clock: Clock, settle
     if not newest:
         return []
     selection = Selection(rollout_ids=sorted(set(newest)))
-    survey = take_survey(source, selection, NOTHING_USED, now_ns=clock.now_ns(), settle_s=settle_s)
-    found = [*_unfinished(source, survey), *_constrained(source, survey), *_unmerged(source, survey, decoder)]
+    traces = index_traces(source, selection, NOTHING_USED, now_ns=clock.now_ns(), settle_s=settle_s)
+    found = [*_unfinished(source, traces), *_constrained(source, traces), *_unmerged(source, traces, decoder)]
     return [Trouble(one.subject, visible(" ".join(one.detail.split())), one.advice) for one in found]
 
 
@@ -62,13 +62,13 @@ def _newest(source: Source) -> Iterator[pl.DataFrame]:
         yield batch.select("rollout_id")
 
 
-def _unfinished(source: Source, survey: Survey) -> Iterator[Trouble]:
-    incomplete = survey.rollouts.filter(~pl.col("complete") & ~pl.col("superseded"))
+def _unfinished(source: Source, traces: TraceIndex) -> Iterator[Trouble]:
+    incomplete = traces.rollouts.filter(~pl.col("complete") & ~pl.col("superseded"))
     settled = incomplete.filter(~pl.col("pending"))
     if incomplete.is_empty():
         return
     example = (settled if settled.height else incomplete).sort("end_ns").row(-1, named=True)
-    lacks = find_lacks(source, survey, example["rollout_id"], example["attempt"])
+    lacks = find_lacks(source, traces, example["rollout_id"], example["attempt"])
     coming = (
         f", {incomplete.height - settled.height} of them may still be arriving"
         if settled.height < incomplete.height
@@ -77,33 +77,33 @@ def _unfinished(source: Source, survey: Survey) -> Iterator[Trouble]:
     told = "; ".join(lack.what for lack in lacks)
     yield Trouble(
         "unfinished",
-        f"{incomplete.height} of the {survey.rollouts.height} newest rollouts{coming}, e.g. {example['rollout_id']}: {told}",
+        f"{incomplete.height} of the {traces.rollouts.height} newest rollouts{coming}, e.g. {example['rollout_id']}: {told}",
         "; ".join(dict.fromkeys(lack.advice for lack in lacks)),
     )
 
 
-def _constrained(source: Source, survey: Survey) -> Iterator[Trouble]:
+def _constrained(source: Source, traces: TraceIndex) -> Iterator[Trouble]:
     """One per kind of constraint."""
-    calls = survey.calls.with_columns(
+    calls = traces.calls.with_columns(
         pl.lit(None, dtype=pl.String).alias("rollout_reason"), pl.lit(value=False).alias("rollout_is_signed")
     )
     judged = calls.with_columns(call_reason().alias("reason")).filter(pl.col("reason").str.starts_with("constrained"))
     for (reason,), part in judged.partition_by("reason", as_dict=True, maintain_order=True).items():
-        many = f"{part.height} of {survey.calls.height} calls"
+        many = f"{part.height} of {traces.calls.height} calls"
         detail = f"{many} ({reason}), e.g. {_call(source, part.row(-1, named=True))}"
         yield Trouble("constrained", detail, advice_on(str(reason)) or "")
 
 
-def _unmerged(source: Source, survey: Survey, decoder: Decoder | None) -> Iterator[Trouble]:
+def _unmerged(source: Source, traces: TraceIndex, decoder: Decoder | None) -> Iterator[Trouble]:
     """One per cause; forks are no fault."""
-    calls = survey.calls.filter(pl.col("rollout_id").is_not_null() & ~pl.col("internal").fill_null(value=False))
+    calls = traces.calls.filter(pl.col("rollout_id").is_not_null() & ~pl.col("internal").fill_null(value=False))
     sizes = calls.group_by(ROLLOUT_KEY, maintain_order=True).agg(pl.col("n_tokens").sum(), pl.col("start_ns").max())
     # The newest first, as many as fit into memory with ease.
     fitting = sizes.sort("start_ns", descending=True).filter(pl.col("n_tokens").cum_sum() <= _MOST_TOKENS)
     calls = calls.join(fitting, on=ROLLOUT_KEY, how="semi", maintain_order="left")
     if calls.is_empty():
         return
-    payload = read_payload(source, calls, answers=survey.answers)
+    payload = read_tokens(source, calls, answers=traces.answers)
     whole = calls.join(payload, on=SPAN_KEY, how="inner", maintain_order="left").filter(
         (pl.col("prompt_ids").list.len() > 0) & (pl.col("completion_ids").list.len() > 0)
     )

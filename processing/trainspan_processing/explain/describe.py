@@ -84,16 +84,16 @@ def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None) -> list[C
     rows = {} if evidence.rows is None else {(row["trace_id"], row["span_id"]): row for row in evidence.rows.to_dicts()}
     before = {(row["segment_id"], row["segment_pos"]): row["call_index"] for row in rows.values()}
     broken = _broken(evidence.rows, decoder)
-    twins = {
+    matches = {
         row[:2]: row[2:]
-        for row in evidence.survey.twins.calls.select(*SPAN_KEY, "twin_trace_id", "twin_span_id").iter_rows()
+        for row in evidence.traces.matches.calls.select(*SPAN_KEY, "twin_trace_id", "twin_span_id").iter_rows()
         if row[3] is not None
     }
     told = []
     for call in evidence.calls.iter_rows(named=True):
         key = (call["trace_id"], call["span_id"])
         row = rows.get(key)
-        spoken = evidence.texts.get(twins.get(key, key)) or evidence.texts.get(key)
+        spoken = evidence.texts.get(matches.get(key, key)) or evidence.texts.get(key)
         inputs, outputs = messages_of(spoken.attributes) if spoken else ([], [])
         prompt, completion = call["prompt_ids"] or [], call["completion_ids"] or []
         prefix_len = row["prefix_len"] if row else 0
@@ -150,7 +150,7 @@ def _excerpt(ids: list[int], decoder: Decoder | None) -> str:
 def _foreign(evidence: Evidence, start_ns: int) -> list[ForeignAccount]:
     reasons = {(row[0], row[1]): row[2] for row in evidence.draft.others.select(*SPAN_KEY, "reason").iter_rows()}
     told = []
-    for call in evidence.own(evidence.survey.others).sort("start_ns", "span_id").iter_rows(named=True):
+    for call in evidence.own(evidence.traces.others).sort("start_ns", "span_id").iter_rows(named=True):
         key = (call["trace_id"], call["span_id"])
         spoken = evidence.texts.get(key)
         inputs, outputs = messages_of(spoken.attributes) if spoken else ([], [])

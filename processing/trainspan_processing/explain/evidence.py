@@ -9,7 +9,7 @@ import polars as pl
 from trainspan_processing.assembly.chunk import Draft
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.reasons.missing_calls import Lack
-from trainspan_processing.traces.trace_index import Survey
+from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_schemas.settings import DatasetSettings
 
 __all__ = ["Evidence", "Key", "SpanText", "seconds"]
@@ -36,11 +36,11 @@ class Evidence:
     rollout: dict[str, Any]
     """Its row of the rollout table with reward and reason."""
     calls: pl.DataFrame
-    """Its calls of the draft with final reasons, joined with PAYLOAD."""
+    """Its calls of the draft with final reasons, joined with TOKENS."""
     rows: pl.DataFrame | None
     """Its rows, as a dataset has them."""
     draft: Draft
-    survey: Survey
+    traces: TraceIndex
     texts: Mapping[Key, SpanText]
     settings: DatasetSettings
     dataset: Published | None = None

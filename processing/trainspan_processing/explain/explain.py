@@ -16,14 +16,14 @@ from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.describe import tell
 from trainspan_processing.explain.evidence import Evidence, SpanText
 from trainspan_processing.read.source import Selection, Source
-from trainspan_processing.read.tokens import read_payload
+from trainspan_processing.read.tokens import read_tokens
 from trainspan_processing.reasons.missing_calls import find_lacks
 from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.reasons.waiting import find_groups
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.token_text import find_decoder
 from trainspan_processing.traces.message_records import read_records, with_records
-from trainspan_processing.traces.trace_index import Clock, Survey, take_survey
+from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_traces
 from trainspan_schemas.errors import DatasetError, UsageError
 from trainspan_schemas.settings import DatasetSettings
 
@@ -70,9 +70,9 @@ def explain_rollout(question: Question, clock: Clock) -> RolloutAccount:
     with Source(question.stores, allow_behind=True) as source:
         found = _find(source, question.rollout, question.attempt)
         company, now_ns = _company(source, found), clock.now_ns()
-        survey = take_survey(source, company, NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s)
-        draft = draft_dataset(source, survey, settings, NOTHING_USED)
-        evidence = _evidence(source, survey, draft, found, settings)
+        traces = index_traces(source, company, NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s)
+        draft = draft_dataset(source, traces, settings, NOTHING_USED)
+        evidence = _evidence(source, traces, draft, found, settings)
     return tell(evidence, find_decoder(question.models) if evidence.calls.height else None)
 
 
@@ -86,13 +86,13 @@ def _explained_by(dataset: Published, question: Question, settings: DatasetSetti
     with view.open(question.stores, allow_behind=True) as source:
         found = _find(source, wanted, None)
         at_hand = view.rollouts_at_hand(source)
-        survey = take_survey(source, at_hand, earlier, now_ns=clock.now_ns(), settle_s=settings.settle_s)
-        found = _seen(found, attempt, survey.rollouts, dataset)
+        traces = index_traces(source, at_hand, earlier, now_ns=clock.now_ns(), settle_s=settings.settle_s)
+        found = _seen(found, attempt, traces.rollouts, dataset)
         # A round has no next dataset that its groups could wait for.
         wait_s = settings.group_wait_s if view.selection.round is None else 0.0
-        groups = find_groups(survey.rollouts, earlier, clock.now_ns(), wait_s)
-        draft = draft_dataset(source, survey, settings, earlier, groups.held)
-        evidence = _evidence(source, survey, draft, found, settings)
+        groups = find_groups(traces.rollouts, earlier, clock.now_ns(), wait_s)
+        draft = draft_dataset(source, traces, settings, earlier, groups.held)
+        evidence = _evidence(source, traces, draft, found, settings)
     judged = replace(
         evidence,
         dataset=dataset,
@@ -171,7 +171,7 @@ def _company(source: Source, found: _Found) -> Selection:
     return Selection(rollout_ids=sorted({*ids, found.rollout_id}))
 
 
-def _evidence(source: Source, survey: Survey, draft: Draft, found: _Found, settings: DatasetSettings) -> Evidence:
+def _evidence(source: Source, traces: TraceIndex, draft: Draft, found: _Found, settings: DatasetSettings) -> Evidence:
     own = (pl.col("rollout_id") == found.rollout_id) & (pl.col("attempt") == found.attempt)
     alone = Selection(rollout_ids=[found.rollout_id])
     rollout = draft.rewarded.rollouts.filter(own)
@@ -182,19 +182,19 @@ def _evidence(source: Source, survey: Survey, draft: Draft, found: _Found, setti
     calls = draft.calls.filter(own)
     worth = draft.compared.select("rollout", pl.col("reward").alias("rollout_reward"))
     sound = draft.sound.filter(own).join(worth, on="rollout", how="left").sort(*ROW_ORDER, "position", nulls_last=False)
-    chunks = [(sound, survey.answers)] if sound.height else []
+    chunks = [(sound, traces.answers)] if sound.height else []
     made = list(make_rows(source, chunks, draft.limits, RowCounts()))
-    payload = read_payload(source, calls, answers=survey.answers) if calls.height else None
+    payload = read_tokens(source, calls, answers=traces.answers) if calls.height else None
     judged = _with_outcome(calls, [outcome for _, outcome in made])
     return Evidence(
         rollout=rollout.row(0, named=True),
         calls=judged if payload is None else judged.join(payload, on=SPAN_KEY, how="left", maintain_order="left"),
         rows=pl.concat([rows for rows, _ in made]) if made else None,
         draft=draft,
-        survey=survey,
+        traces=traces,
         texts=_texts(source, alone),
         settings=settings,
-        lacks=find_lacks(source, survey, found.rollout_id, found.attempt),
+        lacks=find_lacks(source, traces, found.rollout_id, found.attempt),
     )
 
 

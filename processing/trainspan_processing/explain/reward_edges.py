@@ -35,7 +35,7 @@ def tell_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
     index = evidence.call_index
     same = ["name", "score", "source", "time_ns"]
     this_attempt = pl.col("attempt").fill_null(evidence.rollout["attempt"]) == evidence.rollout["attempt"]
-    stored = evidence.survey.evaluations.filter((pl.col("rollout_id") == evidence.rollout["rollout_id"]) & this_attempt)
+    stored = evidence.traces.evaluations.filter((pl.col("rollout_id") == evidence.rollout["rollout_id"]) & this_attempt)
     bound = evidence.own(evidence.draft.rewarded.edges).sort("time_ns", "name", "score", nulls_last=True)
     recorded = stored.sort("untrusted", maintain_order=True).unique(same, keep="first").select(*same, *SPAN_KEY)
     told = []

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainspan_processing.export.conversations import Speech
+from trainspan_processing.export.conversations import RecordedCall
 
 __all__ = ["Candidate", "Examples", "Said", "kept_calls", "offered_tools"]
 
-Said = Callable[[tuple[str, int]], Sequence[Speech]]
+Said = Callable[[tuple[str, int]], Sequence[RecordedCall]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Examples:
     """Reason → groups or calls that gave no row."""
 
 
-def kept_calls(calls: Sequence[Speech], agents: frozenset[str], skipped: Counter[str]) -> list[Speech]:
+def kept_calls(calls: Sequence[RecordedCall], agents: frozenset[str], skipped: Counter[str]) -> list[RecordedCall]:
     selected = [call for call in calls if not agents or call.agent in agents]
     whole = [call for call in selected if call.is_whole]
     for reason, count in (("not_selected", len(calls) - len(selected)), ("cut_off", len(selected) - len(whole))):
@@ -50,5 +50,5 @@ def kept_calls(calls: Sequence[Speech], agents: frozenset[str], skipped: Counter
     return whole
 
 
-def offered_tools(call: Speech) -> dict[str, Any]:
+def offered_tools(call: RecordedCall) -> dict[str, Any]:
     return {"tools": [json.loads(tool) for tool in call.tools]} if call.tools else {}

@@ -11,7 +11,7 @@ from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.traces.message_records import read_records, with_records
 from trainspan_schemas import keys
 
-__all__ = ["Speech", "SpokenSpan", "read_speech", "spoken_calls"]
+__all__ = ["RecordedCall", "SpokenSpan", "read_speech", "spoken_calls"]
 
 _OPERATIONS: Final = (keys.OPERATION_CHAT, keys.OPERATION_TEXT_COMPLETION, "generate_content")
 _COLUMNS: Final = ["trace_id", "span_id", "parent_span_id", "start_ns", "status_code", "attributes"]
@@ -32,7 +32,7 @@ class SpokenSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
+class RecordedCall:
     """One model call: what was asked and what was answered, as chat messages or as text."""
 
     agent: str | None
@@ -45,7 +45,7 @@ class Speech:
     """JSON of each tool that was offered."""
 
 
-def spoken_calls(spans: Sequence[SpokenSpan]) -> list[Speech]:
+def spoken_calls(spans: Sequence[SpokenSpan]) -> list[RecordedCall]:
     """The calls that clients' instrumentations recorded with their messages, by start time.
 
     Two instrumentations that recorded one call, one inside of the other or by the same response id, count once: the one that
@@ -68,7 +68,9 @@ def spoken_calls(spans: Sequence[SpokenSpan]) -> list[Speech]:
     return [_speech(span, tools[call]) for call, (_, span) in ordered]
 
 
-def read_speech(source: Source, rollouts: Sequence[tuple[str, int]]) -> Iterator[tuple[tuple[str, int], list[Speech]]]:
+def read_speech(
+    source: Source, rollouts: Sequence[tuple[str, int]]
+) -> Iterator[tuple[tuple[str, int], list[RecordedCall]]]:
     """((rollout_id, attempt), its spoken calls) of each of `rollouts`, some at a time in memory."""
     for start in range(0, len(rollouts), _ROLLOUTS_PER_READ):
         wanted = rollouts[start : start + _ROLLOUTS_PER_READ]
@@ -133,12 +135,12 @@ def _same_calls(
     return {key: responses.get(root, root) for key, root in outermost.items()}
 
 
-def _speech(span: SpokenSpan, tools: Sequence[dict[str, Any]]) -> Speech:
+def _speech(span: SpokenSpan, tools: Sequence[dict[str, Any]]) -> RecordedCall:
     inputs, outputs = messages_of(span.attributes)
     reasons = span.attributes.get(keys.GEN_AI_FINISH_REASONS) or [outputs[0].get("finish_reason")]
     agent = span.attributes.get(keys.GEN_AI_AGENT_NAME)
     model = span.attributes.get(keys.GEN_AI_REQUEST_MODEL) or span.attributes.get("llm.model_name")
-    return Speech(
+    return RecordedCall(
         agent=agent if isinstance(agent, str) else None,
         model=model if isinstance(model, str) else None,
         prompt=chat_messages(inputs),

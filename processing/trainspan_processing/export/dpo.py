@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainspan_processing.export.candidates import Candidate, Examples, Said, kept_calls, offered_tools
-from trainspan_processing.export.conversations import Speech
+from trainspan_processing.export.conversations import RecordedCall
 from trainspan_processing.text.chat_messages import same_messages
 
 __all__ = ["preference_pairs"]
 
-Told = Sequence[tuple[Candidate, Sequence[Speech]]]
+Told = Sequence[tuple[Candidate, Sequence[RecordedCall]]]
 
 
 def preference_pairs(
@@ -53,7 +53,7 @@ def _add_first_pair(made: Examples, best: Told, worst: Told) -> str | None:
     )
     for good, good_calls in best:
         for bad, bad_calls in worst:
-            asked: dict[tuple[str | None, str], list[Speech]] = {}
+            asked: dict[tuple[str | None, str], list[RecordedCall]] = {}
             for call in bad_calls:
                 asked.setdefault((call.agent, _same(call.prompt)), []).append(call)
             for call in good_calls:

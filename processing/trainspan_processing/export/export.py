@@ -13,13 +13,13 @@ import polars as pl
 from trainspan_processing.dataset.ledger import LEDGER, Ledger
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.export.candidates import Candidate, Examples
-from trainspan_processing.export.conversations import Speech, read_speech
+from trainspan_processing.export.conversations import RecordedCall, read_speech
 from trainspan_processing.export.dpo import preference_pairs
 from trainspan_processing.export.sft import supervised_examples
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.rewards.rollout_rewards import reward_rollouts
 from trainspan_processing.text.token_text import Decoder
-from trainspan_processing.traces.trace_index import Clock, take_survey
+from trainspan_processing.traces.trace_index import Clock, index_traces
 from trainspan_schemas.dataset import MANIFEST, manifest_path
 from trainspan_schemas.errors import DatasetError, UsageError
 from trainspan_schemas.settings import DatasetSettings
@@ -92,7 +92,7 @@ def export(request: ExportRequest, clock: Clock) -> Exported:
 
 
 def _made(
-    request: ExportRequest, candidates: Sequence[Candidate], said: Mapping[tuple[str, int], Sequence[Speech]]
+    request: ExportRequest, candidates: Sequence[Candidate], said: Mapping[tuple[str, int], Sequence[RecordedCall]]
 ) -> Examples:
     groups: dict[str, list[Candidate]] = {}
     for candidate in candidates:
@@ -117,8 +117,8 @@ def _candidates_of(dataset: Published) -> list[Candidate]:
 def _candidates_in(source: Source, request: ExportRequest, clock: Clock) -> list[Candidate]:
     selection = Selection(request.run_id, request.round)
     nothing_used = Ledger(pl.DataFrame(schema=LEDGER))
-    survey = take_survey(source, selection, nothing_used, now_ns=clock.now_ns(), settle_s=request.settings.settle_s)
-    rollouts = reward_rollouts(source, survey, request.settings).rollouts
+    traces = index_traces(source, selection, nothing_used, now_ns=clock.now_ns(), settle_s=request.settings.settle_s)
+    rollouts = reward_rollouts(source, traces, request.settings).rollouts
     return _grouped(rollouts.filter(pl.col("reason").is_null()).sort("rollout_id", "attempt"))
 
 
@@ -136,16 +136,16 @@ def _grouped(rollouts: pl.DataFrame) -> list[Candidate]:
     ]
 
 
-def _decoded(dataset: Published, decoder: Decoder) -> dict[tuple[str, int], list[Speech]]:
+def _decoded(dataset: Published, decoder: Decoder) -> dict[tuple[str, int], list[RecordedCall]]:
     """The rows of the dataset as text: exactly the tokens that were sampled, after exactly their prompt."""
-    said: dict[tuple[str, int], list[Speech]] = {}
+    said: dict[tuple[str, int], list[RecordedCall]] = {}
     columns = ["rollout_id", "attempt", "agent", "policy_name", "prompt_ids", "completion_ids", "finish_reason"]
     for rollout_id, attempt, agent, model, prompt, completion, finish in dataset.rows(columns).iter_rows():
         if not decoder.covers(prompt) or not decoder.covers(completion):
             raise DatasetError(
                 f"{decoder.model} has another vocabulary than the rows of {dataset.path}: name their model"
             )
-        call = Speech(agent, model, decoder.text(prompt), decoder.text(completion), finish != "length")
+        call = RecordedCall(agent, model, decoder.text(prompt), decoder.text(completion), finish != "length")
         said.setdefault((rollout_id, attempt), []).append(call)
     return said
 

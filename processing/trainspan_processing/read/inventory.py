@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.read.locations import Extents
+from trainspan_processing.read.locations import RolloutLocations
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import ROLLOUT_KEY, Schema, compact, empty
 
@@ -94,7 +94,7 @@ def take_inventory(source: Source, selection: Selection) -> Inventory:
         for batch in source.read("holdings", selection, list(_READ))
     ]
     rows = pl.concat(held) if held else empty({"store": pl.UInt8, **_READ})
-    source.extents = Extents.of(rows, source.reached)
+    source.locations = RolloutLocations.of(rows, source.reached)
     shown = rows.filter(pl.col("is_selected") & source.is_within("first_seq"))
     counted = shown.group_by(_KEY, maintain_order=True).agg(pl.col("calls", "spans").sum())
     return Inventory(compact(counted))

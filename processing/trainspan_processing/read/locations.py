@@ -8,7 +8,7 @@ import polars as pl
 
 from trainspan_processing.tables import Schema, empty
 
-__all__ = ["EXTENT", "Extents"]
+__all__ = ["EXTENT", "RolloutLocations"]
 
 _MOST_RANGES: Final = 32
 _NEAR_SEQS: Final = 2048
@@ -18,7 +18,7 @@ EXTENT: Final[Schema] = {"store": pl.UInt8, "rollout": pl.UInt64, "first_seq": p
 
 
 @dataclass(frozen=True, slots=True)
-class Extents:
+class RolloutLocations:
     """All spans of the traces of known rollouts, as of some moment."""
 
     rows: pl.DataFrame
@@ -27,7 +27,7 @@ class Extents:
     """Store → its last `seq` at that moment."""
 
     @classmethod
-    def of(cls, held: pl.DataFrame, seen: Mapping[int, int]) -> "Extents":
+    def of(cls, held: pl.DataFrame, seen: Mapping[int, int]) -> "RolloutLocations":
         """From store, rollout_id, trace_id, first_seq, last_seq: what there is of each rollout in each trace."""
         if held.is_empty():
             return cls(empty(EXTENT), dict(seen))

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from trainspan_processing.read.locations import Extents
+from trainspan_processing.read.locations import RolloutLocations
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.store import open_store
@@ -63,7 +63,7 @@ class Source:
     """Whether reads leave out what came after the watermarks: then all of them show the stores at one moment."""
     reached: dict[int, int] = field(default_factory=dict)
     """Store number → highest `seq` of the store, as far as reads have shown it."""
-    extents: Extents | None = None
+    locations: RolloutLocations | None = None
     """Where rollouts lie, once they were counted; reads of some of them then leave out the rest of the store."""
     _clients: list[Any] = field(default_factory=list)
     _options: list[Any] = field(default_factory=list)
@@ -149,9 +149,9 @@ class Source:
         return batch.filter(pl.col("seq") <= self.watermarks.get(number, 0))
 
     def _places(self, name: str, number: int, parameters: Mapping[str, Any]) -> dict[str, object]:
-        if self.extents is None or "rollout_ids" not in parameters or name not in _PLACED_READS:
+        if self.locations is None or "rollout_ids" not in parameters or name not in _PLACED_READS:
             return {}
-        return self.extents.parameters(number, parameters["rollout_ids"])
+        return self.locations.parameters(number, parameters["rollout_ids"])
 
     def _stream(self, number: int, ticket: dict[str, Any]) -> Iterator[pl.DataFrame]:
         import pyarrow as pa

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from trainspan_processing.read.json_attributes import with_facts
 from trainspan_processing.read.source import Source
-from trainspan_processing.tables import PAYLOAD, ROLLOUT_KEY, SPAN_KEY, empty
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, TOKENS, empty
 from trainspan_schemas import keys
 
-__all__ = ["Tokens", "chunk_number", "chunks_of_rollouts", "read_payload"]
+__all__ = ["Tokens", "chunk_number", "chunks_of_rollouts", "read_tokens"]
 
 CALLS_PER_CHUNK: Final = 8_192
 TOKENS_PER_CHUNK: Final = 8_388_608
@@ -20,7 +20,7 @@ TOKENS_PER_CHUNK: Final = 8_388_608
 
 _NUMBERS: Final = {"constraint_start": keys.CONSTRAINT_START}
 _TEXTS: Final = {"constraint": keys.SAMPLING_CONSTRAINT}
-"""Columns of PAYLOAD out of the column `call_facts`."""
+"""Columns of TOKENS out of the column `call_facts`."""
 
 
 Int = NDArray[np.int64]
@@ -79,11 +79,11 @@ def chunks_of_rollouts(calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
     yield from numbered.partition_by("chunk", maintain_order=True, include_key=False)
 
 
-def read_payload(
-    source: Source, calls: pl.DataFrame, columns: Sequence[str] = tuple(PAYLOAD), answers: pl.DataFrame | None = None
+def read_tokens(
+    source: Source, calls: pl.DataFrame, columns: Sequence[str] = tuple(TOKENS), answers: pl.DataFrame | None = None
 ) -> pl.DataFrame:
-    """PAYLOAD (its `columns`) of `calls` (with `store` and `seq`); `answers` is that of calls that only clients recorded."""
-    schema = {name: PAYLOAD[name] for name in columns}
+    """TOKENS (its `columns`) of `calls` (with `store` and `seq`); `answers` is that of calls that only clients recorded."""
+    schema = {name: TOKENS[name] for name in columns}
     numbers, texts = ({name: key for name, key in of.items() if name in schema} for of in (_NUMBERS, _TEXTS))
     facts = {*numbers, *texts}
     asked = [*(name for name in columns if name not in facts), *(["call_facts"] if facts else [])]

@@ -12,11 +12,11 @@ import numpy as np
 import polars as pl
 
 from trainspan_processing.read.source import Source
-from trainspan_processing.read.tokens import Tokens, chunks_of_rollouts, read_payload
+from trainspan_processing.read.tokens import Tokens, chunks_of_rollouts, read_tokens
 from trainspan_processing.reasons.drop_reasons import admitted_reasons, call_reason
 from trainspan_processing.reasons.overlong import is_overlong
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, empty
-from trainspan_processing.traces.trace_index import Survey
+from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.settings import DatasetSettings
 
@@ -32,14 +32,14 @@ def check_choices(name: str) -> str:
     return name
 
 
-def unused_overlong(source: Source, survey: Survey, settings: DatasetSettings) -> pl.DataFrame:
+def unused_overlong(source: Source, traces: TraceIndex, settings: DatasetSettings) -> pl.DataFrame:
     """trace_id, span_id of the answers cut off by length that the agent did not use (`unused`).
 
     Only of rollouts with such an answer beside others to the same request are tokens read.
     """
     nothing = pl.lit(None, dtype=pl.String)
-    signed = survey.rollouts.select(*ROLLOUT_KEY, pl.col("is_signed").alias("rollout_is_signed"))
-    calls = survey.calls.join(signed, on=ROLLOUT_KEY, how="left", maintain_order="left")
+    signed = traces.rollouts.select(*ROLLOUT_KEY, pl.col("is_signed").alias("rollout_is_signed"))
+    calls = traces.calls.join(signed, on=ROLLOUT_KEY, how="left", maintain_order="left")
     reason = call_reason(admitted_reasons(settings.admit))
     sound = calls.with_columns(nothing.alias("rollout_reason")).filter(reason.is_null())
     request = [*ROLLOUT_KEY, "response_id"]
@@ -48,7 +48,7 @@ def unused_overlong(source: Source, survey: Survey, settings: DatasetSettings) -
     asked = asked.with_columns(pl.struct(ROLLOUT_KEY).rank("dense").alias("rollout"))
     found = [empty(dict.fromkeys(SPAN_KEY, pl.String))]
     for chunk in chunks_of_rollouts(asked):
-        payload = read_payload(source, chunk, (*SPAN_KEY, "prompt_ids", "completion_ids"), survey.answers)
+        payload = read_tokens(source, chunk, (*SPAN_KEY, "prompt_ids", "completion_ids"), traces.answers)
         whole = chunk.join(payload, on=SPAN_KEY, how="left", maintain_order="left")
         found.append(whole.filter(unused(whole) & is_overlong()).select(SPAN_KEY))
     return pl.concat(found)

@@ -16,14 +16,14 @@ from trainspan_schemas.settings import DatasetSettings
 
 __all__ = [
     "EXPECTED",
-    "Accounts",
+    "Coverage",
     "check_outcome",
     "check_policies",
     "late_calls",
     "late_evaluations",
     "ledger_lines",
     "lines_to_write",
-    "take_accounts",
+    "measure_coverage",
 ]
 
 EXPECTED: Final = frozenset(
@@ -45,7 +45,7 @@ EXPECTED: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Accounts:
+class Coverage:
     """Every call that was looked at, by what became of it."""
 
     kept: int
@@ -90,16 +90,16 @@ class Accounts:
 
 
 def ledger_lines(
-    fates: pl.DataFrame, rollouts: pl.DataFrame, parts: pl.DataFrame, ledger: Ledger, *, recount: bool
+    reason_counts: pl.DataFrame, rollouts: pl.DataFrame, parts: pl.DataFrame, ledger: Ledger, *, recount: bool
 ) -> pl.DataFrame:
-    """One line per rollout seen (LEDGER and `pending`) from the calls' FATES.
+    """One line per rollout seen (LEDGER and `pending`) from the calls' REASON_COUNTS.
 
     `parts` have rollout_id, attempt, part and value.
     Unless `recount`, rollouts that an earlier dataset saw and dropped, and that are dropped again without a new call, were
     counted there and are left out.
     """
     is_kept = pl.col("reason").is_null()
-    per_rollout = fates.group_by(ROLLOUT_KEY, maintain_order=True).agg(
+    per_rollout = reason_counts.group_by(ROLLOUT_KEY, maintain_order=True).agg(
         pl.col("calls").sum(),
         pl.col("calls").filter(is_kept).sum().alias("kept"),
         pl.col("reason").filter(~is_kept).sort_by(pl.col("first").filter(~is_kept)).first().alias("call_reason"),
@@ -158,16 +158,16 @@ def late_evaluations(now: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
     )
 
 
-def take_accounts(fates: pl.DataFrame, lines: pl.DataFrame, late: pl.DataFrame) -> Accounts:
-    """The sums over FATES of the rollouts in `lines`; `late` are calls of rollouts that were used before."""
-    counted = fates.join(lines, on=ROLLOUT_KEY, how="semi")
+def measure_coverage(reason_counts: pl.DataFrame, lines: pl.DataFrame, late: pl.DataFrame) -> Coverage:
+    """The sums over REASON_COUNTS of the rollouts in `lines`; `late` are calls of rollouts that were used before."""
+    counted = reason_counts.join(lines, on=ROLLOUT_KEY, how="semi")
     dropped = dict(counted.drop_nulls("reason").group_by("reason").agg(pl.col("calls").sum()).iter_rows())
     if late.height:
         dropped["late_after_consumed"] = int(late["late"].sum())
     rowless = lines.filter(pl.col("kept") == 0)
     pending = lines.filter("pending")
     may_come = counted.filter(~pl.col("reason").is_in(sorted(EXPECTED))).join(pending, on=ROLLOUT_KEY, how="semi")
-    return Accounts(
+    return Coverage(
         kept=int(lines["kept"].sum()),
         dropped=dropped,
         rollouts_kept=lines.height - rowless.height,
@@ -199,7 +199,7 @@ def lines_to_write(lines: pl.DataFrame, late: pl.DataFrame, late_rewards: pl.Dat
 
 
 def check_outcome(
-    accounts: Accounts,
+    coverage: Coverage,
     settings: DatasetSettings,
     where: str,
     tell: Callable[[], Sequence[Reason]],
@@ -211,24 +211,24 @@ def check_outcome(
     `tell` gives all reasons, the worst first. `may_be_empty`: a round in which every reward is the same is a dataset without
     rows, not a failure.
     """
-    if not accounts.seen:
+    if not coverage.seen:
         raise NothingToTrainError(
             f"no call in {where} is waiting for a dataset: run the agent first (`trainspan rollout --help`)",
-            accounts.figures,
+            coverage.figures,
         )
-    if not accounts.kept and not (may_be_empty and accounts.is_without_contrast):
-        raise _nothing(f"none of {accounts.seen} calls in {where} is trainable", accounts, tell())
-    share = accounts.coverage
+    if not coverage.kept and not (may_be_empty and coverage.is_without_contrast):
+        raise _nothing(f"none of {coverage.seen} calls in {where} is trainable", coverage, tell())
+    share = coverage.coverage
     if share is not None and share < settings.min_coverage:
         what = f"only {share:.0%} of the calls in {where} are trainable, --min-coverage is {settings.min_coverage:.0%}"
-        raise _nothing(what, accounts, tell())
+        raise _nothing(what, coverage, tell())
 
 
-def _nothing(what: str, accounts: Accounts, reasons: Sequence[Reason]) -> NothingToTrainError:
+def _nothing(what: str, coverage: Coverage, reasons: Sequence[Reason]) -> NothingToTrainError:
     worst = reasons[0]
     return NothingToTrainError(
         f"{what}; most excluded by {worst.name} ({worst.calls}): {worst.advice}",
-        {**accounts.figures, "reasons": [reason.record() for reason in reasons]},
+        {**coverage.figures, "reasons": [reason.record() for reason in reasons]},
         [str(reason) for reason in reasons],
     )
 

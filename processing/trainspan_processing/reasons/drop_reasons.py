@@ -127,7 +127,7 @@ def _is_admitted(rule: _Rule, admitted: frozenset[str]) -> bool:
 
 
 def token_reason(newest_version: int | None, max_staleness: int | None, max_tokens: int | None) -> pl.Expr:
-    """Reason of a call that its tokens show (CALLS joined with PAYLOAD)."""
+    """Reason of a call that its tokens show (CALLS joined with TOKENS)."""
     completion, logprobs = pl.col("completion_ids"), pl.col("logprobs")
     finite = logprobs.list.eval(pl.element().is_finite()).list.all()
     # Raw log-probabilities are those at temperature 1, whatever was sampled with; an unknown mode may be raw.

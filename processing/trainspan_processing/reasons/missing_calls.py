@@ -11,7 +11,7 @@ from trainspan_processing.read.source import Source
 from trainspan_processing.read.span_words import SpanKey, SpanWords, read_words
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_processing.traces.rollout_table import open_client_calls, with_rollout
-from trainspan_processing.traces.trace_index import Survey
+from trainspan_processing.traces.trace_index import TraceIndex
 
 __all__ = ["Lack", "find_lacks"]
 
@@ -40,18 +40,18 @@ class Lack:
     advice: str
 
 
-def find_lacks(source: Source, survey: Survey, rollout_id: str, attempt: int) -> list[Lack]:
-    """Why the rollout (rollout_id, attempt) of `survey` is not complete; empty where it is.
+def find_lacks(source: Source, traces: TraceIndex, rollout_id: str, attempt: int) -> list[Lack]:
+    """Why the rollout (rollout_id, attempt) of `traces` is not complete; empty where it is.
 
     The rules are those of traces/rollout_table.py.
     """
     own = (pl.col("rollout_id") == rollout_id) & (pl.col("attempt").fill_null(0) == attempt)
-    row = survey.rollouts.filter(own)
+    row = traces.rollouts.filter(own)
     if row.is_empty() or row["complete"].item():
         return []
-    calls, bare = survey.calls.filter(own), survey.others.filter(pl.col("is_bare_call") & own)
-    spans = with_rollout(survey.spans.lazy()).filter(own).collect(engine="in-memory")
-    is_open = open_client_calls(spans.lazy(), survey.covered.lazy(), survey.served)
+    calls, bare = traces.calls.filter(own), traces.others.filter(pl.col("is_bare_call") & own)
+    spans = with_rollout(traces.spans.lazy()).filter(own).collect(engine="in-memory")
+    is_open = open_client_calls(spans.lazy(), traces.covered.lazy(), traces.served)
     unanswered = is_open.sort("start_ns").collect(engine="in-memory")
     processes = spans.filter(pl.col("stated_calls").is_not_null())
     keys = [*unanswered.select(SPAN_KEY).iter_rows(), *processes.select(SPAN_KEY).iter_rows()]

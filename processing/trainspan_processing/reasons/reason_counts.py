@@ -6,12 +6,12 @@ import polars as pl
 
 from trainspan_processing.tables import Schema
 
-__all__ = ["FATES", "NO_ROLLOUT", "fates_of"]
+__all__ = ["NO_ROLLOUT", "REASON_COUNTS", "count_reasons"]
 
 NO_ROLLOUT: Final = "trace:"
 """What the id of a trace is headed with where it stands for a rollout."""
 
-FATES: Final[Schema] = {
+REASON_COUNTS: Final[Schema] = {
     "rollout_id": pl.String,
     "attempt": pl.Int32,
     "reason": pl.String,
@@ -22,11 +22,11 @@ FATES: Final[Schema] = {
 rollout go by their trace."""
 
 
-def fates_of(calls: pl.DataFrame) -> pl.DataFrame:
-    """FATES of calls with rollout_id, attempt, trace_id, `position` (u32) and `reason`."""
+def count_reasons(calls: pl.DataFrame) -> pl.DataFrame:
+    """REASON_COUNTS of calls with rollout_id, attempt, trace_id, `position` (u32) and `reason`."""
     owner = pl.coalesce("rollout_id", pl.format(NO_ROLLOUT + "{}", "trace_id"))
     return (
         calls.group_by(owner.alias("rollout_id"), pl.col("attempt").fill_null(0), "reason", maintain_order=True)
         .agg(pl.len().alias("calls"), pl.col("position").min().alias("first"))
-        .select(pl.col(name).cast(kind) for name, kind in FATES.items())
+        .select(pl.col(name).cast(kind) for name, kind in REASON_COUNTS.items())
     )

@@ -14,7 +14,7 @@ from trainspan_processing.reasons.missing_calls import find_lacks
 from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.tables import Schema, compact, empty
 from trainspan_processing.text.safe_text import visible
-from trainspan_processing.traces.trace_index import take_survey
+from trainspan_processing.traces.trace_index import index_traces
 
 __all__ = ["EXAMPLES", "Reason", "first_examples", "tell_reasons"]
 
@@ -107,5 +107,5 @@ def _example(case: Mapping[str, Any], words: Any) -> str:
 
 def _lacks(source: Source, case: Mapping[str, Any], now_ns: int, settle_s: float) -> Sequence[Any]:
     alone = Selection(rollout_ids=[case["rollout_id"]])
-    survey = take_survey(source, alone, NOTHING_USED, now_ns=now_ns, settle_s=settle_s)
-    return find_lacks(source, survey, case["rollout_id"], case["attempt"] or 0)
+    traces = index_traces(source, alone, NOTHING_USED, now_ns=now_ns, settle_s=settle_s)
+    return find_lacks(source, traces, case["rollout_id"], case["attempt"] or 0)

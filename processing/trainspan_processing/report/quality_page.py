@@ -25,7 +25,10 @@ def quality_page(manifest: Mapping[str, Any]) -> str:
     """HTML with inline SVG and without scripts."""
     spread, dropped = manifest["groups_spread"], manifest["dropped"]
     title = f"Dataset of round {manifest['round']}" + (f" of {manifest['run_id']}" if manifest["run_id"] else "")
-    fates = [("kept", manifest["calls_kept"], "kept"), *((name, count, "lost") for name, count in dropped.items())]
+    reason_counts = [
+        ("kept", manifest["calls_kept"], "kept"),
+        *((name, count, "lost") for name, count in dropped.items()),
+    ]
     groups = [
         ("with contrast", spread["seen"] - spread["singleton"] - spread["zero_spread"], "kept"),
         ("all rewards equal", spread["zero_spread"], "lost"),
@@ -37,7 +40,10 @@ def quality_page(manifest: Mapping[str, Any]) -> str:
         _facts(manifest),
         element("h2", "Calls and groups"),
         element(
-            "div", bars("calls, by what became of them", fates), bars("groups of rollouts", groups), class_="plots"
+            "div",
+            bars("calls, by what became of them", reason_counts),
+            bars("groups of rollouts", groups),
+            class_="plots",
         ),
         *_reasons(dropped, manifest["credit"]),
         *_merge_failures(manifest["merge_failures"]),
@@ -66,7 +72,7 @@ def _facts(manifest: Mapping[str, Any]) -> Element:
         ("tokens", f"{tokens['completion']} trained, {tokens['environment']} of prompts and environment"),
         ("credit × baseline", f"{credit['credit']} × {credit['baseline']}"),
         ("policy versions", f"{manifest['min_policy_version']} to {manifest['max_policy_version']}"),
-        ("rollouts that rewarded themselves in vain", str(manifest["rewards_in_vain"])),
+        ("rollouts whose own rewards were ignored", str(manifest["rewards_in_vain"])),
         ("rewards that match no rollout", str(manifest["rewards_unmatched"])),
         ("rewards that came after their rollout was used", str(manifest["rewards_late"])),
         ("groups that wait for their last rollouts", str(manifest["groups_incomplete"]["waiting"])),

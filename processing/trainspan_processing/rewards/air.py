@@ -11,7 +11,7 @@ import polars as pl
 
 from trainspan_processing.rewards.binding import latest_finished
 from trainspan_processing.tables import EDGES, ROLLOUT_KEY, empty
-from trainspan_processing.traces.call_matching import Twins
+from trainspan_processing.traces.call_matching import CallMatches
 from trainspan_schemas.errors import UsageError
 
 __all__ = ["AIR", "RULES", "air_edges", "air_rules"]
@@ -46,7 +46,9 @@ def air_rules(text: str | None) -> dict[str, float]:
     return rules
 
 
-def air_edges(rules: Mapping[str, float], calls: pl.DataFrame, spans: pl.DataFrame, twins: Twins) -> pl.DataFrame:
+def air_edges(
+    rules: Mapping[str, float], calls: pl.DataFrame, spans: pl.DataFrame, matches: CallMatches
+) -> pl.DataFrame:
     """EDGES of name `air`, rule `air:NAME`, one per occurrence; a signal before any call is nobody's."""
     steps = spans.filter(pl.col("rollout_id").is_not_null() & ~pl.col("is_client_call") & pl.col("status").is_null())
     steps = steps.with_columns(pl.col("attempt").fill_null(0)).sort("start_ns", "trace_id", "span_id")
@@ -57,7 +59,7 @@ def air_edges(rules: Mapping[str, float], calls: pl.DataFrame, spans: pl.DataFra
             .with_row_index("row")
             .with_columns(pl.col("start_ns").alias("finished_ns"), pl.col("end_ns").alias("span_end_ns"))
         )
-        edges = rows.join(latest_finished(rows, calls, twins), on="row", how="inner").select(
+        edges = rows.join(latest_finished(rows, calls, matches), on="row", how="inner").select(
             *ROLLOUT_KEY,
             pl.lit(f"air:{name}").alias("rule"),
             pl.col("step_call_trace").alias("call_trace_id"),

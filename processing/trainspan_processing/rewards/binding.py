@@ -13,7 +13,7 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
-from trainspan_processing.traces.call_matching import Twins
+from trainspan_processing.traces.call_matching import CallMatches
 
 __all__ = ["bind", "latest_finished"]
 
@@ -26,7 +26,7 @@ _TARGETS: Final = {
 }
 
 
-def bind(evaluations: pl.DataFrame, calls: pl.DataFrame, spans: pl.DataFrame, twins: Twins) -> pl.DataFrame:
+def bind(evaluations: pl.DataFrame, calls: pl.DataFrame, spans: pl.DataFrame, matches: CallMatches) -> pl.DataFrame:
     """EDGES, one per evaluation; `evaluations` are EVALUATIONS with attempt and `of`."""
     named = evaluations.select(SPAN_KEY)
     own = spans.join(named, on=SPAN_KEY, how="semi").select(
@@ -37,7 +37,7 @@ def bind(evaluations: pl.DataFrame, calls: pl.DataFrame, spans: pl.DataFrame, tw
             pl.col("status").is_not_null() | pl.col("boundary").is_not_null() | pl.col("stated_calls").is_not_null()
         ).alias("is_process"),
     )
-    call_of_twin = twins.links.join(named, on=SPAN_KEY, how="semi").rename(
+    call_of_twin = matches.links.join(named, on=SPAN_KEY, how="semi").rename(
         {"call_trace_id": "twin_call_trace", "call_span_id": "twin_call_span"}
     )
     is_call = calls.select(SPAN_KEY).join(named, on=SPAN_KEY, how="semi").with_columns(pl.lit(True).alias("is_call"))
@@ -57,7 +57,7 @@ def bind(evaluations: pl.DataFrame, calls: pl.DataFrame, spans: pl.DataFrame, tw
     elsewhere = rows.filter(
         ~to_rollout & ~pl.col("is_call") & pl.col("twin_call_span").is_null() & pl.col("response_id").is_null()
     )
-    rows = rows.join(latest_finished(elsewhere.with_columns(at), calls, twins), on="row", how="left")
+    rows = rows.join(latest_finished(elsewhere.with_columns(at), calls, matches), on="row", how="left")
     rule = (
         pl.when(pl.col("response_id").is_not_null())
         .then(pl.lit("response"))
@@ -90,7 +90,7 @@ def bind(evaluations: pl.DataFrame, calls: pl.DataFrame, spans: pl.DataFrame, tw
     )
 
 
-def latest_finished(rows: pl.DataFrame, calls: pl.DataFrame, twins: Twins) -> pl.DataFrame:
+def latest_finished(rows: pl.DataFrame, calls: pl.DataFrame, matches: CallMatches) -> pl.DataFrame:
     """For each of `rows` the latest call under its span, else under its span's parent, that finished before `finished_ns`.
 
     `rows` have row, rollout_id, attempt, trace_id, span_id, parent_span_id and finished_ns (NULL: unknown span).
@@ -98,7 +98,7 @@ def latest_finished(rows: pl.DataFrame, calls: pl.DataFrame, twins: Twins) -> pl
     """
     calls = calls.join(rows, on=ROLLOUT_KEY, how="semi", nulls_equal=True)
     finished = (
-        calls.join(twins.calls, on=SPAN_KEY, how="left")
+        calls.join(matches.calls, on=SPAN_KEY, how="left")
         .select(
             *ROLLOUT_KEY,
             pl.col("trace_id").alias("step_call_trace"),

@@ -10,7 +10,7 @@ import polars as pl
 
 from trainspan_processing.rewards.binding import bind
 from trainspan_processing.tables import EDGES, ROLLOUT_KEY
-from trainspan_processing.traces.call_matching import Twins
+from trainspan_processing.traces.call_matching import CallMatches
 
 __all__ = ["Rewards", "bind_rewards"]
 
@@ -23,7 +23,7 @@ class Rewards:
     """EDGES, one row per evaluation."""
     unmatched: int
     """Evaluations that belong to no rollout at hand."""
-    in_vain: int
+    ignored_self_rewards: int
     """Rollouts with a judge that also carry rewards of other sources, which do not count."""
     untrusted: pl.DataFrame
     """rollout_id, attempt of rollouts with rewards that came with an agent's token where others were demanded."""
@@ -49,7 +49,7 @@ def bind_rewards(
     evaluations: pl.DataFrame,
     calls: pl.DataFrame,
     spans: pl.DataFrame,
-    twins: Twins,
+    matches: CallMatches,
     rollouts: pl.DataFrame,
     names: Sequence[str],
 ) -> Rewards:
@@ -72,9 +72,14 @@ def bind_rewards(
     counts = pl.col("judge").is_null() | (
         on_root.fill_null(False) & (pl.col("source") == "judge") & pl.col("on_span").fill_null(False)
     )
-    in_vain = named.filter(~counts)["rollout_id"].n_unique()
-    edges = bind(named.filter(counts), calls, spans, twins)
-    return Rewards(edges.select(pl.col(name).cast(kind) for name, kind in EDGES.items()), unmatched, in_vain, untrusted)
+    ignored_self_rewards = named.filter(~counts)["rollout_id"].n_unique()
+    edges = bind(named.filter(counts), calls, spans, matches)
+    return Rewards(
+        edges.select(pl.col(name).cast(kind) for name, kind in EDGES.items()),
+        unmatched,
+        ignored_self_rewards,
+        untrusted,
+    )
 
 
 def _with_attempt(evaluations: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:

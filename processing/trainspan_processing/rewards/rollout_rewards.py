@@ -1,4 +1,4 @@
-"""The rewards of surveyed rollouts: from stored evaluations and the trace's own signals, or from the user's function."""
+"""The rewards of indexed rollouts: from stored evaluations and the trace's own signals, or from the user's function."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from trainspan_processing.rewards.status_rewards import (
 )
 from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, empty
 from trainspan_processing.traces.rollout_reader import stored_rollouts
-from trainspan_processing.traces.trace_index import Survey
+from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.functions import load_function
 from trainspan_schemas.invocation import Invoker
@@ -48,7 +48,7 @@ class Rewarded:
     """EDGES: every reward and the rule that bound it, but for what a function gave."""
     rewards: tuple[RewardName, ...]
     """Those of the settings, and `air` and `overlong` where there are such rules."""
-    in_vain: int = 0
+    ignored_self_rewards: int = 0
     unmatched: int = 0
     function_error: str | None = None
 
@@ -58,31 +58,31 @@ def load_reward(name: str) -> Callable[..., Any]:
     return load_function(name, "rollout", may_be_async=True)
 
 
-def reward_rollouts(source: Source, survey: Survey, settings: DatasetSettings) -> Rewarded:
-    """Rewards every rollout of the survey. Raises UsageError for malformed settings or a function that cannot be loaded."""
+def reward_rollouts(source: Source, traces: TraceIndex, settings: DatasetSettings) -> Rewarded:
+    """Rewards every rollout of the index. Raises UsageError for malformed settings or a function that cannot be loaded."""
     names, rules = reward_names(settings.reward_name), air_rules(settings.air)
     rewards = (*names, RewardName(AIR, may_be_missing=True)) if rules else names
-    signals = air_edges(rules, survey.calls, survey.spans, survey.twins)
+    signals = air_edges(rules, traces.calls, traces.spans, traces.matches)
     if (penalty := overlong_penalty(settings)) is not None:
         rewards = (*rewards, RewardName(OVERLONG, may_be_missing=True))
-        charged = survey.calls
+        charged = traces.calls
         if check_choices(settings.choices) == "used":
-            charged = charged.join(unused_overlong(source, survey, settings), on=SPAN_KEY, how="anti")
+            charged = charged.join(unused_overlong(source, traces, settings), on=SPAN_KEY, how="anti")
         signals = pl.concat([signals, overlong_edges(penalty, charged)])
     needed = [reward.name for reward in names if not reward.may_be_missing]
-    by_status = status_edges(status_rewards(settings.status_rewards), needed, survey.rollouts)
+    by_status = status_edges(status_rewards(settings.status_rewards), needed, traces.rollouts)
     if settings.reward is not None:
-        return _by_function(source, survey, settings, rewards, signals, by_status)
+        return _by_function(source, traces, settings, rewards, signals, by_status)
     bound = bind_rewards(
-        survey.evaluations,
-        survey.calls,
-        survey.spans,
-        survey.twins,
-        survey.rollouts,
+        traces.evaluations,
+        traces.calls,
+        traces.spans,
+        traces.matches,
+        traces.rollouts,
         [reward.name for reward in names],
     )
     together = replace(bound, edges=pl.concat([with_status_edges(bound.edges, by_status), signals]))
-    rollouts = survey.rollouts.join(
+    rollouts = traces.rollouts.join(
         bound.untrusted.with_columns(pl.lit(True).alias("reward_untrusted")),
         on=ROLLOUT_KEY,
         how="left",
@@ -94,18 +94,18 @@ def reward_rollouts(source: Source, survey: Survey, settings: DatasetSettings) -
         rollouts = rollouts.join(own, on=ROLLOUT_KEY, how="left", maintain_order="left")
     of_calls = _of_calls(together, rewards)
     return Rewarded(
-        _with_totals(rollouts, survey.calls, of_calls, names, rewards),
+        _with_totals(rollouts, traces.calls, of_calls, names, rewards),
         of_calls,
         together.edges,
         rewards,
-        bound.in_vain,
+        bound.ignored_self_rewards,
         bound.unmatched,
     )
 
 
 def _by_function(
     source: Source,
-    survey: Survey,
+    traces: TraceIndex,
     settings: DatasetSettings,
     rewards: Sequence[RewardName],
     signals: pl.DataFrame,
@@ -113,7 +113,7 @@ def _by_function(
 ) -> Rewarded:
     """What the function says of a rollout that failed comes first, then the reward by its status, then that it is dropped."""
     names = [reward.name for reward in rewards if reward.name not in _SIGNALS]
-    eligible = survey.rollouts.filter(early_reason().is_null() & pl.col("status").is_in(FUNCTION_STATUSES))
+    eligible = traces.rollouts.filter(early_reason().is_null() & pl.col("status").is_in(FUNCTION_STATUSES))
     assert settings.reward is not None
     if settings.reward_concurrency < 1 or not settings.reward_timeout_s > 0:
         raise UsageError(
@@ -121,11 +121,11 @@ def _by_function(
             "take at least 1 call and a positive time"
         )
     invoker = _invoker(load_reward(settings.reward))
-    stored = stored_rollouts(source, survey, eligible)
+    stored = stored_rollouts(source, traces, eligible)
     said = reward_by_function(
         invoker, settings.reward, names, stored, settings.reward_concurrency, settings.reward_timeout_s
     )
-    rollouts = survey.rollouts.join(
+    rollouts = traces.rollouts.join(
         said.rewards.rename({name: rollout_column(name) for name in names}),
         on=ROLLOUT_KEY,
         how="left",
@@ -143,11 +143,11 @@ def _by_function(
     rollouts = _with_lesson(rollouts, pl.concat([by_status.select(ROLLOUT_KEY), taught]))
     unsaid = [rollout_column(reward.name) for reward in rewards if reward.name in _SIGNALS]
     rollouts = rollouts.with_columns(pl.lit(None, dtype=pl.Float64).alias(column) for column in unsaid)
-    of_calls = _of_calls(Rewards(signals, 0, 0, survey.rollouts.clear()), rewards)
+    of_calls = _of_calls(Rewards(signals, 0, 0, traces.rollouts.clear()), rewards)
     kept = tuple(rewards)
     named = [reward for reward in kept if reward.name not in _SIGNALS]
     return Rewarded(
-        _with_totals(rollouts, survey.calls, of_calls, named, kept),
+        _with_totals(rollouts, traces.calls, of_calls, named, kept),
         of_calls,
         pl.concat([by_status, signals]),
         kept,

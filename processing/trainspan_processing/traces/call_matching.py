@@ -10,7 +10,7 @@ import polars as pl
 
 from trainspan_processing.tables import SPAN_KEY
 
-__all__ = ["Twins", "find_twins", "response_stem"]
+__all__ = ["CallMatches", "match_calls", "response_stem"]
 
 _MAX_DEPTH: Final = 64
 _CHOICE_SUFFIX: Final = r"[-_]\d{1,3}$"
@@ -18,7 +18,7 @@ _CHOICE_SUFFIX: Final = r"[-_]\d{1,3}$"
 
 
 @dataclass(frozen=True, slots=True)
-class Twins:
+class CallMatches:
     """What was found."""
 
     calls: pl.DataFrame
@@ -34,7 +34,7 @@ def response_stem() -> pl.Expr:
     return pl.col("response_id").str.replace(_CHOICE_SUFFIX, "")
 
 
-def find_twins(calls: pl.DataFrame, spans: pl.DataFrame) -> Twins:
+def match_calls(calls: pl.DataFrame, spans: pl.DataFrame) -> CallMatches:
     """Links CALLS with SPANS by ancestry, then by response id."""
     spans = spans.join(calls.select(SPAN_KEY), on=SPAN_KEY, how="anti")
     numbered = calls.with_row_index("row")
@@ -48,7 +48,7 @@ def find_twins(calls: pl.DataFrame, spans: pl.DataFrame) -> Twins:
     )
     ancestors = pl.concat([ancestors, _telling_ancestors(elsewhere, spans)])
     twin_columns = ["row", "twin_trace_id", "twin_span_id", "twin_parent_id", "twin_end_ns"]
-    twins = pl.concat([by_ancestry.select(twin_columns), by_response.select(twin_columns)])
+    matches = pl.concat([by_ancestry.select(twin_columns), by_response.select(twin_columns)])
     agents = (
         ancestors.filter(pl.col("agent").is_not_null())
         .group_by("row")
@@ -57,7 +57,7 @@ def find_twins(calls: pl.DataFrame, spans: pl.DataFrame) -> Twins:
     linked = (
         calls.select(SPAN_KEY)
         .with_row_index("row")
-        .join(twins, on="row", how="left")
+        .join(matches, on="row", how="left")
         .join(agents, on="row", how="left")
         .filter(pl.col("twin_span_id").is_not_null() | pl.col("ancestor_agent").is_not_null())
         .drop("row")
@@ -76,7 +76,7 @@ def find_twins(calls: pl.DataFrame, spans: pl.DataFrame) -> Twins:
             pl.col("span_id").alias("call_span_id"),
         )
     )
-    return Twins(linked, links)
+    return CallMatches(linked, links)
 
 
 def _telling_ancestors(starts: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""What lies outside of the rollouts that are surveyed and decides on them all the same: spans of no rollout, other chunks."""
+"""What lies outside of the rollouts that are indexed and decides on them all the same: spans of no rollout, other chunks."""
 
 from dataclasses import dataclass, field, replace
 
@@ -10,12 +10,12 @@ from trainspan_processing.traces.evaluations import read_feedback
 from trainspan_processing.traces.server_calls import CALL_COLUMNS, narrow_calls
 from trainspan_processing.traces.spans import narrow_spans
 
-__all__ = ["Surroundings", "read_surroundings"]
+__all__ = ["ChunkContext", "read_context"]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """Nothing, where the selection is surveyed as a whole."""
+class ChunkContext:
+    """Nothing, where the selection is indexed as a whole."""
 
     spans: pl.DataFrame = field(default_factory=lambda: empty(SPANS))
     """SPANS that belong to no rollout: agents above a call, or what a client recorded of it in another trace."""
@@ -30,7 +30,7 @@ class Surroundings:
     served: frozenset[str] = frozenset()
     """Names of models that calls of other chunks were made to."""
     are_counted: bool = True
-    """Whether these calls are this survey's to count, or another chunk's."""
+    """Whether these calls are this index's to count, or another chunk's."""
 
     def near(self, spans: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         """Those of the spans that may say something of `calls`: of their traces, or naming a response."""
@@ -41,10 +41,10 @@ class Surroundings:
         return self.spans.filter(names_response | pl.col("trace_id").is_in(traces.implode()))
 
 
-def read_surroundings(source: Source, selection: Selection) -> Surroundings:
+def read_context(source: Source, selection: Selection) -> ChunkContext:
     """Those of a selection that is read by rollout ids."""
     alone = replace(selection, rollout_ids=None, without_rollout=True)
-    return Surroundings(
+    return ChunkContext(
         spans=narrow_spans(source, alone),
         calls=narrow_calls(source.read("calls", alone, CALL_COLUMNS)),
         feedback=read_feedback(source),

@@ -11,7 +11,7 @@ from typing import Any, Final
 import polars as pl
 
 from trainspan_processing.read.source import Selection, Source
-from trainspan_processing.tables import CALLS, PAYLOAD, SPAN_KEY, Schema
+from trainspan_processing.tables import CALLS, SPAN_KEY, TOKENS, Schema
 from trainspan_processing.traces.call_matching import response_stem
 from trainspan_schemas.constraints import is_constrained, obstacle_of
 
@@ -90,7 +90,7 @@ def _outermost(found: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
 
 
 def read_answers(source: Source, others: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """(CALLS, PAYLOAD) of the OTHERS with an answer, one call per choice, its span id `CLIENT_SPAN:CHOICE`."""
+    """(CALLS, TOKENS) of the OTHERS with an answer, one call per choice, its span id `CLIENT_SPAN:CHOICE`."""
     answered = others.filter(pl.col("has_answer") & pl.col("rollout_id").is_not_null())
     calls: list[dict[str, Any]] = []
     payload: list[dict[str, Any]] = []
@@ -106,7 +106,7 @@ def read_answers(source: Source, others: pl.DataFrame) -> tuple[pl.DataFrame, pl
                         payload.append(tokens)
     return (
         pl.DataFrame([{name: call.get(name) for name in CALLS} for call in calls], schema=CALLS),
-        pl.DataFrame(payload, schema=PAYLOAD),
+        pl.DataFrame(payload, schema=TOKENS),
     )
 
 

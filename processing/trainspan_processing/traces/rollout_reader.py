@@ -8,12 +8,12 @@ from typing import Any
 import polars as pl
 
 from trainspan_processing.read.source import Selection, Source
-from trainspan_processing.read.tokens import chunks_of_rollouts, read_payload
+from trainspan_processing.read.tokens import chunks_of_rollouts, read_tokens
 from trainspan_processing.stored_rollout import StoredCall, StoredEvaluation, StoredRollout
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.dialects import Message, messages_of
 from trainspan_processing.traces.message_records import read_records, with_records
-from trainspan_processing.traces.trace_index import Survey
+from trainspan_processing.traces.trace_index import TraceIndex
 
 __all__ = ["stored_rollouts"]
 
@@ -21,19 +21,19 @@ log = logging.getLogger(__name__)
 
 
 def stored_rollouts(
-    source: Source, survey: Survey, rollouts: pl.DataFrame
+    source: Source, traces: TraceIndex, rollouts: pl.DataFrame
 ) -> "Iterator[tuple[tuple[str, int], StoredRollout]]":
     """((rollout_id, attempt), the stored rollout) of each of `rollouts` that made calls, some at a time in memory."""
-    calls = survey.calls.join(rollouts.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
+    calls = traces.calls.join(rollouts.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
     facts = {(row["rollout_id"], row["attempt"]): row for row in rollouts.iter_rows(named=True)}
-    evaluations = _evaluations(survey)
+    evaluations = _evaluations(traces)
     for chunk in chunks_of_rollouts(calls):
-        yield from _stored_rollouts(source, survey, chunk, facts, evaluations)
+        yield from _stored_rollouts(source, traces, chunk, facts, evaluations)
 
 
-def _evaluations(survey: Survey) -> dict[str, list[StoredEvaluation]]:
+def _evaluations(traces: TraceIndex) -> dict[str, list[StoredEvaluation]]:
     found: dict[str, list[StoredEvaluation]] = {}
-    trusted = survey.evaluations.filter(~pl.col("untrusted").fill_null(False))
+    trusted = traces.evaluations.filter(~pl.col("untrusted").fill_null(False))
     for row in trusted.sort("time_ns", "name", "score").iter_rows(named=True):
         found.setdefault(row["rollout_id"], []).append(StoredEvaluation(row["name"], row["score"], row["source"]))
     return found
@@ -41,14 +41,14 @@ def _evaluations(survey: Survey) -> dict[str, list[StoredEvaluation]]:
 
 def _stored_rollouts(
     source: Source,
-    survey: Survey,
+    traces: TraceIndex,
     calls: pl.DataFrame,
     facts: dict[tuple[str, int], dict[str, Any]],
     evaluations: dict[str, list[StoredEvaluation]],
 ) -> "list[tuple[tuple[str, int], StoredRollout]]":
-    payload = read_payload(source, calls, answers=survey.answers)
+    payload = read_tokens(source, calls, answers=traces.answers)
     attributes = _attributes(source, calls)
-    clients = _clients(survey)
+    clients = _clients(traces)
     records = read_records(source, {trace_id for trace_id, _ in attributes})
     by_rollout: dict[tuple[str, int], list[StoredCall]] = {}
     for row in calls.join(payload, on=SPAN_KEY, how="left", maintain_order="left").iter_rows(named=True):
@@ -87,12 +87,12 @@ def _stored_rollouts(
     ]
 
 
-def _clients(survey: Survey) -> dict[tuple[str, str], list[tuple[str, str]]]:
+def _clients(traces: TraceIndex) -> dict[tuple[str, str], list[tuple[str, str]]]:
     """Call → the client spans that tell of it, its twin first."""
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    twins = survey.twins.calls.drop_nulls("twin_span_id").select(*SPAN_KEY, "twin_trace_id", "twin_span_id")
-    links = survey.twins.links.select("call_trace_id", "call_span_id", *SPAN_KEY)
-    for row in (*twins.iter_rows(), *links.iter_rows()):
+    matches = traces.matches.calls.drop_nulls("twin_span_id").select(*SPAN_KEY, "twin_trace_id", "twin_span_id")
+    links = traces.matches.links.select("call_trace_id", "call_span_id", *SPAN_KEY)
+    for row in (*matches.iter_rows(), *links.iter_rows()):
         found.setdefault(row[:2], []).append(row[2:])
     return found
 

@@ -8,9 +8,9 @@ import polars as pl
 
 from trainspan_processing.dataset.ledger import Ledger
 from trainspan_processing.read.source import Selection, Source
-from trainspan_processing.tables import CALLS, PAYLOAD, ROLLOUT_KEY, SPAN_KEY, each_once, empty
-from trainspan_processing.traces.call_matching import Twins, find_twins
-from trainspan_processing.traces.chunk_context import Surroundings, read_surroundings
+from trainspan_processing.tables import CALLS, ROLLOUT_KEY, SPAN_KEY, TOKENS, each_once, empty
+from trainspan_processing.traces.call_matching import CallMatches, match_calls
+from trainspan_processing.traces.chunk_context import ChunkContext, read_context
 from trainspan_processing.traces.client_calls import find_others, read_answers
 from trainspan_processing.traces.evaluations import (
     EVALUATION_COLUMNS,
@@ -23,7 +23,7 @@ from trainspan_processing.traces.rollout_table import rollout_table
 from trainspan_processing.traces.server_calls import CALL_COLUMNS, narrow_calls, ordered_calls, with_defaults
 from trainspan_processing.traces.spans import narrow_spans, system_hashes
 
-__all__ = ["Clock", "Survey", "survey_chunks", "take_survey"]
+__all__ = ["Clock", "TraceIndex", "index_chunks", "index_traces"]
 
 _Taken = TypeVar("_Taken")
 
@@ -41,7 +41,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class TraceIndex:
     """What is known without the tokens."""
 
     calls: pl.DataFrame
@@ -50,34 +50,34 @@ class Survey:
     """SPANS."""
     evaluations: pl.DataFrame
     """EVALUATIONS."""
-    twins: Twins
+    matches: CallMatches
     rollouts: pl.DataFrame
     """The rollout table (traces/rollout_table.py) with `selected`."""
     others: pl.DataFrame
     """OTHERS: the calls without tokens."""
     answers: pl.DataFrame
-    """PAYLOAD of the calls whose tokens came with a client's span."""
+    """TOKENS of the calls whose tokens came with a client's span."""
     served: frozenset[str]
-    """Names of the models that calls were made to, those of the surroundings among them."""
+    """Names of the models that calls were made to, those of the context among them."""
     covered: pl.DataFrame
     """Keys of the clients' spans that describe a call which has come."""
 
 
-def take_survey(
+def index_traces(
     source: Source,
     selection: Selection,
     ledger: Ledger,
     *,
     now_ns: int,
     settle_s: float,
-    around: Surroundings | None = None,
-) -> Survey:
-    """Surveys the rollouts of the selection that the ledger has not used.
+    around: ChunkContext | None = None,
+) -> TraceIndex:
+    """Indexes the rollouts of the selection that the ledger has not used.
 
     `around` is read if it is not given and the selection names rollouts.
     """
     if around is None:
-        around = Surroundings() if selection.rollout_ids is None else read_surroundings(source, selection)
+        around = ChunkContext() if selection.rollout_ids is None else read_context(source, selection)
     spans = narrow_spans(source, selection)
     evaluations = collect_evaluations(source.read("evaluations", selection, EVALUATION_COLUMNS))
     feedback = around.feedback if around.feedback is not None else read_feedback(source)
@@ -86,10 +86,10 @@ def take_survey(
     calls = ordered_calls(_with(calls, around.calls) if around.are_counted else calls)
     named = pl.concat([calls["policy_name"], calls["request_model"]]).drop_nulls().unique()
     served = around.served | frozenset(named.to_list())
-    twins = find_twins(calls, spans)
-    covered = pl.concat([twins.links.select(SPAN_KEY), around.covered])
+    matches = match_calls(calls, spans)
+    covered = pl.concat([matches.links.select(SPAN_KEY), around.covered])
     others, members = find_others(spans, covered)
-    answers = empty(PAYLOAD)
+    answers = empty(TOKENS)
     if others.height:
         answered, answers = read_answers(source, others)
         clients = answered.select("trace_id", pl.col("parent_span_id").alias("span_id"))
@@ -103,7 +103,7 @@ def take_survey(
         if answered.height:
             as_read = calls.with_columns(pl.col("counted_index").alias("call_index")).select(list(CALLS))
             calls = ordered_calls(pl.concat([as_read, with_defaults(answered)]))
-            twins = find_twins(calls, spans)
+            matches = match_calls(calls, spans)
     if not around.are_counted:
         others = others.filter(pl.col("rollout_id").is_not_null())
     used = ledger.used.select(*ROLLOUT_KEY)
@@ -115,40 +115,40 @@ def take_survey(
     if around.are_counted:
         evaluations = pl.concat([evaluations, around.evaluations])
     evaluations = with_feedback(with_own_rewards(evaluations, rollouts), feedback, calls)
-    agents = _with_agents(calls, twins, _prompts(source, calls, twins, spans), rollouts)
-    return Survey(agents, spans, evaluations, twins, rollouts, others, answers, served, covered)
+    agents = _with_agents(calls, matches, _prompts(source, calls, matches, spans), rollouts)
+    return TraceIndex(agents, spans, evaluations, matches, rollouts, others, answers, served, covered)
 
 
-def survey_chunks(
+def index_chunks(
     source: Source,
     selections: Sequence[Selection],
     ledger: Ledger,
-    take: Callable[[Survey, int], _Taken],
+    take: Callable[[TraceIndex, int], _Taken],
     *,
     now_ns: int,
     settle_s: float,
-    around: Surroundings,
-) -> tuple[list[_Taken], Surroundings]:
-    """What `take` makes of the survey of each selection and its number, and the surroundings as they are known then.
+    around: ChunkContext,
+) -> tuple[list[_Taken], ChunkContext]:
+    """What `take` makes of the index of each selection and its number, and the context as it is known then.
 
     Which models are served decides on the calls of earlier chunks too: if a chunk names a new one, all are gone through again.
     """
     taken: list[_Taken] = []
     while len(taken) < len(selections):
         around = replace(around, are_counted=len(taken) == len(selections) - 1)
-        survey = take_survey(source, selections[len(taken)], ledger, now_ns=now_ns, settle_s=settle_s, around=around)
-        news = survey.served - around.served
-        around = replace(around, served=survey.served, covered=_covered(around, survey))
+        traces = index_traces(source, selections[len(taken)], ledger, now_ns=now_ns, settle_s=settle_s, around=around)
+        news = traces.served - around.served
+        around = replace(around, served=traces.served, covered=_covered(around, traces))
         if taken and news:
             taken = []
             continue
-        taken.append(take(survey, len(taken)))
+        taken.append(take(traces, len(taken)))
     return taken, around
 
 
-def _covered(around: Surroundings, survey: Survey) -> pl.DataFrame:
-    """The keys of the surroundings' spans that calls surveyed so far cover."""
-    found = survey.twins.links.join(around.spans, on=SPAN_KEY, how="semi").select(SPAN_KEY)
+def _covered(around: ChunkContext, traces: TraceIndex) -> pl.DataFrame:
+    """The keys of the context's spans that calls indexed so far cover."""
+    found = traces.matches.links.join(around.spans, on=SPAN_KEY, how="semi").select(SPAN_KEY)
     return pl.concat([around.covered, found])
 
 
@@ -157,11 +157,11 @@ def _with(own: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
     return own if more.is_empty() else each_once(pl.concat([own, more]))
 
 
-def _prompts(source: Source, calls: pl.DataFrame, twins: Twins, spans: pl.DataFrame) -> pl.DataFrame:
+def _prompts(source: Source, calls: pl.DataFrame, matches: CallMatches, spans: pl.DataFrame) -> pl.DataFrame:
     """twin_trace_id, twin_span_id, `system_hash` of the twins whose system prompt is needed to name a call's agent."""
     nameless = calls.filter(pl.col("agent").is_null()).select(SPAN_KEY)
     clients = (
-        twins.calls.filter(pl.col("ancestor_agent").is_null() & pl.col("twin_span_id").is_not_null())
+        matches.calls.filter(pl.col("ancestor_agent").is_null() & pl.col("twin_span_id").is_not_null())
         .join(nameless, on=SPAN_KEY, how="semi")
         .select("twin_trace_id", "twin_span_id")
     )
@@ -170,7 +170,9 @@ def _prompts(source: Source, calls: pl.DataFrame, twins: Twins, spans: pl.DataFr
     return system_hashes(source, needed).rename({"trace_id": "twin_trace_id", "span_id": "twin_span_id"})
 
 
-def _with_agents(calls: pl.DataFrame, twins: Twins, prompts: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
+def _with_agents(
+    calls: pl.DataFrame, matches: CallMatches, prompts: pl.DataFrame, rollouts: pl.DataFrame
+) -> pl.DataFrame:
     """The agent of each call: its own word, the nearest ancestor that names one, a hash of its system prompt where a client
     recorded that, the service of the rollout's span.
 
@@ -179,7 +181,7 @@ def _with_agents(calls: pl.DataFrame, twins: Twins, prompts: pl.DataFrame, rollo
     """
     of_agent = [*ROLLOUT_KEY, "agent"]
     first_choice = (pl.col("choice_index") == 0) | pl.col("response_id").is_null()
-    said = twins.calls.join(prompts, on=["twin_trace_id", "twin_span_id"], how="left", maintain_order="left")
+    said = matches.calls.join(prompts, on=["twin_trace_id", "twin_span_id"], how="left", maintain_order="left")
     return (
         calls.join(
             said.select(*SPAN_KEY, "ancestor_agent", "system_hash"), on=SPAN_KEY, how="left", maintain_order="left"

@@ -14,7 +14,7 @@ from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.quarantine import Quarantine
 from trainspan_collector.journal.segments import Position, Progress
 from trainspan_collector.journal.trust import Sender
-from trainspan_collector.load.batcher import Gathering
+from trainspan_collector.load.batcher import Batcher
 from trainspan_collector.rows.batch import Batch
 from trainspan_schemas import keys
 from trainspan_schemas.errors import InvalidRecordError
@@ -31,10 +31,10 @@ def test_a_broken_request_is_kept_whole_and_named_and_those_around_it_are_loaded
         journal.append(Signal.TRACES, body, 77)
     for times in (1, 2):  # the second time as after a crash
         quarantine = Quarantine(tmp_path / "quarantine")
-        gathering = Gathering(journal, START, quarantine, max_bytes=10**6)
+        batcher = Batcher(journal, START, quarantine, max_bytes=10**6)
         with caplog.at_level(logging.ERROR):
-            gathering.fill()
-        batch, progress = gathering.take_batch()
+            batcher.fill()
+        batch, progress = batcher.take_batch()
         assert [row.span_id for row in batch.spans] == ["0000000000000001", "0000000000000002"]
         assert progress == Progress(journal.end(), 2)
         assert quarantine.n_requests == 1

@@ -7,7 +7,7 @@ from trainspan_collector.journal.frames import HEADER_BYTES, Signal
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.quarantine import Quarantine
 from trainspan_collector.journal.segments import Position, Progress
-from trainspan_collector.load.batcher import Gathering
+from trainspan_collector.load.batcher import Batcher
 from trainspan_collector.rows.batch import Batch
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
 from trainspan_schemas import keys
@@ -27,37 +27,37 @@ def _journal(folder: Path, *requests: list[int]) -> tuple[Journal, list[int]]:
     return journal, ends
 
 
-def _take(gathering: Gathering) -> tuple[list[int], list[int], int, Progress]:
+def _take(batcher: Batcher) -> tuple[list[int], list[int], int, Progress]:
     """Span numbers, their seqs, the number of evaluations, and the progress."""
-    gathering.fill()
-    batch, progress = gathering.take_batch()
+    batcher.fill()
+    batch, progress = batcher.take_batch()
     rows = batch.spans
     return [int(row.span_id, 16) for row in rows], [row.seq for row in rows], len(batch.evaluations), progress
 
 
 def test_batches_are_whole_row_groups_and_the_rest_comes_next(tmp_path: Path) -> None:
     journal, ends = _journal(tmp_path, [1, 2, 3], [4, 5, 6], [7])
-    gathering = Gathering(journal, START, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=4)
+    batcher = Batcher(journal, START, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=4)
     # Numbers: spans 1 to 3 have seq 1, 2, 3, the evaluation 4, span 4 has 5.
-    assert _take(gathering) == ([1, 2, 3, 4], [1, 2, 3, 5], 1, Progress(Position(1, ends[1]), 5))
-    assert _take(gathering) == ([5, 6, 7], [6, 7, 8], 0, Progress(Position(1, ends[3]), 8))
-    assert not gathering.is_full
+    assert _take(batcher) == ([1, 2, 3, 4], [1, 2, 3, 5], 1, Progress(Position(1, ends[1]), 5))
+    assert _take(batcher) == ([5, 6, 7], [6, 7, 8], 0, Progress(Position(1, ends[3]), 8))
+    assert not batcher.is_full
     assert journal.end() == Position(1, ends[3])
     journal.close()
 
 
 def test_an_evaluation_of_the_last_span_before_a_cut_comes_with_the_next_batch(tmp_path: Path) -> None:
     journal, ends = _journal(tmp_path, [1, 2], [3, 4])
-    gathering = Gathering(journal, START, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=3)
-    assert _take(gathering) == ([1, 2, 3], [1, 2, 3], 0, Progress(Position(1, ends[1]), 3))
-    assert _take(gathering) == ([4], [5], 1, Progress(Position(1, ends[2]), 5))
+    batcher = Batcher(journal, START, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=3)
+    assert _take(batcher) == ([1, 2, 3], [1, 2, 3], 0, Progress(Position(1, ends[1]), 3))
+    assert _take(batcher) == ([4], [5], 1, Progress(Position(1, ends[2]), 5))
     journal.close()
 
 
 def test_a_request_of_many_row_groups_is_cut_without_moving_past_it(tmp_path: Path) -> None:
     journal, ends = _journal(tmp_path, [1], [4, 5, 6, 7, 8], [9])
-    gathering = Gathering(journal, START, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=2)
-    taken = [_take(gathering) for _ in range(4)]
+    batcher = Batcher(journal, START, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=2)
+    taken = [_take(batcher) for _ in range(4)]
     assert [numbers for numbers, *_ in taken] == [[1, 4], [5, 6], [7, 8], [9]]
     assert [progress.position.offset for *_, progress in taken] == [ends[1], ends[1], ends[2], ends[3]]
     journal.close()
@@ -65,15 +65,15 @@ def test_a_request_of_many_row_groups_is_cut_without_moving_past_it(tmp_path: Pa
 
 def test_a_batch_of_enough_bytes_is_full_whatever_its_number_of_spans(tmp_path: Path) -> None:
     journal, ends = _journal(tmp_path, [1], [2], [4])
-    gathering = Gathering(journal, START, Quarantine(tmp_path / "q"), max_bytes=ends[1] + 1 - HEADER_BYTES, n_rows=100)
-    assert [_take(gathering)[0] for _ in range(2)] == [[1, 2], [4]]
+    batcher = Batcher(journal, START, Quarantine(tmp_path / "q"), max_bytes=ends[1] + 1 - HEADER_BYTES, n_rows=100)
+    assert [_take(batcher)[0] for _ in range(2)] == [[1, 2], [4]]
     journal.close()
 
 
 def test_after_a_crash_within_a_request_its_rows_come_again_numbered_after_what_is_stored(tmp_path: Path) -> None:
     journal, _ = _journal(tmp_path, [1, 2], [4, 5])
-    *_, progress = _take(Gathering(journal, START, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=3))
-    again = Gathering(journal, progress, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=3)
+    *_, progress = _take(Batcher(journal, START, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=3))
+    again = Batcher(journal, progress, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=3)
     assert _take(again)[:2] == ([4, 5], [4, 5])  # 4 is stored already: the loader's anti-join drops it
     journal.close()
 

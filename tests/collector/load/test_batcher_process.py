@@ -28,8 +28,8 @@ from trainspan_collector.journal.frames import Signal
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.quarantine import Quarantine
 from trainspan_collector.journal.segments import Position, Progress
-from trainspan_collector.load.batcher import Gathered, Gathering, Taken
-from trainspan_collector.load.batcher_process import RowProcess, RowProcessError
+from trainspan_collector.load.batcher import Batcher, PendingBatch, ReadyBatch
+from trainspan_collector.load.batcher_process import BatcherProcess, BatcherProcessError
 from trainspan_collector.rows.tally import Tally
 from trainspan_schemas import keys
 
@@ -51,12 +51,12 @@ def _journal(folder: Path) -> Journal:
     return journal
 
 
-def _drained(gathering: Gathering | RowProcess, end: Position) -> list[Taken]:
+def _drained(batcher: Batcher | BatcherProcess, end: Position) -> list[ReadyBatch]:
     """All batches, each compared or kept before the next one takes its place."""
-    taken: list[Taken] = []
+    taken: list[ReadyBatch] = []
     while not taken or taken[-1].progress.position < end:
-        gathering.fill()
-        batch = gathering.take()
+        batcher.fill()
+        batch = batcher.take()
         taken.append(replace(batch, tables=copy.deepcopy(batch.tables)))
     return taken
 
@@ -70,14 +70,14 @@ def test_it_gives_the_batches_that_the_collector_would_make(
     journal: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     here, there = Quarantine(tmp_path / "here"), Quarantine(tmp_path / "there")
-    own = Gathering(journal, START, here, max_bytes=12_000)
+    own = Batcher(journal, START, here, max_bytes=12_000)
     expected = _drained(own, journal.end())
-    begun = Gathering(journal, START, there, max_bytes=12_000)
+    begun = Batcher(journal, START, there, max_bytes=12_000)
     begun.fill()
     first = begun.take()
     begun.fill()  # what is gathered already goes along
     caplog.clear()
-    process = RowProcess(journal, begun.gathered, there, max_bytes=12_000)
+    process = BatcherProcess(journal, begun.gathered, there, max_bytes=12_000)
     got = [first, *_drained(process, journal.end())]
     assert [taken.progress for taken in got] == [taken.progress for taken in expected]
     for one, other in zip(got, expected, strict=True):
@@ -92,7 +92,7 @@ def test_it_gives_the_batches_that_the_collector_would_make(
     journal.close()
 
 
-def _check_same(one: Taken, other: Taken) -> None:
+def _check_same(one: ReadyBatch, other: ReadyBatch) -> None:
     assert one.tables is not None
     assert other.tables is not None
     for name in ("spans", "logs", "evaluations", "n_duplicates"):
@@ -102,10 +102,10 @@ def _check_same(one: Taken, other: Taken) -> None:
 
 
 def test_its_end_is_told_at_the_next_request(journal: Journal, tmp_path: Path) -> None:
-    process = RowProcess(journal, Gathered.after(START), Quarantine(tmp_path / "q"), max_bytes=12_000)
+    process = BatcherProcess(journal, PendingBatch.after(START), Quarantine(tmp_path / "q"), max_bytes=12_000)
     process.fill()
     os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(RowProcessError, match="ended with code -9"):
+    with pytest.raises(BatcherProcessError, match="ended with code -9"):
         process.take()
     process.close()
     journal.close()

@@ -15,7 +15,7 @@ from trainspan_collector.query import named_reads
 from trainspan_collector.query.named_reads import HOLDINGS, READS, TOKENS, named_read
 from trainspan_collector.store.database import Database
 from trainspan_processing.read import locations
-from trainspan_processing.read.locations import Extents
+from trainspan_processing.read.locations import RolloutLocations
 from trainspan_schemas.errors import UsageError
 
 __all__ = ["stores"]
@@ -54,7 +54,7 @@ def _differing(folder: Path, random: Random) -> Iterator[Mapping[str, Any]]:
         if more:
             tangle(random, filling)
         for selection, held in inventories:
-            places = Extents.of(held, {0: seen})
+            places = RolloutLocations.of(held, {0: seen})
             known = held.filter("is_selected")["rollout_id"].unique().sort().to_list()
             for _ in range(2):
                 ids = random.sample(known, min(len(known), random.choice((1, 2, 5))))
@@ -128,7 +128,7 @@ def test_tokens_are_read_by_their_place(tangled: Database) -> None:
 
 
 def test_a_rollout_that_was_not_counted_is_looked_for_everywhere(tangled: Database) -> None:
-    places = Extents.of(_held(tangled), {0: 10**6})
+    places = RolloutLocations.of(_held(tangled), {0: 10**6})
     assert places.parameters(0, ["nobody"]) == {}
     assert places.parameters(1, ["r1"]) == {}
     assert set(places.parameters(0, ["r1"])) == {"spans_within", "seen_seq"}
@@ -144,7 +144,7 @@ def test_ranges_are_few_and_keep_the_widest_gaps(monkeypatch: pytest.MonkeyPatch
             "last_seq": [10, 101, 110, 401, 500, 1000],
         }
     )
-    places = Extents.of(held, {0: 2000})
+    places = RolloutLocations.of(held, {0: 2000})
     assert places.parameters(0, ["a"])["spans_within"] == [[1, 10], [100, 101], [105, 110], [390, 500], [1000, 1000]]
     monkeypatch.setattr(locations, "_MOST_RANGES", 3)
     assert places.parameters(0, ["a"])["spans_within"] == [[1, 110], [390, 500], [1000, 1000]]
@@ -157,7 +157,7 @@ def test_a_store_of_ten_times_the_size_gives_such_a_read_no_more_to_join(
     ids = ["r7", "r8", "r9"]
     found = []
     for store in stores:
-        places = Extents.of(_held(store), {0: store.progress().last_seq}).parameters(0, ids)
+        places = RolloutLocations.of(_held(store), {0: store.progress().last_seq}).parameters(0, ids)
         found.append(most_rows(store, name, {"rollout_ids": ids, **places}))
     assert 0 < found[1] <= 1.2 * found[0] < 1_000
 

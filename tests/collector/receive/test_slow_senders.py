@@ -18,9 +18,9 @@ from trainspan_collector.network.access import Access
 from trainspan_collector.network.credentials import Guard
 from trainspan_collector.network.ports import Address
 from trainspan_collector.receive import grpc_server, http_app, http_server
-from trainspan_collector.receive.admission import Intake
+from trainspan_collector.receive.admission import Admission
 from trainspan_collector.runtime.metrics import Metrics, StoreState
-from trainspan_collector.servers import Fronts
+from trainspan_collector.servers import Servers
 from trainspan_schemas.roles import Role
 from trainspan_schemas.settings import CollectorSettings
 from trainspan_schemas.store import StoreAddress
@@ -41,16 +41,16 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreAd
     monkeypatch.setattr(http_server, "_MAX_CONNECTIONS", MOST)
     monkeypatch.setattr(grpc_limits, "_MAX_CONNECTIONS", MOST)
     journal = Journal(tmp_path)
-    intake = Intake(journal, tmp_path, min_free_disk_bytes=0, wait_s=0.1)
+    admission = Admission(journal, tmp_path, min_free_disk_bytes=0, wait_s=0.1)
     ports = [Address.parse(option, "127.0.0.1:0", allow_remote=False) for option in ("--grpc", "--http")]
     guard = Guard(Access({TOKEN: Role.RUNNER}, admits_agents=True), None, TOKEN)
-    fronts = Fronts(CollectorSettings(), ports[0], ports[1], guard, Metrics())
+    servers = Servers(CollectorSettings(), ports[0], ports[1], guard, Metrics())
     try:
-        fronts.bind()
-        fronts.open_to(intake, lambda: StoreState(True, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0, 0, 0, 0))
-        yield StoreAddress(0, "", fronts.grpc_address, fronts.http_address, "", token=TOKEN)
+        servers.bind()
+        servers.open_to(admission, lambda: StoreState(True, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0, 0, 0, 0))
+        yield StoreAddress(0, "", servers.grpc_address, servers.http_address, "", token=TOKEN)
     finally:
-        fronts.close()
+        servers.close()
         journal.close()
 
 

@@ -65,7 +65,7 @@ def test_the_metrics_of_the_document_are_those_of_the_page(collector: CollectorP
 @pytest.mark.parametrize("role", Role)
 def test_the_roles_of_the_document_have_the_rights_of_the_code(role: Role) -> None:
     table = _rows("| role | held by | sends |", (DOCS / "security.md").read_text())
-    rows = {_names(role)[0]: (sends, reads, upkeep) for role, _, sends, _, reads, upkeep in table}
+    rows = {_names(role)[0]: (sends, reads, maintenance) for role, _, sends, _, reads, maintenance in table}
     allowed = [cell.startswith("yes") for cell in rows[role]]
     assert allowed == [role in right.roles for right in (Right.WRITE, Right.READ, Right.CHANGE)]
 

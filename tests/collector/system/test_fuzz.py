@@ -29,10 +29,10 @@ from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.segments import Position
 from trainspan_collector.network.access import Access
 from trainspan_collector.otlp.signals import SIGNALS
-from trainspan_collector.receive.admission import Intake
+from trainspan_collector.receive.admission import Admission
 from trainspan_collector.receive.cutting import SMALL_BYTES
-from trainspan_collector.receive.export_handler import Exports
-from trainspan_collector.receive.http_app import Web
+from trainspan_collector.receive.export_handler import ExportHandler
+from trainspan_collector.receive.http_app import HttpApp
 from trainspan_collector.receive.memory_budget import Budget
 from trainspan_collector.receive.redaction import Redaction
 from trainspan_collector.rows.batch import Batch
@@ -52,9 +52,9 @@ class InProcess:
         self.journal = journal
         self._read_to = Position(0, 0)
         self.batch = Batch(0)
-        exports = Exports(Redaction(["text"]), Metrics(), Budget(2**30, 1), max_items=100_000)
-        exports.attach(Intake(journal, folder, min_free_disk_bytes=0, wait_s=1))
-        self._web = Web(
+        exports = ExportHandler(Redaction(["text"]), Metrics(), Budget(2**30, 1), max_items=100_000)
+        exports.attach(Admission(journal, folder, min_free_disk_bytes=0, wait_s=1))
+        self._web = HttpApp(
             exports, access=Access({}, admits_agents=True), metrics=Metrics(), max_request_bytes=MAX_BYTES, hosts=None
         )
 
@@ -167,12 +167,12 @@ def _check(made: Hostile, status: int, headers: dict[str, str], body: bytes) -> 
 def _fuzz(folder: Path, seed: int, statuses: Counter[int]) -> None:
     random = Random(seed)
     requests = [hostile(random) for _ in range(PER_SEED)]
-    with in_process(folder / f"{seed}-{statuses.total()}") as intake:
-        answers = asyncio.run(intake.answer_all(requests))
+    with in_process(folder / f"{seed}-{statuses.total()}") as admission:
+        answers = asyncio.run(admission.answer_all(requests))
         for made, (status, headers, body) in zip(requests, answers, strict=True):
             _check(made, status, headers, body)
             statuses[status] += 1
-        intake.load()
+        admission.load()
 
 
 def _run(folder: Path, n_requests: int) -> None:

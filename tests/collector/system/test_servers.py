@@ -18,9 +18,9 @@ from trainspan_collector.journal.segments import Position
 from trainspan_collector.network.access import Access
 from trainspan_collector.network.credentials import Guard
 from trainspan_collector.network.ports import Address
-from trainspan_collector.receive.admission import Intake
+from trainspan_collector.receive.admission import Admission
 from trainspan_collector.runtime.metrics import Metrics, StoreState
-from trainspan_collector.servers import Fronts
+from trainspan_collector.servers import Servers
 from trainspan_schemas.roles import Role
 from trainspan_schemas.settings import CollectorSettings
 from trainspan_schemas.store import StoreAddress
@@ -31,26 +31,26 @@ BODY = trace_request(span(1, 1)).SerializeToString()
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[tuple[Fronts, Journal, StoreAddress]]:
+def _opened(folder: Path) -> Iterator[tuple[Servers, Journal, StoreAddress]]:
     """Listeners that have been open to a journal once."""
     journal = Journal(folder)
-    intake = Intake(journal, folder, min_free_disk_bytes=0, wait_s=0.1)
+    admission = Admission(journal, folder, min_free_disk_bytes=0, wait_s=0.1)
     any_port = [Address.parse(option, "127.0.0.1:0", allow_remote=False) for option in ("--grpc", "--http")]
     guard = Guard(Access({TOKEN: Role.RUNNER}, admits_agents=True), None, TOKEN)
-    fronts = Fronts(CollectorSettings(), any_port[0], any_port[1], guard, Metrics())
+    servers = Servers(CollectorSettings(), any_port[0], any_port[1], guard, Metrics())
     try:
-        fronts.bind()
-        fronts.open_to(intake, lambda: STATE)
-        yield fronts, journal, StoreAddress(0, "", fronts.grpc_address, fronts.http_address, "", token=TOKEN)
+        servers.bind()
+        servers.open_to(admission, lambda: STATE)
+        yield servers, journal, StoreAddress(0, "", servers.grpc_address, servers.http_address, "", token=TOKEN)
     finally:
-        fronts.close()
+        servers.close()
         journal.close()
 
 
 def test_while_the_store_is_opened_again_senders_are_told_when_to_come_back(tmp_path: Path) -> None:
-    with _opened(tmp_path) as (fronts, journal, address):
+    with _opened(tmp_path) as (servers, journal, address):
         assert send(address, TRACES, BODY) == b""
-        fronts.shut()
+        servers.shut()
         with pytest.raises(grpc.RpcError) as caught:
             send(address, TRACES, BODY)
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
@@ -75,15 +75,15 @@ def test_while_the_store_is_opened_again_senders_are_told_when_to_come_back(tmp_
 
 
 def test_the_same_connection_goes_on_with_the_store_that_was_opened_again(tmp_path: Path) -> None:
-    with _opened(tmp_path / "one") as (fronts, first, address):
+    with _opened(tmp_path / "one") as (servers, first, address):
         with grpc.insecure_channel(str(address.grpc)) as opened:
             export = opened.unary_unary(TRACES)
             assert export(BODY, timeout=10) == b""
-            fronts.shut()
+            servers.shut()
             first.close()
             second = Journal(tmp_path / "two")
-            intake = Intake(second, tmp_path, min_free_disk_bytes=0, wait_s=0.1)
-            fronts.open_to(intake, lambda: STATE)
+            admission = Admission(second, tmp_path, min_free_disk_bytes=0, wait_s=0.1)
+            servers.open_to(admission, lambda: STATE)
             assert export(BODY, timeout=10) == b""
         entries, _ = second.read(Position(0, 0), 2**20)
         assert [(entry.frame.signal, entry.frame.body) for entry in entries] == [(Signal.TRACES, BODY)]

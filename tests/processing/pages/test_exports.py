@@ -15,7 +15,7 @@ from tests.processing.support.recordings import FOLDER
 from tests.processing.support.traces import TestRollout
 from tests.support.byte_tokenizer import encode, make_byte_tokenizer
 from trainspan_processing.export.candidates import Candidate
-from trainspan_processing.export.conversations import Speech, SpokenSpan, spoken_calls
+from trainspan_processing.export.conversations import RecordedCall, SpokenSpan, spoken_calls
 from trainspan_processing.export.dpo import preference_pairs
 from trainspan_processing.export.sft import supervised_examples
 from trainspan_processing.text.chat_messages import chat_messages, same_messages, tools_of
@@ -214,9 +214,9 @@ def test_an_answer_that_was_cut_off_is_known() -> None:
     assert (cut.is_whole, whole.is_whole) == (False, True)
 
 
-def _said(*exchanges: tuple[str, str], agent: str | None = None) -> list[Speech]:
+def _said(*exchanges: tuple[str, str], agent: str | None = None) -> list[RecordedCall]:
     return [
-        Speech(
+        RecordedCall(
             agent, "m", [{"role": "user", "content": ask}], [{"role": "assistant", "content": answer}], is_whole=True
         )
         for ask, answer in exchanges
@@ -242,7 +242,7 @@ def test_groups_whose_best_is_bad_are_left_out() -> None:
 
 
 def test_only_the_asked_agents_calls_and_whole_answers_are_taken() -> None:
-    cut = Speech("planner", "m", "p", "q", is_whole=False)
+    cut = RecordedCall("planner", "m", "p", "q", is_whole=False)
     said = [*_said(("q", "1"), agent="planner"), *_said(("q", "2"), agent="coder"), cut]
     made = supervised_examples(_candidates(a=1.0), lambda key: said, min_reward=None, agents=frozenset({"planner"}))
     assert [row["completion"][0]["content"] for row in made.rows] == ["1"]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.tiny_model import make_tiny_model
 from trainspan_processing.export.candidates import Candidate
-from trainspan_processing.export.conversations import Speech
+from trainspan_processing.export.conversations import RecordedCall
 from trainspan_processing.export.dpo import preference_pairs
 from trainspan_processing.export.sft import supervised_examples
 
@@ -23,18 +23,21 @@ TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "
 MAKERS: dict[str, Any] = {"sft": supervised_examples, "dpo": preference_pairs}
 
 
-def _said(form: str) -> dict[str, list[Speech]]:
+def _said(form: str) -> dict[str, list[RecordedCall]]:
     """Two rollouts of two calls each, that part at the second."""
     if form == "text":
         asked = ["<|im_start|>user\n2+2?<|im_end|>\n", "<|im_start|>user\nsure?<|im_end|>\n"]
         return {
-            name: [Speech(None, None, asked[0], "4<|im_end|>", True), Speech(None, None, asked[1], answer, True)]
+            name: [
+                RecordedCall(None, None, asked[0], "4<|im_end|>", True),
+                RecordedCall(None, None, asked[1], answer, True),
+            ]
             for name, answer in (("good", "yes<|im_end|>"), ("bad", "no<|im_end|>"))
         }
     return {
         name: [
-            Speech(None, None, [USER], [CALL], True, (json.dumps(TOOL),)),
-            Speech(None, None, [USER, CALL, RESULT], [{"role": "assistant", "content": answer}], True),
+            RecordedCall(None, None, [USER], [CALL], True, (json.dumps(TOOL),)),
+            RecordedCall(None, None, [USER, CALL, RESULT], [{"role": "assistant", "content": answer}], True),
         ]
         for name, answer in (("good", "4"), ("bad", "5"))
     }

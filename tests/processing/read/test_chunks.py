@@ -187,7 +187,7 @@ def test_chunks_of_long_calls_hold_few_of_them(bench: Bench, monkeypatch: pytest
     """Each rollout has calls of 8 + 14 + 20 tokens; the tokens of one that only a client recorded count, too."""
     monkeypatch.setattr(tokens, "TOKENS_PER_CHUNK", 80)
     bench.send(*(chain(bench.rollout(f"{n}", task="t"), 3).reward(float(n)) for n in range(5)))
-    calls = bench.survey().calls
+    calls = bench.traces().calls
     assert calls["n_tokens"].to_list() == [8, 14, 20] * 5
     sizes = [part["n_tokens"].sum() for part in tokens.chunks_of_rollouts(calls)]
     assert sizes == [84, 84, 42]

@@ -16,10 +16,10 @@ from trainspan_schemas.settings import DatasetSettings
 
 def _lacks(bench: Bench, rollout: TestRollout) -> list[str]:
     bench.send(rollout)
-    survey = bench.survey()
-    assert not survey.rollouts["complete"].item()
+    traces = bench.traces()
+    assert not traces.rollouts["complete"].item()
     with Source([str(bench.collectors[0].store)]) as source:
-        return [lack.what for lack in find_lacks(source, survey, rollout.rollout_id, 0)]
+        return [lack.what for lack in find_lacks(source, traces, rollout.rollout_id, 0)]
 
 
 def test_a_rollout_without_its_span_still_runs_or_was_killed(bench: Bench) -> None:
@@ -73,9 +73,9 @@ def test_a_clients_call_without_one_of_the_server_is_named_with_its_instrumentat
 
 def test_a_complete_rollout_lacks_nothing(bench: Bench) -> None:
     bench.send(chain(bench.rollout("a"), 1))
-    survey = bench.survey()
+    traces = bench.traces()
     with Source([str(bench.collectors[0].store)]) as source:
-        assert find_lacks(source, survey, f"{bench.run_id}-a", 0) == []
+        assert find_lacks(source, traces, f"{bench.run_id}-a", 0) == []
 
 
 def test_a_dataset_that_fails_for_it_says_what_its_example_lacks(bench: Bench) -> None:

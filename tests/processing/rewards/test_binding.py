@@ -104,7 +104,7 @@ def test_a_reward_on_the_span_of_an_agent_is_the_latest_call_under_it(bench: Ben
     rollout.reward(1.0, on=agent, at=5.0)
     bench.send(rollout)
     assert bench.edges() == [("a", "step", 0, 1.0)]
-    assert bench.survey().calls["agent"].to_list() == ["writer", "agent"]
+    assert bench.traces().calls["agent"].to_list() == ["writer", "agent"]
 
 
 def test_a_reward_that_says_what_it_is_of_is_believed(bench: Bench) -> None:

@@ -10,7 +10,7 @@ from trainspan_schemas.errors import DatasetError
 
 def _facts(bench: Bench) -> dict[str, tuple[bool, bool, bool]]:
     """Rollout → (complete, pending, superseded)."""
-    table = bench.survey().rollouts
+    table = bench.traces().rollouts
     return {
         f"{row['rollout_id'].removeprefix(bench.run_id + '-')}{row['attempt']}": (
             row["complete"],
@@ -77,7 +77,7 @@ def test_choices_of_one_response_count_as_one_request(bench: Bench) -> None:
         rollout.call(0, [1], [2 + choice], trainspan__choice__index=choice, gen_ai__response__id="r")
     bench.send(rollout)
     assert _facts(bench) == {"a0": (False, False, False)}
-    assert bench.survey().calls["position"].to_list() == [0, 1]
+    assert bench.traces().calls["position"].to_list() == [0, 1]
 
 
 def test_the_processes_of_an_agent_state_the_number_where_the_runner_does_not(bench: Bench) -> None:

@@ -23,9 +23,9 @@ def _recording(bench: Bench, name: str, **more: str) -> Recording:
 
 
 def _stored(bench: Bench) -> StoredRollout:
-    survey = bench.survey()
+    traces = bench.traces()
     with Source([str(bench.collectors[0].store)]) as source:
-        ((_, stored),) = stored_rollouts(source, survey, survey.rollouts)
+        ((_, stored),) = stored_rollouts(source, traces, traces.rollouts)
     return stored
 
 
@@ -106,7 +106,7 @@ def test_a_call_that_the_policy_server_recorded_without_tokens_is_counted(bench:
 
 def test_the_failed_call_of_a_client_is_no_call(bench: Bench) -> None:
     bench.send(_recording(bench, "a").replay("official"))
-    assert bench.survey().others.height == 4
+    assert bench.traces().others.height == 4
 
 
 @pytest.mark.parametrize("dialect", ["openinference", "mixed"])
@@ -142,11 +142,11 @@ def test_dialects_mixed_in_one_trace_count_each_call_once(bench: Bench) -> None:
 
 def test_an_agent_that_nobody_names_is_known_by_its_system_prompt(bench: Bench) -> None:
     bench.send(_recording(bench, "a").replay("traceloop").serve())
-    (agent,) = bench.survey().calls["agent"].unique().to_list()
+    (agent,) = bench.traces().calls["agent"].unique().to_list()
     assert agent.startswith("prompt:")
     other = _recording(bench, "b").replay("traceloop_flat").serve()
     bench.send(other)
-    assert bench.survey().calls["agent"].unique().to_list() == [agent]
+    assert bench.traces().calls["agent"].unique().to_list() == [agent]
 
 
 _NAMED = {
@@ -171,7 +171,7 @@ def test_the_nearest_ancestor_names_the_agent(bench: Bench, framework: str) -> N
     rollout.call(1, [1], [3], parent=outer)
     rollout.call(2, [1], [4], parent=inner, agent="own")
     bench.send(rollout)
-    assert bench.survey().calls["agent"].to_list() == ["planner", "outer", "own"]
+    assert bench.traces().calls["agent"].to_list() == ["planner", "outer", "own"]
 
 
 def test_a_tool_step_is_told_in_every_dialect_with_its_status(bench: Bench) -> None:
@@ -186,5 +186,5 @@ def test_a_tool_step_is_told_in_every_dialect_with_its_status(bench: Bench) -> N
         rollout.spans[-1].failed = number == 1
     rollout.span("other", 9.0, 9.5)
     bench.send(rollout)
-    tools = bench.survey().spans.filter("is_tool").sort("start_ns")
+    tools = bench.traces().spans.filter("is_tool").sort("start_ns")
     assert tools.select("failed", "error_type").rows() == [(False, None), (True, "ValueError"), (False, None)]

@@ -25,7 +25,7 @@ def test_openinferences_feedback_rewards_the_span_it_lies_on_and_the_one_it_link
         ("step", 3, 2.0),  # on the run, by a model that judged it later: its last call
         ("step", 3, 4.0),  # the same by a GenAI event on an evaluator's span
     ]
-    sources = dict(bench.survey().evaluations.select("score", "source").iter_rows())
+    sources = dict(bench.traces().evaluations.select("score", "source").iter_rows())
     assert sources == {0.25: "human", 0.5: "agent", 2.0: "agent", 4.0: "agent"}
     assert rows(bench.build(round_=0, baseline="none"))["rollout_reward"].unique().to_list() == [6.75]
 

@@ -22,9 +22,9 @@ from trainspan_schemas.constraints import Constraint, Grammar
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.constraints.replay import Replay, Replayer, serialized_tokenizer
 from trainspan_training.data.dataset import ConstrainedCall
-from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import find_rule
-from trainspan_training.data.sequences import make_rows
+from trainspan_training.data.sequences import make_sequences
 from trainspan_training.data.steps import plan_steps
 from trainspan_training.metrics import round_record as metrics
 from trainspan_training.model.loading import load_tokenizer
@@ -203,13 +203,13 @@ def test_loss_and_gradient_are_those_of_the_masked_distribution(
     replay = replayed(replayer, logged)
     assert (replay.dropped, len(replay.limits)) == ({}, 2 * len(KINDS))
     limited = [dataclasses.replace(call, limits=replay.limits.get(row)) for row, call in enumerate(as_calls(logged))]
-    settings, rows = TrainSettings(), make_rows(limited, merge=True)
+    settings, rows = TrainSettings(), make_sequences(limited, merge=True)
     (step,) = plan_steps(
         rows,
         limited,
         steps=1,
         rule=find_rule(settings),
-        forwarding=Forwarding(mode, 300, pair=0.0, dense=True),
+        layout=BatchLayout(mode, 300, pair=0.0, dense=True),
         rng=np.random.default_rng(0),
     )
     step = step.share(0, 1).build(rows)

@@ -15,7 +15,7 @@ from tests.support.dataset_files import LoggedCall, as_version_1, write_dataset
 from trainspan_schemas.dataset import MANIFEST, about_dir, dataset_dir, dataset_dirs, manifest_path
 from trainspan_schemas.errors import DatasetError
 from trainspan_training.data.dataset import open_dataset, read_calls
-from trainspan_training.data.sequences import make_rows
+from trainspan_training.data.sequences import make_sequences
 
 CALL = LoggedCall("rollout", [1, 2, 3], [4, 5], [-0.5, -1.25], advantage=0.75, segment_id=2, temperature=0.7, attempt=1)
 
@@ -163,10 +163,10 @@ def test_of_a_call_that_continues_its_segment_only_what_is_new_is_kept(tmp_path:
     ]
     whole, _ = read_calls(dataset, whole=True)
     assert whole[3].prompt_ids.tolist() == third.prompt_ids
-    for one, other in zip(make_rows(calls, merge=True), make_rows(whole, merge=True), strict=True):
+    for one, other in zip(make_sequences(calls, merge=True), make_sequences(whole, merge=True), strict=True):
         assert one.tokens.tolist() == other.tokens.tolist()
         assert one.positions.tolist() == other.positions.tolist()
-    assert len(make_rows(calls, merge=True)[0].tokens) == 15
+    assert len(make_sequences(calls, merge=True)[0].tokens) == 15
 
 
 def test_after_a_call_that_was_left_out_as_stale_its_tokens_are_kept_with_the_next_one(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_after_a_call_that_was_left_out_as_stale_its_tokens_are_kept_with_the_ne
         (0, [0, 1, 2]),
         (5, [100, 101, 102, 7, 1, 200, 201, 202]),
     ]
-    [row] = make_rows(calls, merge=True)
+    [row] = make_sequences(calls, merge=True)
     assert row.tokens.tolist() == [*logged[2].prompt_ids, 7, 2]
 
 
@@ -188,7 +188,7 @@ def test_a_prompt_that_departs_from_its_segment_stays_whole_and_is_refused_as_a_
     calls, _ = read_calls(open_dataset(write_dataset(tmp_path, [first, changed])))
     assert calls[1].prefix_len == 0
     with pytest.raises(DatasetError, match="call 1 of rollout r/0 does not continue its segment 0 token by token"):
-        make_rows(calls, merge=True)
+        make_sequences(calls, merge=True)
 
 
 def test_memory_follows_the_new_tokens_and_not_the_prompts(tmp_path: Path) -> None:

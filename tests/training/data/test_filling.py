@@ -6,24 +6,24 @@ import numpy as np
 import pytest
 
 from trainspan_training.data.bins import fill
-from trainspan_training.data.layout import Forwarding
-from trainspan_training.data.sequences import Row, Sampled
+from trainspan_training.data.layout import BatchLayout
+from trainspan_training.data.sequences import Sampled, TokenSequence
 
 PAIR, CALL = 3e-4, 0.6
 """Of SmolLM2-135M: hidden 576, inner 1536."""
 
 
-def lognormal_rows(seed: int, spread: float, median: int = 500, count: int = 256) -> list[Row]:
+def lognormal_rows(seed: int, spread: float, median: int = 500, count: int = 256) -> list[TokenSequence]:
     rng = np.random.default_rng(seed)
     lengths = np.clip(rng.lognormal(np.log(median), spread, count), 16, 4096).astype(int)
     return [row_of(index, length, rng) for index, length in enumerate(lengths)]
 
 
-def row_of(index: int, length: int, rng: Any, vocabulary: int = 49_152, trained: int | None = None) -> Row:
+def row_of(index: int, length: int, rng: Any, vocabulary: int = 49_152, trained: int | None = None) -> TokenSequence:
     """A rollout of one row; by default half of it is trained."""
     trained = length // 2 if trained is None else trained
     sampled = Sampled(index, length - trained, np.zeros(trained, dtype=np.float32), advantage=1.0, temperature=1.0)
-    return Row(str(index), "g", rng.integers(3, vocabulary, length).astype(np.int32), (sampled,))
+    return TokenSequence(str(index), "g", rng.integers(3, vocabulary, length).astype(np.int32), (sampled,))
 
 
 @pytest.mark.parametrize("dense", [True, False], ids=["cpu", "gpu"])
@@ -35,7 +35,7 @@ def test_256_lognormal_rows_need_at_most_a_fifth_more_than_the_fewest_micro_batc
     """Fewest: all tokens over the tokens of one, rounded up; nobody can do with less."""
     rows = lognormal_rows(0, spread)
     total = sum(len(row.tokens) for row in rows)
-    cuts = Forwarding("auto", tokens, pair=PAIR, dense=dense, call=CALL if dense else 0.0).cut(rows)
+    cuts = BatchLayout("auto", tokens, pair=PAIR, dense=dense, call=CALL if dense else 0.0).cut(rows)
     assert len(cuts) <= 1.2 * -(-total // tokens)
     assert sum(cut.tokens for cut in cuts) <= total
     assert all(cut.size < tokens + 128 for cut in cuts)
@@ -47,7 +47,7 @@ def test_models_that_take_padded_rows_only_pad_where_a_pass_would_cost_more() ->
     for _ in range(20):
         lengths = sorted(rng.integers(1, 900, 9).tolist(), reverse=True)
         rows = [row_of(index, length, rng) for index, length in enumerate(lengths)]
-        cuts = Forwarding("padded", 2000, pair=0.0, dense=True).cut(rows)
+        cuts = BatchLayout("padded", 2000, pair=0.0, dense=True).cut(rows)
         assert sum(256 + cut.size for cut in cuts) == min(_every_cost(lengths, 2000, 256))
 
 
@@ -65,7 +65,7 @@ def _every_cost(lengths: list[int], limit: int, a_pass: int) -> list[int]:
 @pytest.mark.parametrize("mode", ["packed", "tree"])
 def test_processes_get_micro_batches_of_about_the_same_size(processes: int, mode: str) -> None:
     rows = lognormal_rows(2, 0.8)
-    cuts = Forwarding(mode, 8192, pair=0.0, dense=False, processes=processes).cut(rows)
+    cuts = BatchLayout(mode, 8192, pair=0.0, dense=False, processes=processes).cut(rows)
     assert len(cuts) % processes == 0
     sizes = [cut.tokens for cut in cuts]
     assert max(sizes) <= 8192

@@ -13,10 +13,10 @@ from trainspan_schemas.errors import DatasetError, TrainingError
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.cuts import TreeCost, shared
 from trainspan_training.data.dataset import Call
-from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import find_rule
 from trainspan_training.data.micro_batches import WeightedRow, make_batches
-from trainspan_training.data.sequences import Row, make_rows
+from trainspan_training.data.sequences import TokenSequence, make_sequences
 from trainspan_training.data.steps import Step, plan_steps
 
 
@@ -54,24 +54,24 @@ def plan(
     **settings: Any,
 ) -> list[Step]:
     calls = numbered(calls)
-    rows = make_rows(calls, merge=merge)
+    rows = make_sequences(calls, merge=merge)
     planned = plan_steps(
         rows,
         calls,
         steps=steps,
         rule=find_rule(TrainSettings(**settings)),
-        forwarding=Forwarding(mode, tokens, pair=0.0, dense=True),
+        layout=BatchLayout(mode, tokens, pair=0.0, dense=True),
         rng=np.random.default_rng(rng),
     )
     return [step.share(rank, processes).build(rows) for step in planned]
 
 
-def trained(row: Row) -> list[bool]:
+def trained(row: TokenSequence) -> list[bool]:
     return [place in row.positions for place in range(len(row.tokens))]
 
 
 def test_a_segment_becomes_one_row_whose_environment_tokens_are_not_trained() -> None:
-    (row,) = make_rows(
+    (row,) = make_sequences(
         numbered(
             [
                 call([1, 2], [3, 4], advantage=0.5),
@@ -89,13 +89,13 @@ def test_a_segment_becomes_one_row_whose_environment_tokens_are_not_trained() ->
 
 
 def test_without_merging_each_call_is_a_row() -> None:
-    rows = make_rows([call([1, 2], [3, 4]), call([1, 2, 3, 4, 9], [5], position=1)], merge=False)
+    rows = make_sequences([call([1, 2], [3, 4]), call([1, 2, 3, 4, 9], [5], position=1)], merge=False)
     assert [row.tokens.tolist() for row in rows] == [[1, 2, 3, 4], [1, 2, 3, 4, 9, 5]]
     assert [row.n_trained for row in rows] == [2, 1]
 
 
 def test_interleaved_segments_of_a_rollout_stay_apart_and_are_ordered_by_position() -> None:
-    rows = make_rows(
+    rows = make_sequences(
         [
             call([1], [2]),
             call([7], [8], segment=1),
@@ -109,7 +109,7 @@ def test_interleaved_segments_of_a_rollout_stay_apart_and_are_ordered_by_positio
 
 def test_a_call_that_is_missing_from_a_segment_costs_only_its_own_tokens() -> None:
     """The second of three calls was not trainable: its tokens stand in the third one's prompt."""
-    (row,) = make_rows([call([1], [2]), call([1, 2, 5, 6, 7], [8], position=2)], merge=True)
+    (row,) = make_sequences([call([1], [2]), call([1, 2, 5, 6, 7], [8], position=2)], merge=True)
     assert row.tokens.tolist() == [1, 2, 5, 6, 7, 8]
     assert trained(row) == [False, True, False, False, False, True]
 
@@ -117,7 +117,7 @@ def test_a_call_that_is_missing_from_a_segment_costs_only_its_own_tokens() -> No
 @pytest.mark.parametrize("prompt", [[1, 2, 4, 9], [1, 2]], ids=["another token", "too short"])
 def test_a_prompt_that_does_not_continue_its_segment_is_an_error(prompt: list[int]) -> None:
     with pytest.raises(DatasetError, match=r"call 1 of rollout r/0 does not continue its segment 0"):
-        make_rows([call([1, 2], [3]), call(prompt, [5], position=1)], merge=True)
+        make_sequences([call([1, 2], [3]), call(prompt, [5], position=1)], merge=True)
 
 
 def test_weights_make_every_rollout_count_the_same() -> None:
@@ -234,7 +234,7 @@ def test_a_prefix_tree_holds_each_shared_token_once() -> None:
 def test_a_dense_tree_is_cut_where_its_mask_would_cost_more_than_it_saves() -> None:
     """Two groups that share one token of twenty: together 39² pairs, apart 2·20²."""
     calls = [call([1], [10 + index] * 19, rollout=str(index)) for index in range(2)]
-    rows = make_rows(numbered(calls), merge=True)
+    rows = make_sequences(numbered(calls), merge=True)
     weighted = [WeightedRow(row, np.ones(19)) for row in rows]
     for pair, trees in ((0.0, [(0, 39, False)]), (0.1, [(0, 20, True), (20, 40, True)])):
         (batch,) = make_batches(shared(rows, 1000, TreeCost(pair)), weighted, 38)

@@ -11,9 +11,9 @@ from tests.training.support.references import as_calls, mixed_rollouts, one_step
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.cuts import Cut, TreeCost, packed, shared
-from trainspan_training.data.layout import forwarding_of, refusal
+from trainspan_training.data.layout import batch_layout, refusal
 from trainspan_training.data.micro_batches import MicroBatch, WeightedRow, make_batches
-from trainspan_training.data.sequences import Row, make_rows
+from trainspan_training.data.sequences import TokenSequence, make_sequences
 from trainspan_training.objective import attention
 from trainspan_training.objective.attention import block_mask, dense_mask
 from trainspan_training.objective.logprobs import score
@@ -21,12 +21,12 @@ from trainspan_training.objective.logprobs import score
 
 def block_tree(model: Any) -> MicroBatch:
     """As a GPU gets it: one sequence, padded to whole blocks of 128."""
-    rows = make_rows(as_calls(mixed_rollouts(model)), merge=True)
+    rows = make_sequences(as_calls(mixed_rollouts(model)), merge=True)
     (batch,) = made(shared(rows, 16384, TreeCost(pair=0.0), blocks=True), rows)
     return batch
 
 
-def made(cuts: list[Cut], rows: list[Row]) -> list[MicroBatch]:
+def made(cuts: list[Cut], rows: list[TokenSequence]) -> list[MicroBatch]:
     return make_batches(cuts, [WeightedRow(row, np.ones(row.n_trained)) for row in rows], 1)
 
 
@@ -47,7 +47,7 @@ def test_the_block_mask_of_flex_attention_sees_what_the_dense_mask_sees(model: A
 @pytest.mark.slow
 def test_the_block_mask_made_by_a_compiled_function_is_the_same(model: Any) -> None:
     """As on a GPU, of a tree and of packed rows."""
-    rows = make_rows(as_calls(mixed_rollouts(model)), merge=True)
+    rows = make_sequences(as_calls(mixed_rollouts(model)), merge=True)
     for batch in (block_tree(model), *made(packed(rows, 16384, blocks=True), rows)):
         assert batch.branches is not None
         assert_blocks_fit(torch.from_numpy(batch.branches.ends), compiled=True)
@@ -71,7 +71,7 @@ def test_flex_attention_gives_the_scores_of_padded_rows(model_dir: Any, model: A
     flexible = load_model(model_dir).eval()
     assert attention.prepare(flexible, "auto")
     scored = {}
-    rows = make_rows(as_calls(mixed_rollouts(model)), merge=True)
+    rows = make_sequences(as_calls(mixed_rollouts(model)), merge=True)
     (row_by_row,) = made(packed(rows, 16384, blocks=True), rows)
     (flat,) = one_step(mixed_rollouts(model)).micro_batches
     for name, scorer, of in (
@@ -104,11 +104,11 @@ def test_models_whose_layers_would_not_look_at_the_mask_are_forwarded_padded() -
     assert refusal(LlamaConfig()) is None
     assert "sliding" in (refusal(sliding) or "")
     assert "linear_attention" in (refusal(Qwen3NextConfig()) or "")
-    assert forwarding_of(TrainSettings(), sliding, cuda=False).mode == "padded"
+    assert batch_layout(TrainSettings(), sliding, cuda=False).mode == "padded"
     with pytest.raises(
         ConfigError, match=r'train.forward = "tree" cannot be used: the model has layers of type sliding'
     ):
-        forwarding_of(TrainSettings(forward="tree"), sliding, cuda=False)
+        batch_layout(TrainSettings(forward="tree"), sliding, cuda=False)
 
 
 def test_a_model_with_a_sliding_window_keeps_its_own_attention() -> None:
@@ -130,10 +130,10 @@ def test_a_model_with_a_sliding_window_keeps_its_own_attention() -> None:
 
 
 def test_rollouts_without_anything_in_common_make_no_tree_cheaper(model: Any) -> None:
-    rows = make_rows(as_calls(sample_rollouts(model, rollouts=6)), merge=True)
+    rows = make_sequences(as_calls(sample_rollouts(model, rollouts=6)), merge=True)
     for cuda in (False, True):
-        forwarding = forwarding_of(TrainSettings(), model.config, cuda=cuda)
-        (batch,) = made(forwarding.cut(rows), rows)
+        layout = batch_layout(TrainSettings(), model.config, cuda=cuda)
+        (batch,) = made(layout.cut(rows), rows)
         assert (batch.branches is None) is not cuda, "small layers on a CPU are padded, a GPU gets packed rows"
         assert batch.branches is None or all(chain for _, _, chain in batch.branches.pieces())
 
@@ -146,11 +146,11 @@ def test_a_model_whose_attention_cannot_be_exchanged_is_forwarded_padded(model_d
     assert attention.prepare(eager, "padded")
     assert not attention.prepare(eager, "auto")
     assert eager.config._attn_implementation == "eager"
-    assert forwarding_of(TrainSettings(), eager.config, cuda=True, masks=False).mode == "padded"
+    assert batch_layout(TrainSettings(), eager.config, cuda=True, masks=False).mode == "padded"
     with pytest.raises(
         ConfigError, match=r'train.forward = "packed" cannot be used: its attention cannot be exchanged'
     ):
-        forwarding_of(TrainSettings(forward="packed"), eager.config, cuda=True, masks=False)
+        batch_layout(TrainSettings(forward="packed"), eager.config, cuda=True, masks=False)
 
 
 @pytest.mark.parametrize("bf16", [False, True])

@@ -11,7 +11,7 @@ from benchmarks.accelerator import Size, make_model
 from tests.training.data.test_filling import row_of
 from tests.training.support.memory_use import peak
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.micro_batches import WeightedRow, make_batches
 from trainspan_training.model.loading import load_tokenizer
 from trainspan_training.objective import attention
@@ -44,7 +44,7 @@ def test_a_micro_batch_takes_what_was_estimated_and_no_more(
     rows = [row_of(index, tokens // 4, rng, vocabulary=size.vocabulary, trained=tokens // 4 - 1) for index in range(4)]
     for item in rows:
         item.tokens[:16] = 7  # what the tree shares
-    cuts = Forwarding(mode, tokens, pair=0.0, dense=True).cut(rows)
+    cuts = BatchLayout(mode, tokens, pair=0.0, dense=True).cut(rows)
     weighted = [WeightedRow(row, np.ones(row.n_trained)) for row in rows]
     (batch,) = make_batches(cuts, weighted, sum(row.n_trained for row in rows))
     trainer = TransitionGRPOTrainer(

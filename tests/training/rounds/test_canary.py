@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from trainspan_training.data.sequences import Row
+from trainspan_training.data.sequences import TokenSequence
 from trainspan_training.rounds.canary import draw_prompts
 
 
-def rows(lengths: list[int]) -> list[Row]:
+def rows(lengths: list[int]) -> list[TokenSequence]:
     """Rows whose tokens count on from 0 through all of them."""
     ends = np.cumsum(lengths)
     return [
-        Row("r/0", "g", np.arange(end - length, end, dtype=np.int32), ())
+        TokenSequence("r/0", "g", np.arange(end - length, end, dtype=np.int32), ())
         for end, length in zip(ends, lengths, strict=True)
     ]
 

@@ -18,7 +18,7 @@ from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.constraints.replay import Replayer
 from trainspan_training.data.dataset import DatasetFolder, open_dataset, read_calls
-from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import find_rule
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.data.token_limits import FREE
@@ -116,14 +116,14 @@ def test_only_files_and_row_groups_that_hold_what_is_asked_for_are_read(
 
 
 def taken(
-    dataset: DatasetFolder, settings: TrainSettings, forwarding: Forwarding, team: Team, vocabulary: int = 1000
+    dataset: DatasetFolder, settings: TrainSettings, layout: BatchLayout, team: Team, vocabulary: int = 1000
 ) -> tuple[list[list[MicroBatch]], Outline]:
     """The micro-batches of each step of this process, and what it knows of the round."""
     replayer = Replayer(vocabulary, bytes)  # no grammar is compiled
     reading = Reading(dataset, Policy(Path(), None, "base", 1, Path()), settings, team, replayer)
     reading.replay()
     reading.read()
-    outline = reading.plan(Config(), forwarding, find_rule(settings))
+    outline = reading.plan(Config(), layout, find_rule(settings))
     return [list(step.micro_batches) for step in reading.take(outline)], outline
 
 
@@ -134,7 +134,7 @@ def test_two_processes_have_the_micro_batches_of_one_and_each_reads_its_own_rows
 ) -> None:
     dataset = in_files(write_dataset(tmp_path, logged()), rows=9, group=3)
     settings = TrainSettings(forward=mode, max_staleness=oldest, steps_per_round=2, policy_url="none")
-    forwarding = Forwarding(mode, 40, pair=0.0, dense=True, processes=2)
+    layout = BatchLayout(mode, 40, pair=0.0, dense=True, processes=2)
     asked: list[int] = []
 
     def watched(*args: Any, only: frozenset[int] | None = None, **named: Any) -> Any:
@@ -143,9 +143,9 @@ def test_two_processes_have_the_micro_batches_of_one_and_each_reads_its_own_rows
 
     monkeypatch.setattr("trainspan_training.rounds.reading.read_calls", watched)
 
-    whole, _ = taken(dataset, settings, forwarding, Team())
+    whole, _ = taken(dataset, settings, layout, Team())
     shared: list[Any] = []
-    (first, _), (second, _) = (taken(dataset, settings, forwarding, team(shared)) for team in (Leading, Following))
+    (first, _), (second, _) = (taken(dataset, settings, layout, team(shared)) for team in (Leading, Following))
     trained = sum(len(batch.targets) for step in whole for batch in step)
     assert trained == (36 if oldest is None else 18)
     assert asked[:2] == [-1, -1]
@@ -185,11 +185,11 @@ def test_each_process_replays_its_own_calls_and_what_the_first_one_drops_is_trai
 ) -> None:
     dataset = in_files(write_dataset(tmp_path, constrained()), rows=9, group=3)
     settings = TrainSettings(forward=mode, steps_per_round=2, policy_url="none")
-    forwarding = Forwarding(mode, 40, pair=0.0, dense=True, processes=2)
-    whole, outline = taken(dataset, settings, forwarding, Team())
+    layout = BatchLayout(mode, 40, pair=0.0, dense=True, processes=2)
+    whole, outline = taken(dataset, settings, layout, Team())
     assert (outline.calls, outline.constrained, outline.unreplayed) == (17, 11, {"constrained:beam_search": 1})
     shared: list[Any] = []
-    (first, _), (second, _) = (taken(dataset, settings, forwarding, team(shared)) for team in (Leading, Following))
+    (first, _), (second, _) = (taken(dataset, settings, layout, team(shared)) for team in (Leading, Following))
     numbers = set()
     for step, one, two in zip(whole, first, second, strict=True):
         together = [batch for pair in zip(one, two, strict=True) for batch in pair]
@@ -205,7 +205,7 @@ def test_each_process_replays_its_own_calls_and_what_the_first_one_drops_is_trai
 def test_a_process_that_cannot_replay_what_the_first_one_can_says_so(tmp_path: Path) -> None:
     dataset = open_dataset(write_dataset(tmp_path, constrained()))
     settings, shared = TrainSettings(steps_per_round=1, policy_url="none"), list[Any]()
-    forwarding = Forwarding("packed", 40, pair=0.0, dense=True, processes=2)
-    taken(dataset, settings, forwarding, Leading(shared))
+    layout = BatchLayout("packed", 40, pair=0.0, dense=True, processes=2)
+    taken(dataset, settings, layout, Leading(shared))
     with pytest.raises(DatasetError, match=r"cannot replay and the first one can \(constrained:other_vocabulary\)"):
-        taken(dataset, settings, forwarding, Following(shared), vocabulary=100)
+        taken(dataset, settings, layout, Following(shared), vocabulary=100)

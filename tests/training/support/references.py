@@ -11,9 +11,9 @@ import torch
 from tests.support.dataset_files import LoggedCall, sample_rollouts
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.dataset import Call
-from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import find_rule
-from trainspan_training.data.sequences import make_rows
+from trainspan_training.data.sequences import make_sequences
 from trainspan_training.data.steps import Step, plan_steps
 
 Measured = tuple[float, dict[str, torch.Tensor]]
@@ -76,13 +76,13 @@ def one_step(
     """The share of one of the processes."""
     chosen = settings or TrainSettings()
     calls = as_calls(logged)
-    rows = make_rows(calls, merge=merge)
+    rows = make_sequences(calls, merge=merge)
     (step,) = plan_steps(
         rows,
         calls,
         steps=1,
         rule=find_rule(chosen),
-        forwarding=Forwarding(mode, tokens, pair=0.0, dense=True, processes=processes),
+        layout=BatchLayout(mode, tokens, pair=0.0, dense=True, processes=processes),
         rng=np.random.default_rng(0),
     )
     return step.share(rank, processes).build(rows)

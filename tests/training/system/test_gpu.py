@@ -14,9 +14,9 @@ from tests.support.dataset_files import LoggedCall, sample_rollouts, write_datas
 from tests.training.support.references import as_calls, assert_same, measured, mixed_rollouts, reference
 from tests.training.support.sessions import GENTLE, Run
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import find_rule
-from trainspan_training.data.sequences import make_rows
+from trainspan_training.data.sequences import make_sequences
 from trainspan_training.data.steps import Step, plan_steps
 from trainspan_training.model.loading import load_model, load_tokenizer
 from trainspan_training.objective import attention
@@ -75,13 +75,13 @@ def flexible_trainer(model_dir: Path, settings: TrainSettings, folder: Path, *, 
 
 def one_sequence(logged: list[LoggedCall], settings: TrainSettings) -> Step:
     calls = as_calls(logged)
-    rows = make_rows(calls, merge=True)
+    rows = make_sequences(calls, merge=True)
     (step,) = plan_steps(
         rows,
         calls,
         steps=1,
         rule=find_rule(settings),
-        forwarding=Forwarding(settings.forward, 16384, pair=0.0, dense=False),
+        layout=BatchLayout(settings.forward, 16384, pair=0.0, dense=False),
         rng=np.random.default_rng(0),
     )
     return step.build(rows)

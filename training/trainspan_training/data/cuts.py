@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainspan_training.data.bins import fill
-from trainspan_training.data.sequences import Row, lexicographic, overlaps
+from trainspan_training.data.sequences import TokenSequence, lexicographic, overlaps
 
 __all__ = ["BLOCK", "PASS", "Cut", "Tree", "TreeCost", "packed", "padded", "shared", "unique_tokens"]
 
@@ -66,13 +66,13 @@ class TreeCost:
         return new < length and together <= length + self.pair * length**2
 
 
-def unique_tokens(rows: Sequence[Row]) -> int:
+def unique_tokens(rows: Sequence[TokenSequence]) -> int:
     """Tokens of the rows' prefix tree."""
     ordered = lexicographic(rows)
     return sum(len(row.tokens) for row in ordered) - sum(overlaps(ordered))
 
 
-def padded(rows: Sequence[Row], tokens: int, a_pass: float = PASS) -> list[Cut]:
+def padded(rows: Sequence[TokenSequence], tokens: int, a_pass: float = PASS) -> list[Cut]:
     """Rows of about equal length together, in micro-batches of at most so many tokens, padding included.
 
     Cut so that tokens and passes, each of which costs as much as `a_pass` tokens, cost least together. A row that alone
@@ -98,13 +98,13 @@ def padded(rows: Sequence[Row], tokens: int, a_pass: float = PASS) -> list[Cut]:
     return cuts[::-1]
 
 
-def packed(rows: Sequence[Row], tokens: int, *, processes: int = 1, blocks: bool = False) -> list[Cut]:
+def packed(rows: Sequence[TokenSequence], tokens: int, *, processes: int = 1, blocks: bool = False) -> list[Cut]:
     """Rows one after another in sequences of at most so many tokens (a row that alone exceeds them is alone)."""
     return _fill([_tree([row], [0]) for row in rows], tokens, processes, blocks)
 
 
 def shared(
-    rows: Sequence[Row],
+    rows: Sequence[TokenSequence],
     tokens: int,
     cost: TreeCost,
     *,
@@ -119,7 +119,7 @@ def shared(
     """
     ordered = lexicographic(rows)
     greatest = tokens if edge is None else min(edge, tokens)
-    trees: list[tuple[list[Row], list[int]]] = []
+    trees: list[tuple[list[TokenSequence], list[int]]] = []
     size = 0
     for row, overlap in zip(ordered, overlaps(ordered), strict=True):
         length = len(row.tokens)
@@ -134,7 +134,7 @@ def shared(
     return _fill([_tree(*tree) for tree in trees], tokens, processes, blocks)
 
 
-def _tree(rows: Sequence[Row], shares: Sequence[int]) -> Tree:
+def _tree(rows: Sequence[TokenSequence], shares: Sequence[int]) -> Tree:
     """Of rows in lexicographic order, which share so many tokens with the one before."""
     lengths = [len(row.tokens) for row in rows]
     return Tree(

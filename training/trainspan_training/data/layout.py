@@ -12,9 +12,9 @@ from typing import Any
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.cuts import PASS, Cut, TreeCost, packed, padded, shared, unique_tokens
-from trainspan_training.data.sequences import Row
+from trainspan_training.data.sequences import TokenSequence
 
-__all__ = ["DENSE_TOKENS", "MOST_TOKENS", "Budget", "Forwarding", "forwarding_of", "refusal"]
+__all__ = ["DENSE_TOKENS", "MOST_TOKENS", "BatchLayout", "Budget", "batch_layout", "refusal"]
 
 _DENSE_PAIR = 4.0
 """A masked pair costs about so many times the floating-point operations that it takes, against the layers' products."""
@@ -44,7 +44,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Forwarding:
+class BatchLayout:
     """Cuts rows into micro-batches."""
 
     mode: str
@@ -61,7 +61,7 @@ class Forwarding:
     """Cost of the attention of a row by itself, in units of a token's cost in the layers."""
     processes: int = 1
 
-    def cut(self, rows: Sequence[Row]) -> list[Cut]:
+    def cut(self, rows: Sequence[TokenSequence]) -> list[Cut]:
         """Micro-batches of the rows of one step, at least one for each process where there are rows enough."""
         if self.mode != "auto":
             return self._cut(self.mode, rows)
@@ -75,7 +75,7 @@ class Forwarding:
                 chosen, least = cuts, cost
         return chosen
 
-    def _cut(self, way: str, rows: Sequence[Row]) -> list[Cut]:
+    def _cut(self, way: str, rows: Sequence[TokenSequence]) -> list[Cut]:
         if way == "padded":
             limit = self._share(sum(len(row.tokens) for row in rows))
             return padded(rows, limit, PASS if self.dense else _GPU_PASS)
@@ -100,7 +100,7 @@ class Forwarding:
         return PASS + cut.size + self.pair * pairs + self.call * len(cut.trees)
 
 
-def forwarding_of(
+def batch_layout(
     settings: TrainSettings,
     config: Any,
     *,
@@ -108,7 +108,7 @@ def forwarding_of(
     budget: Budget | None = None,
     masks: bool = True,
     processes: int = 1,
-) -> Forwarding:
+) -> BatchLayout:
     """For a model of this configuration within a budget of tokens; `masks`: whether it takes our attention.
 
     Raises ConfigError where the setting `forward` cannot be had with it.
@@ -120,7 +120,7 @@ def forwarding_of(
     hidden = int(text.hidden_size)
     inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
     layer = 4 * hidden**2 + 3 * hidden * inner
-    return Forwarding(
+    return BatchLayout(
         mode="padded" if reason else settings.forward,
         tokens=budget.tokens if budget else settings.micro_batch_tokens or MOST_TOKENS,
         longest=budget.longest if budget else 2**62,

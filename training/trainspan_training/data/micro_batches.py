@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainspan_training.data.cuts import BLOCK, Cut, Tree
-from trainspan_training.data.sequences import Row, overlaps
+from trainspan_training.data.sequences import TokenSequence, overlaps
 from trainspan_training.data.token_limits import Limits
 
 __all__ = ["Branches", "MicroBatch", "WeightedRow", "dummy", "make_batches"]
@@ -112,7 +112,7 @@ class MicroBatch:
 class WeightedRow:
     """A row and the weights (N,) of its trained tokens, times the step's trained tokens."""
 
-    row: Row
+    row: TokenSequence
     weights: NDArray[np.float64]
 
 
@@ -154,7 +154,7 @@ def _flatten(cut: Cut, rows: Mapping[int, WeightedRow], n_step: int) -> MicroBat
     return _gather(batch, tokens[None], branches, np.concatenate(predicting), n_tokens=cut.tokens, n_step=n_step)
 
 
-def _rows_of(tree: Tree, rows: Mapping[int, WeightedRow]) -> list[tuple[Row, int]]:
+def _rows_of(tree: Tree, rows: Mapping[int, WeightedRow]) -> list[tuple[TokenSequence, int]]:
     """Its rows, and the tokens that each shares with the one before; the first begins the tree."""
     found = [rows[number].row for number in tree.rows]
     return list(zip(found, overlaps(found), strict=True))

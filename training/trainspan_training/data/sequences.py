@@ -15,7 +15,7 @@ from trainspan_schemas.errors import DatasetError
 from trainspan_training.data.dataset import Call
 from trainspan_training.data.token_limits import Limits
 
-__all__ = ["Row", "Sampled", "lexicographic", "make_rows", "overlaps"]
+__all__ = ["Sampled", "TokenSequence", "lexicographic", "make_sequences", "overlaps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TokenSequence:
     """One sequence of T tokens, N of them trained (the flat arrays are in the order of tokens)."""
 
     rollout: str
@@ -94,7 +94,7 @@ class Row:
         return np.repeat(np.asarray(values, dtype=np.float64), [len(part.logprobs) for part in self.sampled])
 
 
-def make_rows(calls: Sequence[Call], *, merge: bool) -> list[Row]:
+def make_sequences(calls: Sequence[Call], *, merge: bool) -> list[TokenSequence]:
     """One row per segment, or per call without `merge`; in order of first appearance.
 
     A call that is missing from a segment (it was not trainable) costs nothing: its tokens stand in the next call's
@@ -108,7 +108,7 @@ def make_rows(calls: Sequence[Call], *, merge: bool) -> list[Row]:
     return [_row(sorted(segment, key=lambda call: call.position)) for segment in segments.values()]
 
 
-def _row(calls: Sequence[Call]) -> Row:
+def _row(calls: Sequence[Call]) -> TokenSequence:
     tokens: list[NDArray[np.int32]] = []
     sampled: list[Sampled] = []
     known = 0
@@ -123,7 +123,7 @@ def _row(calls: Sequence[Call]) -> Row:
         tokens += [call.prompt_ids[again:], call.completion_ids]
         known = start + len(call.completion_ids)
         sampled.append(Sampled(call.number, start, call.logprobs.copy(), call.advantage, call.temperature, call.limits))
-    return Row(calls[0].rollout, calls[0].group, np.concatenate(tokens), tuple(sampled))
+    return TokenSequence(calls[0].rollout, calls[0].group, np.concatenate(tokens), tuple(sampled))
 
 
 def _ends_with(parts: Sequence[NDArray[np.int32]], tail: NDArray[np.int32]) -> bool:
@@ -131,12 +131,12 @@ def _ends_with(parts: Sequence[NDArray[np.int32]], tail: NDArray[np.int32]) -> b
     return not len(tail) or np.array_equal(np.concatenate(parts)[-len(tail) :], tail)
 
 
-def lexicographic(rows: Iterable[Row]) -> list[Row]:
+def lexicographic(rows: Iterable[TokenSequence]) -> list[TokenSequence]:
     """In the lexicographic order of their tokens: the leaves of their prefix tree, depth first."""
     return sorted(rows, key=lambda row: row.tokens.astype(">i4").tobytes())
 
 
-def overlaps(rows: Sequence[Row]) -> list[int]:
+def overlaps(rows: Sequence[TokenSequence]) -> list[int]:
     """Tokens that each row shares with the one before, from the first on."""
     return [0, *(_overlap(a.tokens, b.tokens) for a, b in pairwise(rows))][: len(rows)]
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from trainspan_training.data.cuts import Cut, unique_tokens
 from trainspan_training.data.dataset import Call
-from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import Rule, StepCall, apply
 from trainspan_training.data.micro_batches import MicroBatch, WeightedRow, dummy, make_batches
-from trainspan_training.data.sequences import Row
+from trainspan_training.data.sequences import TokenSequence
 
 __all__ = ["Step", "plan_steps"]
 
@@ -50,7 +50,7 @@ class Step:
         weights = {row: self.weights[row] for cut in mine for row in cut.rows}
         return replace(self, cuts=mine, weights=weights, dummies=-(-len(self.cuts) // size) - len(mine))
 
-    def build(self, rows: Iterable[Row]) -> "Step":
+    def build(self, rows: Iterable[TokenSequence]) -> "Step":
         """The step with its micro-batches; `rows` are at least those that it forwards."""
         weighted = [
             WeightedRow(row, row.weighed(self.weights[row.number]) * self.trained)
@@ -62,19 +62,19 @@ class Step:
 
 
 def plan_steps(
-    rows: Sequence[Row],
+    rows: Sequence[TokenSequence],
     calls: Sequence[Call],
     *,
     steps: int,
     rule: Rule,
-    forwarding: Forwarding,
+    layout: BatchLayout,
     rng: np.random.Generator,
 ) -> list[Step]:
     """Splits whole rollouts into at most `steps` steps of about equal numbers of rollouts; groups are shuffled.
 
     `rows` were made of `calls`. Raises TrainingError for a rule that cannot be used.
     """
-    by_rollout: dict[str, list[Row]] = {}
+    by_rollout: dict[str, list[TokenSequence]] = {}
     for row in rows:
         by_rollout.setdefault(row.rollout, []).append(row)
     groups: dict[str, list[str]] = {}
@@ -84,13 +84,15 @@ def plan_steps(
     ordered = [rollout for index in rng.permutation(len(names)) for rollout in groups[names[index]]]
     parts = np.array_split(np.arange(len(ordered)), min(steps, len(ordered))) if ordered else []
     known = {call.number: call for call in calls}
-    return [_step([by_rollout[ordered[index]] for index in part], known, rule, forwarding) for part in parts]
+    return [_step([by_rollout[ordered[index]] for index in part], known, rule, layout) for part in parts]
 
 
-def _step(rollouts: Sequence[Sequence[Row]], calls: Mapping[int, Call], rule: Rule, forwarding: Forwarding) -> Step:
+def _step(
+    rollouts: Sequence[Sequence[TokenSequence]], calls: Mapping[int, Call], rule: Rule, layout: BatchLayout
+) -> Step:
     rows = [row for own in rollouts for row in own]
     weight_of = _weights(rows, calls, rule)
-    cuts = forwarding.cut(rows)
+    cuts = layout.cut(rows)
     return Step(
         cuts=tuple(cuts),
         weights={row.number: {part.call: weight_of[part.call] for part in row.sampled} for row in rows},
@@ -105,7 +107,7 @@ def _step(rollouts: Sequence[Sequence[Row]], calls: Mapping[int, Call], rule: Ru
     )
 
 
-def _weights(rows: Sequence[Row], calls: Mapping[int, Call], rule: Rule) -> dict[int, float]:
+def _weights(rows: Sequence[TokenSequence], calls: Mapping[int, Call], rule: Rule) -> dict[int, float]:
     """Weight of each call of a step, by its place in the dataset."""
     numbers = [part.call for row in rows for part in row.sampled]
     known = [

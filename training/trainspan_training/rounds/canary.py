@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from trainspan_schemas.checkpoint import Canary, CanaryPrompt
-from trainspan_training.data.sequences import Row
+from trainspan_training.data.sequences import TokenSequence
 from trainspan_training.objective.logprobs import score
 
 __all__ = ["draw_prompts", "make_canary", "score_prompts"]
@@ -24,7 +24,7 @@ Prompt = tuple[list[int], list[int]]
 """Prompt ids (P,) and completion ids (C,)."""
 
 
-def draw_prompts(rows: Sequence[Row], context: int, seed: int) -> list[Prompt]:
+def draw_prompts(rows: Sequence[TokenSequence], context: int, seed: int) -> list[Prompt]:
     """Three sequences cut from the rows' tokens put end to end, as long as `context` tokens allow.
 
     A server scores a sequence by generating one token after it, so that P + C < context.

@@ -13,9 +13,9 @@ from trainspan_schemas.errors import DatasetError, TrainingError
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.constraints.replay import Replay, Replayer
 from trainspan_training.data.dataset import Call, DatasetFolder, read_calls, read_constrained
-from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import Rule
-from trainspan_training.data.sequences import Row, make_rows
+from trainspan_training.data.sequences import TokenSequence, make_sequences
 from trainspan_training.data.steps import Step, plan_steps
 from trainspan_training.devices.team import Team
 from trainspan_training.model.starting_policy import Policy
@@ -61,7 +61,7 @@ class Reading:
         self._oldest = None if limit is None else policy.version - limit
         self._replay = Replay()
         self._calls: list[Call] = []
-        self._rows: list[Row] = []
+        self._rows: list[TokenSequence] = []
         self._dropped = 0
 
     def replay(self) -> None:
@@ -86,19 +86,19 @@ class Reading:
 
         self._team.share(read)
 
-    def plan(self, config: Any, forwarding: Forwarding, rule: Rule) -> Outline:
+    def plan(self, config: Any, layout: BatchLayout, rule: Rule) -> Outline:
         """The leader plans; `config` is the model's.
 
         Raises DatasetError for tokens that the model cannot take, TrainingError for rows that memory has no room for.
         """
-        return self._team.share(lambda: self._plan(config, forwarding, rule))
+        return self._team.share(lambda: self._plan(config, layout, rule))
 
-    def _plan(self, config: Any, forwarding: Forwarding, rule: Rule) -> Outline:
+    def _plan(self, config: Any, layout: BatchLayout, rule: Rule) -> Outline:
         settings, calls = self._settings, self._calls
-        self._rows = make_rows(calls, merge=settings.merge)
-        _check(self._rows, int(config.vocab_size), context_of(config), forwarding.longest)
+        self._rows = make_sequences(calls, merge=settings.merge)
+        _check(self._rows, int(config.vocab_size), context_of(config), layout.longest)
         rng = np.random.default_rng([settings.seed, int(self._dataset.sha256[:16], 16)])
-        steps = plan_steps(self._rows, calls, steps=settings.steps_per_round, rule=rule, forwarding=forwarding, rng=rng)
+        steps = plan_steps(self._rows, calls, steps=settings.steps_per_round, rule=rule, layout=layout, rng=rng)
         known = [call.policy_version for call in calls if call.policy_version is not None]
         replay, self._calls, self._replay = self._replay, [], Replay()
         return Outline(
@@ -116,7 +116,7 @@ class Reading:
         shares = [step.share(self._team.rank, self._team.size) for step in outline.steps]
         return self._team.together(lambda: [share.build(rows) for rows in [self._own(shares)] for share in shares])
 
-    def _own(self, shares: Sequence[Step]) -> list[Row]:
+    def _own(self, shares: Sequence[Step]) -> list[TokenSequence]:
         """At least the rows of the shares; let go of here."""
         if self._team.leads:
             rows, self._rows = self._rows, []
@@ -129,10 +129,10 @@ class Reading:
                 f"({', '.join(replay.reasons)}): install the same packages for every process"
             )
         calls, _ = read_calls(self._dataset, whole=not self._settings.merge, only=numbers, limited=replay.limited)
-        return make_rows(calls, merge=self._settings.merge)
+        return make_sequences(calls, merge=self._settings.merge)
 
 
-def _check(rows: Sequence[Row], vocabulary: int, context: int, longest: int) -> None:
+def _check(rows: Sequence[TokenSequence], vocabulary: int, context: int, longest: int) -> None:
     for row in rows:
         if len(row.tokens) > context:
             raise DatasetError(

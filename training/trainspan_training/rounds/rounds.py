@@ -23,7 +23,7 @@ from trainspan_training.checkpoints.ledger import Entry
 from trainspan_training.checkpoints.swap_request import EVENTS, Swap, publish, served_dtype
 from trainspan_training.constraints.replay import Replayer, serialized_tokenizer
 from trainspan_training.data.dataset import DatasetFolder
-from trainspan_training.data.layout import Forwarding
+from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import Rule
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.data.steps import Step
@@ -71,7 +71,7 @@ class Rounds:
         settings: TrainSettings,
         on_result: Callable[[Result], None],
         *,
-        forwarding: Forwarding,
+        layout: BatchLayout,
         rule: Rule,
         weights: FullWeights | AdapterWeights,
         keep_going: bool,
@@ -83,7 +83,7 @@ class Rounds:
         self._policy = policy
         self._settings = settings
         self._on_result = on_result
-        self._forwarding = forwarding
+        self._layout = layout
         self._rule = rule
         self._weights = weights
         self.reference: Any = None
@@ -127,7 +127,7 @@ class Rounds:
         name = owed.policy.name
         log.warning("no optimizer state of %s: its steps are made again from %s", name, owed.parent.name)
         try:
-            outline, steps = self._read(owed.dataset, self._forwarding_of(owed))
+            outline, steps = self._read(owed.dataset, self._batch_layout(owed))
         except (DatasetError, TrainingError) as error:
             log.warning("the state of %s cannot be made again, Adam starts afresh: %s", name, error)
             self._files.restore(owed.policy)
@@ -149,7 +149,7 @@ class Rounds:
 
     def _round(self, dataset: DatasetFolder) -> Generator[list[MicroBatch], None, Result]:
         try:
-            outline, steps = self._read(dataset, self._forwarding)
+            outline, steps = self._read(dataset, self._layout)
         except (DatasetError, TrainingError) as error:
             if not self._keep_going:
                 raise
@@ -180,7 +180,7 @@ class Rounds:
             with self._timed("save"):
                 scores = score_prompts(self.trainer.policy, self._prompts, self._canary_dtype)
                 canary = make_canary(self._prompts, scores, self._scores, self._canary_dtype)
-                saved = self._files.save(self._policy, dataset, canary, self._forwarding.tokens)
+                saved = self._files.save(self._policy, dataset, canary, self._layout.tokens)
         except (OSError, SafetensorError) as error:
             return self._abort(dataset, record, f"cannot save {record.checkpoint}: {error}", consume=False)
         return self._publish(dataset, saved, scores, record)
@@ -200,7 +200,7 @@ class Rounds:
             if self.trainer.failure:
                 break
 
-    def _read(self, dataset: DatasetFolder, forwarding: Forwarding) -> tuple[Outline, list[Step]]:
+    def _read(self, dataset: DatasetFolder, layout: BatchLayout) -> tuple[Outline, list[Step]]:
         """The plan of all processes, and this one's part of it with its rows."""
         reading = Reading(dataset, self._policy, self._settings, self.trainer.team, self._replayer)
         with self._timed("replay"):
@@ -208,19 +208,19 @@ class Rounds:
         with self._timed("read"):
             reading.read()
         with self._timed("plan"):
-            outline = reading.plan(self._config(), forwarding, self._rule)
+            outline = reading.plan(self._config(), layout, self._rule)
             return outline, reading.take(outline)
 
-    def _forwarding_of(self, owed: Owed) -> Forwarding:
+    def _batch_layout(self, owed: Owed) -> BatchLayout:
         """With the micro-batches that the round had: what is free now may choose others, whose sums round otherwise."""
-        tokens = owed.micro_batch_tokens or self._forwarding.tokens
-        if tokens <= self._forwarding.longest:
-            return replace(self._forwarding, tokens=tokens)
+        tokens = owed.micro_batch_tokens or self._layout.tokens
+        if tokens <= self._layout.longest:
+            return replace(self._layout, tokens=tokens)
         log.warning(
             "memory has no room for the %d tokens at a time of %s: its steps are made with %d, equal but for rounding",
-            *(tokens, owed.policy.name, self._forwarding.tokens),
+            *(tokens, owed.policy.name, self._layout.tokens),
         )
-        return self._forwarding
+        return self._layout
 
     def _prepare(self, steps: Sequence[Step], staleness: Staleness) -> Prepared:
         """This process's steps, with the log-probabilities that they need."""
@@ -280,7 +280,7 @@ class Rounds:
             constrained_calls=outline.constrained,
             unreplayed_calls=outline.unreplayed,
             old_policy=prepared.old_policy,
-            micro_batch_tokens=self._forwarding.tokens,
+            micro_batch_tokens=self._layout.tokens,
             effective_sample_share=off.effective_share,
             weight_max=off.max_weight if off.tokens else math.nan,
             bounded=off.bounded / off.tokens if off.tokens else 0.0,

@@ -9,7 +9,7 @@ import torch
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.data.dataset import DatasetFolder
-from trainspan_training.data.layout import forwarding_of
+from trainspan_training.data.layout import batch_layout
 from trainspan_training.data.loss_weights import Rule
 from trainspan_training.devices.team import Team
 from trainspan_training.model.full_weights import FullWeights, has_slices
@@ -57,7 +57,7 @@ class Learner:
             model = load_model(policy.model, frozen=adapted and halved)
         tokenizer = load_tokenizer(policy.model)
         masks = attention.prepare(model, settings.forward)
-        forwarding = forwarding_of(settings, config, cuda=cuda, budget=budget, masks=masks, processes=team.size)
+        layout = batch_layout(settings, config, cuda=cuda, budget=budget, masks=masks, processes=team.size)
         weights: FullWeights | AdapterWeights
         if adapted:
             model = add_adapter(model, settings, policy)
@@ -70,7 +70,7 @@ class Learner:
             policy,
             settings,
             on_result,
-            forwarding=forwarding,
+            layout=layout,
             rule=rule,
             weights=weights,
             keep_going=keep_going,
