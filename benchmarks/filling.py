@@ -36,7 +36,7 @@ def measure() -> dict[str, Any]:
             step = _plan(calls, shape, _settings(tokens, forward))
             found[forward] = {"micro_batches": len(step.micro_batches), "padding": round(1 - total / step.padded, 4)}
     if folder := os.environ.get("TRAINSPAN_BENCH_MODEL"):
-        figures["step"] = _step(Path(folder))
+        figures["step"] = {forward: _step(Path(folder), forward) for forward in ("padded", "auto")}
     return figures
 
 
@@ -64,33 +64,33 @@ def _plan(logged: list[LoggedCall], config: Any, settings: TrainSettings) -> Any
     import numpy as np
 
     from tests.training.support.references import as_calls
-    from trainspan_training.data.layout import batch_layout
+    from trainspan_training.data.layout import forwarding_of
     from trainspan_training.data.loss_weights import find_rule
-    from trainspan_training.data.sequences import make_sequences
+    from trainspan_training.data.sequences import make_rows
     from trainspan_training.data.steps import plan_steps
 
     calls = as_calls(logged, group=lambda call: call.rollout_id)
-    rows = make_sequences(calls, merge=True)
+    rows = make_rows(calls, merge=True)
     (step,) = plan_steps(
         rows,
         calls,
         steps=1,
         rule=find_rule(settings),
-        layout=batch_layout(settings, config, cuda=False),
+        forwarding=forwarding_of(settings, config, cuda=False),
         rng=np.random.default_rng(0),
     )
     return step.build(rows)
 
 
-def _step(folder: Path) -> dict[str, Any]:
+def _step(folder: Path, forward: str) -> dict[str, Any]:
     from tests.training.support.memory_use import peak
     from trainspan_training.objective import attention
     from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
-    config, settings = load_config(folder), _settings(1024)
+    config, settings = load_config(folder), _settings(1024, forward)
     step = _plan(_calls(16, median=100, vocabulary=config.vocab_size), config, settings)
     model = load_model(folder)
-    attention.prepare(model, "auto")
+    attention.prepare(model, forward)
     with tempfile.TemporaryDirectory() as temporary:
         trainer = TransitionGRPOTrainer(
             model, load_tokenizer(folder), replace(settings, dtype="float32"), [], temporary
