@@ -119,6 +119,7 @@ def read(dataset: str) -> None:
     import pyarrow as pa
     from transformers import LlamaConfig
 
+    from trainspan_training.constraints.replay import Replayer
     from trainspan_training.data.dataset import open_dataset, read_calls
     from trainspan_training.data.layout import batch_layout
     from trainspan_training.data.loss_weights import find_rule
@@ -133,10 +134,12 @@ def read(dataset: str) -> None:
     folder = open_dataset(Path(dataset))
     layout = batch_layout(settings, config, cuda=False, processes=team.size)
     read_calls(folder, only=frozenset([0]))  # what is imported and made once is there
+    replayer = Replayer(config.vocab_size, bytes)  # no call is constrained
     made: list[Any] = []
 
     def work() -> None:
-        reading = Reading(folder, Policy(Path(), None, "base", 0, Path()), settings, team)
+        reading = Reading(folder, Policy(Path(), None, "base", 0, Path()), settings, team, replayer)
+        reading.replay()
         reading.read()
         made.extend(reading.take(reading.plan(config, layout, find_rule(settings))))
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,7 +58,7 @@ def main(model: Path, dataset: Path, out: Path, cases: list[str]) -> None:
 
 
 def _run_pair(model: Path, dataset: Path, folder: Path, place: str, failing: str, *split: str) -> dict[int, int]:
-    """The exit code of each rank: 1 with an error, negative where it had to be killed."""
+    """The exit code of each rank: 0 without an error, 1 with one that is told, 2 with another, negative if it was killed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -94,6 +95,9 @@ def _train(model: Path, dataset: Path, folder: Path, rank: int, place: str, *, f
     except TrainspanError as error:
         (folder / f"{rank}.json").write_text(json.dumps([type(error).__name__, str(error)]))
         code = 1
+    except BaseException:  # noqa: BLE001  # it is printed, and counts as another end
+        traceback.print_exc()
+        code = 2
     finally:
         os._exit(code)
 

@@ -29,6 +29,7 @@ _REFUSED_WITH_FSDP = {
 """Variables that `accelerate launch` sets, and why they are refused where they are true."""
 
 _T = TypeVar("_T")
+_Errors = type[Exception] | tuple[type[Exception], ...]
 
 
 class Team:
@@ -107,17 +108,21 @@ class Team:
         while (item := self.share(lambda: next(iterator, None))) is not None:
             yield item
 
-    def every(self, make: Callable[[], _T]) -> list[_T]:
-        """What each process makes, in all of them; where one fails, its exception is raised in every process."""
-        return self.gather(self.together(make))
+    def every(self, make: Callable[[], _T], expected: _Errors = Exception) -> list[_T]:
+        """What each process makes, in all of them; if one fails, its exception is raised in every process."""
+        return self.gather(self.together(make, expected))
 
-    def together(self, make: Callable[[], _T]) -> _T:
-        """What this process makes, without the others; where one fails, its exception is raised in every process."""
+    def together(self, make: Callable[[], _T], expected: _Errors = Exception) -> _T:
+        """What this process makes; if one fails, its exception is raised in every process.
+
+        If `make` calls the others, `expected` are the exceptions that it raises only after all of these calls.
+        Any other is raised here alone: the next call would meet one of another kind, which aborts gloo.
+        """
         outcome: Any = None
         error: Exception | None = None
         try:
             outcome = make()
-        except Exception as failure:  # noqa: BLE001  # it is raised again below, here and elsewhere
+        except expected as failure:  # it is raised again below, here and elsewhere
             error = failure
         for rank, failed in enumerate(self.gather(error)):
             if failed is not None:

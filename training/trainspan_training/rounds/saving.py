@@ -61,7 +61,7 @@ class PolicyFiles:
             self._reserve(temporary.name.removeprefix(".tmp-"))
             written = {
                 name: file
-                for files in team.every(lambda: self._weights.write(temporary, team))
+                for files in team.every(lambda: self._weights.write(temporary, team), (OSError, SafetensorError))
                 for name, file in files.items()
             }
             folder: Path = self.lead(lambda book: self._commit(book, temporary, meta, parent, written, canary))
