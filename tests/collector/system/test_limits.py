@@ -312,18 +312,16 @@ def filled(tmp_path: Path) -> Iterator[CollectorProcess]:
         yield collector
 
 
-@pytest.mark.parametrize("ticket", [{"read": "spans"}, {"sql": "SELECT * FROM spans"}])
-def test_a_reader_that_takes_no_rows_holds_up_neither_a_compaction_nor_the_end(
-    filled: CollectorProcess, ticket: dict[str, Any]
-) -> None:
-    readers = [_stalled(filled, ticket)]
+def test_readers_that_take_no_rows_hold_up_neither_a_compaction_nor_the_end(filled: CollectorProcess) -> None:
+    tickets: list[dict[str, Any]] = [{"read": "spans"}, {"sql": "SELECT * FROM spans"}]
+    readers = [_stalled(filled, ticket) for ticket in tickets]
     try:
         began = time.monotonic()
         with flight.connect(f"grpc://{filled.address.flight}") as client:
             [answer] = client.do_action(flight.Action("compact", b"{}"), call_options(filled.address))
         assert json.loads(answer.body.to_pybytes())["rows"]["spans"] == 12_800
         assert time.monotonic() - began < 45  # ten seconds are theirs
-        readers.append(_stalled(filled, ticket))
+        readers += [_stalled(filled, ticket) for ticket in tickets]
         export(filled.address, span(2, 1))
         began = time.monotonic()
         assert filled.terminate(60) == 0
