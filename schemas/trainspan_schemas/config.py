@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.settings import Settings
 
-__all__ = ["CONFIG_FILE", "load_settings", "override"]
+__all__ = ["CONFIG_FILE", "load_settings", "override", "sections", "variables_of"]
 
 CONFIG_FILE = "trainspan.toml"
 ENV_PREFIX = "TRAINSPAN_"
@@ -46,7 +46,7 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
             section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
             _check_known(name, section, key)
             values.setdefault(section, {})[key] = text
-    return Settings(**{section: _build(section, values.get(section, {})) for section in _sections()})
+    return Settings(**{section: _build(section, values.get(section, {})) for section in sections()})
 
 
 def override(section: _Section, **flags: object) -> _Section:
@@ -55,8 +55,15 @@ def override(section: _Section, **flags: object) -> _Section:
     return dataclasses.replace(section, **given)  # type: ignore[type-var]
 
 
-def _sections() -> dict[str, type]:
+def sections() -> dict[str, type]:
+    """Section of `trainspan.toml` → its dataclass, in order."""
     return get_type_hints(Settings)
+
+
+def variables_of(section: str, key: str) -> list[str]:
+    """The environment variables that set a key; the first one wins."""
+    standard = [name for name, targets in _STANDARD_VARIABLES.items() if (section, key) in targets]
+    return [f"{ENV_PREFIX}{section.upper()}__{key.upper()}", *standard]
 
 
 def _read_toml(path: Path) -> dict[str, dict[str, object]]:
@@ -68,7 +75,7 @@ def _read_toml(path: Path) -> dict[str, dict[str, object]]:
         raise ConfigError(f"{path}: {error}") from error
     for section, table in raw.items():
         if not isinstance(table, dict):
-            raise ConfigError(f"{path}: {section!r} stands outside a section; sections are {', '.join(_sections())}")
+            raise ConfigError(f"{path}: {section!r} stands outside a section; sections are {', '.join(sections())}")
         if not table:
             _check_known(str(path), section, None)
         for key in table:
@@ -77,10 +84,10 @@ def _read_toml(path: Path) -> dict[str, dict[str, object]]:
 
 
 def _check_known(where: str, section: str, key: str | None) -> None:
-    sections = _sections()
-    if section not in sections:
-        raise ConfigError(f"{where}: unknown section [{section}]{_nearest(section, sections)}")
-    known = [field.name for field in dataclasses.fields(sections[section])]
+    known_sections = sections()
+    if section not in known_sections:
+        raise ConfigError(f"{where}: unknown section [{section}]{_nearest(section, known_sections)}")
+    known = [field.name for field in dataclasses.fields(known_sections[section])]
     if key is not None and key not in known:
         raise ConfigError(f"{where}: unknown key {key!r} in [{section}]{_nearest(key, known)}")
 
@@ -91,7 +98,7 @@ def _nearest(word: str, known: "Mapping[str, object] | list[str]") -> str:
 
 
 def _build(section: str, values: Mapping[str, object]) -> Any:
-    cls = _sections()[section]
+    cls = sections()[section]
     hints = get_type_hints(cls)
     return cls(**{key: _convert(f"{section}.{key}", value, hints[key]) for key, value in values.items()})
 

@@ -1,6 +1,10 @@
 """Every setting of `trainspan.toml`, by section, with its default.
 
-Paths are relative to the working directory unless absolute; None means "under `$TRAINSPAN_HOME`" where a path is meant.
+The text under a field is its documentation everywhere: `docs/configuration.md` and the help of the commands' options are
+generated from it (see `setting_docs`). Its first paragraph is also the option's help; a second one is for the page only.
+If a default is None, the first paragraph ends with "; default: WHAT." and says what is used instead.
+
+Paths are relative to the working directory unless absolute.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +23,7 @@ __all__ = [
 
 
 DEFAULT_LORA_RANK: Final = 16
-"""Rank of the adapter that is trained where `[train] lora_rank` is not set, and of those that are served with it."""
+"""Rank of a trained adapter if `[train] lora_rank` is not set, and of the adapters that are served with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,51 +31,58 @@ class CollectorSettings:
     """`[collector]`: OTLP in, DuckDB, Arrow Flight out."""
 
     store: str | None = None
-    """Path of the DuckDB file; default `$TRAINSPAN_HOME/spans.duckdb`."""
+    """DuckDB file of the store; default: `$TRAINSPAN_HOME/spans.duckdb`."""
     grpc: str = "127.0.0.1:4317"
-    """HOST:PORT of OTLP/gRPC, or "off"."""
+    """OTLP/gRPC listener: HOST:PORT, or `off`."""
     http: str = "127.0.0.1:4318"
-    """HOST:PORT of OTLP/HTTP, or "off"."""
+    """OTLP/HTTP listener: HOST:PORT, or `off`."""
     flight: str = "127.0.0.1:4319"
-    """HOST:PORT of Arrow Flight."""
+    """Arrow Flight listener: HOST:PORT."""
     load_interval_s: float = 2.0
-    """Greatest age of journalled spans before the loader takes them; a reader does not wait for it."""
+    """Maximum age of journaled spans before they are loaded. Readers do not wait for it."""
     load_max_bytes: int = 32 * 1024 * 1024
-    """Journal bytes after which a batch is loaded whatever its number of spans."""
+    """Journal size at which a batch is loaded, regardless of its number of spans."""
     max_request_bytes: int = 64 * 1024 * 1024
-    """Greatest size of one OTLP request, before and after decompression."""
+    """Maximum size of one OTLP request, before and after decompression."""
     max_request_items: int = 200_000
-    """Greatest number of spans, log records or metrics of one OTLP request."""
+    """Maximum number of spans, log records or metrics in one OTLP request."""
     max_inflight_bytes: int = 256 * 1024 * 1024
-    """Bytes of requests held in memory at once; over it a request waits, then is refused."""
+    """Maximum size of all requests in memory. Requests beyond it wait, and are then refused."""
     min_free_disk_bytes: int = 512 * 1024 * 1024
-    """Free disk below which requests are refused."""
+    """Free disk space below which requests are refused."""
     overload_wait_s: float = 1.0
-    """How long a request waits for room before it is refused; less than exporters' timeouts."""
+    """How long a request waits for capacity before it is refused. Keep it below the exporters' timeouts."""
     sql_timeout_s: float = 60.0
-    """Time after which a user's query is ended."""
+    """Time limit of a user's query."""
     sql_memory_bytes: int = 512 * 1024 * 1024
-    """Memory that a user's query may use; one that needs more is ended."""
+    """Memory limit of a user's query.
+
+    Half of it is for DuckDB; large sorts and joins spill to disk beyond that. A query that needs more is ended."""
     duckdb_memory_bytes: int = 144 * 1024 * 1024
-    """DuckDB's memory limit. Larger work spills to disk; where loading cannot, the store is opened again with twice of it."""
+    """DuckDB's memory limit for loading and for named reads.
+
+    Larger work spills to disk. If loading lacks memory all the same, the store is reopened with twice the limit."""
     checkpoint_bytes: int = 256 * 1024 * 1024
     """Size of the loaded journal at which DuckDB is checkpointed and that journal deleted."""
     retention_days: float | None = None
-    """Days after which a trace that gets nothing new is deleted; default: never."""
+    """Days after which a trace that receives nothing new is deleted; default: never."""
     token_file: str | None = None
-    """TOML file, mode 0600, of lines `role = "token"` for the roles agent, serving, runner, reader and user; default:
-    `$TRAINSPAN_HOME/tokens.toml`, which is made, and then who sends without a token is an agent."""
+    """TOML file with one line `role = "token"` for each role; default: `$TRAINSPAN_HOME/tokens.toml`.
+
+    The file has mode 0600, and the roles are agent, serving, runner, reader and user.
+    The default file is created if it does not exist, and a sender without a token is then an agent."""
     tls_cert: str | None = None
     """PEM certificate chain of all listeners; default: no TLS."""
     tls_key: str | None = None
-    """Its PEM key."""
+    """PEM key of `tls_cert`; default: no TLS."""
     blocked_keys: str = ""
-    """Comma-separated attribute keys that are removed before storing; one that ends in `*` stands for all that begin so."""
+    """Comma-separated attribute keys that are removed before storing; `prefix*` matches all keys that begin with `prefix`."""
     allowed_hosts: str = ""
-    """Comma-separated names in the Host header that OTLP/HTTP answers where no token file is set, beside localhost and this
-    machine's own; addresses always are."""
+    """Comma-separated names that OTLP/HTTP accepts in the Host header if no token file is set.
+
+    They are in addition to localhost and this machine's own names. Addresses are always accepted."""
     insecure_allow_remote: bool = False
-    """Listen on addresses that other machines can reach, without a token file and TLS."""
+    """Listen on addresses that other machines can reach without a token file and TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,52 +92,63 @@ class ServingSettings:
     model: str | None = None
     """Model directory or Hugging Face id; default: the newest checkpoint."""
     checkpoints: str | None = None
-    """Folder of checkpoints; default `$TRAINSPAN_HOME/checkpoints`."""
+    """Folder of checkpoints that may be swapped in; default: `$TRAINSPAN_HOME/checkpoints`."""
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = 8000
+    """Port to listen on; 0: any free one."""
     allowed_hosts: str = ""
-    """Comma-separated names in the Host header with which a swap (and an order to sleep or wake) is accepted, beside localhost,
-    this machine's own and `host`; addresses always are."""
+    """Comma-separated names that are accepted in the Host header of a request to swap, sleep or wake.
+
+    They are in addition to localhost, this machine's own names and `host`. Addresses are always accepted."""
     served_name: str = "policy"
     """Model name that clients use."""
     collector: str = "http://127.0.0.1:4317"
-    """OTLP/gRPC endpoint for call spans; "none" switches capture's export off."""
+    """OTLP/gRPC endpoint for call spans; `none` turns off their export."""
     token_file: str | None = None
-    """The collector's token file, for the token of `serving`; default: that of the collector on this machine, else as
-    OTEL_EXPORTER_OTLP_HEADERS says."""
+    """Role tokens of the collector; default: those of the collector on this machine.
+
+    The server sends the token of the role serving.
+    If there is no collector on this machine, the headers in OTEL_EXPORTER_OTLP_HEADERS are sent."""
     dtype: str | None = None
-    """Weights' dtype; default float32 on a CPU, bfloat16 on a GPU."""
+    """Data type of the weights; default: float32 on a CPU, bfloat16 on a GPU."""
     max_model_len: int | None = None
     """Context length in tokens; default: the model's own."""
     max_lora_rank: int | None = None
-    """Serve LoRA adapters up to this rank; default: that of `[train]` where it trains adapters, or of the adapter that is
-    the model, else full weights only."""
+    """Serve LoRA adapters up to this rank; default: the rank of `[train]` or of the served adapter, else no adapters."""
     signing_key_file: str | None = None
-    """The runner's key, by which its identities and URLs are told from made-up ones; default `$TRAINSPAN_HOME/signing-key`."""
+    """The runner's key, which proves that an identity or URL is the runner's; default: `$TRAINSPAN_HOME/signing-key`."""
     require_signature: bool = False
     """Answer only requests whose identity or URL the runner signed; others get 401."""
     sleep: bool = False
-    """The server may be put to sleep and give its GPU memory to a trainer meanwhile."""
+    """Let a trainer on the same GPU put the server to sleep and use its memory meanwhile."""
     spool_max_bytes: int = 1024 * 1024 * 1024
-    """Greatest size on disk of the call spans that wait for the collector; beyond it the newest are dropped."""
+    """Maximum size on disk of the call spans that wait for the collector; beyond it the newest are dropped."""
     train_sampling: bool = False
-    """Override a client's temperature, top_p and top_k for training rollouts: temperature 1, nothing truncated."""
+    """Sample training rollouts at temperature 1 without truncation, whatever the client asks for.
+
+    It overrides the temperature, top_p and top_k of the request."""
     val_temperature: float | None = None
-    """Sample validation rollouts at this temperature (0: greedy), nothing truncated; default: as the client asks."""
+    """Sample validation rollouts at this temperature without truncation; 0: greedy; default: as the client asks."""
     strict_tools: bool = True
-    """Whether calls of tools with `strict: true` must follow the tool's schema, as in vLLM by default; false samples them freely."""
+    """Make calls of tools with `strict: true` follow the tool's schema, as vLLM does by default; false samples them freely."""
     body_timeout_s: float = 60.0
-    """How long the body of a request may take to arrive before it gets 408."""
+    """How long the body of a request may take to arrive before the request gets 408."""
     max_body_bytes: int = 64 * 1024 * 1024
-    """Greatest size of a request's body; a longer one gets 413."""
+    """Maximum size of a request's body; a longer one gets 413.
+
+    If the length is announced, the answer comes before the body is read."""
     swap_timeout_s: float = 30.0
-    """How long requests are held while weights are swapped before they get 503 with Retry-After."""
+    """How long a request is held during a swap before it gets 503 with Retry-After."""
     drain_timeout_s: float = 60.0
-    """How long a swap, or an order to sleep, waits for generations under way; those that take longer are then ended, and their
-    clients get 503 (an error event in a stream)."""
+    """How long a swap, or an order to sleep, waits for running generations before it ends them.
+
+    Their clients get 503, or an error event in a stream.
+    Raise it together with `swap_timeout_s` if answers take longer."""
     canary_tolerance: float | None = None
-    """Greatest mean |Δ log-probability| server − trainer at a swap; default: 1e-4 at every token if both compute in float32,
-    else a mean of 0.2."""
+    """Maximum mean |Δ log-probability| between server and trainer at a swap; default: 1e-4 in float32, else 0.2.
+
+    The float32 default applies to each token, and only if both compute in float32; otherwise the mean counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +156,11 @@ class RolloutsSettings:
     """`[rollouts]`: tasks in, agent executions out."""
 
     tasks: str | None = None
-    """Task file: JSONL, Parquet or CSV."""
+    """Task file: JSON Lines, CSV or Parquet; default: none."""
     n: int = 8
     """Rollouts per task."""
     concurrency: int = 16
-    """Rollouts under way at once."""
+    """Maximum number of rollouts in progress."""
     workers: int = 1
     """Worker processes for a `module:function` target."""
     timeout_s: float = 120.0
@@ -146,23 +168,30 @@ class RolloutsSettings:
     retries: int = 1
     """Further attempts after an infrastructure failure."""
     deliver_timeout_s: float = 60.0
-    """Seconds that a run waits at its end for a collector that is away; then it fails, and `--resume` sends its verdicts."""
+    """Seconds that a finished run waits for an unavailable collector before it fails.
+
+    `--resume` then sends its verdicts."""
     judge: str | None = None
-    """`module:function` that gives the reward; the agent's own evaluations then do not count."""
+    """`module:function` that gives the reward; default: the agent's own evaluations count."""
     judge_concurrency: int = 16
-    """Verdicts under way at once, in threads (an `async def` judge: in one event loop); agents go on meanwhile."""
+    """Maximum number of verdicts in progress.
+
+    They are made in threads, or in one event loop if the judge is an `async def`, while agents keep running."""
     judge_timeout_s: float = 120.0
-    """Seconds after which a verdict is given up: the rollout gets status `judge_error`."""
+    """Seconds after which a verdict is abandoned and its rollout gets status `judge_error`."""
     policy_url: str = "http://127.0.0.1:8000/v1"
-    """Base URL of the policy, handed to agents as OPENAI_BASE_URL."""
+    """Base URL of the policy, passed to agents as OPENAI_BASE_URL."""
     collector: str = "http://127.0.0.1:4317"
-    """OTLP/gRPC endpoint for the spans of runner and agents."""
+    """OTLP/gRPC endpoint for the spans of the runner and its agents."""
     signing_key_file: str | None = None
-    """The key that identities and URLs are signed with; default `$TRAINSPAN_HOME/signing-key`, which is made if it is not
-    there. A policy server with another state folder needs a copy."""
+    """Key that signs identities and URLs; default: `$TRAINSPAN_HOME/signing-key`.
+
+    The default file is created if it does not exist. A policy server with another state folder needs a copy."""
     token_file: str | None = None
-    """The collector's token file: the runner sends the token of `runner`, agents are given that of `agent`; default: that of the
-    collector on this machine, else as OTEL_EXPORTER_OTLP_HEADERS says."""
+    """Role tokens of the collector; default: those of the collector on this machine.
+
+    The runner sends the token of the role runner, and its agents get that of the role agent.
+    If there is no collector on this machine, the headers in OTEL_EXPORTER_OTLP_HEADERS are sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,73 +199,96 @@ class DatasetSettings:
     """`[dataset]`: stored spans in, transitions with credit out."""
 
     out: str | None = None
-    """Folder of datasets; default `$TRAINSPAN_HOME/dataset`."""
+    """Folder of datasets; default: `$TRAINSPAN_HOME/dataset`."""
     credit: str = "identical"
-    """How a rollout's rewards are given to its calls: `identical`, `return_to_go`, `step`, `gigpo`, `per_agent` or
+    """How a rollout's rewards are assigned to its calls: `identical`, `return_to_go`, `step`, `gigpo`, `per_agent`, or
     `module:function`."""
     baseline: str | None = None
-    """Advantage baseline; default `grpo`, or `running` where no rollout has a task id."""
+    """Advantage baseline: `grpo`, `dr_grpo`, `rloo`, `batch`, `global`, `running`, `rae`, `none`, or `module:function`;
+    default: `grpo`, or `running` if no rollout has a task id."""
     reward: str | None = None
-    """`module:function(StoredRollout)` that replaces stored rewards."""
+    """`module:function` or `file.py:function` that rewards each stored rollout; default: the stored rewards count.
+
+    It is called with a `StoredRollout`."""
     status_rewards: str | None = None
-    """Rewards of rollouts that failed, as `timeout=0,agent_error=-1`; default: they are dropped by their status."""
+    """Rewards of failed rollouts, such as `timeout=0,agent_error=-1`; default: these rollouts are dropped."""
     reward_concurrency: int = 1
-    """Calls of `reward` under way at once, in threads: above 1 the function must be thread-safe, and gains where it waits."""
+    """Maximum number of calls of `reward` in progress, in threads.
+
+    Above 1 the function must be thread-safe, and it gains time only if it waits."""
     reward_timeout_s: float = 120.0
-    """Seconds after which a call of `reward` is given up: the rollout is left out as `judge_error`."""
+    """Seconds after which a call of `reward` is abandoned and its rollout dropped as `judge_error`."""
     reward_name: str = "reward"
-    """Name of the evaluation that is the reward; several as `correct=1,style=0.2,tools?=0.1`: weights, and `?` for one that
-    a rollout may lack."""
+    """Evaluation that is the reward; several as `correct=1,style=0.2,tools?=0.1`.
+
+    The numbers are weights, and `?` marks one that a rollout may lack."""
     combine: str = "sum"
-    """Several rewards: `sum` (added up, then compared) or `gdpo` (each compared, then added up and scaled by the batch)."""
+    """How several rewards are combined: `sum` (add, then compare) or `gdpo` (compare each, then add).
+
+    `gdpo` scales its sum by the batch."""
     air: str | None = None
-    """Rules that turn signals of the trace into rewards of single calls, as `tool_error=-0.1,repeated_call=-0.05`."""
+    """Rewards of single calls from signals of the trace, such as `tool_error=-0.1,parse_error=-0.1`; default: none.
+
+    The signals are `tool_error`, `parse_error` and `repeated_call`."""
     overlong: str = "keep"
-    """Calls that end by length: `keep`, `mask` (they are not trained) or `punish` (their reward is lowered)."""
+    """Calls that end by length: `keep`, `mask` (do not train them) or `punish` (lower their reward)."""
     overlong_penalty: float | None = None
-    """With `punish`: what is taken from the reward of such a call; default 1."""
+    """What `punish` subtracts from the reward of such a call; default: 1."""
     gamma: float = 1.0
     """Discount per call for `return_to_go` and `gigpo`."""
     group_over: str = "rollouts"
-    """What a group's statistics are over: `rollouts`, or `calls` (a rollout with more calls then weighs more)."""
+    """What a group's statistics are computed over: `rollouts` or `calls`.
+
+    With `calls`, a rollout with more calls has more weight."""
     step_by: str = "turn"
     """What `step` compares within a group: calls of the same `turn`, or of the same `agent`."""
     episode_weight: float = 1.0
-    """Weight of the whole rollout's comparison in `gigpo`."""
+    """Weight of the comparison of whole rollouts in `gigpo`."""
     state_weight: float = 1.0
-    """Weight of the comparison among calls from the same state in `gigpo`."""
+    """Weight of the comparison of calls from the same state in `gigpo`."""
     agent_credit: str | None = None
-    """Estimators for `per_agent`, as `planner=rloo,coder=return_to_go+grpo,*=rae`; others take `baseline`."""
+    """Estimators for `per_agent`, such as `planner=rloo,coder=return_to_go+grpo,*=rae`; default: `baseline` for all."""
     agents: str | None = None
-    """Agents whose calls are trained, as `planner,coder`; default: all."""
+    """Comma-separated agents whose calls are trained; default: all."""
     policies: str | None = None
-    """Policies whose calls are trained; default: all."""
+    """Comma-separated policies whose calls are trained; default: all."""
     choices: str = "used"
-    """Of several answers to one request (n > 1): train those that the agent went on with (`used`), or `all`."""
+    """Which of several answers to one request (n > 1) are trained: `used` (the agent continued with them) or `all`."""
     filter: str | None = None
-    """`module:function(StoredRollout) -> bool`: which rollouts are trained; default: all."""
+    """`module:function(StoredRollout) -> bool` that selects the rollouts to train on; default: all."""
     split: str = "recorded"
-    """Which tasks are for training: as `recorded`, `all`, or a share of them such as 0.9 by a hash of the task id."""
+    """Which tasks are for training: `recorded`, `all`, or a share such as 0.9.
+
+    A share selects tasks by a hash of the task id."""
     admit: str | None = None
-    """Reasons for which calls are not left out: `unstated_sampling`, calls that a client recorded without stating temperature,
-    top_p and constraints, if the server's defaults are 1, 1 and none; `unsigned`, calls whose caller named a rollout without its
-    runner's signature, if the policy server cannot have the runner's key; `untrusted_reward`, rewards that a process without
-    the tokens gave to rollouts that no runner began; `untrusted`, calls that were recorded by the agent's side."""
+    """Comma-separated reasons that do not exclude a call: `unstated_sampling`, `unsigned`, `untrusted_reward`,
+    `untrusted`; default: none.
+
+    `unstated_sampling`: a client recorded the call without temperature, top_p and constraints. Admit it if the server's
+    defaults are 1, 1 and none.
+    `unsigned`: the caller named a rollout without its runner's signature. Admit it if the policy server cannot have the
+    runner's key.
+    `untrusted_reward`: a process without the tokens rewarded a rollout that no runner began.
+    `untrusted`: the agent's side recorded the call."""
     max_staleness: int | None = None
-    """Greatest (newest version − call's version) that is still trained; default: no limit."""
+    """Drop calls more than this many versions older than the newest; default: no limit."""
     max_tokens: int | None = None
-    """Longest prompt + completion in tokens; longer calls are dropped, never cut."""
+    """Drop calls with more tokens in prompt and completion; default: no limit.
+
+    Calls are never cut."""
     settle_s: float = 60.0
-    """Seconds of silence after which a rollout that is not complete counts as `unfinished`."""
+    """Seconds of silence after which an incomplete rollout counts as `unfinished`."""
     wait_s: float = 0.0
     """How long to wait for rollouts that are still arriving."""
     group_wait_s: float = 300.0
-    """Seconds since a task's rollouts were last heard of, for which its group waits for the ones that its runner still makes; then
-    it is taken as it is. Two timeouts of the runner and a minute, by default."""
+    """How long a task's group waits for rollouts that its runner still has to make.
+
+    It is counted from the group's last sign of life; the group is then used as it is. The default is two timeouts of the
+    runner and a minute."""
     min_coverage: float = 0.5
-    """Least share of calls that must be trainable; below it the command fails."""
+    """Minimum share of calls that must be trainable; below it the command fails."""
     keep_zero_spread: bool = False
-    """Keep groups whose rewards are all equal (their advantage is 0)."""
+    """Keep groups whose rewards are all equal; their advantage is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,96 +296,134 @@ class TrainSettings:
     """`[train]`: Parquet in, optimizer steps, checkpoints out."""
 
     model: str | None = None
-    """Model directory or Hugging Face id to start from where there is no checkpoint yet; default: the one last served."""
+    """Model directory or Hugging Face id to start from if there is no checkpoint yet; default: the model last served."""
     checkpoints: str | None = None
-    """Folder of checkpoints; default `$TRAINSPAN_HOME/checkpoints`."""
+    """Folder of checkpoints; default: `$TRAINSPAN_HOME/checkpoints`.
+
+    The policy server must see the same folder."""
     policy_url: str = "http://127.0.0.1:8000"
-    """Policy server to swap after each round, or "none"."""
+    """Policy server to swap after each round; `none` only writes checkpoints."""
     publish_timeout_s: float = 300.0
-    """How long a swap is asked for again while the server is busy, or away after it was there in the same round."""
+    """How long a swap is retried while the server is busy, or unavailable after it was reached in the same round."""
     learning_rate: float | None = None
-    """Of AdamW; default: what fits the model: 2e-5 up to 135 million weights, falling to 1e-6 at a billion; ten times as much
-    for an adapter."""
+    """Learning rate of AdamW; default: 2e-5 up to 135 million weights, falling to 1e-6 at a billion; ten times that for an
+    adapter.
+
+    `metrics.jsonl` and the round's event name the rate that was used."""
     warmup_rounds: int = 0
     """Rounds of a run over which the learning rate rises from 0."""
     decay: str = "constant"
-    """What the learning rate does then: `constant`, or `linear` or `cosine` down to a tenth of it at `decay_rounds`."""
+    """Learning rate after that: `constant`, or `linear` or `cosine` down to a tenth of it at `decay_rounds`, where it stays."""
     decay_rounds: int | None = None
-    """Round of a run at which decay ends; needed by `linear` and `cosine`."""
+    """Round of a run at which decay ends; default: none, required by `linear` and `cosine`."""
     weight_decay: float = 0.0
-    """Of AdamW; norms and biases are left out."""
+    """Weight decay of AdamW; norms and biases are excluded."""
     adam_beta1: float = 0.9
-    """How much of its mean of gradients Adam keeps at a step."""
+    """Decay of Adam's mean of gradients per step."""
     adam_beta2: float = 0.999
-    """The same of the mean of their squares; 0.95 to 0.99 follows gradients of changing size faster."""
+    """Decay of Adam's mean of squared gradients per step; 0.95 to 0.99 follows gradients of changing size faster."""
     steps_per_round: int = 4
-    """Optimizer steps per round; rollouts are split among them whole."""
+    """Optimizer steps per round; rollouts are split among them whole.
+
+    More steps learn more from a round and move further from its data."""
     loss: str = "clip"
-    """`clip` (PPO's surrogate: the ratio is clipped) or `cispo` (it is capped, and every token gives a gradient)."""
+    """`clip` (PPO's surrogate with a clipped ratio) or `cispo` (a capped ratio, and every token gives a gradient).
+
+    `cispo` is for rare tokens that matter."""
     epsilon: float | None = None
-    """Lower clip of the importance ratio: 1 − ε; default 0.2, with `ratio = "call"` 3e-4; not with `cispo`."""
+    """Lower clip of the importance ratio, 1 − ε; default: 0.2, or 3e-4 with `ratio = "call"`.
+
+    It cannot be set with `cispo`."""
     epsilon_high: float | None = None
-    """Upper clip of the importance ratio: 1 + ε, default 0.28, with `ratio = "call"` 4e-4; with `cispo` its greatest value ε,
-    default 5."""
+    """Upper clip of the importance ratio, 1 + ε, or with `cispo` the cap itself; default: 0.28, or 4e-4 with
+    `ratio = "call"`, or 5 with `cispo`.
+
+    The higher upper side keeps exploration."""
     ratio: str = "token"
-    """Unit of the importance ratio: `token`, or `call` (geometric mean over a call's tokens, GSPO)."""
+    """Unit of the importance ratio: `token`, or `call` (geometric mean over a call's tokens, as in GSPO).
+
+    `call` is for long answers and mixtures of experts."""
     weights: str = "rollout"
-    """`rollout` (mean over rollouts of the mean over their tokens), `token` (mean over tokens), `const` or `module:function`."""
+    """Weights of tokens: `rollout` (mean over rollouts of the mean over their tokens), `token` (mean over tokens), `const`,
+    or `module:function`.
+
+    With `token`, long rollouts count more. With `const`, sums are divided by `const_tokens`, as in Dr. GRPO."""
     const_tokens: int | None = None
-    """With weights `const`: the tokens by which the sum over each rollout is divided, whatever its length."""
+    """With `weights = "const"`: divisor of the sum over each rollout, whatever its length; default: none, required by
+    `const`."""
     kl_coef: float = 0.0
-    """Coefficient of the KL divergence to the model that the run started from, in the loss; 0: that model is not loaded."""
+    """Coefficient of the KL divergence to the model that the run started from, in the loss.
+
+    If it is not 0, that model is loaded as well (except with LoRA), and each row is forwarded once more."""
     old_policy: str | None = None
-    """What the ratio is taken against: `logged` (the sampler) or `recompute` (the policy at the round's start);
-    default: `logged` if all calls are of the current version and server and trainer compute alike, in float32."""
+    """Denominator of the ratio: `logged` (the sampler) or `recompute` (the policy at the round's start); default: chosen by
+    round.
+
+    `logged` is chosen if all calls are of the current version and both server and trainer compute in float32."""
     correction: str | None = None
-    """With `recompute`: weight of a token by w = π_old/π_sampler: `truncate` (min(w, cap), the default), `mask`
-    (w within 1/cap … cap, else 0) or `none`."""
+    """With `recompute`: weight of a token by w = π_old/π_sampler: `truncate` (min(w, cap)), `mask` (w within 1/cap … cap,
+    else 0) or `none`; default: `truncate`."""
     correction_cap: float | None = None
-    """Cap of `correction`; default 2."""
+    """Cap of `correction`; default: 2."""
     reject_ratio: float | None = None
-    """With `recompute`: a call whose geometric mean of w is outside 1/x … x is not trained; default: none is rejected."""
+    """With `recompute`: drop calls whose geometric mean of w is outside 1/x … x; default: none are dropped.
+
+    Values of 1.05 to 1.5 are usual."""
     max_staleness: int | None = None
-    """Calls of a policy more versions behind than this are not trained; default: no limit."""
+    """Do not train calls that are more versions behind than this; default: no limit."""
     adapter: str = "none"
-    """`none` (all weights are trained) or `lora` (a low-rank adapter beside frozen weights)."""
+    """`none` (train all weights) or `lora` (train a low-rank adapter beside frozen weights).
+
+    An adapter takes a fraction of the memory and has small checkpoints."""
     lora_rank: int | None = None
-    """Rank of the adapter; default 16."""
+    """Rank of the adapter; default: 16.
+
+    The server's `max_lora_rank` must allow it."""
     lora_alpha: float | None = None
     """The adapter's output is scaled by alpha / rank; default: twice the rank."""
     lora_targets: str | None = None
-    """Names of the adapted modules, with commas; default: all linear layers but the output head."""
+    """Comma-separated names of the adapted modules; default: all linear layers except the output head."""
     max_grad_norm: float = 1.0
-    """Gradient norm to which a greater one is clipped."""
+    """Norm to which a larger gradient is clipped."""
     dtype: str | None = None
-    """What is computed in, from float32 weights: `float32` or `bfloat16` (autocast); default: bfloat16 on a GPU, else float32."""
+    """Data type of the computation: `float32` or `bfloat16` (autocast); default: bfloat16 on a GPU, else float32.
+
+    Trained weights, gradients and Adam's moments are float32 in both cases."""
     gradient_checkpointing: bool | None = None
-    """Compute activations again in the backward pass instead of keeping them; default: on a GPU only."""
+    """Recompute activations in the backward pass instead of keeping them; default: on a GPU only."""
     memory_gib: float | None = None
-    """Memory that the trainer may use on its device; default: what is free there when it starts."""
+    """Memory that the trainer may use on its device; default: what is free when it starts.
+
+    The estimate of memory is compared with it before anything is loaded."""
     micro_batch_tokens: int | None = None
-    """Greatest number of tokens, padding included, in one forward pass; default: 16384, or as many as memory has room for."""
+    """Maximum number of tokens in one forward pass, padding included; default: 16384, or what fits into memory.
+
+    Set it if runs must be bit-identical on machines with different amounts of free memory."""
     merge: bool = True
-    """Merge the calls of a segment into one row: each token is forwarded once per rollout."""
+    """Merge the calls of a segment into one row, so that each token is forwarded once per rollout."""
     forward: str = "auto"
-    """`padded` rows, `packed` ones (one after another, no padding), `tree` (tokens that rollouts share are forwarded once), or
-    the cheapest."""
+    """`padded`, `packed` (rows one after another, no padding), `tree` (shared prefixes are forwarded once), or `auto` (the
+    cheapest)."""
     max_kl: float = 0.5
-    """End the round, and keep the previous policy, when k3 against the ratio's other policy exceeds this."""
+    """Limit of k3 against the ratio's other policy; beyond it the round ends and the previous policy stays."""
     max_ratio: float = 1000.0
-    """The same for the greatest importance ratio of a token."""
+    """The same for the largest importance ratio of a token."""
     max_loss: float = 100.0
     """The same for the absolute value of a step's loss."""
     engine_mismatch: float | None = None
-    """Alarm if the mean |Δ log-probability| server − trainer at the first step of a round on fresh data exceeds this, or k3
-    its square; default: 3e-5 if both compute in float32, else 0.1."""
+    """Alarm threshold of the mean |Δ log-probability| between server and trainer; default: 3e-5 if both compute in float32,
+    else 0.1.
+
+    It is measured at the first step of a round on fresh data. The threshold of k3 is its square."""
     keep_checkpoints: int = 5
-    """Newest checkpoints kept on disk; `latest` and its parent always are."""
+    """Number of newest checkpoints kept on disk.
+
+    `latest`, its parent and what the policy server serves are always kept."""
     report_to: str = "none"
-    """Where the figures of each round are shown beside `metrics.jsonl`: `tensorboard`, `trackio`, `wandb`, several with
+    """Where figures of each round are shown in addition to `metrics.jsonl`: `tensorboard`, `trackio`, `wandb`, several with
     commas, or `none`."""
     seed: int = 0
-    """Of the order of rollouts, and of a new adapter."""
+    """Seed of the order of rollouts and of a new adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,46 +431,52 @@ class LoopSettings:
     """`[loop]`: all of it, supervised."""
 
     rounds: int = 20
+    """Maximum number of rounds."""
     target: str | None = None
-    """The agent: `module:function`, `file.py:function`, or a command line."""
+    """The agent: `module:function`, `file.py:function`, or a command line; default: none, required by the loop."""
     tasks_per_round: int = 32
-    """Training tasks drawn for each round."""
+    """Training tasks drawn for each round; each is rolled out `[rollouts] n` times."""
     eval_tasks: int = 500
-    """Validation tasks rolled out once each before the first and after the last round; 0: none."""
+    """Validation tasks before the first and after the last round; 0: none."""
     val_tasks: int = 100
-    """Validation tasks rolled out once each in between."""
+    """Validation tasks in between."""
     eval_every: int = 5
     """Rounds between validations; 0: only at the start and the end."""
     eval_n: int = 1
-    """Rollouts per validation task; several give pass@k beside the mean."""
+    """Rollouts per validation task; several give pass@k in addition to the mean."""
     success_reward: float = 1.0
-    """Least reward of a rollout that counts as solved in pass@k."""
+    """Minimum reward of a rollout that counts as solved in pass@k."""
     stop_at: float | None = None
     """End the run when a validation reaches this mean reward; default: never."""
     patience: int | None = None
-    """End the run after so many validations without a better one; default: never."""
+    """End the run after this many validations without a better one; default: never."""
     max_hours: float | None = None
-    """End the run after so many hours of rounds and validations; default: never."""
+    """End the run after this many hours of rounds and validations; default: never."""
     keep_best: bool = True
     """Keep the checkpoint of the best validation in the run's folder `best/`, whatever is pruned."""
     probe_tasks: str | None = None
-    """Task file of a hard probe, rolled out before and after, reported under its own name, never trained on."""
+    """Task file of a hard probe, rolled out before and after and reported under its own name; default: none.
+
+    It is never trained on."""
     server_devices: str | None = None
-    """GPUs of the policy server, as `0` or `0,1`, counted among the visible ones; default: the first. Over several it splits
-    the model (tensor parallel)."""
+    """GPUs of the policy server, such as `0` or `0,1`; default: the first.
+
+    They are counted among the visible ones. Over several the server splits the model (tensor parallelism)."""
     server_flags: str | None = None
-    """Further flags of vLLM, as `--gpu-memory-utilization 0.3`; on a shared GPU its share is 0.4 unless they say another."""
+    """Further flags of vLLM, such as `--gpu-memory-utilization 0.3`; default: none.
+
+    On a shared GPU the server's share of memory is 0.4 unless a flag sets it."""
     trainer_devices: str | None = None
-    """GPUs of the trainer, one process on each; default: all but the server's, or the only one too."""
+    """GPUs of the trainer, one process on each; default: all but the server's, or the only one."""
     trainer_processes: int | None = None
-    """Processes of the trainer where there is no GPU; default: 1."""
+    """Processes of the trainer if there is no GPU; default: 1."""
     trainer_launch: str | None = None
-    """Command that launches the trainer's processes, as `accelerate launch --config_file fsdp.yaml`; default: `torchrun` for
-    several."""
+    """Command that launches the trainer's processes, such as `accelerate launch --config_file fsdp.yaml`; default:
+    `torchrun` for several."""
     restarts: int = 3
     """How often each process is restarted after it ended by itself."""
     ready_timeout_s: float = 600.0
-    """How long to wait for collector, policy server and trainer to come up."""
+    """How long to wait for the collector, the policy server and the trainer to come up."""
     seed: int = 0
     """Seed of the draw of tasks."""
 

@@ -1,8 +1,7 @@
-"""docs/collector.md and the code say the same of settings, metrics, refusals and views; docs/security.md of roles."""
+"""docs/collector.md and the code say the same of metrics, refusals and views; docs/security.md of roles."""
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 
 import pytest
 
@@ -12,12 +11,10 @@ from tests.support.places import ROOT
 from trainspan_collector.network.access import Right, Role
 from trainspan_collector.receive.http_app import _GRPC_CODES
 from trainspan_collector.runtime.metrics import Refusal
-from trainspan_schemas.settings import CollectorSettings
 from trainspan_schemas.views import VIEWS
 
 DOCS = ROOT / "docs"
 TEXT = (DOCS / "collector.md").read_text()
-SIZES = {"MiB": 2**20}
 
 
 def _rows(before: str, text: str = TEXT) -> Iterator[list[str]]:
@@ -35,18 +32,6 @@ def _rows(before: str, text: str = TEXT) -> Iterator[list[str]]:
 
 def _names(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
-
-
-def test_every_setting_is_in_the_document_with_its_default() -> None:
-    documented = {name: default for names, default, _ in _rows("## Settings") for name in _names(names)}
-    settings = {field.name: field.default for field in fields(CollectorSettings)}
-    assert set(documented) == set(settings)
-    for name, stated in documented.items():
-        if not stated or stated.startswith("`"):  # made from other settings
-            continue
-        number, _, unit = stated.partition(" ")
-        expected = {"never": None, "false": False}.get(stated, "a number")
-        assert settings[name] == (float(number) * SIZES.get(unit, 1) if expected == "a number" else expected), name
 
 
 def test_every_refusal_is_in_the_document_with_its_status() -> None:

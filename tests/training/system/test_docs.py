@@ -1,64 +1,27 @@
-"""docs/training.md and docs/loop.md say what is there: every setting with its default, every figure, every alarm."""
+"""docs/training.md says what is there: every figure, every alarm, recipes that work."""
 
 import os
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from tests.support.places import ROOT
 from trainspan_schemas.config import load_settings
-from trainspan_schemas.settings import LoopSettings, TrainSettings
 from trainspan_training.devices import team
 from trainspan_training.metrics.alarms import ALARMS
 from trainspan_training.metrics.round_record import RoundRecord
 from trainspan_training.objective import options
 
 TRAINING = (ROOT / "docs/training.md").read_text()
-LOOP = (ROOT / "docs/loop.md").read_text()
 
 
 def table(page: str, head: str) -> list[list[str]]:
     """The cells of the rows of the table that begins with this head."""
     lines = page[page.index(f"| {head} |") :].split("\n\n", maxsplit=1)[0].splitlines()[2:]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-
-
-def documented(page: str, head: str) -> dict[str, str]:
-    """Setting → its default as written; several settings in one row have several defaults."""
-    found = {}
-    for names, default, *_ in table(page, head):
-        each = re.findall(r"`(\w+)`", names)
-        values = [default] * len(each) if len(each) == 1 else [value.strip() for value in default.split(", ")]
-        values = values if len(values) == len(each) else [default] * len(each)
-        found |= dict(zip(each, values, strict=True))
-    return found
-
-
-def assert_documented(settings: Any, found: dict[str, str]) -> None:
-    defaults = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    assert set(found) == set(defaults)
-    for name, default in defaults.items():
-        if default is None:
-            continue  # what None stands for is said in words
-        said = found[name].strip("`").strip('"').replace(",", "")
-        if isinstance(default, bool):
-            assert said == str(default).lower(), name
-        elif isinstance(default, int | float):
-            assert float(said) == default, name
-        else:
-            assert said == default, name
-
-
-def test_every_setting_of_training_is_documented_with_its_default() -> None:
-    assert_documented(TrainSettings(), documented(TRAINING, "setting | default"))
-
-
-def test_every_setting_of_the_loop_is_documented_with_its_default() -> None:
-    assert_documented(LoopSettings(), documented(LOOP, "`[loop]` | default"))
 
 
 def test_every_figure_of_a_round_is_documented() -> None:

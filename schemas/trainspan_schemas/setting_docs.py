@@ -1,0 +1,76 @@
+"""The documentation of settings, read from the texts under their fields in `settings.py`."""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import re
+import types
+from dataclasses import dataclass
+from typing import Any, get_args, get_type_hints
+
+from trainspan_schemas import settings
+from trainspan_schemas.config import sections
+
+__all__ = ["SettingDoc", "setting_docs"]
+
+_DEFAULT = re.compile(r"(.*)[;,] default: (.+)\.", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingDoc:
+    """What is known of one setting."""
+
+    section: str
+    name: str
+    kind: type
+    """str, int, float or bool."""
+    default: object
+    """None if another value takes its place; `stated_default` then says which."""
+    summary: str
+    """The first paragraph of its text, without the default: what the help of an option shows."""
+    stated_default: str | None
+    """The default in words, if it is stated so."""
+    details: str
+    """The rest of its text."""
+
+
+def setting_docs(section: str) -> tuple[SettingDoc, ...]:
+    """The settings of a section, in order. Raises ValueError if one has no text, or None as its default and states no other."""
+    owner: Any = sections()[section]
+    texts, hints = _texts(owner.__name__), get_type_hints(owner)
+    return tuple(
+        _read(section, field.name, hints[field.name], field.default, texts.get(field.name, ""))
+        for field in dataclasses.fields(owner)
+    )
+
+
+def _read(section: str, name: str, hint: Any, default: object, text: str) -> SettingDoc:
+    summary, *details = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    stated = _DEFAULT.fullmatch(summary)
+    if not summary or (default is None and stated is None):
+        raise ValueError(
+            f'[{section}] {name} needs a text under it; one with the default None ends with "; default: WHAT."'
+        )
+    kind = next(it for it in get_args(hint) if it is not type(None)) if isinstance(hint, types.UnionType) else hint
+    return SettingDoc(
+        section=section,
+        name=name,
+        kind=kind,
+        default=default,
+        summary=f"{stated[1]}." if stated else summary,
+        stated_default=stated[2] if stated else None,
+        details=" ".join(details),
+    )
+
+
+def _texts(owner: str) -> dict[str, str]:
+    """Field → the string under it."""
+    tree = ast.parse(inspect.getsource(settings))
+    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner)
+    found: dict[str, str] = {}
+    for field, text in itertools.pairwise(body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                found[name] = inspect.cleandoc(words)
+    return found

@@ -1,0 +1,45 @@
+"""The documentation of settings: what is read from `settings.py`, and that docs/configuration.md is current."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.places import ROOT
+from trainspan_schemas.config import load_settings, sections, variables_of
+from trainspan_schemas.setting_docs import _read, setting_docs
+
+TOOL = "tools/write_configuration.py"
+
+
+def test_the_page_of_settings_is_current(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, TOOL, str(tmp_path / "page.md")], cwd=ROOT, check=True, timeout=60)
+    current = (tmp_path / "page.md").read_text() == (ROOT / "docs/configuration.md").read_text()
+    assert current, f"docs/configuration.md is out of date: run `python {TOOL}`"
+
+
+def test_a_setting_is_documented_by_the_text_under_it() -> None:
+    docs = {doc.name: doc for doc in setting_docs("collector")}
+    token_file = docs["token_file"]
+    assert token_file.kind is str
+    assert token_file.stated_default == "`$TRAINSPAN_HOME/tokens.toml`"
+    assert token_file.summary == 'TOML file with one line `role = "token"` for each role.'
+    assert token_file.details.startswith("The file has mode 0600")
+    assert (docs["load_interval_s"].kind, docs["load_interval_s"].default) == (float, 2.0)
+    assert docs["load_interval_s"].stated_default is None
+
+
+@pytest.mark.parametrize(("default", "text"), [(3, ""), (None, "How many there are.")])
+def test_a_setting_without_text_or_default_is_refused(default: object, text: str) -> None:
+    with pytest.raises(ValueError, match=r"\[loop\] n needs a text under it"):
+        _read("loop", "n", int, default, text)
+
+
+@pytest.mark.parametrize("section", sections())
+def test_each_documented_variable_sets_its_setting(section: str) -> None:
+    for doc in setting_docs(section):
+        text = {str: "text", int: "7", float: "0.5", bool: str(not doc.default)}[doc.kind]
+        for variable in variables_of(section, doc.name):
+            changed = getattr(getattr(load_settings(None, {variable: text}), section), doc.name)
+            assert changed == (not doc.default if doc.kind is bool else doc.kind(text)), variable
