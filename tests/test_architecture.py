@@ -1,6 +1,7 @@
 """The direction of imports between packages, folders and files, and what the agent's side may load."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -142,6 +143,13 @@ def test_folders_import_only_from_lower_floors(folder: str) -> None:
     graph = graph_of(ROOT / folder, PACKAGES[folder])
     assert {module.partition(".")[0] for module in graph} == set(" ".join(FLOORS[folder]).split())
     assert upward(graph, FLOORS[folder]) == []
+
+
+@pytest.mark.parametrize("folder", FLOORS)
+def test_the_page_lists_the_layers_of_each_package(folder: str) -> None:
+    _, section = (ROOT / "docs" / "architecture.md").read_text().split(f"### {folder}:")
+    line = next(line for line in section.splitlines() if line.startswith("Layers: "))
+    assert [re.findall(r"`(\w+)`", layer) for layer in line.split(" · ")] == [floor.split() for floor in FLOORS[folder]]
 
 
 @pytest.mark.parametrize("folder", PACKAGES)
