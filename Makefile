@@ -34,10 +34,10 @@ $(AGENTS): pyproject.toml constraints/agents.txt tools/agents.sh | $(SETUP)
 setup: $(SETUP)
 
 demo: $(SETUP)
-	@$(BIN)/python examples/calculator/demo.py $(if $(ROUNDS),--rounds $(ROUNDS))
+	@$(BIN)/python examples/calculator/demo.py $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(HELDOUT),--heldout $(HELDOUT))
 
 demo-control: $(SETUP)
-	@$(BIN)/python examples/calculator/demo.py --control $(if $(ROUNDS),--rounds $(ROUNDS))
+	@$(BIN)/python examples/calculator/demo.py --control $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(HELDOUT),--heldout $(HELDOUT))
 
 test: $(SETUP) $(AGENTS)
 	@$(BIN)/pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not slow and not gpu"

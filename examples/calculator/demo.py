@@ -96,7 +96,7 @@ def check_ports() -> None:
                 sys.exit(f"trainspan: port {port} ({name}) is in use: stop what listens there, or set {variable}")
 
 
-def run_loop(rounds: int | None, control: bool) -> Path:
+def run_loop(rounds: int | None, heldout: int, control: bool) -> Path:
     """Runs or resumes the loop with its live screen; returns the run's folder."""
     workspace = home() / "calculator"
     environ = {
@@ -104,6 +104,7 @@ def run_loop(rounds: int | None, control: bool) -> Path:
         "TRAINSPAN_TRAIN__MODEL": str(workspace / "model"),
         "TRAINSPAN_ROLLOUTS__TASKS": str(workspace / "tasks.jsonl"),
         "TRAINSPAN_LOOP__PROBE_TASKS": str(workspace / "probe.jsonl"),
+        "TRAINSPAN_LOOP__EVAL_TASKS": str(heldout),
     }
     if control:
         environ["TRAINSPAN_ROLLOUTS__JUDGE"] = f"{HERE.relative_to(Path.cwd())}/judge.py:coin"
@@ -130,7 +131,7 @@ def separate(lower: tuple[float, float] | None, upper: tuple[float, float] | Non
     return lower is not None and upper is not None and lower[1] < upper[0]
 
 
-def verdicts(folder: Path, records: list[dict[str, Any]], control: bool, whole: bool) -> list[Verdict]:
+def verdicts(folder: Path, records: list[dict[str, Any]], heldout: int, control: bool, whole: bool) -> list[Verdict]:
     """Everything that must hold for exit code 0."""
     evals = sorted(
         (r for r in records if r["kind"] == "eval" and r["name"] == "validation"), key=lambda r: int(r["round"])
@@ -147,7 +148,7 @@ def verdicts(folder: Path, records: list[dict[str, Any]], control: bool, whole: 
     result: list[Verdict] = [
         (
             "held-out tasks",
-            min(first["n"], last["n"]) >= HELDOUT_TASKS and not shared,
+            min(first["n"], last["n"]) >= heldout and not shared,
             f"{first['n']} before, {last['n']} after, {len(shared)} operand combinations shared with training",
         ),
         ("success at the start", START_RANGE[0] <= start.mean <= START_RANGE[1], f"{start} in {START_RANGE}"),
@@ -170,16 +171,22 @@ def verdicts(folder: Path, records: list[dict[str, Any]], control: bool, whole: 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, help="rounds of training instead of the configured number")
+    parser.add_argument(
+        "--heldout",
+        type=int,
+        default=HELDOUT_TASKS,
+        help=f"held-out tasks of an evaluation, at most {HELDOUT_TASKS} (default: all)",
+    )
     parser.add_argument("--control", action="store_true", help="train on random rewards: the agent must not get better")
     options = parser.parse_args()
     console = Console(stderr=True)
     check_ports()
     prepare(home() / "calculator", console)
     began = time.monotonic()
-    folder = run_loop(options.rounds, options.control)
+    folder = run_loop(options.rounds, options.heldout, options.control)
     records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     whole = options.rounds is None or options.rounds >= load_settings(CONFIG, {}).loop.rounds
-    found = verdicts(folder, records, options.control, whole)
+    found = verdicts(folder, records, options.heldout, options.control, whole)
     title = f"trainspan: calculator {'control, random rewards' if options.control else 'demo'}, run {folder.name}"
     page = write_report(RunFolder(folder), title, found)
     for name, ok, detail in found:

@@ -14,7 +14,7 @@ from tests.support.places import ROOT, DemoRun, make_place
 def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
     place = make_place(tmp_path_factory.mktemp("demo") / "home")
     process = subprocess.Popen(
-        ["make", "demo", "ROUNDS=2"],
+        ["make", "demo", "ROUNDS=2", "HELDOUT=100"],
         cwd=ROOT,
         env=place.environ,
         stdout=subprocess.PIPE,
