@@ -64,19 +64,19 @@ def _plan(logged: list[LoggedCall], config: Any, settings: TrainSettings) -> Any
     import numpy as np
 
     from tests.training.support.references import as_calls
-    from trainspan_training.data.layout import forwarding_of
+    from trainspan_training.data.layout import batch_layout
     from trainspan_training.data.loss_weights import find_rule
-    from trainspan_training.data.sequences import make_rows
+    from trainspan_training.data.sequences import make_sequences
     from trainspan_training.data.steps import plan_steps
 
     calls = as_calls(logged, group=lambda call: call.rollout_id)
-    rows = make_rows(calls, merge=True)
+    rows = make_sequences(calls, merge=True)
     (step,) = plan_steps(
         rows,
         calls,
         steps=1,
         rule=find_rule(settings),
-        forwarding=forwarding_of(settings, config, cuda=False),
+        layout=batch_layout(settings, config, cuda=False),
         rng=np.random.default_rng(0),
     )
     return step.build(rows)

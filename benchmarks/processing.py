@@ -23,7 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from benchmarks.collector_peer import PEER_PYTHON
 from benchmarks.collector_peer import cpu_s as cpu_s_of
 from trainspan_processing.assembly.chunks import assemble
-from trainspan_processing.assembly.rows import RowCounts, make_sequences
+from trainspan_processing.assembly.rows import RowCounts, make_rows
 from trainspan_processing.dataset.ledger import read_ledger
 from trainspan_processing.merging.lineage import trace_lineage
 from trainspan_processing.read.source import Selection, Source
@@ -215,7 +215,7 @@ def _measure_frames(store: Path, out: Path) -> dict[str, Any]:
 def _frames(source: Source, clock: Clock, out: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
         assembly = assemble(source, Selection("bench"), DatasetSettings(), read_ledger(out), clock, Path(folder))
-        made = make_sequences(source, assembly.chunks(), assembly.limits, RowCounts())
+        made = make_rows(source, assembly.chunks(), assembly.limits, RowCounts())
         return sum(rows.height for rows, _ in made)
 
 

@@ -15,7 +15,7 @@ from trainspan_training.constraints.replay import Replayer, serialized_tokenizer
 from trainspan_training.data.cuts import TreeCost, shared
 from trainspan_training.data.dataset import Call, ConstrainedCall
 from trainspan_training.data.micro_batches import WeightedRow, make_batches
-from trainspan_training.data.sequences import make_rows
+from trainspan_training.data.sequences import make_sequences
 from trainspan_training.data.token_limits import Limits
 from trainspan_training.model.loading import load_model, load_tokenizer
 from trainspan_training.objective.attention import attention_of
@@ -54,7 +54,7 @@ class Scorer:
     def tree_logprobs(self, spans: Sequence[ReceivedSpan]) -> list[Any]:
         """(C,) of each completion, forwarded together as one prefix tree."""
         calls = [_call(number, *both) for number, both in enumerate(zip(spans, self.replayed(*spans), strict=True))]
-        rows = make_rows(calls, merge=True)
+        rows = make_sequences(calls, merge=True)
         (cut,) = shared(rows, 2**20, TreeCost(0.0))
         (batch,) = make_batches([cut], [WeightedRow(row, np.ones(row.n_trained)) for row in rows], 1)
         found = score(

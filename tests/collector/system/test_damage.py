@@ -219,6 +219,7 @@ def test_a_write_ahead_log_with_any_byte_flipped_or_cut_anywhere_loses_nothing(t
             path.unlink()
         for path, content in files.items():
             path.write_bytes(content)
+            path.chmod(0o600)
         data = bytearray(files[wal])
         place = places.randrange(len(data))
         if places.random() < 0.5:
