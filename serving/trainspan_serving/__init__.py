@@ -3,10 +3,10 @@
 In reading order:
 
 - `process/`: from settings to a supervised vLLM.
-- `middleware`, `worker`: what vLLM loads of ours (`--middleware`, `--worker-extension-cls`).
-- `capture/`: every generation becomes a call span.
-- `export/`: call spans to the collector.
-- `checkpoints/`: what may be served, read without loading it.
-- `swap/`: exchanges the weights under a running server.
-- `http/`: our endpoints and answers.
+- `middleware`, `worker`: the classes that vLLM loads (`--middleware`, `--worker-extension-cls`).
+- `capture/`: turns every generation into a call span.
+- `export/`: sends call spans to the collector.
+- `checkpoints/`: validates checkpoints without loading them.
+- `swap/`: replaces the weights of a running server.
+- `http/`: our endpoints and responses.
 """

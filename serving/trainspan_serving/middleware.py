@@ -52,12 +52,12 @@ _WITHOUT_WEIGHTS = frozenset(
         *(f"/v1/{kind}/derender" for kind in ("chat/completions", "completions")),
     ]
 )
-"""Requests that the tokenizer answers: no swap waits for them, and they wait for none. Any other POST counts."""
+"""Requests that need only the tokenizer: they and swaps do not wait for each other. Any other POST counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What is made when the server starts."""
+    """The objects created when the server starts."""
 
     exporter: Exporter
     tap: EngineTap
@@ -99,7 +99,7 @@ class PolicyMiddleware:
             await answer_json(send, 401, {"error": "Unauthorized"})  # as vLLM does, but before the body is read
             return
         if server.plan.require_signature and not caller.is_signed:
-            message = "this server answers only rollouts that a runner with its signing key has begun"
+            message = "this server answers only rollouts started by a runner with its signing key"
             await answer_error(send, 401, message)
             return
         limits = server.plan
@@ -117,11 +117,11 @@ class PolicyMiddleware:
             await self._generate(parts, caller, scope, receive, send)
 
     async def _generate(self, parts: _Parts, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
-        """Has vLLM answer what may touch the weights; held while these change."""
+        """Passes a request that may use the weights to vLLM; holds it while they change."""
         server, limit_s = parts.server, parts.server.plan.swap_timeout_s
         entered = await server.gate.enter(limit_s)
         if entered is None:
-            why = "it sleeps" if server.asleep else "new weights are being loaded"
+            why = "it is asleep" if server.asleep else "new weights are being loaded"
             await answer_error(
                 send, 503, f"the policy server has held this request for {limit_s:g} s because {why}; try again"
             )
@@ -145,7 +145,7 @@ class PolicyMiddleware:
                 try:
                     await self._start(scope["app"])
                 except Exception as error:
-                    # Without this uvicorn takes the application for one without a start, and serves it uncaptured.
+                    # Otherwise uvicorn assumes that the application has no lifespan, and serves it without capture.
                     await send({"type": "lifespan.startup.failed", "message": f"trainspan: {one_line(error)}"})
                     raise
             return message

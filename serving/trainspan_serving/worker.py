@@ -1,4 +1,4 @@
-"""What runs inside vLLM's workers: reloading weights so that really all of them are the new ones."""
+"""The extension inside vLLM's workers: reloads every weight and compares it with the checkpoint."""
 
 import logging
 from pathlib import Path
@@ -13,19 +13,19 @@ rewind_cpu_generators()
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Rotary embeddings are computed, never loaded; vLLM warns of each at every reload."""
+    """Drops vLLM's warning about each rotary embedding at every reload: they are computed, never loaded."""
     subject = record.args[0] if isinstance(record.args, tuple) and record.args else None
     return not str(subject).endswith("RotaryEmbedding")
 
 
 class PolicyWorker:
-    """A worker extension (`--worker-extension-cls`): its methods join vLLM's worker class and answer `collective_rpc`."""
+    """A worker extension (`--worker-extension-cls`): vLLM adds its methods to the worker for `collective_rpc`."""
 
     def trainspan_reload(self: Any, weights_path: str) -> None:
         """Loads the safetensors of a folder in place.
 
-        On a CPU vLLM multiplies by a packed copy of each matrix. `reload_weights` packs linear layers anew but not the
-        output head, which with tied embeddings then keeps the old weights: it is packed anew here.
+        On a CPU, vLLM multiplies by a packed copy of each matrix. `reload_weights` repacks linear layers but not the
+        output head, which would keep the old weights if embeddings are tied, so it is repacked here.
         """
         from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
@@ -37,9 +37,9 @@ class PolicyWorker:
                 method.process_weights_after_loading(module)
 
     def trainspan_compare(self: Any, folder: str, seed: int) -> dict[str, list[str]]:
-        """Which tensors of a folder this worker computes with; see `proof.compare`."""
+        """Reports which tensors of a folder this worker computes with; see `proof.compare`."""
         return compare(self.model_runner.get_model(), Path(folder), seed)
 
     def trainspan_compare_adapter(self: Any, folder: str, number: int) -> dict[str, list[str]]:
-        """The same of an adapter's folder; see `proof.compare_adapter`."""
+        """Does the same for an adapter's folder; see `proof.compare_adapter`."""
         return compare_adapter(self.model_runner.lora_manager._adapter_manager, number, Path(folder))

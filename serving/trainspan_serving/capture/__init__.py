@@ -1,1 +1,1 @@
-"""Every generation becomes a call span."""
+"""Turns every generation into a call span."""

@@ -1,8 +1,8 @@
-"""Numbers the calls of each rollout from 0, without a gap, also when the server is restarted in the middle of one.
+"""Numbers the calls of each rollout from 0 without gaps, even if the server restarts in the middle of one.
 
-A call is known by the counter's `instance` and its number there: a rollout that several servers answer is counted by each.
-Numbers are kept in a SQLite file, so that memory is bounded and no rollout is forgotten. Each number is in the kernel's
-hands before it is given: a killed server process loses none.
+A call is identified by the counter's `instance` and its number there: if several servers answer a rollout, each counts
+its own calls. Numbers are kept in a SQLite file, so memory is bounded and no rollout is forgotten. Each number is
+passed to the kernel before it is returned: a killed server process loses none.
 """
 
 import logging
@@ -36,10 +36,10 @@ class CallCounter:
         try:
             self._open()
         except sqlite3.DatabaseError as error:
-            raise OSError(f"the call numbers in {file} cannot be read: {error}; move the file away") from error
+            raise OSError(f"cannot read the call numbers in {file}: {error}; move the file away") from error
 
     def next(self, key: str) -> int:
-        """The next number of `key`. A disk that cannot be written costs the numbers' safety, not the call."""
+        """Returns the next number of `key`. If the disk cannot be written, numbers may repeat after a restart."""
         number = self._counts.pop(key, None)
         if number is None:
             number = self._stored(key)
@@ -58,7 +58,7 @@ class CallCounter:
         self._database.executescript(_TABLES)
         found = self._database.execute("SELECT id FROM instance").fetchone()
         self.instance: str = found[0] if found else uuid.uuid4().hex
-        """Names this counter on every call: 32 hex digits, the same in each life of the server."""
+        """The id of this counter on every call: 32 hex digits, unchanged across restarts of the server."""
         if not found:
             self._database.execute("INSERT INTO instance VALUES (?)", [self.instance])
 
@@ -80,10 +80,10 @@ class CallCounter:
 
     def _complain(self, error: sqlite3.Error) -> None:
         if not self._is_failing:
-            _log.warning("call numbers cannot be kept file=%s error=%s: a restart would repeat them", self._file, error)
+            _log.warning("cannot save call numbers file=%s error=%s: a restart would repeat them", self._file, error)
         self._is_failing = True
 
 
 def _text(key: str) -> str:
-    """A key comes from a request: it may hold anything, lone surrogates too."""
+    """Makes a key storable: it comes from a request and may contain anything, even lone surrogates."""
     return key.encode(errors="backslashreplace").decode()

@@ -1,10 +1,10 @@
-"""Who calls: trace context and rollout identity of a request, from its headers, its URL or its API key.
+"""Identifies the caller: the trace context and rollout identity of a request, from its headers, URL or API key.
 
-An agent without OpenTelemetry is known by its base URL, `/rollout/{token}/v1/…`, or by its API key, `trainspan-{token}`; a
-token is `{traceparent}[.{signature}][-{secret}]`. Both are taken out of the request before vLLM, its access log included,
-sees them; a secret that equals the server's own API key is put in its place.
+An agent without OpenTelemetry is identified by its base URL, `/rollout/{token}/v1/…`, or by its API key,
+`trainspan-{token}`; a token is `{traceparent}[.{signature}][-{secret}]`. Both are removed from the request before vLLM
+and its access log see them; a secret that equals the server's own API key takes the key's place.
 
-What a caller says of itself may be made up. The runner signs the identities and URLs that it hands out (signing.py).
+A caller can claim any identity. The runner signs the identities and URLs that it hands out (signing.py).
 """
 
 import hmac
@@ -27,36 +27,37 @@ _LONGEST_CLIENT = 200
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Where a request comes from."""
+    """The origin of a request."""
 
     parent: TraceParent | None
-    """The span that made the request; None: a trace of its own."""
+    """The span that made the request; None: the request starts a new trace."""
     identity: Identity | None
     agent: str | None
     """Name of the calling agent."""
     link: TraceParent | None = None
-    """A span of another trace that made the request: the agent traces itself, and its URL or key names the rollout."""
+    """The span that made the request, if it is in another trace: the agent has its own tracing, and its URL or key
+    names the rollout."""
     is_signed: bool = False
-    """Whether the runner signed what tells the rollout: the identity, or without one the trace in the URL or key."""
+    """Whether the runner signed the identity, or if there is none, the trace in the URL or key."""
     notes: tuple[tuple[str, str], ...] = ()
-    """Further members of the baggage that belong on the call span."""
+    """Other baggage members to copy to the call span."""
     client: str | None = None
-    """What the program that makes the request calls itself: its User-Agent, cut to 200 characters."""
+    """User-Agent of the program that made the request, cut to 200 characters."""
 
     @property
     def counter_key(self) -> str | None:
-        """What calls are counted by: the attempt of a rollout, else the trace."""
+        """The key that calls are counted under: the attempt of a rollout, otherwise the trace."""
         if self.identity:
             return f"{self.identity.rollout_id}/{self.identity.attempt}"
         return self.parent.trace_id if self.parent else None
 
 
 def identify(scope: MutableMapping[str, Any], api_keys: Sequence[str], key: bytes) -> Caller:
-    """The caller of an ASGI request; rewrites `scope` so that nothing of ours is left in path and keys.
+    """Returns the caller of an ASGI request; rewrites `scope` so that path and keys no longer contain our tokens.
 
-    The header's span is the parent within the trace that URL or key names. Where it is of another trace, as with an
-    agent that traces itself without knowing of us, URL and key win: they were made for this rollout.
-    `key` is the runner's. Raises InvalidRecordError for a malformed traceparent in the URL, and where URL and key contradict each other.
+    The header's span is the parent if it is in the trace that the URL or key names. If it is in another trace, as for
+    an agent with its own tracing, the URL and key win: they were made for this rollout. `key` is the runner's. Raises
+    InvalidRecordError if the traceparent in the URL is malformed, or if URL and key name different rollouts.
     """
     headers = _Headers(scope)
     url_token, key_token = _take_from_path(scope), _take_from_key(headers)
@@ -88,13 +89,13 @@ def identify(scope: MutableMapping[str, Any], api_keys: Sequence[str], key: byte
 
 
 class _Headers:
-    """The headers of an ASGI scope; names are lower-case there."""
+    """The headers of an ASGI scope, which have lower-case names."""
 
     def __init__(self, scope: MutableMapping[str, Any]) -> None:
         self._scope = scope
 
     def get(self, name: bytes) -> str | None:
-        """All values of `name`, joined as RFC 9110 says."""
+        """Returns all values of `name`, joined according to RFC 9110."""
         values = [value.decode("latin-1") for key, value in self._scope["headers"] if key == name]
         return ",".join(values) if values else None
 
@@ -105,7 +106,7 @@ class _Headers:
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """What names a rollout in a URL or key."""
+    """The part of a URL or key that names a rollout."""
 
     parent: TraceParent | None = None
     signature: str | None = None
@@ -129,7 +130,8 @@ def _take_from_path(scope: MutableMapping[str, Any]) -> _Token:
     token = _Token.parse(text)
     if token.parent is None:
         raise InvalidRecordError(
-            f"{text[:80]!r} is no traceparent: a base URL has the form http://HOST:PORT/rollout/00-<trace id>-<span id>-01/v1"
+            f"{text[:80]!r} is not a traceparent: a base URL has the form "
+            "http://HOST:PORT/rollout/00-<trace id>-<span id>-01/v1"
         )
     scope["path"] = "/" + rest
     raw: bytes | None = scope.get("raw_path")

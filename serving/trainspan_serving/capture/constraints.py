@@ -1,7 +1,7 @@
-"""How a generation was constrained: read from vLLM's own parameters as they went into the engine, not from the request.
+"""Reads how a generation was constrained, from vLLM's own parameters as they entered the engine, not from the request.
 
-What an endpoint makes of `tool_choice`, `strict`, `response_format` and the rest is there by then, and so are the tokens that
-end the text, the token ids of banned words and the library that validation has chosen.
+By then the endpoint has applied `tool_choice`, `strict`, `response_format` and the rest, and the stop tokens, the token
+ids of banned words and the library chosen by validation are set.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ _log = logging.getLogger(__name__)
 
 _UNKNOWN = "unknown"
 _LIBRARIES = {"guidance": "llguidance", "outlines": "outlines_core"}
-"""Names of distributions that differ from vLLM's name of the backend."""
+"""vLLM's name of a backend → its distribution, if the two differ."""
 
 
 class EngineConstraints:
-    """Knows the engine's grammar library, and writes down the constraints of generations.
+    """Records the constraints of generations and the engine's grammar library.
 
-    vLLM compiles all grammars with the library of the first request that had one, whatever it chooses for later ones. Where
-    it may choose (`auto`), `settle` makes that first request, so that the library is known: xgrammar.
+    vLLM compiles all grammars with the library of the first request that had one, whatever it chooses for later ones.
+    If it may choose (`auto`), `settle` makes that first request, so that the library is known: xgrammar.
     """
 
     def __init__(self, engine: Any, generate: Callable[..., AsyncGenerator[Any, None]]) -> None:
@@ -45,10 +45,10 @@ class EngineConstraints:
                 return
             try:
                 self._library = await self._first_request()
-            except Exception as error:  # noqa: BLE001  # the client's own request will be told
+            except Exception as error:  # noqa: BLE001  # the client's own request gets the error
                 self._library = _UNKNOWN
                 _log.warning(
-                    "the engine's grammar library is not known: %s; its calls cannot be trained", one_line(error)
+                    "the engine's grammar library is unknown: %s; constrained calls cannot be trained", one_line(error)
                 )
 
     async def _first_request(self) -> str:
@@ -74,7 +74,7 @@ class EngineConstraints:
         return libraries.pop() if len(libraries) == 1 else _UNKNOWN
 
     def read(self, params: Any, asked: str | None) -> Constraint:
-        """Of parameters as they went into the engine; `asked` is the kind of grammar that the request came with."""
+        """Reads parameters as they entered the engine; `asked` is the kind of grammar in the request."""
         others = {
             "min_tokens": params.min_tokens,
             "thinking_budget": params.thinking_token_budget is not None,
@@ -117,16 +117,16 @@ class EngineConstraints:
         )
 
     def _reads_tokens_otherwise(self) -> bool:
-        """Whether vLLM makes what xgrammar knows of the tokenizer in another way than xgrammar does for one of transformers."""
+        """Whether vLLM describes the tokenizer to xgrammar differently than xgrammar reads a transformers tokenizer."""
         from vllm.utils.mistral import is_mistral_tokenizer
 
         kind = getattr(self._engine.model_config.hf_config, "model_type", None)
         return kind == "plamo3" or bool(is_mistral_tokenizer(self._engine.input_processor.tokenizer))
 
     def start(self, prompt: Sequence[int], ids: Sequence[int], params: Any, options: Mapping[str, Any]) -> int | None:
-        """How many of the sampled `ids` came before the first one that the grammar masked: those of reasoning.
+        """Counts the sampled `ids` before the first one that the grammar masked: the reasoning tokens.
 
-        None where a token that nothing masked was fed to the grammar. `options` are those of the generation.
+        None if a token that was not masked was fed to the grammar. `options` are those of the generation.
         """
         bounds = self._reasoning_bounds()
         if bounds is None or params.structured_outputs is None:
@@ -153,7 +153,7 @@ class EngineConstraints:
         return len(ids)
 
     def _reasoning_bounds(self) -> Any:
-        """vLLM's own method that tells where reasoning ends; None where grammars hold from the first token on."""
+        """Returns vLLM's own method that finds the end of reasoning; None if grammars apply from the first token."""
         config = self._config
         if not config.reasoning_parser or config.enable_in_reasoning:
             return None
@@ -170,7 +170,7 @@ class EngineConstraints:
 
 
 def kind_of(params: Any) -> str | None:
-    """`choice` for a request with choices: validation makes a grammar of them."""
+    """Returns `choice` for a request with choices, which validation turns into a grammar."""
     asked = params.structured_outputs
     return "choice" if asked is not None and asked.choice is not None else None
 

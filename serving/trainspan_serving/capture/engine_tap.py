@@ -1,8 +1,8 @@
-"""Token-exact capture: every generation of the engine becomes call spans, whatever endpoint asked for it.
+"""Token-exact capture: turns every generation of the engine into call spans, whichever endpoint requested it.
 
-`EngineTap` wraps the engine client's `generate`; an `Exchange` (one HTTP request) carries who asked and gathers what the
-engine answered. Neither request nor response is changed: the engine is asked for the chosen tokens' log-probabilities,
-which the endpoints leave out of an answer whose client did not ask for them.
+`EngineTap` wraps the engine client's `generate`; an `Exchange` (one HTTP request) carries the caller and collects the
+engine's outputs. Neither request nor response changes: the engine also returns the chosen tokens' log-probabilities,
+which the endpoints leave out of the response if the client did not ask for them.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ _CURRENT: contextvars.ContextVar["Exchange | None"] = contextvars.ContextVar("tr
 class Exchange:
     """One HTTP request and the generations it caused; all its calls share one call index.
 
-    `policy` answers all of it, also where another is put in service meanwhile.
-    It is settled, and its spans leave, when the HTTP side and every generation have ended.
+    `policy` answers the whole request, even if another one goes into service in the meantime.
+    The exchange is settled, and its spans are emitted, once the HTTP side and every generation have ended.
     """
 
     def __init__(self, caller: Caller, endpoint: str, policy: Policy, *, internal: bool = False) -> None:
@@ -38,13 +38,13 @@ class Exchange:
         self.trace_id = caller.parent.trace_id if caller.parent else secrets.token_hex(16)
         self.call_index: int | None = None
         self.choices = 0
-        """Choices of all generations so far; a further generation's choices are numbered on from here."""
+        """Choices of all generations so far; the next generation's choices are numbered from here."""
         self.delivered = False
         self.generations: list[Generation] = []
         self.ended_because: str | None = None
-        """Why the server lets it generate no more, as its client is told."""
+        """Why the server stops its generations; the client gets this text."""
         self.is_cut = False
-        """Whether a generation was ended, or not begun, for that."""
+        """Whether a generation was stopped or rejected for that reason."""
         self._running = 0
         self._open = True
         self._on_settled: list[Callable[[], None]] = []
@@ -61,7 +61,7 @@ class Exchange:
         self._settle()
 
     def end_http(self, *, delivered: bool) -> None:
-        """The application has answered, or given up. `delivered`: the client was sent the whole of a good answer."""
+        """Marks the HTTP side as ended. `delivered`: a complete, successful response was sent to the client."""
         self.delivered = delivered
         self._open = False
         self._settle()
@@ -78,7 +78,7 @@ class Exchange:
 
 
 class EngineTap:
-    """Stands before the engine client's `generate` and hands finished calls to `sink`."""
+    """Wraps the engine client's `generate` and passes finished calls to `sink`."""
 
     def __init__(
         self,
@@ -96,17 +96,17 @@ class EngineTap:
         self._logprobs_mode = "processed" if "processed" in str(engine.model_config.logprobs_mode) else "raw"
         self._counter = counter
         self._live: set[Exchange] = set()
-        """Those that are not settled."""
+        """The exchanges that are not settled."""
         self.cut_requests = 0
-        """Requests of clients that `end_all` has ended."""
+        """Client requests that `end_all` stopped."""
         self._constraints = EngineConstraints(engine, self._generate)
         self._under_way: dict[int, Generation] = {}
-        """By the id of the parameters that the engine is given."""
+        """`id()` of the parameters given to the engine → generation."""
         self._watch(engine.input_processor)
         engine.generate = self.generate
 
     def _watch(self, processor: Any) -> None:
-        """Notes the parameters that the engine's own processing makes of those of a generation."""
+        """Keeps the final parameters that the engine's own processing derives for each generation."""
         at_once, in_thread = processor.process_inputs, processor.process_inputs_async
 
         def note(params: Any, request: Any) -> Any:
@@ -124,7 +124,7 @@ class EngineTap:
 
     @contextlib.contextmanager
     def exchange(self, exchange: Exchange) -> Iterator[None]:
-        """Generations started in this block, and in tasks started in it, belong to `exchange`."""
+        """Assigns generations started in this block, and in tasks started in it, to `exchange`."""
         self._live.add(exchange)
         exchange.when_settled(lambda: self._live.discard(exchange))
         exchange.when_settled(lambda: self._emit(exchange))
@@ -135,15 +135,15 @@ class EngineTap:
             _CURRENT.reset(token)
 
     def end_all(self, why: str) -> None:
-        """No exchange that is live passes on anything more of the engine, or generates again: its client gets an error.
+        """Stops every live exchange: it passes on no more output and starts no generation; its client gets an error.
 
-        What runs in the engine is left there; see `Engine.abort`.
+        Generations in the engine keep running; see `Engine.abort`.
         """
         for exchange in self._live:
             exchange.ended_because = exchange.ended_because or why
 
     def generate(self, prompt: Any, sampling_params: Any, request_id: str, **options: Any) -> AsyncGenerator[Any, None]:
-        """As the engine client's; the outputs are passed on as they are."""
+        """Replaces the engine client's `generate`; passes the outputs through unchanged."""
         exchange = _CURRENT.get()
         if exchange is None or not isinstance(prompt, dict):
             return self._settled(sampling_params, self._generate(prompt, sampling_params, request_id, **options))
@@ -151,7 +151,7 @@ class EngineTap:
         temperature = self._temperatures.get(identity.split) if identity else None
         if temperature is not None:
             sampling_params = override_sampling(sampling_params, temperature)
-        sampling_params = with_logprobs(sampling_params)  # its own: one object may go with several prompts
+        sampling_params = with_logprobs(sampling_params)  # a copy: several prompts may share one object
         adapter = options.get("lora_request")
         if adapter is None and exchange.policy.adapter:
             options["lora_request"] = exchange.policy.adapter.request
@@ -163,7 +163,7 @@ class EngineTap:
         return self._observe(exchange, generation, sampling_params, self._settled(sampling_params, outputs))
 
     async def _settled(self, params: Any, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-        """The outputs of a generation, which begins when the engine's grammar library is known if it needs one."""
+        """Yields the outputs of a generation; one with a grammar starts once the engine's grammar library is known."""
         try:
             if getattr(params, "structured_outputs", None) is not None:
                 await self._constraints.settle()
@@ -199,7 +199,7 @@ class EngineTap:
                     self._live.discard(exchange)
 
     def _cut(self, exchange: Exchange, why: str) -> Exception:
-        """The error that vLLM answers with 503, or with an error event in a stream that has begun."""
+        """Returns the error that vLLM answers with 503, or with an error event if the stream has started."""
         from vllm.exceptions import RetryableRequestError
 
         if not exchange.is_cut:

@@ -1,4 +1,4 @@
-"""One generation of the engine: what was asked of it, and per choice what it sampled."""
+"""One generation of the engine: its request, and the sampled tokens of each choice."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ _OPERATIONS = {"/v1/completions": keys.OPERATION_TEXT_COMPLETION}
 
 @dataclass(slots=True)
 class Choice:
-    """What the engine sampled for one choice so far."""
+    """The tokens sampled so far for one choice."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Choice:
 
 
 class Generation:
-    """Gathers the outputs of one `generate` call."""
+    """Collects the outputs of one `generate` call."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class Generation:
         lora_request: Any,
         options: Mapping[str, Any],
     ) -> None:
-        """`lora_request`: an adapter that the client itself asked for, None for the policy; `options`: those of `generate`."""
+        """`lora_request`: the adapter requested by the client, None for the policy; `options`: those of `generate`."""
         self._params = params
         self._asked_kind = kind_of(params)
         self._options = options
         self.final: Any = None
-        """The parameters as they went into the engine; None until then."""
+        """The parameters as they entered the engine; None until then."""
         self._request_id = request_id
         self._first_choice = first_choice
         self._prompt_ids: list[int] = prompt.get("prompt_token_ids") or []
@@ -66,7 +66,7 @@ class Generation:
         self.adapter: str | None = lora_request.lora_name if lora_request else None
 
     def add(self, output: Any) -> None:
-        """Takes a `RequestOutput`; its lists belong to the engine and may grow later, so they are copied or re-read."""
+        """Adds a `RequestOutput`. The engine may extend its lists later, so they are copied or re-read."""
         self._prompt_ids = output.prompt_token_ids or self._prompt_ids
         for completion in output.outputs:
             choice = self._choices[completion.index]
@@ -81,7 +81,7 @@ class Generation:
                 choice.versions = [(span.version, span.start, span.end) for span in completion.weight_versions or ()]
 
     def choices(self, endpoint: str, constraints: EngineConstraints) -> Iterator[tuple[Choice, dict[str, Any]]]:
-        """Each choice with its span attributes."""
+        """Yields each choice with its span attributes."""
         params = self._params
         constraint = self._constraint(constraints)
         shared: dict[str, Any] = {
@@ -122,13 +122,13 @@ class Generation:
             )
 
     def _constraint(self, constraints: EngineConstraints) -> Constraint | None:
-        """None where nothing constrained it, or it did not come as far as the engine."""
+        """Returns None if the generation was unconstrained or never reached the engine."""
         if self.final is None or not (is_constrained(self.final) or self._is_beam):
             return None
         try:
             constraint = constraints.read(self.final, self._asked_kind)
-        except Exception as error:  # noqa: BLE001  # of another vLLM's inner layout: the call is recorded all the same
-            _log.warning("how a call was constrained cannot be read: %s", one_line(error))
+        except Exception as error:  # noqa: BLE001  # another vLLM's internals may differ: the call is still recorded
+            _log.warning("cannot read the constraints of a call: %s", one_line(error))
             constraint = Constraint(others=("unreadable",))
         return replace(constraint, others=("beam_search", *constraint.others)) if self._is_beam else constraint
 
@@ -144,7 +144,7 @@ class Generation:
         try:
             start = constraints.start(self._prompt_ids, choice.ids, self.final, self._options)
         except Exception as error:  # noqa: BLE001  # as above
-            _log.warning("where a call's reasoning ended cannot be told: %s", one_line(error))
+            _log.warning("cannot find the end of a call's reasoning: %s", one_line(error))
             start = None
         if start is None:
             constraint = replace(constraint, others=("reasoning", *constraint.others))
@@ -152,7 +152,7 @@ class Generation:
         return {**record, keys.CONSTRAINT_START: start} if start else record
 
     def _version_attributes(self, choice: Choice) -> dict[str, Any]:
-        """The engine's own labels where it reported them; they are those of the full weights, whatever adapter is on them."""
+        """Uses the engine's own labels if it reported any; they name the full weights, whichever adapter is active."""
         version = self._policy.version
         if self._policy.adapter and self.adapter is None:
             return {keys.POLICY_VERSION: version}
@@ -164,7 +164,7 @@ class Generation:
 
 
 def override_sampling(params: Any, temperature: float) -> Any:
-    """A copy that samples from the policy's own distribution at `temperature`, nothing truncated or penalised."""
+    """Returns a copy that samples from the policy's distribution at `temperature`, without truncation or penalties."""
     return msgspec.structs.replace(
         params,
         temperature=temperature,
@@ -178,13 +178,13 @@ def override_sampling(params: Any, temperature: float) -> Any:
 
 
 def with_logprobs(params: Any) -> Any:
-    """A copy that also reports the chosen tokens' log-probabilities, if it does not, in the form that costs least."""
+    """Returns a copy that also requests the sampled tokens' log-probabilities, in the cheapest form."""
     asked = {} if params.logprobs is not None else {"logprobs": 0, "flat_logprobs": True}
     return msgspec.structs.replace(params, **asked)
 
 
 def _chosen_logprobs(completion: Any) -> list[float]:
-    """Log-probability of each sampled token: the first entry of its position."""
+    """Returns the log-probability of each sampled token: the first entry at its position."""
     positions = completion.logprobs
     if positions is None:
         return []
@@ -195,7 +195,7 @@ def _chosen_logprobs(completion: Any) -> list[float]:
 
 
 def _response_id(request_id: str, endpoint: str) -> str:
-    """The id that the client got: completions number their prompts (`-0`), responses their turns (`_0`)."""
+    """Returns the id that the client got: completions number their prompts (`-0`), responses their turns (`_0`)."""
     separator = {"/v1/completions": "-", "/v1/responses": "_"}.get(endpoint)
     head, _, tail = request_id.rpartition(separator) if separator else ("", "", "")
     return head if head and tail.isdigit() else request_id

@@ -1,8 +1,8 @@
-"""Seeded requests on a CPU whose prompts vLLM reads in several parts.
+"""Fixes seeded requests on a CPU if vLLM prefills their prompt in several chunks.
 
-vLLM samples after each part, throws all but the last sample away, and sets the request's generator back by its offset. A
-generator of the CPU has no offset: PyTorch raises, and the engine ends with every request in it. Here it goes back to
-its seed instead, which is where it was before the prompt's first part.
+vLLM samples after each chunk, discards all but the last sample, and rewinds the request's generator by its offset. A
+CPU generator has no offset: PyTorch raises, and the engine dies with all its requests. Here the generator returns to
+its seed instead, which was its state before the first chunk of the prompt.
 """
 
 from typing import Any
@@ -14,9 +14,9 @@ __all__ = ["SeededGenerator", "rewind_cpu_generators"]
 
 
 class SeededGenerator(torch.Generator):
-    """A CPU generator of one request, which can go back to its seed while `output_token_ids` of the request is empty.
+    """A CPU generator of one request that can return to its seed while the request's `output_token_ids` is empty.
 
-    A request that was preempted after its first tokens goes on from where its generator is: its later tokens then differ
+    A request that is preempted after its first tokens keeps the current state of its generator: its later tokens differ
     from those of a run without preemption.
     """
 
@@ -33,14 +33,14 @@ class SeededGenerator(torch.Generator):
         return 0
 
     def set_offset(self, offset: int) -> "SeededGenerator":
-        """Undoes the draws for a part of the prompt."""
+        """Undoes the draws made for a chunk of the prompt."""
         if not self._output_token_ids:
             self.set_state(self._begin)
         return self
 
 
 def rewind_cpu_generators() -> None:
-    """Gives each seeded request of a CPU such a generator, from when vLLM's module of requests is imported."""
+    """Gives each seeded request on a CPU such a generator, once vLLM's request module is imported."""
     wrapt.register_post_import_hook(_wrap, "vllm.v1.worker.gpu_input_batch")
 
 

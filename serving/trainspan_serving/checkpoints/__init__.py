@@ -1,1 +1,1 @@
-"""What may be served, read without loading it."""
+"""Validates checkpoints without loading them."""

@@ -1,7 +1,7 @@
-"""Checkpoints that may be put in service: found by name under one folder, read, and checked against what is served.
+"""Finds a checkpoint by name under one folder, reads it, and checks it against the served model.
 
-A bad checkpoint kills vLLM's engine, or leaves old tensors in it silently, so everything that can be known is checked
-before anything is touched.
+A bad checkpoint kills vLLM's engine, or silently leaves old tensors in it, so everything possible is checked before the
+engine is touched.
 """
 
 import re
@@ -24,11 +24,11 @@ class CheckpointNotFoundError(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the engine takes."""
+    """The engine's limits."""
 
     vocab_size: int
     max_tokens: int
-    """Of prompt and completion together."""
+    """For prompt and completion together."""
     max_lora_rank: int | None
     """None: no adapters."""
     lora_modules: tuple[str, ...] | None
@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A checkpoint that fits."""
+    """A checkpoint that fits the served model."""
 
     version: int
     folder: Path
@@ -49,7 +49,7 @@ class Candidate:
 
 
 def find_candidate(checkpoints: Path, name: str, version: int, served: Weights, limits: Limits) -> Candidate:
-    """The checkpoint `name` as `version`. Raises CheckpointError with the first reason why it cannot be served."""
+    """Returns checkpoint `name` as `version`. Raises CheckpointError with the first reason why it cannot be served."""
     folder = _resolve(checkpoints, name)
     meta = CheckpointMeta.read(folder)
     if meta.version != version:
@@ -62,7 +62,8 @@ def find_candidate(checkpoints: Path, name: str, version: int, served: Weights, 
         check_fits(weights, served)
     if meta.weights_sha256 and hash_weights(folder) != meta.weights_sha256:
         raise CheckpointError(
-            f"{name}: its safetensors files are not those that the trainer wrote (weights_sha256 in {META_FILE}): copy it anew"
+            f"{name}: its safetensors files differ from what the trainer wrote (weights_sha256 in {META_FILE}): "
+            "copy it again"
         )
     canary = Canary.read(folder) if (folder / CANARY_FILE).is_file() else None
     if canary:
@@ -71,9 +72,9 @@ def find_candidate(checkpoints: Path, name: str, version: int, served: Weights, 
 
 
 def _resolve(checkpoints: Path, name: str) -> Path:
-    """The folder `name` directly under `checkpoints`; links lead nowhere."""
+    """Returns the folder `name` directly under `checkpoints`; refuses symbolic links."""
     if not _NAME.fullmatch(name):
-        raise CheckpointError(f"{name[:80]!r} is no checkpoint name: a folder name under {checkpoints} is meant")
+        raise CheckpointError(f"{name[:80]!r} is not a checkpoint name: give the name of a folder in {checkpoints}")
     root = checkpoints.resolve()
     folder = root / name
     if not folder.is_dir():
@@ -85,7 +86,7 @@ def _resolve(checkpoints: Path, name: str) -> Path:
 
 
 def check_prompts(canary: Canary, *, vocab_size: int, max_tokens: int) -> None:
-    """Raises CheckpointError for a canary that this server cannot score."""
+    """Raises CheckpointError if this server cannot score the canary."""
     if not canary.prompts:
         raise CheckpointError("canary.json has no prompts")
     for prompt in canary.prompts:
@@ -96,4 +97,6 @@ def check_prompts(canary: Canary, *, vocab_size: int, max_tokens: int) -> None:
         if not all(0 <= token < vocab_size for token in tokens):
             raise CheckpointError(f"canary.json has a token outside the vocabulary of {vocab_size}")
         if len(tokens) >= max_tokens:
-            raise CheckpointError(f"canary.json has a prompt of {len(tokens)} tokens; the server takes {max_tokens}")
+            raise CheckpointError(
+                f"canary.json has a prompt of {len(tokens)} tokens; the server's limit is {max_tokens}"
+            )

@@ -1,4 +1,4 @@
-"""What is in service: a version, the full weights in the engine, and the LoRA adapter on them where there is one."""
+"""The policy in service: a version, the full weights in the engine, and the LoRA adapter on them, if any."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ class Adapter:
 
     folder: Path
     request: Any
-    """vLLM's `LoRARequest`: sent along with a generation, it chooses the adapter."""
+    """vLLM's `LoRARequest`: passed with a generation, it selects the adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Policy:
 
     @property
     def folder(self) -> Path:
-        """The checkpoint: the adapter's folder, else that of the full weights."""
+        """The checkpoint: the adapter's folder, otherwise that of the full weights."""
         return self.adapter.folder if self.adapter else self.weights
 
     @property

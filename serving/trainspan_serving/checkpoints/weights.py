@@ -1,7 +1,7 @@
-"""What lies in a folder of weights, read without loading them, and whether it fits what is served.
+"""Reads the outline of a folder of weights without loading them, and checks it against the served model.
 
-A swap is validated here first: vLLM's `reload_weights` kills the engine, or silently keeps old tensors, where a folder
-does not fit.
+A swap is validated here first: if a folder does not fit, vLLM's `reload_weights` kills the engine or silently keeps old
+tensors.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ _CONFIG_IGNORED = {
     "eos_token_id",
     "pad_token_id",
 }
-"""Keys that do not change what the weights compute."""
+"""Keys that do not affect the computation."""
 _COMPUTED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
-"""Ends of the names of buffers that models compute by themselves, and that vLLM leaves aside in a file."""
+"""Name suffixes of buffers that models compute themselves; vLLM ignores them in a file."""
 _CHUNK_BYTES = 2**24
 _HEADS = ("lm_head.weight", "embed_out.weight")
-"""Ends of the names of output heads."""
+"""Name suffixes of output heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Weights:
 
 
 def read_weights(folder: Path) -> Weights:
-    """Reads config, safetensors headers and tokenizer. Raises CheckpointError for what is missing or damaged."""
+    """Reads config, safetensors headers and tokenizer. Raises CheckpointError if something is missing or damaged."""
     config = read_json(folder / "config.json")
     return Weights(folder, config, _read_tensors(folder), _hash_vocabulary(folder))
 
@@ -56,10 +56,10 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def check_fits(candidate: Weights, served: Weights) -> None:
-    """Raises CheckpointError that names the first thing by which `candidate` differs from the served model.
+    """Raises CheckpointError with the first difference between `candidate` and the served model.
 
-    Either may lack what the other holds in vain: buffers that models compute, and an output head that is a copy of the embedding
-    in a model that ties the two.
+    Either may lack tensors that have no effect in the other: buffers that models compute, and the copy of the embedding
+    as output head of a model that ties the two.
     """
     name = candidate.folder.name
     for key in sorted((candidate.config.keys() & served.config.keys()) - _CONFIG_IGNORED):
@@ -80,7 +80,9 @@ def check_fits(candidate: Weights, served: Weights) -> None:
                 f"{name}: tensor {tensor!r} has shape {list(shape)}, the served model's has {list(served.tensors[tensor])}"
             )
     if candidate.tokenizer_sha256 != served.tokenizer_sha256:
-        raise CheckpointError(f"{name} has another vocabulary than the served model; start a server with it instead")
+        raise CheckpointError(
+            f"{name} has a different vocabulary than the served model; start a server with it instead"
+        )
 
 
 def _is_idle(weights: Weights, tensor: str) -> bool:
@@ -89,9 +91,10 @@ def _is_idle(weights: Weights, tensor: str) -> bool:
 
 
 def _is_tied(weights: Weights, head: str) -> bool:
-    """Whether a stored output head is a copy of another tensor, and the configuration does not keep them apart.
+    """Whether a stored output head is a copy of another tensor and the configuration does not untie them.
 
-    vLLM and transformers decide alike: a stored head that differs from the embedding is one of its own, whatever is configured.
+    vLLM and transformers use the same rule: a stored head that differs from the embedding is separate, whatever the
+    configuration says.
     """
     text = weights.config.get("text_config")
     stated = [config.get("tie_word_embeddings") for config in (weights.config, text) if isinstance(config, dict)]
@@ -103,7 +106,7 @@ def _is_tied(weights: Weights, head: str) -> bool:
 
 
 def _digests(folder: Path, names: set[str]) -> dict[str, str]:
-    """Of the type and bytes of these tensors."""
+    """Hashes dtype and bytes of the named tensors."""
     found: dict[str, str] = {}
     for file in weight_files(folder):
         start, entries = _read_header(file)
@@ -119,7 +122,7 @@ def _digests(folder: Path, names: set[str]) -> dict[str, str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder of full weights. Raises CheckpointError where there is none."""
+    """Returns the safetensors files of a folder of full weights. Raises CheckpointError if there are none."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         files = sorted({folder / str(name) for name in read_json(index).get("weight_map", {}).values()})
@@ -138,12 +141,12 @@ def _read_tensors(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a safetensors file, whose size must be what its header says. Raises CheckpointError."""
+    """Returns the tensor names and shapes of a safetensors file. Raises CheckpointError if it is damaged or cut off."""
     return {name: tuple(entry["shape"]) for name, entry in _read_header(file)[1].items()}
 
 
 def _read_header(file: Path) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Where the data of a safetensors file begin, and what its header says of each tensor.
+    """Returns the offset of a safetensors file's data, and the header's entry for each tensor.
 
     Format: https://huggingface.co/docs/safetensors/index#format
     """
@@ -162,7 +165,7 @@ def _read_header(file: Path) -> tuple[int, dict[str, dict[str, Any]]]:
             tuple(entry["shape"])
         return 8 + length, entries
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise CheckpointError(f"{file.parent.name}/{file.name} is no whole safetensors file: {error}") from error
+        raise CheckpointError(f"{file.parent.name}/{file.name} is not a complete safetensors file: {error}") from error
 
 
 def _hash_vocabulary(folder: Path) -> str:

@@ -1,1 +1,1 @@
-"""Call spans to the collector, through a bounded queue in memory and on disk."""
+"""Sends call spans to the collector, through a bounded queue in memory and on disk."""

@@ -1,7 +1,7 @@
 """Call spans as OTLP protobuf.
 
-Written directly rather than through the SDK: capture needs no sampler, no context and no span limits, but exact counts
-of what was sent and what was not.
+Encoded directly rather than through the SDK: capture needs no sampler, context or span limits, but exact counts of the
+spans that were and were not sent.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,16 +37,16 @@ class CallSpan:
     attributes: Mapping[str, AttributeValue]
     error: str | None = None
     link: TraceParent | None = None
-    """A span of another trace that belongs to it."""
+    """A related span of another trace."""
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in memory and on the wire."""
+        """Approximate size in memory and on the wire."""
         return 1024 + sum(len(value) for value in self.attributes.values() if isinstance(value, bytes | str))
 
 
 def encode_request(spans: Iterable[CallSpan], resource: Mapping[str, AttributeValue]) -> ExportTraceServiceRequest:
-    """One export request with all `spans` under one resource."""
+    """Returns one export request with all `spans` under one resource."""
     scope_spans = ScopeSpans(
         scope=InstrumentationScope(name="trainspan.serving"), spans=[_encode_span(span) for span in spans]
     )
@@ -75,7 +75,7 @@ def _encode_span(span: CallSpan) -> Span:
 
 
 def encode_attributes(attributes: Mapping[str, AttributeValue]) -> list[KeyValue]:
-    """Each value in the OTLP type of its Python type."""
+    """Encodes each value with the OTLP type that matches its Python type."""
     return [KeyValue(key=key, value=_encode_value(value)) for key, value in attributes.items()]
 
 

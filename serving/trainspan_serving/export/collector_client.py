@@ -1,7 +1,7 @@
-"""One export request to the collector over OTLP/gRPC, and what became of it.
+"""Sends export requests to the collector over OTLP/gRPC and reports their outcome.
 
-Spec: https://opentelemetry.io/docs/specs/otlp/#failures (which answers are final, and which ask for another try). One
-difference: a wrong token, or another program on the collector's port, is a fault that an operator repairs; calls wait for it.
+Spec: https://opentelemetry.io/docs/specs/otlp/#failures (which responses are final and which are retryable). One
+difference: a wrong token, or another program on the collector's port, is retried, since an operator can fix it.
 """
 
 from collections.abc import Callable
@@ -25,23 +25,23 @@ Metadata = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How a request ended."""
+    """The outcome of a request."""
 
     settled: bool
-    """False: to be sent again later."""
+    """False: send it again later."""
     rejected: int = 0
-    """Spans that the collector left out of a request that it took."""
+    """Spans that the collector rejected from a request that it otherwise accepted."""
     refused: bool = False
-    """The collector will never take this request as it is."""
+    """The collector will never accept this request."""
     reason: str = ""
 
 
 class CollectorClient:
     """Sends serialized requests to `endpoint`, a URL (`http://HOST:PORT`, or `https://` for TLS).
 
-    `metadata()` goes with every request (for example an authorization header); it is asked again after a refused token,
-    and may raise ConfigError then. `certificate` is a PEM file of whom to trust with `https://`; default: the system's.
-    Raises ConfigError for what is no URL, or a certificate that cannot be read.
+    `metadata()` is sent with every request (for example an authorization header); it is called again after a token is
+    refused, and may raise ConfigError then. `certificate` is a PEM file of trusted roots for `https://`; default: the
+    system's. Raises ConfigError if the URL is invalid or the certificate cannot be read.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class CollectorClient:
         self._channel = _open_channel(endpoint, certificate)
         self._read_metadata = metadata
         self._metadata = metadata()
-        # Bytes in: what waited on disk is sent as it lies there.
+        # No serializer: requests from the spool are already bytes.
         self._export: Any = self._channel.unary_unary(
             _METHOD, request_serializer=None, response_deserializer=ExportTraceServiceResponse.FromString
         )
 
     def send(self, request: bytes, spans: int, timeout_s: float) -> Delivery:
-        """Sends one request that holds `spans` spans."""
+        """Sends one request with `spans` spans."""
         try:
             answer = self._export(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
@@ -72,7 +72,7 @@ class CollectorClient:
         return Delivery(True, rejected, reason=f"the collector rejected them: {answer.partial_success.error_message}")
 
     def _renew_metadata(self) -> str:
-        """Takes up a token that was changed meanwhile; what to do if it was not."""
+        """Switches to a changed token; returns what was done, or what to do if the token has not changed."""
         try:
             renewed = self._read_metadata()
         except ConfigError as error:
@@ -80,14 +80,14 @@ class CollectorClient:
         if renewed == self._metadata:
             return "give the server a token of the role serving"
         self._metadata = renewed
-        return "the token was changed, the new one is tried"
+        return "the token has changed; trying the new one"
 
     def close(self) -> None:
         self._channel.close()
 
 
 def _asks_for_another_try(error: grpc.RpcError) -> bool:
-    """Whether the answer has a RetryInfo: without one, exhausted resources mean a request that is too large."""
+    """Whether the response has a RetryInfo: without one, RESOURCE_EXHAUSTED means that the request is too large."""
     trailers: Any = error.trailing_metadata() or ()
     return any(
         key == "google.rpc.retryinfo-bin" or (key == "grpc-status-details-bin" and b"google.rpc.RetryInfo" in value)
@@ -96,14 +96,14 @@ def _asks_for_another_try(error: grpc.RpcError) -> bool:
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, bool]:
-    """`HOST:PORT` of a collector's URL, and whether it wants TLS. Raises ConfigError."""
+    """Returns `HOST:PORT` of a collector's URL, and whether it uses TLS. Raises ConfigError if the URL is invalid."""
     url = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
     try:
         host, port = url.hostname, url.port or 4317
     except ValueError:
         host, port = None, 0
     if not host or url.scheme not in ("", "http", "https", "grpc"):
-        raise ConfigError(f'serving.collector = {endpoint!r} is no URL: write http://HOST:PORT, or "none"')
+        raise ConfigError(f'serving.collector = {endpoint!r} is not a URL: write http://HOST:PORT, or "none"')
     return f"{host}:{port}", url.scheme == "https"
 
 
@@ -119,5 +119,5 @@ def _open_channel(endpoint: str, certificate: str | None) -> grpc.Channel:
     try:
         roots = Path(certificate).read_bytes() if certificate else None
     except OSError as error:
-        raise ConfigError(f"certificate {certificate} of the collector cannot be read: {error.strerror}") from error
+        raise ConfigError(f"cannot read the collector's certificate {certificate}: {error.strerror}") from error
     return grpc.secure_channel(target, grpc.ssl_channel_credentials(roots), options)

@@ -1,9 +1,10 @@
-"""Sends call spans to the collector from a thread of its own, off the request path.
+"""Sends call spans to the collector from its own thread, off the request path.
 
-While the collector is out of reach, or does not take the server's token, they wait on disk, and go out oldest first when
-that is over, also after a restart of the server. A request that the collector refuses for good is kept on disk, and tried
-again at the next start. Queue and disk are bounded: beyond that the newest are dropped, counted and logged.
-Of one life of the server: `captured` = `exported` + `dropped` + `refused` + what waits in memory or on disk (`spooled`).
+While the collector is unreachable or refuses the server's token, they wait on disk; they are sent oldest first once it
+recovers, even after a restart of the server. A request that the collector refuses permanently is kept on disk and
+retried at the next start. Queue and disk are bounded: beyond that the newest calls are dropped, counted and logged.
+Since the server started: `captured` = `exported` + `dropped` + `refused` + calls waiting in memory or on disk
+(`spooled`).
 """
 
 import logging
@@ -27,7 +28,7 @@ _BATCH_BYTES = 2 * 1024 * 1024
 _REPORT_INTERVAL_S = 10.0
 _MAX_BACKOFF_S = 2.0
 _SLICE_S = 0.5
-"""How long the spool is emptied before new calls are looked after again."""
+"""How long the spool is drained before new calls get a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +39,17 @@ class Counts:
     exported: int
     dropped: int
     spooled: int = 0
-    """Of those that wait, the ones on disk."""
+    """Waiting on disk."""
     recovered: int = 0
-    """On disk from earlier lives of the server, not sent yet; not among the others."""
+    """Left on disk by earlier server processes and not sent yet; not included in the other counts."""
     refused: int = 0
-    """Refused by the collector for good; kept on disk."""
+    """Refused permanently by the collector; kept on disk."""
 
 
 class Exporter:
-    """A bounded queue, a spool on disk, and the thread that empties both.
+    """A bounded queue, a spool on disk, and the thread that drains both.
 
-    Without a `client`, and then without a spool, calls are counted and dropped.
+    Without a client and a spool, calls are counted and dropped.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Exporter:
             self._thread.start()
 
     def add(self, span: CallSpan) -> None:
-        """Queues a call; never blocks. A full queue drops it."""
+        """Queues a call, or drops it if the queue is full; never blocks."""
         size = span.size_bytes
         with self._changed:
             self._captured += 1
@@ -101,11 +102,11 @@ class Exporter:
             return Counts(self._captured, self._exported, self._dropped, spooled, recovered, self._refused)
 
     def trouble(self) -> str | None:
-        """Why calls wait, if they do."""
+        """Returns why calls are waiting; None if they are not."""
         return self._trouble
 
     def close(self, timeout_s: float) -> None:
-        """Sends what waits within `timeout_s`; what is left stays on disk. Idempotent."""
+        """Sends waiting calls for up to `timeout_s`; the rest stays on disk. Idempotent."""
         with self._changed:
             if self._deadline is None:
                 self._deadline = time.monotonic() + timeout_s
@@ -129,18 +130,18 @@ class Exporter:
                     self._changed.wait_for(lambda: self._deadline is not None, self._backoff_s)
 
     def _has_ended(self, spool: Spool, is_stuck: bool, deadline: float) -> bool:
-        """Whether closing leaves nothing to do that can be done now; drops what has no place to wait."""
+        """Whether the thread can end while closing; drops queued calls that cannot be stored."""
         if self._queue and not (is_stuck and (self._is_away or time.monotonic() >= deadline)):
             return False
         with self._changed:
             if left := len(self._queue):
                 self._queue.clear()
                 self._reported_ns = 0
-                self._drop(left, "the collector was out of reach at shutdown, and the spool full")
+                self._drop(left, "the collector was unreachable at shutdown, and the spool is full")
         return not spool or self._is_away or time.monotonic() >= deadline
 
     def _next_batch(self, spool: Spool) -> list[CallSpan]:
-        """The oldest calls, left in the queue until they are settled; empty when there is other work."""
+        """Returns the oldest calls, which stay queued until they are settled; empty if there is other work."""
         with self._changed:
             if not self._queue and self._deadline is None:
                 wait_s = max(0.0, self._next_try - time.monotonic()) if spool else None
@@ -159,14 +160,14 @@ class Exporter:
             return batch
 
     def _settle(self, batch: list[CallSpan], spool: Spool) -> bool:
-        """Sends the batch; behind others that wait, or where the collector cannot take it now, it goes to disk.
+        """Sends the batch, or spools it if others are waiting or the collector cannot take it now.
 
-        False where it could not even be put there: it stays in the queue.
+        Returns False if it could not be spooled either: it stays in the queue.
         """
         try:
             request = encode_request(batch, _RESOURCE).SerializeToString()
         except (ValueError, TypeError) as error:
-            if len(batch) > 1:  # one by one, until the culprit comes first
+            if len(batch) > 1:  # one by one, until the culprit is first
                 return self._settle(batch[:1], spool)
             with self._changed:
                 self._take(batch)
@@ -199,7 +200,7 @@ class Exporter:
             elif delivery.refused or delivery.rejected:
                 what = "refused" if delivery.refused else "dropped"
                 count = one.spans if delivery.refused else delivery.rejected
-                _log.warning("calls of an earlier life %s count=%d reason=%s", what, count, delivery.reason)
+                _log.warning("calls of an earlier server %s count=%d reason=%s", what, count, delivery.reason)
 
     def _send(self, request: bytes, spans: int) -> Delivery:
         assert self._client is not None
@@ -208,10 +209,10 @@ class Exporter:
             timeout_s = max(0.05, min(timeout_s, self._deadline - time.monotonic()))
         delivery = self._client.send(request, spans, timeout_s)
         if delivery.settled and self._is_away:
-            _log.info("the collector takes calls again")
+            _log.info("the collector accepts calls again")
         if not delivery.settled:
             if not self._is_away:
-                _log.warning("the collector does not take calls reason=%s: they wait on disk", delivery.reason)
+                _log.warning("the collector does not accept calls reason=%s: they wait on disk", delivery.reason)
             self._next_try = time.monotonic() + self._backoff_s
         self._backoff_s = self._delay_s if delivery.settled else min(2 * self._backoff_s, _MAX_BACKOFF_S)
         self._is_away = not delivery.settled
@@ -219,13 +220,13 @@ class Exporter:
         return delivery
 
     def _count(self, delivery: Delivery, spans: int, lost: str | None = None) -> None:
-        """Counts a batch that is settled; `lost`: why a refused one could not be kept."""
+        """Counts a settled batch; `lost`: why a refused one could not be kept."""
         if delivery.refused and lost:
             self._drop(spans, f"{delivery.reason}, and they cannot be kept: {lost}")
         elif delivery.refused:
             self._refused += spans
             _log.error(
-                "calls refused count=%d reason=%s: kept on disk, tried again at the next start", spans, delivery.reason
+                "calls refused count=%d reason=%s: kept on disk, retried at the next start", spans, delivery.reason
             )
         else:
             self._exported += spans - delivery.rejected

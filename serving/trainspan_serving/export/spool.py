@@ -1,7 +1,8 @@
 """Export requests that wait on disk for the collector, oldest first, in a bounded folder that outlives the server.
 
-Each is one file, `{number}-{spans}-{crc32}.otlp`: written under a temporary name, synced, and renamed. A file whose bytes
-do not match its checksum is never sent. What the collector refused for good lies in `refused/` until the next start.
+Each is one file, `{number}-{spans}-{crc32}.otlp`: written under a temporary name, synced and renamed. A file that does
+not match its checksum is never sent. Requests that the collector refused permanently stay in `refused/` until the next
+start.
 """
 
 import contextlib
@@ -26,11 +27,11 @@ class Spooled:
     crc32: int
     size_bytes: int
     recovered: bool
-    """Left by an earlier life of the server."""
+    """Whether an earlier server process left it."""
 
 
 class Spool:
-    """For one thread and one process; `max_bytes` bounds the folder, refused requests included."""
+    """A spool for one thread of one process; `max_bytes` bounds the folder, refused requests included."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder, self._refused, self._max_bytes = folder, folder / _REFUSED, max_bytes
@@ -41,15 +42,15 @@ class Spool:
         self._number = 1 + max((int(one.path.name.partition("-")[0]) for one in self._waiting), default=-1)
         self._bytes = sum(one.size_bytes for one in self._waiting)
         self.spans = 0
-        """Spans of this life of the server that wait."""
+        """Waiting spans of this server process."""
         self.recovered = sum(one.spans for one in self._waiting)
-        """Spans of earlier lives that wait."""
+        """Waiting spans of earlier server processes."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def put(self, request: bytes, spans: int) -> str | None:
-        """Adds a serialized request with its number of spans; the reason if it could not be kept."""
+        """Adds a serialized request with its number of spans; returns the reason if it could not be kept."""
         one = self._write(self._folder, request, spans)
         if isinstance(one, str):
             return one
@@ -58,12 +59,12 @@ class Spool:
         return None
 
     def put_refused(self, request: bytes, spans: int) -> str | None:
-        """Keeps a request that the collector refused; the reason if it could not be kept."""
+        """Keeps a request that the collector refused; returns the reason if it could not be kept."""
         one = self._write(self._refused, request, spans)
         return one if isinstance(one, str) else None
 
     def oldest(self) -> tuple[Spooled, bytes | None]:
-        """The request to send next and its bytes, None if its file is gone or damaged."""
+        """Returns the request to send next and its bytes, None if its file is missing or damaged."""
         one = self._waiting[0]
         try:
             request = one.path.read_bytes()
@@ -72,14 +73,14 @@ class Spool:
         return one, request if zlib.crc32(request) == one.crc32 else None
 
     def remove(self, one: Spooled) -> None:
-        """Takes out the oldest request, which has arrived or is lost."""
+        """Removes the oldest request, which has been delivered or is lost."""
         self._take(one)
         self._bytes -= one.size_bytes
         with contextlib.suppress(OSError):
             one.path.unlink(missing_ok=True)
 
     def refuse(self, one: Spooled) -> None:
-        """Takes out the oldest request, which the collector refused, and keeps it aside."""
+        """Moves the oldest request, which the collector refused, to `refused/`."""
         self._take(one)
         with contextlib.suppress(OSError):
             one.path.rename(self._refused / one.path.name)
@@ -108,13 +109,13 @@ class Spool:
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            return f"the spool cannot be written: {error}"
+            return f"cannot write to the spool: {error}"
         self._number += 1
         self._bytes += len(request)
         return Spooled(path, spans, crc32, len(request), recovered=False)
 
     def _found(self) -> list[Spooled]:
-        """Everything that earlier lives left, in order; refused requests get another try."""
+        """Returns all requests left by earlier server processes, in order; refused ones are retried."""
         for leftover in (*self._folder.glob("*.tmp"), *self._refused.glob("*.tmp")):
             leftover.unlink()
         for path in self._refused.glob(f"*{_SUFFIX}"):

@@ -1,4 +1,4 @@
-"""The folder for what outlives a server process: its spool and its call numbers. One process has it at a time."""
+"""The folder for state that outlives a server process: spool and call numbers. One process uses it at a time."""
 
 import fcntl
 import logging
@@ -16,16 +16,16 @@ _MAX_SERVERS = 64
 
 @dataclass(frozen=True, slots=True)
 class StateFolder:
-    """A folder that this process alone uses; the lock goes with the process."""
+    """A folder locked by this process; the lock ends with the process."""
 
     path: Path
     descriptor: int
 
 
 def claim_state(folder: Path) -> StateFolder:
-    """`folder`, or if another server has it (the same name and port on another host or interface) `folder.2` and so on.
+    """Locks `folder`, or `folder.2` and so on if another server (same name and port, other interface) holds it.
 
-    The lock is the kernel's: it ends with its process, however that ends. Raises ProcessError if none can be had.
+    The kernel releases the lock however the process ends. Raises ProcessError if no folder can be locked.
     """
     for number in range(1, _MAX_SERVERS + 1):
         path = folder if number == 1 else folder.with_name(f"{folder.name}.{number}")
@@ -38,9 +38,7 @@ def claim_state(folder: Path) -> StateFolder:
             continue
         except OSError as error:
             os.close(descriptor)
-            raise ProcessError(
-                f"{path} cannot be locked: {error.strerror}; set TRAINSPAN_HOME to a local disk"
-            ) from error
+            raise ProcessError(f"cannot lock {path}: {error.strerror}; set TRAINSPAN_HOME to a local disk") from error
         if number > 1:
             _log.warning("state folder %s is in use by another server; this one uses %s", folder, path)
         return StateFolder(path, descriptor)

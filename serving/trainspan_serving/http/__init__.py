@@ -1,1 +1,1 @@
-"""Our endpoints and answers, beside vLLM's own."""
+"""Our endpoints and responses, next to vLLM's own."""

@@ -1,4 +1,4 @@
-"""`/trainspan/…`: what is served (`GET policy`), its exchange (`POST policy`), and sleep while another uses the accelerator."""
+"""The endpoints `/trainspan/…`: state (`GET policy`), swap (`POST policy`), `sleep` and `wake`."""
 
 import hmac
 import ipaddress
@@ -34,7 +34,7 @@ class _Refusal(Exception):
 
 
 def state_of(server: PolicyServer, exporter: Exporter) -> dict[str, Any]:
-    """The answer to `GET /trainspan/policy`."""
+    """Returns the body of `GET /trainspan/policy`."""
     policy = server.policy
     return {
         "version": policy.version,
@@ -62,7 +62,7 @@ async def handle_admin(
 ) -> None:
     """Answers one request; every refusal is one line of JSON: `{"error": text, "reason": name}`.
 
-    `canary_failed` (409) is a verdict on the checkpoint; `busy` (503) and `load_failed` (500) are none.
+    `canary_failed` (409) is a verdict on the checkpoint; `busy` (503) and `load_failed` (500) are not.
     """
     try:
         await answer_json(send, 200, await _answer(server, exporter, scope, receive))
@@ -91,7 +91,7 @@ async def _answer(
 ) -> dict[str, Any]:
     method, what = scope["method"], scope["path"].removeprefix(ADMIN_PREFIX)
     if what not in ("policy", "sleep", "wake"):
-        raise _Refusal(404, f"nothing is at {scope['path'][:80]}: it is policy, sleep or wake")
+        raise _Refusal(404, f"nothing at {scope['path'][:80]}: use {ADMIN_PREFIX}policy, sleep or wake")
     if (method, what) == ("GET", "policy"):
         return state_of(server, exporter)
     if method != "POST":
@@ -107,7 +107,7 @@ async def _answer(
         told = {"version": result.version, "checkpoint": result.checkpoint}
         return {**told, "canary": result.canary.as_json(), "seconds": result.seconds}
     if not plan.sleep:
-        raise _Refusal(409, "this server does not sleep: start it with --sleep")
+        raise _Refusal(409, "this server cannot sleep: start it with --sleep")
     await (server.sleep() if what == "sleep" else server.wake())
     return {"asleep": server.asleep, "version": server.policy.version}
 
@@ -120,14 +120,14 @@ def _check_headers(headers: dict[str, str], token: str, names: Collection[str]) 
     if not _is_address_or_among(host, names):
         raise _Refusal(
             400,
-            f"Host {host[:100]!r} is not this server: name it by address or as localhost, or list it in [serving] allowed_hosts",
+            f"Host {host[:100]!r} is not this server: use an address or localhost, or list it in [serving] allowed_hosts",
         )
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise _Refusal(400, "this needs `Content-Type: application/json`")
 
 
 def _is_address_or_among(header: str, names: Collection[str]) -> bool:
-    """An address cannot be rebound by a foreign name server; a name must be one of ours."""
+    """Accepts any address, which DNS rebinding cannot forge; a name must be in `names`."""
     try:
         host = (urlsplit(f"//{header}").hostname or "").lower()
     except ValueError:
@@ -145,7 +145,7 @@ def _parse(body: bytes) -> tuple[str, int]:
     try:
         request = json.loads(body)
     except ValueError as error:
-        raise _Refusal(400, f"the body is no JSON: {error}") from error
+        raise _Refusal(400, f"the body is not JSON: {error}") from error
     checkpoint, version = (
         (request.get("checkpoint"), request.get("version")) if isinstance(request, dict) else (None, None)
     )

@@ -1,4 +1,4 @@
-"""What a client is sent: vLLM's answer with the policy's version, or why the server has ended it."""
+"""The response to a client: vLLM's own with the policy version, or the reason why the server ended the request."""
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -13,7 +13,7 @@ Message = MutableMapping[str, Any]
 
 
 class Answer:
-    """Stands between the application and the client of one exchange, and knows whether all of a good answer was sent."""
+    """Sits between the application and the client of one exchange; tracks whether a complete 200 response was sent."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class Answer:
             self.delivered = self._good and not gone
 
     async def end_stream(self) -> bool:
-        """Ends a stream that the server has cut off with an error of its protocol; whether there was such a stream.
+        """Ends a stream that the server cut off with an error event of its protocol; returns False if there is none.
 
-        vLLM 0.32 itself cannot put an error into a stream of `/v1/responses` or `/v1/messages`.
+        vLLM 0.32 cannot send an error event in a stream of `/v1/responses` or `/v1/messages` itself.
         """
         if not (self._exchange.is_cut and self._is_stream):
             return False
@@ -69,7 +69,7 @@ class Answer:
 
 
 def _error_event(endpoint: str, why: str) -> str:
-    """The last event of a stream, as OpenAI's and Anthropic's clients read it."""
+    """Returns the last event of a stream, as OpenAI's and Anthropic's clients expect it."""
     if endpoint == "/v1/messages":
         error: dict[str, Any] = {"type": "overloaded_error", "message": why}
         return f"event: error\ndata: {json.dumps({'type': 'error', 'error': error})}\n\n"

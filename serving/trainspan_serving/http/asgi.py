@@ -1,4 +1,4 @@
-"""A whole JSON answer over ASGI."""
+"""Complete JSON responses over ASGI."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
@@ -11,7 +11,7 @@ _HEADERS: Final[Mapping[int, Sequence[tuple[bytes, bytes]]]] = {
     413: [(b"connection", b"close")],
     503: [(b"retry-after", b"1")],
 }
-"""What belongs to an answer of ours: the rest of a body that was not read is nobody's, and a busy server is asked again."""
+"""Status → extra headers: an unread request body makes the connection unusable; a busy server is worth a retry."""
 
 _TYPES: Final = {
     400: "BadRequestError",
@@ -35,6 +35,6 @@ async def answer_json(
 
 
 async def answer_error(send: Callable[[MutableMapping[str, Any]], Awaitable[None]], status: int, message: str) -> None:
-    """An error in the form of OpenAI's API."""
+    """Sends an error in the format of OpenAI's API."""
     body = {"error": {"message": message, "type": _TYPES[status], "code": status}}
     await answer_json(send, status, body)

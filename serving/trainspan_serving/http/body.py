@@ -1,4 +1,4 @@
-"""The body of a request, read whole within a size and a time before the request counts for anything."""
+"""Reads the whole body of a request, within a size and time limit, before the request counts as in flight."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -19,13 +19,13 @@ class BodyError(Exception):
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection before its body was whole: nobody is left to answer."""
+    """The client closed the connection before its body was complete: there is nobody to answer."""
 
 
 async def read_body(scope: MutableMapping[str, Any], receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. A length that is announced and too great is refused before anything is read, or asked for by 100.
+    """Reads the whole body. A Content-Length over the limit is refused before anything is read or 100 Continue is sent.
 
-    Raises BodyError, ClientGoneError.
+    Raises BodyError or ClientGoneError.
     """
     too_long = BodyError(413, f"the body is longer than {max_bytes} bytes")
     if _announced(scope) > max_bytes:
@@ -47,11 +47,11 @@ async def read_body(scope: MutableMapping[str, Any], receive: Receive, *, max_by
                 if not message.get("more_body", False):
                     return b"".join(chunks)
     except TimeoutError:
-        raise BodyError(408, f"the body did not arrive within {timeout_s:g} s; {size} bytes of it came") from None
+        raise BodyError(408, f"the body did not arrive within {timeout_s:g} s; got {size} bytes of it") from None
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body first, then what still comes: the end of the connection."""
+    """Returns a `receive` that yields the body first, then what remains: the end of the connection."""
     left = [body]
 
     async def receive_again() -> Message:
@@ -63,6 +63,6 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def _announced(scope: MutableMapping[str, Any]) -> float:
-    """Content-Length; 0 if there is none (a chunked body)."""
+    """Returns the Content-Length; 0 if there is none (a chunked body)."""
     text = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     return float(text) if text.isdigit() else 0.0

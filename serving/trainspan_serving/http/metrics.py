@@ -1,4 +1,4 @@
-"""Our counters among vLLM's own at `/metrics`."""
+"""Adds our metrics to vLLM's own at `/metrics`."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,43 +10,43 @@ __all__ = ["PolicyMetrics"]
 
 
 class PolicyMetrics:
-    """A collector of prometheus_client: read when `/metrics` is."""
+    """A collector for prometheus_client, read at each scrape of `/metrics`."""
 
     def __init__(self, server: PolicyServer, counts: Callable[[], Counts]) -> None:
         self._server, self._counts = server, counts
 
     def register(self) -> None:
-        """Adds these metrics to the registry that vLLM's endpoint shows."""
+        """Adds these metrics to the registry behind vLLM's endpoint."""
         from prometheus_client import REGISTRY
 
         REGISTRY.register(self)
 
     def collect(self) -> Iterator[Any]:
-        """One family per metric."""
+        """Yields one family per metric."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         counts, server = self._counts(), self._server
         for name, value, text in (
             ("captured", counts.captured, "Calls (choices) captured."),
             ("exported", counts.exported, "Calls that the collector acknowledged."),
-            ("dropped", counts.dropped, "Calls lost: no room while the collector was away."),
+            ("dropped", counts.dropped, "Calls lost: no room while the collector was unreachable."),
             ("refused", counts.refused, "Calls that the collector refused; kept on disk."),
         ):
             yield CounterMetricFamily(f"trainspan_calls_{name}", text, value=value)
-        swaps = CounterMetricFamily("trainspan_policy_swaps", "Exchanges of the policy by outcome.", labels=["outcome"])
+        swaps = CounterMetricFamily("trainspan_policy_swaps", "Policy swaps by outcome.", labels=["outcome"])
         for outcome, number in sorted(server.swaps.items()):
             swaps.add_metric([outcome], number)
         yield swaps
-        seconds = "Seconds of all successful exchanges together."
+        seconds = "Total seconds of all successful swaps."
         yield CounterMetricFamily("trainspan_policy_swap_seconds", seconds, value=server.swap_seconds)
-        held = "Requests answered with 503 because the policy was exchanged, or asleep, for too long."
+        held = "Requests answered with 503 because a swap or sleep took too long."
         yield CounterMetricFamily("trainspan_requests_held_too_long", held, value=server.gate.refused)
-        ended = "Requests ended because they outlived the drain time of a swap or of an order to sleep."
+        ended = "Requests ended because they outlasted the drain timeout of a swap or a sleep request."
         yield CounterMetricFamily("trainspan_requests_ended_by_server", ended, value=server.requests_ended)
         for name, value, text in (
             ("calls_spooled", counts.spooled + counts.recovered, "Calls that wait on disk for the collector."),
             ("policy_version", server.policy.version, "Version of the policy in service."),
-            ("requests_in_flight", server.gate.in_flight, "Requests under way."),
-            ("policy_open", int(server.gate.is_open), "1 where requests pass, 0 while they are held."),
+            ("requests_in_flight", server.gate.in_flight, "Requests in flight."),
+            ("policy_open", int(server.gate.is_open), "1 if requests pass, 0 while they are held."),
         ):
             yield GaugeMetricFamily(f"trainspan_{name}", text, value=value)

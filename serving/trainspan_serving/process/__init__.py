@@ -1,1 +1,1 @@
-"""From settings to a supervised vLLM."""
+"""Starts and supervises vLLM as the settings describe."""

@@ -1,6 +1,6 @@
-"""From settings to a running server: which weights, which flags and environment, and what must be right beforehand.
+"""Turns settings into a running server: chooses weights, flags and environment, and checks the preconditions.
 
-vLLM is not imported here: a wrong path or a taken port is told in one line at once, not after half a minute.
+vLLM is not imported here: a wrong path or a port in use is reported in one line at once, not after half a minute.
 """
 
 import importlib.util
@@ -36,18 +36,18 @@ _CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
-"""Ready in a third of the time, and no compilation at the first request with log-probabilities. Never on a GPU."""
+"""Startup takes a third of the time, and the first request with log-probabilities compiles nothing. Not for GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What the supervisor needs to start the server, again and again."""
+    """Everything the supervisor needs to start and restart the server."""
 
     plan: ServerPlan
     host: str
     port: int
     flags: tuple[str, ...]
-    """vLLM's flags, all but the model."""
+    """vLLM's flags, without the model."""
     environment: Mapping[str, str]
 
 
@@ -58,11 +58,11 @@ def serve(
     store: str | None = None,
     on_ready: Callable[[str, int], None] = lambda url, version: None,
 ) -> int:
-    """Serves until SIGTERM or SIGINT; 0 after a clean stop.
+    """Serves until SIGTERM or SIGINT; returns 0 after a clean stop.
 
     `flags` go to vLLM after ours, so they win; `store` is the collector's (see ServerPlan).
-    `on_ready(base URL, policy version)` is called at each (re)start.
-    Raises CheckpointError, UsageError and ProcessError before vLLM starts, ProcessError when it does not stay up.
+    `on_ready(base URL, policy version)` is called at each start and restart.
+    Raises CheckpointError, UsageError or ProcessError before vLLM starts, ProcessError if it does not stay up.
     """
     launch = prepare(settings, flags, os.environ, store)
     remember_served_model(launch.plan.model)
@@ -72,7 +72,7 @@ def serve(
 def prepare(
     settings: ServingSettings, flags: Sequence[str], environ: Mapping[str, str], store: str | None = None
 ) -> Launch:
-    """Checks everything that can be checked without vLLM, and fixes flags and environment.
+    """Checks everything that can be checked without vLLM, and builds flags and environment.
 
     Raises CheckpointError, ConfigError, UsageError or ProcessError.
     """
@@ -117,9 +117,9 @@ def _choose_model(settings: ServingSettings) -> str:
 
 
 def _check_model(folder: Path) -> None:
-    """Raises CheckpointError where vLLM could not serve a folder of full weights."""
+    """Raises CheckpointError if vLLM could not serve a folder of full weights."""
     if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} has no config.json: it is no model directory")
+        raise CheckpointError(f"{folder} has no config.json: it is not a model directory")
     if not has_tokenizer(folder):
         raise CheckpointError(f"{folder} has no tokenizer: save one there (tokenizer.save_pretrained)")
     if not any(folder.glob("*.safetensors")):
@@ -127,7 +127,7 @@ def _check_model(folder: Path) -> None:
 
 
 def _check_port(host: str, port: int) -> int:
-    """The port, which must be free; for 0 any free one."""
+    """Returns the port, which must be free; for 0, any free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -157,19 +157,19 @@ def _flags(settings: ServingSettings, port: int, on_cpu: bool, max_lora_rank: in
     if on_cpu:
         flags += ["--distributed-executor-backend", "uni", "--enforce-eager"]
     elif settings.sleep:
-        flags += ["--enable-sleep-mode"]  # refused by vLLM on a CPU, where there is nothing to give back
+        flags += ["--enable-sleep-mode"]  # vLLM refuses it on a CPU, where there is no memory to release
     if settings.max_model_len is not None:
         flags += ["--max-model-len", str(settings.max_model_len)]
     if max_lora_rank is not None:
-        # Requests under way keep the adapter that they began with: two in a batch, four in memory.
+        # Requests in flight keep the adapter they started with: two per batch, four in memory.
         flags += ["--enable-lora", "--max-lora-rank", str(_vllm_rank(max_lora_rank))]
         flags += ["--max-loras", "2", "--max-cpu-loras", "4", "--lora-target-modules", *SERVED_MODULES]
     return tuple(flags)
 
 
 def _vllm_rank(rank: int) -> int:
-    """The least limit not under `rank` that vLLM takes."""
+    """Returns the smallest limit that vLLM accepts and that is at least `rank`."""
     limits = [limit for limit in _LORA_RANKS if limit >= rank]
     if not limits:
-        raise UsageError(f"LoRA rank {rank} is over vLLM's greatest, {_LORA_RANKS[-1]}")
+        raise UsageError(f"LoRA rank {rank} exceeds vLLM's maximum, {_LORA_RANKS[-1]}")
     return limits[0]

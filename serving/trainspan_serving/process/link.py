@@ -1,8 +1,8 @@
 """The socket between the supervisor and the server process it started.
 
-Events go up as JSON lines: {"event": "ready"} and {"event": "policy", "model": folder, "adapter": folder or null,
-"version": n}. Nothing goes down, but when the supervisor dies its end closes, and the server stops too
-instead of holding the port as an orphan.
+The server sends events as JSON lines: {"event": "ready"} and {"event": "policy", "model": folder, "adapter": folder or
+null, "version": n}. The supervisor sends nothing, but if it dies its end closes, and the server stops too instead of
+holding the port as an orphan.
 """
 
 import json
@@ -20,7 +20,7 @@ _up: socket.socket | None = None
 
 
 def follow_supervisor() -> None:
-    """Opens the link that the environment names, and stops this process when its other end closes."""
+    """Opens the link named in the environment, and stops this process when the other end closes."""
     global _up  # noqa: PLW0603 - one link per process, opened once before vLLM starts
     descriptor = os.environ.pop(LINK_VARIABLE, None)
     if descriptor is None:
@@ -31,7 +31,7 @@ def follow_supervisor() -> None:
 
 
 def report(event: dict[str, Any]) -> None:
-    """Tells the supervisor; does nothing without one."""
+    """Sends `event` to the supervisor, if there is one."""
     if _up is not None:
         _up.sendall(json.dumps(event).encode() + b"\n")
 

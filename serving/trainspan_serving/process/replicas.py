@@ -1,7 +1,7 @@
-"""Data parallelism inside vLLM is refused: of several engines a swap would hear the first one's answer only.
+"""Refuses data parallelism inside vLLM: of several engines, a swap would get the result of the first one only.
 
-vLLM calls all engines to load weights, yet returns one result, and spreads the canary's requests among them: an engine
-that kept the earlier weights would go unnoticed.
+vLLM calls all engines to load weights but returns one result, and distributes the canary's requests among them: an
+engine that kept the earlier weights would go unnoticed.
 """
 
 import argparse
@@ -18,16 +18,16 @@ _IN_YAML = re.compile(r"""^[^#\n]*?\bdata[-_]parallel[-_]size\b["']?\s*:\s*["']?
 
 
 def refuse_replicas(size: int, said_by: str) -> None:
-    """Raises ConfigError for more than one engine."""
+    """Raises ConfigError if there is more than one engine."""
     if size > 1:
         raise ConfigError(
-            f"{said_by} asks for {size} engines, and a swap is proved of one: start a policy server for each instead, or "
-            "split the model with --tensor-parallel-size"
+            f"{said_by} asks for {size} engines, but a swap can be verified on one only: start one policy server per "
+            "engine, or split the model with --tensor-parallel-size"
         )
 
 
 def replicas_of(flags: Sequence[str], environ: Mapping[str, str]) -> tuple[int, str]:
-    """How many engines vLLM's flags, their `--config` file or the environment ask for, and which of them does."""
+    """Returns how many engines vLLM's flags, their `--config` file or the environment ask for, and which one does."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--data-parallel-size", "-dp")
     parser.add_argument("--config")
@@ -40,13 +40,13 @@ def replicas_of(flags: Sequence[str], environ: Mapping[str, str]) -> tuple[int, 
 
 
 def _with_dashes(flag: str) -> str:
-    """vLLM takes `--data_parallel_size` too."""
+    """Replaces underscores: vLLM also accepts `--data_parallel_size`."""
     name, equals, value = flag.partition("=")
     return (name.replace("_", "-") if name.startswith("--") else name) + equals + value
 
 
 def _number(text: str) -> int:
-    """1 where vLLM itself will say what is wrong."""
+    """Returns 1 for an invalid number, which vLLM itself reports."""
     return int(text) if text.isdigit() else 1
 
 

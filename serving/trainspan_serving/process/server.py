@@ -1,4 +1,4 @@
-"""The server process: `python -m trainspan_serving.process.server VLLM-FLAGS…`, started by the supervisor, never by hand."""
+"""The server process, started by the supervisor only: `python -m trainspan_serving.process.server VLLM-FLAGS…`."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Runs vLLM's OpenAI server in this process until it is signalled."""
+    """Runs vLLM's OpenAI server in this process until a signal."""
     logging.basicConfig(
         level=os.environ.get("TRAINSPAN_LOG", "WARNING").upper(),
         format="%(asctime)s %(levelname)s %(name)s %(message)s",

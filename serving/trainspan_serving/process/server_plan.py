@@ -1,7 +1,7 @@
-"""What a server process is told: settings that are fixed for its life, handed to it as JSON in its environment.
+"""The settings of a server process, fixed for its lifetime and passed as JSON in its environment.
 
-A vLLM that was started by hand with our `--middleware` has no such JSON: its plan is made of its own arguments and of the
-settings that `trainspan serve` would read.
+A vLLM that was started by hand with our `--middleware` has no such JSON: its plan is built from its own arguments and
+the settings that `trainspan serve` would read.
 """
 
 import json
@@ -27,7 +27,7 @@ PLAN_VARIABLE = "TRAINSPAN_SERVER_PLAN"
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """Everything that our code inside the vLLM process needs."""
+    """All settings of our code inside the vLLM process."""
 
     model: str
     """Folder (or Hugging Face id) of the full weights at start."""
@@ -38,29 +38,29 @@ class ServerPlan:
     checkpoints: str
     host: str
     allowed_hosts: tuple[str, ...]
-    """Further names in the Host header of a swap."""
+    """Additional names accepted in the Host header of a swap."""
     state: str
-    """Folder for what outlives the process: spool and call numbers."""
+    """Folder for state that outlives the process: spool and call numbers."""
     collector: str | None
     """OTLP/gRPC URL; None: calls are counted, not sent."""
     otlp_headers: str
-    """As in OTEL_EXPORTER_OTLP_HEADERS; used if there are no tokens at hand."""
+    """As in OTEL_EXPORTER_OTLP_HEADERS; used if no token is found."""
     token_file: str | None
-    """The collector's token file, if one is set; read again when the collector refuses the token."""
+    """The collector's token file, if one is set; read again if the collector refuses the token."""
     store: str | None
-    """The collector's store, beside which it says which tokens it asks for; None: the default one."""
+    """The collector's store; a file next to it lists the tokens it requires. None: the default store."""
     otlp_certificate: str | None
     """As in OTEL_EXPORTER_OTLP_CERTIFICATE."""
     token: str
     """Bearer token of the swap."""
     temperatures: dict[str, float]
-    """Split → temperature at which its rollouts are sampled whatever the client asks for."""
+    """Split → temperature at which its rollouts are sampled, whatever the client requests."""
     signing_key_file: str | None
-    """The runner's key; None: that of the state folder."""
+    """The runner's key; None: the one in the state folder."""
     require_signature: bool
-    """Whether requests that the runner did not sign are refused."""
+    """Whether to refuse requests that the runner did not sign."""
     sleep: bool
-    """Whether it may be put to sleep."""
+    """Whether the server may be put to sleep."""
     spool_max_bytes: int
     body_timeout_s: float
     max_body_bytes: int
@@ -72,7 +72,7 @@ class ServerPlan:
         return json.dumps(asdict(self))
 
     def current_headers(self) -> str:
-        """As in OTEL_EXPORTER_OTLP_HEADERS, with the token as the file has it now. Raises ConfigError."""
+        """Returns headers as in OTEL_EXPORTER_OTLP_HEADERS, with the token now in the file. Raises ConfigError."""
         if self.collector is None:
             return ""
         given = {"OTEL_EXPORTER_OTLP_HEADERS": self.otlp_headers}
@@ -80,7 +80,7 @@ class ServerPlan:
         return found or self.otlp_headers
 
     def serving(self, model: str, adapter: str | None, version: int) -> "ServerPlan":
-        """The same plan from other weights."""
+        """Returns this plan with other weights."""
         return replace(self, model=model, adapter=adapter, version=version)
 
 
@@ -93,7 +93,7 @@ def make_plan(
     environ: Mapping[str, str],
     store: str | None = None,
 ) -> ServerPlan:
-    """The plan for weights that were chosen already; paths become absolute."""
+    """Builds the plan for the given weights; paths become absolute."""
     state = home() / "serving" / f"{quote(settings.served_name, safe='')}-{port}"
     token_file = str(Path(settings.token_file).resolve()) if settings.token_file else None
     if token_file:
@@ -132,10 +132,10 @@ def _temperatures(settings: ServingSettings) -> dict[str, float]:
 
 
 def plan_of_process(args: Any, environ: Mapping[str, str]) -> ServerPlan:
-    """The plan of this server process; `args` are vLLM's.
+    """Returns the plan of this server process; `args` are vLLM's.
 
-    Raises ConfigError where vLLM is to run several engines, or several API server processes: each would see a part of the
-    requests only.
+    Raises ConfigError if vLLM is set to run several engines, or several API server processes, each of which would see
+    only part of the requests.
     """
     refuse_replicas(getattr(args, "data_parallel_size", 1), "--data-parallel-size")
     refuse_replicas(*replicas_of((), environ))
@@ -158,5 +158,5 @@ def plan_of_process(args: Any, environ: Mapping[str, str]) -> ServerPlan:
 
 
 def version_of(folder: Path) -> int:
-    """The policy version of a model folder: what its `trainspan.json` says, else 0."""
+    """Returns the policy version in a model folder's `trainspan.json`; 0 if it has none."""
     return CheckpointMeta.read(folder).version if (folder / META_FILE).is_file() else 0

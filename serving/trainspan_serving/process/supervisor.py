@@ -49,7 +49,7 @@ class Supervisor:
         self._was_ready = False
 
     def run(self) -> int:
-        """Until a signal; 0. Raises ProcessError where the server never came up, or crashed too often."""
+        """Runs until a signal; returns 0. Raises ProcessError if the server never came up or crashed too often."""
         earlier = {number: signal.signal(number, self._note_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             while self._stop_signal is None:
@@ -65,7 +65,7 @@ class Supervisor:
         self._stop_signal = number
 
     def _run_once(self) -> int:
-        """One life of the server process; its exit code."""
+        """Runs one server process until it ends; returns its exit code."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -79,12 +79,12 @@ class Supervisor:
     def _start(self, link: socket.socket) -> "subprocess.Popen[bytes]":
         environment = {**self._environment, PLAN_VARIABLE: self._good.to_json(), LINK_VARIABLE: str(link.fileno())}
         command = [sys.executable, "-m", "trainspan_serving.process.server", "--model", self._good.model, *self._flags]
-        # A session of its own: Ctrl-C reaches only this process, which then stops the server in order.
-        # vLLM writes its log to stdout, which is ours for results: it goes to stderr.
+        # A new session: Ctrl-C reaches only this process, which then stops the server cleanly.
+        # vLLM logs to stdout, which we reserve for results: redirect it to stderr.
         return subprocess.Popen(command, env=environment, stdout=2, pass_fds=[link.fileno()], start_new_session=True)
 
     def _follow(self, process: "subprocess.Popen[bytes]", link: socket.socket) -> None:
-        """Takes the server's events until it ends or a signal asks to stop."""
+        """Handles the server's events until it ends or a signal arrives."""
         buffer = b""
         while self._stop_signal is None and process.poll() is None:
             if not select.select([link], [], [], _POLL_S)[0]:
@@ -107,7 +107,7 @@ class Supervisor:
             self._good = self._good.serving(str(event["model"]), None if adapter is None else str(adapter), version)
 
     def _stop(self, process: "subprocess.Popen[bytes]") -> None:
-        """SIGTERM, then SIGKILL for the server and whatever it started."""
+        """Sends SIGTERM, then SIGKILL to the server and its child processes."""
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
@@ -121,7 +121,7 @@ class Supervisor:
     def _after_crash(self, code: int) -> None:
         """Prepares the restart, or raises ProcessError."""
         if not self._was_ready:
-            raise ProcessError(f"vLLM ended with code {code} before it was ready; its messages stand above")
+            raise ProcessError(f"vLLM exited with code {code} before it was ready; see its messages above")
         now = time.monotonic()
         self._crashes.append(now)
         while now - self._crashes[0] > _RESTART_WINDOW_S:

@@ -1,1 +1,1 @@
-"""Exchanges the weights under a running server."""
+"""Replaces the weights of a running server."""

@@ -1,4 +1,4 @@
-"""Whether the server really holds the weights it was given: its log-probabilities against the trainer's."""
+"""Checks that the server really computes with the new weights: its log-probabilities against the trainer's."""
 
 import asyncio
 import math
@@ -19,52 +19,52 @@ __all__ = ["ABSENT", "CanaryReport", "Loaded", "judge", "prime", "read_through_c
 FloatArray = NDArray[np.float64]
 
 _EXACT = 1e-4
-"""Greatest |Δ log-probability| of a token if server and trainer both compute in float32."""
+"""Maximum |Δ log-probability| of a token if server and trainer both compute in float32."""
 _ROUNDING = 2e-5
-"""Rounding that grows with the value: log-probabilities of -20 differed by up to 1.6e-4 in float32 on the same weights."""
+"""Relative rounding: log-probabilities of -20 differed by up to 1.6e-4 in float32 on the same weights."""
 _ROUGH = 0.2
-"""Greatest mean |Δ log-probability| if one of them computes in bfloat16 or float16."""
+"""Maximum mean |Δ log-probability| if one of them computes in bfloat16 or float16."""
 _SHARP = 0.125
-"""Standard error of the shift at which new and parent weights, 1 apart, are told from each other: 4 of them to the middle."""
+"""Maximum standard error of the shift that tells new from parent weights, 1 apart: the midpoint is 4 errors away."""
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryReport:
-    """The verdict: `fresh`, `stale`, `inconclusive` (nothing tells the new weights from their parent's) or `absent`."""
+    """The verdict: `fresh`, `stale`, `inconclusive` (new and parent weights cannot be distinguished) or `absent`."""
 
     status: Literal["fresh", "stale", "inconclusive", "absent"]
     evidence: str | None = None
-    """What the verdict rests on, in one line."""
+    """The reason for the verdict, in one line."""
     dtype: str | None = None
-    """The server's, e.g. "float32"."""
+    """The server's dtype, e.g. "float32"."""
     mean_abs_diff: float | None = None
     """Mean |server − trainer| on the new weights."""
     max_abs_diff: float | None = None
     max_abs_change: float | None = None
-    """Greatest |new − parent| by the trainer."""
+    """Maximum |new − parent| by the trainer."""
     tolerance: float | None = None
-    """What `max_abs_diff` (both in float32) or `mean_abs_diff` must keep within."""
+    """Limit of `max_abs_diff` (both in float32) or `mean_abs_diff`."""
     shift: float | None = None
-    """Where the server stands from the parent's scores (0) to the new ones (1)."""
+    """Position of the server's scores between the parent's (0) and the new ones (1)."""
     shift_error: float | None = None
     """Its standard error."""
     cached_tokens: int | None = None
-    """Tokens of a prompt that the server still took from its prefix cache, as computed by earlier weights."""
+    """Prompt tokens that the server still took from its prefix cache, as computed by earlier weights."""
     tensors_equal: int | None = None
-    """Tensors of the checkpoint that the server's kernels hold, compared entry by entry; None if that was not possible."""
+    """Checkpoint tensors that the server's kernels hold, compared entry by entry; None if they cannot be compared."""
     tensors_differing: int | None = None
     tensors_unknown: int | None = None
-    """Those that could not be compared."""
+    """Tensors that could not be compared."""
 
     def as_json(self) -> dict[str, str | float | None]:
-        """As the server answers it; JSON has no infinity, which stands for "not a number"."""
+        """Returns the report for a response; infinity, which stands for NaN and which JSON lacks, becomes null."""
         values = asdict(self)
         return {key: None if value in (math.inf, -math.inf) else value for key, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """How many of a checkpoint's tensors the server's kernels hold."""
+    """Which of a checkpoint's tensors the server's kernels hold."""
 
     equal: int
     differing: tuple[str, ...]
@@ -79,12 +79,12 @@ ABSENT = CanaryReport("absent")
 
 
 async def prime(tap: EngineTap, canary: Canary, policy: Policy) -> None:
-    """Has the weights in service compute a prompt of the canary, so that it lies in the prefix cache as theirs."""
+    """Computes a prompt of the canary with the weights in service, so that it is in the prefix cache."""
     await read_through_cache(tap, canary, policy)
 
 
 async def read_through_cache(tap: EngineTap, canary: Canary, policy: Policy) -> int:
-    """Tokens of the canary's longest prompt that the server takes from its prefix cache, as for any client's request."""
+    """Returns how many tokens of the canary's longest prompt come from the prefix cache, as in a client's request."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
@@ -94,14 +94,14 @@ async def read_through_cache(tap: EngineTap, canary: Canary, policy: Policy) -> 
 
 
 async def score(tap: EngineTap, canary: Canary, policy: Policy) -> list[list[float]]:
-    """Log-probabilities of each prompt's completion tokens by `policy`, at temperature 1; one list per prompt."""
+    """Returns one list per prompt: the completion tokens' log-probabilities under `policy` at temperature 1."""
     return list(await asyncio.gather(*(_score_prompt(tap, prompt, policy) for prompt in canary.prompts)))
 
 
 async def _score_prompt(tap: EngineTap, prompt: CanaryPrompt, policy: Policy) -> list[float]:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-    # Prompt log-probabilities are those of the whole distribution, untouched by temperature.
+    # Prompt log-probabilities are of the full distribution; temperature does not affect them.
     params = SamplingParams(
         max_tokens=1,
         temperature=0.0,
@@ -116,7 +116,7 @@ async def _score_prompt(tap: EngineTap, prompt: CanaryPrompt, policy: Policy) ->
 
 
 async def _generate(tap: EngineTap, tokens: list[int], params: Any, policy: Policy) -> Any:
-    """The last output of a generation of our own."""
+    """Runs an internal generation and returns its last output."""
     from vllm.inputs.engine import tokens_input
 
     exchange = Exchange(Caller(None, None, None), "canary", policy, internal=True)
@@ -140,9 +140,9 @@ def judge(
     tolerance: float | None,
     dtype: str,
 ) -> CanaryReport:
-    """Compares server and trainer. The server's cache and what its kernels hold are proof; scores are evidence.
+    """Compares server and trainer. The prefix cache and the kernels' contents are proof; scores are evidence.
 
-    `tolerance` is the greatest mean |Δ|; without it float32 is held to `_EXACT` at every token. `dtype` is the
+    `tolerance` is the maximum mean |Δ|; without it, float32 must agree within `_EXACT` at every token. `dtype` is the
     server's (e.g. "float32"). `loaded` is None if the kernels cannot be read.
     """
     server = np.concatenate([np.asarray(one, dtype=np.float64) for one in scores])
@@ -186,7 +186,7 @@ def judge(
         evidence = f"the server's log-probabilities are {off}"
     elif sharp and not moved:
         evidence = (
-            f"the server's log-probabilities are nearer to the parent's (at {shift:.2f} ± {error:.2f} from 0 to 1)"
+            f"the server's log-probabilities are closer to the parent's (at {shift:.2f} ± {error:.2f} from 0 to 1)"
         )
     elif loaded and loaded.whole:
         status, evidence = "fresh", f"the server computes with all {loaded.equal} tensors of the checkpoint"
@@ -198,15 +198,15 @@ def judge(
 
 
 def _agree(scored: FloatArray, expected: FloatArray) -> bool:
-    """True if each value is within `_EXACT` plus its rounding; never for a value that is not a number."""
+    """Whether each value is within `_EXACT` plus its rounding; False for NaN."""
     return bool((np.abs(scored - expected) <= _EXACT + _ROUNDING * np.abs(expected)).all())
 
 
 def _shift(server: FloatArray, new: FloatArray, parent: FloatArray) -> tuple[float, float]:
-    """λ of the least squares fit server − parent = λ (new − parent), and its standard error.
+    """Returns λ of the least-squares fit server − parent = λ (new − parent), and its standard error.
 
-    The error is White's, which lets the noise differ from token to token: unlikely tokens have more of it. It is at least
-    that of noise as wide as server − new, which holds also where the server's answers are the parent's to the bit.
+    The error is White's, which allows the noise to differ between tokens: unlikely tokens are noisier. Its lower bound
+    is the error from noise as large as server − new, in case the server's scores equal the parent's to the bit.
     """
     change = new - parent
     power = float(change @ change)
@@ -220,5 +220,5 @@ def _shift(server: FloatArray, new: FloatArray, parent: FloatArray) -> tuple[flo
 
 
 def _finite(value: float) -> float:
-    """Infinite if it is not a number, so that it is within no limit."""
+    """Turns NaN into infinity, so that it exceeds every limit."""
     return math.inf if math.isnan(value) else float(value)

@@ -1,4 +1,4 @@
-"""How the engine is emptied before its weights change: new requests are held, and those under way end or are ended."""
+"""Drains the engine before its weights change: holds new requests, waits for those in flight, then ends them."""
 
 import logging
 import time
@@ -12,11 +12,11 @@ __all__ = ["Drain"]
 _log = logging.getLogger(__name__)
 
 _LEAST_PAUSE_S = 1.0
-"""What the engine is given to finish what our gate does not know of, even if the gate has taken all of the time."""
+"""Minimum time for the engine to finish requests that bypass our gate, even if the gate used up the whole limit."""
 
 
 class Drain:
-    """One emptying, within `limit_s`; what outlives it is ended, and clients are told that it is because `why`."""
+    """One drain of at most `limit_s`; requests that outlast it are ended, and their clients get the reason `why`."""
 
     def __init__(self, gate: Gate, tap: EngineTap, engine: Engine, limit_s: float, why: str) -> None:
         self._gate, self._tap, self._engine = gate, tap, engine
@@ -24,14 +24,14 @@ class Drain:
         self._deadline = time.monotonic() + limit_s
 
     async def close_gate(self) -> None:
-        """Holds what comes through the gate, which stays closed, and waits for what went through it."""
+        """Closes the gate, which then holds new requests, and waits for the requests inside."""
         if not await self._gate.close(self._left_s()):
             await self._end_all()
             self._gate.forget()
             await self._engine.resume()
 
     async def pause_engine(self) -> None:
-        """Waits for what did not come through the gate; the engine is empty then, and begins nothing until it goes on."""
+        """Waits for requests that bypassed the gate; afterwards the engine is idle until it is resumed."""
         if not await self._engine.pause(max(_LEAST_PAUSE_S, self._left_s())):
             await self._end_all()
 

@@ -1,4 +1,4 @@
-"""What is done to vLLM's engine: pausing it, loading weights and adapters into it, putting it to sleep."""
+"""Controls vLLM's engine: pauses it, loads weights and adapters, puts it to sleep."""
 
 import asyncio
 import itertools
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Control over the engine client of one vLLM server."""
+    """Controls the engine client of one vLLM server."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -24,7 +24,7 @@ class Engine:
 
     @property
     def limits(self) -> Limits:
-        """What a checkpoint must keep within."""
+        """The limits for a checkpoint."""
         model, lora = self._client.model_config, self._client.vllm_config.lora_config
         modules = lora.target_modules if lora else None
         return Limits(
@@ -36,12 +36,12 @@ class Engine:
 
     @property
     def dtype(self) -> str:
-        """The weights', e.g. "float32"."""
+        """The dtype of the weights, e.g. "float32"."""
         return str(self._client.model_config.dtype).removeprefix("torch.")
 
     @property
     def can_reload(self) -> bool:
-        """Whether the workers have our extension, without which full weights cannot be exchanged."""
+        """Whether the workers have our extension, which a swap of full weights needs."""
         return bool(self._client.vllm_config.parallel_config.worker_extension_cls)
 
     async def label(self, version: int) -> None:
@@ -49,7 +49,7 @@ class Engine:
         await self._client.update_weight_version(str(version))
 
     async def pause(self, limit_s: float) -> bool:
-        """Waits until nothing runs, and lets nothing begin; False after `limit_s`: then only the latter holds."""
+        """Blocks new generations and waits until none is running; False if some still run after `limit_s`."""
         try:
             await asyncio.wait_for(self._client.pause_generation(mode="wait"), limit_s)
         except TimeoutError:
@@ -57,29 +57,29 @@ class Engine:
         return True
 
     async def abort(self) -> None:
-        """Ends what runs, and lets nothing begin."""
+        """Aborts running generations and blocks new ones."""
         await self._client.pause_generation(mode="abort")
 
     async def resume(self) -> None:
-        """Lets generation go on."""
+        """Resumes generation."""
         await self._client.resume_generation()
 
     async def load(self, policy: Policy) -> None:
-        """Loads full weights into the paused engine, which goes on afterwards. Raises what vLLM raises."""
+        """Loads full weights into the paused engine and resumes it. Raises what vLLM raises."""
         await self._client.collective_rpc("trainspan_reload", args=(str(policy.weights),))
         await self._forget_prefixes()
         await self.label(policy.version)
         await self.resume()
 
     async def compare(self, folder: Path, seed: int) -> dict[str, list[str]] | None:
-        """Which tensors of a folder the engine computes with; see `proof.compare`. None if that cannot be told.
+        """Returns which tensors of a folder the engine computes with (see `proof.compare`); None if that is unknown.
 
-        It cannot where the model is split over several workers, and without our worker extension.
+        It is unknown if the model is split over several workers, or without our worker extension.
         """
         return await self._ask_worker("trainspan_compare", str(folder), seed)
 
     async def compare_adapter(self, adapter: Adapter) -> dict[str, list[str]] | None:
-        """The same of an adapter that has answered a request; see `proof.compare_adapter`."""
+        """Does the same for an adapter that has answered a request; see `proof.compare_adapter`."""
         return await self._ask_worker("trainspan_compare_adapter", str(adapter.folder), adapter.request.lora_int_id)
 
     async def _ask_worker(self, what: str, *arguments: Any) -> dict[str, list[str]] | None:
@@ -88,16 +88,16 @@ class Engine:
             return None
         try:
             (verdicts,) = await self._client.collective_rpc(what, args=arguments)
-        except Exception as error:  # noqa: BLE001  # vLLM's inner layout may be another one: log-probabilities then decide
-            _log.warning("weights cannot be read out: %s", one_line(error))
+        except Exception as error:  # noqa: BLE001  # vLLM's internals may differ: log-probabilities then decide
+            _log.warning("cannot read the weights: %s", one_line(error))
             return None
         return dict(verdicts)
 
     async def add_adapter(self, folder: Path, version: int, name: str) -> Adapter:
-        """Loads an adapter beside those that are there. Raises what vLLM raises.
+        """Loads an adapter next to the loaded ones. Raises what vLLM raises.
 
-        Each gets a number and a name of its own, by which vLLM keeps adapters and cached prefixes apart: the same
-        folder loaded twice is two adapters, so that nothing of its earlier content is used.
+        Each gets a unique number and name, by which vLLM separates adapters and cached prefixes: loading the same
+        folder twice makes two adapters, so that nothing of its earlier content is used.
         """
         from vllm.lora.request import LoRARequest
 
@@ -111,14 +111,14 @@ class Engine:
         await self._client.remove_lora(adapter.request.lora_int_id)
 
     async def sleep(self) -> None:
-        """Frees the accelerator's memory of the paused engine; weights are kept in main memory."""
+        """Frees the accelerator memory of the paused engine; the weights stay in main memory."""
         await self._client.sleep(level=1, mode="wait")
 
     async def wake(self) -> None:
-        """Takes the memory back; generation goes on."""
+        """Allocates the memory again and resumes generation."""
         await self._client.wake_up()
         await self._forget_prefixes()
 
     async def _forget_prefixes(self) -> None:
         if not await self._client.reset_prefix_cache():
-            raise RuntimeError("the prefix cache, computed by the earlier weights, could not be emptied")
+            raise RuntimeError("could not clear the prefix cache, which the earlier weights computed")

@@ -1,4 +1,4 @@
-"""The gate before generation: requests pass, or are held while the weights change."""
+"""The gate in front of generation: requests pass, or are held while the weights change."""
 
 import asyncio
 import time
@@ -7,13 +7,13 @@ __all__ = ["Gate", "Pass"]
 
 
 class Pass:
-    """What a request holds that went through the gate."""
+    """The token of a request that is inside the gate."""
 
     __slots__ = ()
 
 
 class Gate:
-    """Counts requests under way; closed, it holds new ones. For one event loop."""
+    """Counts requests in flight; while closed, it holds new ones. For one event loop."""
 
     def __init__(self) -> None:
         self._opened, self._idle = asyncio.Event(), asyncio.Event()
@@ -21,7 +21,7 @@ class Gate:
         self._idle.set()
         self._inside: set[Pass] = set()
         self.refused = 0
-        """Requests that it stayed closed for too long for."""
+        """Requests refused because the gate stayed closed for too long."""
 
     @property
     def is_open(self) -> bool:
@@ -32,7 +32,7 @@ class Gate:
         return len(self._inside)
 
     async def enter(self, timeout_s: float) -> Pass | None:
-        """Waits until the gate is open, then counts the request until `leave`; None if it stayed closed for `timeout_s`."""
+        """Waits for the gate to open, then counts the request until `leave`; None if that takes over `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not self.is_open:
             try:
@@ -46,18 +46,18 @@ class Gate:
         return entered
 
     def leave(self, entered: Pass) -> None:
-        """The request has ended; one that was forgotten already is none of the gate's business."""
+        """Marks the request as ended; does nothing if it was forgotten already."""
         self._inside.discard(entered)
         if not self._inside:
             self._idle.set()
 
     def forget(self) -> None:
-        """Counts nobody any more: what is still under way has been kept from the engine."""
+        """Forgets all requests in flight: they can no longer reach the engine."""
         self._inside.clear()
         self._idle.set()
 
     async def close(self, drain_s: float) -> bool:
-        """Holds new requests and waits for those under way; False (and still closed) if they outlast `drain_s`."""
+        """Holds new requests and waits for those in flight; False (and still closed) if they outlast `drain_s`."""
         self._opened.clear()
         if self._idle.is_set():
             return True

@@ -1,4 +1,4 @@
-"""The policy in service, and its exchange for another: validated, loaded, checked by the canary, or undone."""
+"""The policy in service, and its swap for another: validate, load, check with the canary, or roll back."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class CanaryFailedError(CheckpointError):
-    """The checkpoint is not what the engine then computed with: the earlier policy is in service."""
+    """The engine did not compute with the checkpoint after loading it: the earlier policy is in service."""
 
     def __init__(self, message: str, canary: CanaryReport) -> None:
         super().__init__(message)
@@ -38,16 +38,16 @@ class CanaryFailedError(CheckpointError):
 
 
 class LoadFailedError(Exception):
-    """The engine could not load a checkpoint that fits: the earlier policy is in service."""
+    """The engine could not load a fitting checkpoint: the earlier policy is in service."""
 
 
 class BusyError(Exception):
-    """Another change is under way: nothing was looked at."""
+    """Another change is in progress: the request was not processed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwapResult:
-    """What a successful exchange reports."""
+    """The result of a successful swap."""
 
     version: int
     checkpoint: str
@@ -56,7 +56,7 @@ class SwapResult:
 
 
 class PolicyServer:
-    """Owns the gate and the exchange of weights; one at a time."""
+    """Owns the gate and swaps the weights, one change at a time."""
 
     def __init__(self, plan: ServerPlan, engine: Engine, tap: EngineTap, policy: Policy, served: Weights) -> None:
         self.gate = Gate()
@@ -64,20 +64,20 @@ class PolicyServer:
         self.plan = plan
         self.canary: CanaryReport | None = None
         self.swaps: Counter[str] = Counter()
-        """Outcome (a canary status, `undone`, `failed`, `refused` or `busy`) → number."""
+        """Outcome (a canary status, `undone`, `failed`, `refused` or `busy`) → count."""
         self.swap_seconds = 0.0
-        """All successful exchanges together."""
+        """Total of all successful swaps."""
         self.asleep = False
         self._engine, self._tap = engine, tap
         self._served = served
         self._unreadable: frozenset[str] | None = None
-        """Tensors that do not read as the file has them though vLLM itself has just loaded them; None: nothing can be read."""
+        """Tensors that read differently from the file right after vLLM loaded it; None: nothing can be read."""
         self._changing = asyncio.Lock()
         self._broken = False
 
     @classmethod
     async def start(cls, plan: ServerPlan, engine: Engine, tap: EngineTap) -> "PolicyServer":
-        """Labels the engine's weights with the version they are served as, and loads the adapter of the plan."""
+        """Labels the engine's weights with their version, and loads the plan's adapter."""
         folder = await asyncio.to_thread(_local_folder, plan.model)
         served = await asyncio.to_thread(read_weights, folder)
         base = await asyncio.to_thread(base_digest, folder)
@@ -93,19 +93,19 @@ class PolicyServer:
 
     @property
     def dtype(self) -> str:
-        """What is computed in, e.g. "float32"."""
+        """The dtype of the computation, e.g. "float32"."""
         return self._engine.dtype
 
     @property
     def requests_ended(self) -> int:
-        """Requests that outlived the drain time of a swap, or of an order to sleep."""
+        """Requests ended because they outlasted the drain timeout of a swap or a sleep request."""
         return self._tap.cut_requests
 
     async def swap(self, checkpoint: str, version: int) -> SwapResult:
         """Serves `checkpoint` (a name under `--checkpoints`) as `version`.
 
-        Raises CheckpointError where it does not fit, BusyError during another change (nothing was touched),
-        CanaryFailedError or LoadFailedError where the earlier policy is in service again.
+        Raises CheckpointError if it does not fit, BusyError during another change (nothing was touched), and
+        CanaryFailedError or LoadFailedError if the earlier policy was restored.
         """
         seconds: dict[str, float] = {}
         try:
@@ -127,14 +127,14 @@ class PolicyServer:
         return SwapResult(version, checkpoint, canary, seconds)
 
     async def sleep(self) -> None:
-        """Holds new requests, lets those under way end, and gives the accelerator's memory back until `wake` or a swap.
+        """Holds new requests, waits for those in flight, and frees the accelerator's memory until `wake` or a swap.
 
         Raises BusyError during another change.
         """
         async with self._alone():
             if self.asleep:
                 return
-            drain = self._drain("the server goes to sleep")
+            drain = self._drain("the server is going to sleep")
             try:
                 await drain.close_gate()
                 await drain.pause_engine()
@@ -146,18 +146,18 @@ class PolicyServer:
             self.asleep = True
 
     async def wake(self) -> None:
-        """Takes the memory back and lets requests through; does nothing where the server is awake."""
+        """Allocates the memory again and lets requests through; does nothing if the server is awake."""
         async with self._alone():
             await self._wake()
             self.gate.open()
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """One change at a time."""
+        """Admits one change at a time."""
         if self._broken:
-            raise BusyError("the server restarts; try again")
+            raise BusyError("the server is restarting; try again")
         if self._changing.locked():
-            raise BusyError("another swap is under way, or an order to sleep or wake; try again")
+            raise BusyError("another swap, sleep or wake request is in progress; try again")
         async with self._changing:
             yield
 
@@ -166,13 +166,13 @@ class PolicyServer:
         candidate = find_candidate(checkpoints, checkpoint, version, self._served, self._engine.limits)
         if candidate.weights and not self._engine.can_reload:
             raise CheckpointError(
-                "full weights cannot be exchanged here: start vLLM with "
+                "this server cannot swap full weights: start vLLM with "
                 "--worker-extension-cls trainspan_serving.worker.PolicyWorker"
             )
         return candidate
 
     async def _exchange_adapter(self, candidate: Candidate, seconds: dict[str, float]) -> CanaryReport:
-        """The new adapter is loaded beside the one in service, which goes on until the canary has agreed."""
+        """Loads the new adapter next to the one in service, which keeps serving until the canary passes."""
         name = candidate.folder.name
         seconds["drain"] = 0.0
         adapter: Adapter | None = None
@@ -195,11 +195,11 @@ class PolicyServer:
         return canary
 
     async def _exchange_weights(self, candidate: Candidate, seconds: dict[str, float]) -> CanaryReport:
-        """Nothing runs while the weights change, so that no call is answered by two policies."""
+        """Replaces the weights while nothing runs, so that no call is answered by two policies."""
         assert candidate.weights is not None
         earlier, name = self.policy, candidate.folder.name
         policy = Policy(candidate.version, candidate.folder, base=candidate.base)
-        drain = self._drain(f"version {candidate.version} of the weights is loaded")
+        drain = self._drain(f"version {candidate.version} of the weights is being loaded")
         try:
             with _timed(seconds, "drain"):
                 await drain.close_gate()
@@ -236,7 +236,7 @@ class PolicyServer:
 
     async def _check(self, candidate: Candidate, policy: Policy) -> CanaryReport:
         if candidate.canary is None:
-            _log.warning("no canary checkpoint=%s: nothing proves that its weights are served", candidate.folder.name)
+            _log.warning("no canary checkpoint=%s: cannot verify that its weights are served", candidate.folder.name)
             return ABSENT
         cached = await read_through_cache(self._tap, candidate.canary, policy)
         scores = await score(self._tap, candidate.canary, policy)
@@ -245,7 +245,7 @@ class PolicyServer:
         return judge(candidate.canary, scores, cached, loaded, tolerance=tolerance, dtype=self._engine.dtype)
 
     async def _loaded(self, candidate: Candidate, policy: Policy) -> Loaded | None:
-        """What of the candidate the engine computes with; None if nothing can be read."""
+        """Returns which of the candidate's tensors the engine computes with; None if nothing can be read."""
         if policy.adapter:
             verdicts, unreadable = await self._engine.compare_adapter(policy.adapter), frozenset[str]()
         elif self._unreadable is None:
@@ -260,13 +260,13 @@ class PolicyServer:
 
     def _refuse_stale(self, canary: CanaryReport, name: str) -> None:
         self.canary = canary
-        what = f"{name} is not what is served: {canary.evidence}"
+        what = f"the engine is not serving {name}: {canary.evidence}"
         raise CanaryFailedError(f"{what}; version {self.policy.version} stays in service", canary)
 
     async def _undo(self, earlier: Policy) -> None:
         """Loads the earlier weights again.
 
-        Where that fails too, the gate stays shut and this process ends: its supervisor starts another with them.
+        If that fails too, the gate stays closed and this process ends: its supervisor restarts it with those weights.
         """
         try:
             await self._engine.abort()
@@ -283,7 +283,7 @@ class PolicyServer:
 
 
 def _outcome_of(error: Exception) -> str:
-    """As `PolicyServer.swaps` counts it."""
+    """Returns the key under which `PolicyServer.swaps` counts the error."""
     named = {CanaryFailedError: "undone", LoadFailedError: "failed", BusyError: "busy"}
     return named.get(type(error), "refused")
 

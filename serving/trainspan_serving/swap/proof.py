@@ -1,9 +1,9 @@
-"""What a vLLM worker computes with, entry by entry, against the safetensors of a folder.
+"""Compares the weights that a vLLM worker computes with, entry by entry, to the safetensors of a folder.
 
-A matrix is read out through the very kernel that serves it: an input that is 1 at one place and 0 elsewhere gives one
-column of the weights, exactly, whatever layout the kernel keeps (on a CPU vLLM multiplies by a packed copy and deletes
-the weights themselves). So a load that was skipped is seen, and an output head that was left as it was, also where the
-update is far below what log-probabilities in bfloat16 can show.
+A matrix is read through the same kernel that serves it: a one-hot input gives one column of the weights, exactly,
+whatever the kernel's layout (on a CPU, vLLM multiplies by a packed copy and deletes the weights themselves). This
+detects a skipped load or an unchanged output head, even if the update is far too small to show in bfloat16
+log-probabilities.
 """
 
 import math
@@ -19,16 +19,16 @@ from trainspan_serving.checkpoints.weights import read_json, weight_files
 __all__ = ["compare", "compare_adapter"]
 
 _COLUMNS = 32
-"""Of each matrix, side by side; with every row."""
+"""Adjacent columns compared in each matrix, with all rows."""
 _LOOKUPS = 1024
-"""Rows of an embedding."""
+"""Rows compared in an embedding."""
 
 
 def compare(model: Any, folder: Path, seed: int) -> dict[str, list[str]]:
-    """Names of the folder's tensors by what became of them: `equal`, `differing` or `unknown`.
+    """Returns the names of the folder's tensors by verdict: `equal`, `differing` or `unknown`.
 
-    `unknown` are those that cannot be compared: quantized, or computed by something else than a linear layer, a norm or
-    an embedding. `seed` chooses the columns. `model` is a vLLM model that is not split over several workers.
+    `unknown` tensors cannot be compared: they are quantized, or used by something other than a linear layer, a norm or
+    an embedding. `seed` selects the columns. `model` is a vLLM model that is not split over several workers.
     """
     import torch
     from safetensors import safe_open
@@ -46,9 +46,9 @@ def compare(model: Any, folder: Path, seed: int) -> dict[str, list[str]]:
 
 
 def compare_adapter(manager: Any, number: int, folder: Path) -> dict[str, list[str]]:
-    """The same for an adapter: the slot from which vLLM's kernels take it, once it has answered, against its file.
+    """Compares an adapter's file with the slot that vLLM's kernels read, once the adapter has answered a request.
 
-    `manager` is vLLM's `LoRAModelManager`, `number` the adapter's in it. All is `unknown` if it is in no slot.
+    `manager` is vLLM's `LoRAModelManager`, `number` the adapter's number in it. If it is in no slot, all is `unknown`.
     """
     import torch
     from safetensors import safe_open
@@ -79,17 +79,17 @@ def compare_adapter(manager: Any, number: int, folder: Path) -> dict[str, list[s
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Where a tensor of the file lies in the model."""
+    """The location of a file's tensor in the model."""
 
     module: Any
     leaf: str
     """`weight` or another parameter's name."""
     first: int
-    """Its first row in the module's own parameter, which may hold several tensors one after the other."""
+    """Its first row in the module's parameter, which may concatenate several tensors."""
 
 
 def _find(model: Any, name: str) -> Iterator[_Part]:
-    """The places at which a tensor of the file is used: none if unknown, two for an embedding that is also the head."""
+    """Yields the places that use a tensor of the file: none if unknown, two for an embedding that is also the head."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     mapped = mapper.map_name(name) if mapper else name
     if mapped is None:
@@ -118,11 +118,11 @@ def _module(model: Any, path: str) -> Any:
         module = model.get_submodule(path)
     except AttributeError:
         return None
-    return getattr(module, "base_layer", module)  # with adapters vLLM wraps the layers that may have one
+    return getattr(module, "base_layer", module)  # with adapters, vLLM wraps the layers that may have one
 
 
 def _equals(part: _Part, saved: Any, place: int) -> bool | None:
-    """Whether the model computes with what the file holds; None where that cannot be told."""
+    """Whether the model computes with the tensor in the file; None if that is unknown."""
     import torch
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod

@@ -56,7 +56,7 @@ def test_url_and_key_of_two_rollouts_contradict_each_other() -> None:
 
 @pytest.mark.parametrize("token", ["", "x", str(TRACE)[:-1], f"{TRACE}x", f"00-{'0' * 32}-{'1' * 16}-01"])
 def test_a_url_without_a_traceparent_is_refused(token: str) -> None:
-    with pytest.raises(InvalidRecordError, match="is no traceparent"):
+    with pytest.raises(InvalidRecordError, match="is not a traceparent"):
         identify(scope_of(f"/rollout/{token}/v1/models"), [], KEY)
 
 

@@ -309,7 +309,7 @@ def test_an_agent_that_traces_itself_is_captured_in_the_rollout_that_its_url_nam
     assert (status, "names two rollouts" in answer["error"]["message"]) == (400, True)
     status, answer = _chat(stack, "/rollout/nonsense/v1/chat/completions", {})
     assert status == 400
-    assert "'nonsense' is no traceparent" in answer["error"]["message"]
+    assert "'nonsense' is not a traceparent" in answer["error"]["message"]
     assert not stack.sink.spans(lambda span: span.trace_id in (own.trace_id, other.trace_id))
 
 

@@ -35,5 +35,5 @@ def test_a_trusted_certificate_and_a_token_let_call_spans_in(tmp_path: Path) -> 
 
 
 def test_a_certificate_that_cannot_be_read_is_an_error_with_its_name() -> None:
-    with pytest.raises(ConfigError, match="certificate /nonexistent of the collector cannot be read: No such file"):
+    with pytest.raises(ConfigError, match="cannot read the collector's certificate /nonexistent: No such file"):
         CollectorClient("https://127.0.0.1:1", certificate="/nonexistent")

@@ -246,7 +246,7 @@ def test_a_file_whose_bytes_are_not_what_was_written_is_never_sent_nor_counted_a
         assert [one.attributes["number"] for one in sink.wait(1)] == [1]
         second.close(5.0)
         assert len(sink.spans()) == 1
-    assert "calls of an earlier life dropped count=1 reason=their file in the spool is gone or damaged" in caplog.text
+    assert "calls of an earlier server dropped count=1 reason=their file in the spool is gone or damaged" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_no_collector_wanted_means_counted_and_dropped() -> None:
 
 
 def test_an_endpoint_that_is_no_url_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"serving\.collector = 'ftp://x' is no URL"):
+    with pytest.raises(ConfigError, match=r"serving\.collector = 'ftp://x' is not a URL"):
         CollectorClient("ftp://x")
 
 

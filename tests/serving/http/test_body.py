@@ -61,7 +61,7 @@ def test_a_chunked_body_is_refused_at_the_first_byte_too_many() -> None:
 
 
 def test_a_body_that_trickles_is_given_a_time_and_not_a_time_for_each_piece() -> None:
-    with pytest.raises(BodyError, match=r"did not arrive within 0\.1 s; [12] bytes of it came") as caught:
+    with pytest.raises(BodyError, match=r"did not arrive within 0\.1 s; got [12] bytes of it") as caught:
         read(received(piece(b"a"), 0.06, piece(b"b"), 0.06, piece(b"c"), 0.06, piece(b"d")), timeout_s=0.1)
     assert caught.value.status == 408
 

@@ -53,7 +53,7 @@ def test_adapters_and_full_weights_take_turns_and_a_crash_brings_the_last_one_ba
             assert len({tuple(ids) for ids, _ in (first, *answers.values())}) == 4
             status, answer = server.swap("policy-000002", 2)
             assert status == 400
-            assert "belongs to" in answer["error"]  # to the first base, which is not in service any more
+            assert "was trained on" in answer["error"]  # the first base, which is no longer in service
 
             (child,) = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
             os.kill(int(child), signal.SIGKILL)

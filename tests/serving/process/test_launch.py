@@ -70,7 +70,7 @@ def test_an_adapter_is_served_on_the_model_that_it_names(home: Path, models: Mod
     CheckpointMeta("lora", 4, None, str(home / "gone"), None).write(folder)
     with pytest.raises(CheckpointError, match=r"no model directory .*gone, the base of adapter .*policy-000004"):
         launch_of(home, model=str(folder))
-    with pytest.raises(UsageError, match="LoRA rank 1000 is over vLLM's greatest, 512"):
+    with pytest.raises(UsageError, match="LoRA rank 1000 exceeds vLLM's maximum, 512"):
         launch_of(home, model=str(models.base), max_lora_rank=1000)
     assert "--enable-lora" not in launch_of(home, model=str(models.base)).flags
 
@@ -122,7 +122,7 @@ def test_several_engines_are_refused_before_vllm_is_loaded(
     (home / "block.yaml").write_text("max-num-seqs: 4\n# data-parallel-size: 1\ndata-parallel-size: 2\n")
     (home / "flow.yaml").write_text('{"port": 1, "data_parallel_size": 2}')
     with pytest.raises(
-        ConfigError, match=r"asks for 2 engines, and a swap is proved of one: start a policy server for"
+        ConfigError, match=r"asks for 2 engines, but a swap can be verified on one only: start one policy server"
     ):
         launch_of(home, *flags, model=str(models.base))
 
@@ -271,7 +271,7 @@ def test_a_signal_during_start_ends_it_at_once(home: Path, models: Models) -> No
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://host:port"])
 def test_a_collector_that_is_no_url_is_told(home: Path, models: Models, url: str) -> None:
-    with pytest.raises(ConfigError, match=r"serving\.collector = .* is no URL"):
+    with pytest.raises(ConfigError, match=r"serving\.collector = .* is not a URL"):
         launch_of(home, model=str(models.base), collector=url)
 
 
@@ -290,7 +290,7 @@ def test_a_server_whose_capture_cannot_start_does_not_serve(home: Path, models: 
     )
     assert result.returncode == 1
     assert "trainspan: FileExistsError" in result.stderr or "trainspan: NotADirectoryError" in result.stderr
-    assert result.stderr.splitlines()[-1].startswith("trainspan: vLLM ended with code")
+    assert result.stderr.splitlines()[-1].startswith("trainspan: vLLM exited with code")
 
 
 @pytest.mark.slow
@@ -305,4 +305,4 @@ def test_a_server_that_never_comes_up_ends_the_command_with_its_last_words(home:
     )
     assert result.returncode == 1
     assert "unrecognized arguments: --no-such-flag" in result.stderr
-    assert result.stderr.splitlines()[-1].startswith("trainspan: vLLM ended with code 2 before it was ready")
+    assert result.stderr.splitlines()[-1].startswith("trainspan: vLLM exited with code 2 before it was ready")

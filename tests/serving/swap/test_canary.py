@@ -71,7 +71,7 @@ def test_in_bfloat16_noise_far_above_1e_4_is_let_pass_and_the_parents_weights_ar
     assert fresh.shift == pytest.approx(1, abs=0.1)
     assert stale.status == "stale"
     assert stale.shift == pytest.approx(0, abs=0.1)
-    assert "nearer to the parent's" in str(stale.evidence)
+    assert "closer to the parent's" in str(stale.evidence)
 
 
 @pytest.mark.parametrize(

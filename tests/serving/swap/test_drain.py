@@ -169,7 +169,7 @@ def test_what_outlives_the_drain_time_is_ended_by_name_in_every_protocol(served:
         status, answer = server.swap("policy-000001", 1)
         assert (status, answer["canary"]["status"]) == (200, "fresh"), answer
         assert 0.5 < answer["seconds"]["drain"] < 5
-        reason = "ended this request after waiting 0.6 s for it, because version 1 of the weights is loaded"
+        reason = "ended this request after waiting 0.6 s for it, because version 1 of the weights is being loaded"
         for (path, _), done in zip(asked, whole, strict=True):
             status, told, headers = done.result()
             assert (status, headers.get("retry-after")) == (503, "1"), path
@@ -216,7 +216,7 @@ def test_of_two_swaps_at_once_one_is_told_that_the_server_is_busy(served: Faulty
         order = {"checkpoint": "policy-000001", "version": 1}
         status, told, headers = server.post("/trainspan/policy", order, {"Authorization": f"Bearer {token}"})
         assert (status, told["reason"], headers["retry-after"]) == (503, "busy", "1")
-        assert "another swap is under way" in told["error"]
+        assert "another swap, sleep or wake request is in progress" in told["error"]
         assert (swap.result()[0], long.result()[0]) == (200, 503)
 
 
@@ -243,6 +243,6 @@ def test_a_swap_through_a_name_is_made_if_the_name_is_listed(served: Faulty, hos
     assert told == status, answer
     if status == 400:
         assert answer["error"] == (
-            f"Host {host!r} is not this server: name it by address or as localhost, or list it in [serving] allowed_hosts"
+            f"Host {host!r} is not this server: use an address or localhost, or list it in [serving] allowed_hosts"
         )
         assert server.policy()["version"] == 0

@@ -132,7 +132,7 @@ def _head(tensors: dict[str, Any]) -> None:
         (_change_config(use_dora=True), "does not serve adapters with use_dora = True"),
         (_change_config(modules_to_save=["lm_head"]), "does not serve adapters with modules_to_save = ['lm_head']"),
         (_change_config(peft_type="IA3"), "is an adapter of type 'IA3'"),
-        (_change_tensors(_grow), "has rank 16, the server takes 8: start it with --max-lora-rank 16"),
+        (_change_tensors(_grow), "has rank 16, the server's limit is 8: start it with --max-lora-rank 16"),
         (_change_tensors(lambda tensors: tensors.pop(A_TENSOR)), "the two tensors of"),
         (
             _change_tensors(lambda tensors: tensors.update({A_TENSOR: tensors[A_TENSOR][:, :-1].contiguous()})),
@@ -142,11 +142,11 @@ def _head(tensors: dict[str, Any]) -> None:
             _change_tensors(
                 lambda tensors: tensors.update({"base_model.model.x.lora_A.weight": tensors[A_TENSOR].clone()})
             ),
-            "belongs to no matrix of the served model",
+            "matches no matrix of the served model",
         ),
         (_change_tensors(_head), "vLLM serves no adapter on 'model.embed_tokens'"),
-        (_cut, "is no whole safetensors file"),
-        (_misname_base, "belongs to"),
+        (_cut, "is not a complete safetensors file"),
+        (_misname_base, "was trained on"),
         (lambda folder: (folder / "adapter_model.safetensors").unlink(), "has no adapter_model.safetensors"),
         (lambda folder: (folder / META_FILE).unlink(), "has no trainspan.json"),
     ],
