@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, settings
 from trainspan_schemas.config import override
 from trainspan_schemas.store import StoreAddress
@@ -11,22 +12,12 @@ from trainspan_schemas.store import StoreAddress
 __all__ = ["collector"]
 
 
+@setting_options(
+    "collector", "store", "grpc", "http", "flight", "token_file", "tls_cert", "tls_key", "insecure_allow_remote"
+)
 def collector(
-    store: Annotated[
-        str | None, typer.Option(help="DuckDB file of the store [default: .trainspan/spans.duckdb].")
-    ] = None,
-    grpc: Annotated[str | None, typer.Option(help="OTLP/gRPC listener, HOST:PORT or off.")] = None,
-    http: Annotated[str | None, typer.Option(help="OTLP/HTTP listener, HOST:PORT or off.")] = None,
-    flight: Annotated[str | None, typer.Option(help="Arrow Flight listener, HOST:PORT.")] = None,
-    token_file: Annotated[str | None, typer.Option(help='Tokens by role: lines of role = "token".')] = None,
-    tls_cert: Annotated[str | None, typer.Option(help="PEM certificate of all listeners.")] = None,
-    tls_key: Annotated[str | None, typer.Option(help="Its PEM key.")] = None,
-    insecure_allow_remote: Annotated[
-        bool | None,
-        typer.Option(
-            "--insecure-allow-remote", help="Listen where other machines can reach it, without tokens and TLS."
-        ),
-    ] = None,
+    *,
+    given: Given,
     for_readers: Annotated[
         bool, typer.Option("--for-readers", hidden=True, help="End when no reader of the store is left.")
     ] = False,
@@ -38,17 +29,7 @@ def collector(
 
     Example: trainspan collector --store /data/spans.duckdb --grpc 127.0.0.1:4317
     """
-    chosen = override(
-        settings(config).collector,
-        store=store,
-        grpc=grpc,
-        http=http,
-        flight=flight,
-        token_file=token_file,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        insecure_allow_remote=insecure_allow_remote,
-    )
+    chosen = override(settings(config).collector, **given)
     from trainspan_collector.process import run
 
     run(chosen, _say_ready, for_readers=for_readers)

@@ -1,58 +1,44 @@
 """`trainspan dataset`."""
 
 import json
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainspan_cli import dataset_options as options
+from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
 from trainspan_schemas.config import override
-from trainspan_schemas.settings import DatasetSettings, Settings
+from trainspan_schemas.settings import Settings
 
 if TYPE_CHECKING:
     from trainspan_processing.assembly.build import BuiltDataset, Request
 
 
+@setting_options("dataset")
 def dataset(
-    context: typer.Context,
-    store: options.Store = None,
-    out: options.Out = None,
-    run: options.Run = None,
-    round: options.Round = None,
-    credit: options.Credit = None,
-    baseline: options.Baseline = None,
-    reward: options.Reward = None,
-    reward_concurrency: options.RewardConcurrency = None,
-    reward_timeout_s: options.RewardTimeoutS = None,
-    reward_name: options.RewardName = None,
-    status_rewards: options.StatusRewards = None,
-    combine: options.Combine = None,
-    air: options.Air = None,
-    overlong: options.Overlong = None,
-    overlong_penalty: options.OverlongPenalty = None,
-    gamma: options.Gamma = None,
-    group_over: options.GroupOver = None,
-    step_by: options.StepBy = None,
-    agent_credit: options.AgentCredit = None,
-    agents: options.Agents = None,
-    policies: options.Policies = None,
-    choices: options.Choices = None,
-    filter: options.Filter = None,
-    split: options.Split = None,
-    admit: options.Admit = None,
-    wait_s: options.WaitS = None,
-    settle_s: options.SettleS = None,
-    group_wait_s: options.GroupWaitS = None,
-    max_staleness: options.MaxStaleness = None,
-    max_tokens: options.MaxTokens = None,
-    min_coverage: options.MinCoverage = None,
-    keep_zero_spread: options.KeepZeroSpread = None,
-    again: options.Again = None,
-    allow_behind: options.AllowBehind = False,
-    show_merge_failures: options.ShowMergeFailures = False,
-    model: options.Model = None,
+    *,
+    store: Annotated[list[str] | None, typer.Option(help="Store path or grpc:// address; may be repeated.")] = None,
+    run: Annotated[str | None, typer.Option(help="Only rollouts of this run.")] = None,
+    round: Annotated[int | None, typer.Option(help="Only rollouts of this round; also the dataset's number.")] = None,
+    given: Given,
+    again: Annotated[
+        Path | None,
+        typer.Option(help="Make this dataset again under --out, from its manifest alone, and compare the bytes."),
+    ] = None,
+    allow_behind: Annotated[
+        bool, typer.Option("--allow-behind", help="Build although the store still loads what it acknowledged.")
+    ] = False,
+    show_merge_failures: Annotated[
+        bool,
+        typer.Option(
+            "--show-merge-failures",
+            help="Show for each cause the tokens at which a call departs from the one before.",
+        ),
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="Model whose tokenizer decodes these tokens [default: the one served].")
+    ] = None,
     config: ConfigOption = None,
     format: FormatOption = "table",
 ) -> None:
@@ -60,9 +46,9 @@ def dataset(
 
     Example: trainspan dataset --wait-s 30 --baseline rloo
     """
-    chosen, given = settings(config), context.params
-    request = _request(chosen, given)
-    built = _rebuilt(request, given) if again is not None else _built(request, as_json=format == "json")
+    chosen = settings(config)
+    request = _request(chosen, given, store, run_id=run, round=round, allow_behind=allow_behind)
+    built = _rebuilt(again, request, store) if again is not None else _built(request, as_json=format == "json")
     if format == "json":
         print(json.dumps({"path": str(built.path), "sha256": built.sha256, **built.manifest}))
         return
@@ -71,20 +57,17 @@ def dataset(
         _print_merge_failures(built, chosen, model)
 
 
-def _request(chosen: Settings, given: dict[str, Any]) -> "Request":
-    """What to build: the settings with the flags that were given."""
+def _request(chosen: Settings, given: Given, stores: list[str] | None, **scope: Any) -> "Request":
+    """What to build: the settings with the options that were given; `--out` is where this one goes, and no setting of it."""
     from trainspan_processing.assembly.build import Request
     from trainspan_schemas.home import datasets_dir, store_path
 
-    names = {field.name for field in fields(DatasetSettings)} - {"out"}
-    section = override(chosen.dataset, **{name: value for name, value in given.items() if name in names})
+    out = given.pop("out") or chosen.dataset.out
     return Request(
-        stores=tuple(given["store"] or [str(store_path(chosen.collector.store))]),
-        out=given["out"] or datasets_dir(section.out),
-        settings=section,
-        run_id=given["run"],
-        round=given["round"],
-        allow_behind=given["allow_behind"],
+        stores=tuple(stores or [str(store_path(chosen.collector.store))]),
+        out=datasets_dir(out),
+        settings=override(chosen.dataset, **given),
+        **scope,
     )
 
 
@@ -104,16 +87,15 @@ def _built(request: "Request", *, as_json: bool) -> "BuiltDataset":
         raise
 
 
-def _rebuilt(request: "Request", given: dict[str, Any]) -> "BuiltDataset":
-    """The dataset `--again`, made again. Raises DatasetError if a byte differs."""
+def _rebuilt(original: Path, request: "Request", stores: list[str] | None) -> "BuiltDataset":
+    """The dataset `original`, made again. Raises DatasetError if a byte differs."""
     import time
 
     from trainspan_processing.assembly.rebuild import rebuild
     from trainspan_processing.traces.trace_index import Clock
     from trainspan_schemas.errors import DatasetError
 
-    original = given["again"]
-    rebuilt = rebuild(original, request.out, given["store"], Clock(time.time_ns, time.sleep))
+    rebuilt = rebuild(original, request.out, stores, Clock(time.time_ns, time.sleep))
     if rebuilt.differences:
         told = "; ".join(rebuilt.differences)
         raise DatasetError(f"{original} came out differently at {rebuilt.built.path}: {told}")

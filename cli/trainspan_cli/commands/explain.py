@@ -6,10 +6,13 @@ from typing import Annotated
 
 import typer
 
+from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
 
 
+@setting_options("dataset", "credit", "baseline", "reward", "reward_name", "gamma")
 def explain(
+    *,
     rollout: Annotated[
         str, typer.Argument(help="Id of a rollout, or its beginning; newest: the one that ended last (of the dataset).")
     ] = "newest",
@@ -18,11 +21,7 @@ def explain(
         Path | None, typer.Option(help="Explain the credit that this dataset gave, e.g. .trainspan/dataset/round-0003.")
     ] = None,
     attempt: Annotated[int | None, typer.Option(help="Which attempt [default: the last].")] = None,
-    credit: Annotated[str | None, typer.Option(help="Credit to explain it with.")] = None,
-    baseline: Annotated[str | None, typer.Option(help="Baseline to explain it with.")] = None,
-    reward: Annotated[str | None, typer.Option(help="module:function that re-rewards each stored rollout.")] = None,
-    reward_name: Annotated[str | None, typer.Option(help="Evaluation that is the reward.")] = None,
-    gamma: Annotated[float | None, typer.Option(help="Discount per call.")] = None,
+    given: Given,
     model: Annotated[str | None, typer.Option(help="Model whose tokenizer decodes [default: the one served].")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page to this file, too.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Shorten no text.")] = False,
@@ -53,9 +52,7 @@ def explain(
             stores=tuple(store or (published.stores if published else [str(store_path(chosen.collector.store))])),
             rollout=rollout,
             attempt=attempt,
-            settings=override(
-                chosen.dataset, credit=credit, baseline=baseline, reward=reward, reward_name=reward_name, gamma=gamma
-            ),
+            settings=override(chosen.dataset, **given),
             dataset=published,
             models=tokenizer_places(model, chosen),
         ),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
 from trainspan_schemas.errors import UsageError
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from trainspan_schemas.settings import Settings
 
 
+@setting_options("loop", "rounds")
 def loop(
-    rounds: Annotated[int | None, typer.Option(help="Rounds in all.")] = None,
+    *,
+    given: Given,
     seeds: Annotated[int, typer.Option(help="Runs with so many seeds, one after the other, then compared.")] = 1,
     config: ConfigOption = None,
     resume: Annotated[bool, typer.Option(help="Go on with the newest unfinished run of the same settings.")] = False,
@@ -38,7 +41,7 @@ def loop(
     if seeds < 1:
         raise UsageError(f"--seeds {seeds}: at least 1")
     chosen = settings(config)
-    chosen = dataclasses.replace(chosen, loop=override(chosen.loop, rounds=rounds))
+    chosen = dataclasses.replace(chosen, loop=override(chosen.loop, **given))
     tasks = LoopTasks.open(chosen)
     if seeds == 1:
         values = dataclasses.asdict(chosen)

@@ -1,15 +1,17 @@
 """`trainspan reward`."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
 
 
+@setting_options("rollouts", "collector", "token_file")
 def reward(
+    *,
     value: Annotated[float, typer.Option(help="The score, a finite number.")],
     rollout: Annotated[str | None, typer.Option(help="Id of the rollout that it is about.")] = None,
     response: Annotated[
@@ -18,8 +20,7 @@ def reward(
     name: Annotated[str, typer.Option(help="Name of the evaluation.")] = "reward",
     explanation: Annotated[str | None, typer.Option(help="Why.")] = None,
     source: Annotated[str, typer.Option(help="Who says so: human, agent.")] = "human",
-    collector: Annotated[str | None, typer.Option(help="OTLP/gRPC URL of the collector.")] = None,
-    token_file: Annotated[Path | None, typer.Option(help="Role tokens, where the collector demands them.")] = None,
+    given: Given,
     config: ConfigOption = None,
     format: FormatOption = "table",
 ) -> None:
@@ -31,6 +32,7 @@ def reward(
     import os
 
     from trainspan_cli.clients.feedback import Feedback, send_feedback
+    from trainspan_schemas.config import override
     from trainspan_schemas.errors import UsageError
     from trainspan_schemas.senders import sender_headers
 
@@ -39,12 +41,13 @@ def reward(
     if not math.isfinite(value):
         raise UsageError(f"--value {value}: a reward is a finite number")
     chosen = settings(config)
-    tokens = str(token_file) if token_file else chosen.rollouts.token_file
-    url = collector or chosen.rollouts.collector
-    headers = sender_headers("runner", url, os.environ, token_file=tokens, store=chosen.collector.store)
+    sender = override(chosen.rollouts, **given)
+    headers = sender_headers(
+        "runner", sender.collector, os.environ, token_file=sender.token_file, store=chosen.collector.store
+    )
     headers = headers or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS")
     feedback = Feedback(value, name, source, rollout, response, explanation)
-    evaluation_id = send_feedback(feedback, url, headers)
+    evaluation_id = send_feedback(feedback, sender.collector, headers)
     if format == "json":
         print(json.dumps({"evaluation_id": evaluation_id, "rollout": rollout, "response": response, "value": value}))
     else:

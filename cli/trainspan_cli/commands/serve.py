@@ -1,11 +1,11 @@
 """`trainspan serve`: the policy server."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from trainspan_cli.setting_options import Given, help_of, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
 from trainspan_schemas.config import override
 from trainspan_schemas.settings import DEFAULT_LORA_RANK, Settings
@@ -13,30 +13,16 @@ from trainspan_schemas.settings import DEFAULT_LORA_RANK, Settings
 COMMAND_OPTIONS = {"context_settings": {"allow_extra_args": True}}
 
 
+@setting_options(
+    "serving",
+    *("checkpoints", "host", "port", "collector", "served_name", "dtype", "max_model_len", "max_lora_rank"),
+    *("sleep", "train_sampling", "val_temperature"),
+)
 def serve(
+    *,
     context: typer.Context,
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL_DIR", help="Model directory [default: the newest checkpoint].")
-    ] = None,
-    checkpoints: Annotated[Path | None, typer.Option(help="Folder of checkpoints that may be swapped in.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0: any free one [default: 8000].")] = None,
-    collector: Annotated[str | None, typer.Option(help='OTLP/gRPC URL for call spans, or "none".')] = None,
-    served_name: Annotated[str | None, typer.Option(help="Model name that clients use [default: policy].")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Weights' dtype [default: float32 on CPU, bfloat16 on GPU].")
-    ] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Context length in tokens.")] = None,
-    max_lora_rank: Annotated[int | None, typer.Option(help="Serve LoRA adapters up to this rank.")] = None,
-    sleep: Annotated[
-        bool, typer.Option("--sleep", help="Let a trainer on the same GPU put the server to sleep meanwhile.")
-    ] = False,
-    train_sampling: Annotated[
-        bool, typer.Option("--train-sampling", help="Sample training rollouts at temperature 1, nothing truncated.")
-    ] = False,
-    val_temperature: Annotated[
-        float | None, typer.Option(help="Sample validation rollouts at this temperature, nothing truncated; 0: greedy.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL_DIR", help=help_of("serving", "model"))] = None,
+    given: Given,
     config: ConfigOption = None,
     format_: FormatOption = "table",
 ) -> int:
@@ -53,21 +39,8 @@ def serve(
         flags.insert(0, model)
         model = None
     loaded = settings(config)
-    section = override(
-        loaded.serving,
-        model=model,
-        checkpoints=str(checkpoints) if checkpoints else None,
-        host=host,
-        port=port,
-        collector=collector,
-        served_name=served_name,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        max_lora_rank=max_lora_rank or _served_lora_rank(loaded),
-        sleep=sleep or None,
-        train_sampling=train_sampling or None,
-        val_temperature=val_temperature,
-    )
+    given["max_lora_rank"] = given["max_lora_rank"] or _served_lora_rank(loaded)
+    section = override(loaded.serving, model=model, **given)
 
     def announce(url: str, version: int) -> None:
         if format_ == "json":

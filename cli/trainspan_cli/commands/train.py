@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
 from trainspan_schemas.config import override
 from trainspan_schemas.errors import TrainingError, UsageError
@@ -14,26 +15,15 @@ from trainspan_schemas.home import checkpoints_dir, datasets_dir
 __all__ = ["train"]
 
 
+@setting_options("train", "model", "checkpoints", "policy_url", "learning_rate", "report_to", "seed")
 def train(
     *,
     dataset: Annotated[
         Path | None, typer.Option(help="A dataset, or a folder of datasets [default: $TRAINSPAN_HOME/dataset].")
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Model to start from where there is no checkpoint yet: folder or Hugging Face id."),
-    ] = None,
-    checkpoints: Annotated[
-        Path | None, typer.Option(help="Folder of checkpoints [default: $TRAINSPAN_HOME/checkpoints].")
-    ] = None,
-    policy_url: Annotated[str | None, typer.Option(help='Policy server to swap, or "none".')] = None,
+    given: Given,
     follow: Annotated[bool, typer.Option("--follow", help="Keep training each dataset that appears.")] = False,
     rounds: Annotated[int | None, typer.Option(help="With --follow: end after so many datasets.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Learning rate of Adam.")] = None,
-    report_to: Annotated[
-        str | None, typer.Option(help="tensorboard, trackio or wandb, several with commas, or none.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the order of rollouts.")] = None,
     format: FormatOption = "table",
     config: ConfigOption = None,
 ) -> None:
@@ -45,15 +35,7 @@ def train(
     """
     if format not in ("table", "json"):
         raise UsageError(f"--format {format!r} is not known: use table or json")
-    chosen = override(
-        settings(config).train,
-        model=model,
-        checkpoints=str(checkpoints) if checkpoints else None,
-        policy_url=policy_url,
-        learning_rate=learning_rate,
-        report_to=report_to,
-        seed=seed,
-    )
+    chosen = override(settings(config).train, **given)
     datasets = dataset or datasets_dir(settings(config).dataset.out)
 
     from trainspan_training.rounds.result import Result

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
-from trainspan_cli.commands.rollout import _calls
 from trainspan_cli.run_calls import stored_calls
+from trainspan_cli.views.rollout_result import _calls
 
 
 def test_requests_of_the_run_and_round_are_counted_once_whatever_their_choices(bench: Bench) -> None:

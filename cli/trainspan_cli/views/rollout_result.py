@@ -1,0 +1,46 @@
+"""Prints the result of a run."""
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainspan_rollouts import RunResult
+
+__all__ = ["print_json", "print_table"]
+
+
+def print_json(result: "RunResult") -> None:
+    print(json.dumps({"event": "result", **dataclasses.asdict(result)}), flush=True)
+
+
+def print_table(result: "RunResult", stored: int | None) -> None:
+    """`stored`: the calls of the round that the policy server recorded, None where that is unknown."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    reward = "none" if result.mean_reward is None else f"{result.mean_reward:.3f} over {result.rewarded} rollouts"
+    rows = {
+        "run": result.run_id,
+        "round": str(result.round),
+        "rollouts": ", ".join(f"{count} {status}" for status, count in result.status.items()),
+        "mean reward": reward,
+        "model calls": _calls(result.calls, stored),
+        "seconds": f"{result.seconds:.1f}",
+    }
+    if result.unacknowledged:
+        rows["not acknowledged"] = f"{result.unacknowledged} verdicts; --run {result.run_id} --resume sends them"
+    if result.resumed:
+        rows["finished before"] = str(result.resumed)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _calls(counted: int, stored: int | None) -> str:
+    if stored is None:
+        return f"{counted}, as far as the agents' processes could tell"
+    if stored == counted:
+        return str(stored)
+    return f"{stored} recorded by the policy server, {counted} counted by the agents' processes"

@@ -1,0 +1,64 @@
+"""Options of commands that are settings: the command gets what was given, and the help is the settings' own text."""
+
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tests.cli.test_main import trainspan
+from trainspan_cli.setting_options import Given, setting_options
+from trainspan_schemas.config import override
+from trainspan_schemas.setting_docs import setting_docs
+from trainspan_schemas.settings import DatasetSettings
+
+CLI = CliRunner(env={"COLUMNS": "200"})
+
+
+def _run(*arguments: str, names: tuple[str, ...] = ()) -> tuple[dict[str, Any], str]:
+    """What a command with options of `[dataset]` was called with, and what it printed."""
+    seen: dict[str, Any] = {}
+
+    @setting_options("dataset", *names)
+    def command(*, given: Given, twice: Annotated[bool, typer.Option("--twice", help="Twice.")] = False) -> None:
+        seen.update(given=given, twice=twice)
+
+    app = typer.Typer(rich_markup_mode=None)
+    app.command()(command)
+    result = CLI.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return seen, result.output
+
+
+def test_a_command_gets_the_settings_whose_options_were_given() -> None:
+    arguments = ("--gamma", "0.5", "--keep-zero-spread", "--max-tokens", "7", "--credit", "step", "--twice")
+    seen, _ = _run(*arguments)
+    assert seen["twice"] is True
+    assert set(seen["given"]) == {doc.name for doc in setting_docs("dataset")}
+    chosen = override(DatasetSettings(baseline="rloo"), **seen["given"])
+    assert chosen == DatasetSettings(gamma=0.5, keep_zero_spread=True, max_tokens=7, credit="step", baseline="rloo")
+
+
+def test_only_the_named_settings_are_options_and_an_unknown_one_is_an_error() -> None:
+    seen, _ = _run(names=("gamma", "credit"))
+    assert seen["given"] == {"credit": None, "gamma": None}
+    with pytest.raises(ValueError, match=r"\[dataset\] has no gama"):
+        setting_options("dataset", "gama")
+
+
+def test_help_is_the_settings_text_with_its_default() -> None:
+    _, text = _run("--help")
+    for line in (
+        "--gamma <float>  Discount per call for return_to_go and gigpo [default: 1].",
+        "--max-tokens <int>  Drop calls with more tokens in prompt and completion [default: no limit].",
+        "--keep-zero-spread  Keep groups whose rewards are all equal; their advantage is 0.",
+        "--twice  Twice.",
+    ):
+        assert " ".join(line.split()) in " ".join(text.split())
+    assert "`" not in text
+
+
+@pytest.mark.parametrize("command", ["dataset", "rollout", "serve", "train"])
+def test_help_fits_a_terminal_of_80_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(len(line) for line in trainspan(command, "--help").stdout.splitlines()) <= 80
