@@ -1,6 +1,7 @@
 """What each extra declares is all that its part imports, and what is missing is told in one line."""
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -137,6 +138,15 @@ def test_what_the_doctor_vouches_for_was_imported(tmp_path: Path, monkeypatch: p
     errors = [check.error(part) for part in light]
     assert [error and error.partition(":")[0] for error in errors] == ["ModuleNotFoundError"] * 2
     assert all("numpy" in (error or "") for error in errors)
+
+
+def test_the_function_that_the_doctor_imports_a_part_by_is_there() -> None:
+    for part in PARTS:
+        module, _, function = part.loader.partition(":")
+        spec = importlib.util.find_spec(module or part.package)
+        assert spec is not None, part.loader
+        assert spec.origin is not None
+        assert not function or f"def {function}(" in Path(spec.origin).read_text(), part.loader
 
 
 @pytest.mark.slow
