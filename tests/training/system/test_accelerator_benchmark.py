@@ -15,7 +15,8 @@ def test_padded_rows_packed_rows_and_prefix_trees_are_the_same_step() -> None:
         assert other["loss"] == pytest.approx(padded["loss"], rel=1e-5)
     assert packed["forwarded_tokens"] == padded["forwarded_tokens"]
     assert (padded["branched"], tree["branched"]) == (False, True)
-    assert tree["forwarded_tokens"] == tree["unique_tokens"] < padded["forwarded_tokens"]
+    # a larger tree costs attention: a prompt may be forwarded twice
+    assert tree["unique_tokens"] <= tree["forwarded_tokens"] < padded["forwarded_tokens"]
     # 2 tasks of 4 rollouts: a prompt of 48, then 3 answers of 8 and 2 observations of 8 each
     assert padded["forwarded_tokens"] == 8 * (48 + 3 * 8 + 2 * 8)
     assert padded["trained_tokens"] == 8 * 3 * 8
