@@ -1,11 +1,12 @@
-"""Defaults for programs under `opentelemetry-instrument`; importing this module sets them, so nothing of ours imports it.
+"""Defaults for programs under `opentelemetry-instrument`, set when this module is imported; our own code never does.
 
-The command loads the entry-point group `opentelemetry_environment_variables` before it replaces itself by the program,
-so the SDK sees them. What the user has set stays, and all of it reaches child processes: each value here means the same
-to OpenTelemetry in every language. Names here must not begin with `OTEL_`: the command would make arguments of them.
+The command loads the entry-point group `opentelemetry_environment_variables` before it replaces itself with the
+program, so the SDK sees them. The user's own values take precedence, and child processes inherit all of them: each
+value here means the same to OpenTelemetry in every language. Names in this module must not begin with `OTEL_`: the
+command would turn them into arguments.
 
-A program that is started by hand gets the token of the role `user`, if this user's collector listens where it sends to: so
-its rewards are known as the user's. A runner's agent has been given its own headers, and gets nothing here.
+A program that is started by hand gets the token of the role `user` if this user's collector listens at its endpoint, so
+that its rewards are recognized as the user's. A runner's agent has its own headers, and gets nothing here.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A fault of ours never becomes the agent's: it is logged once, counted, and left behind."""
+"""Contains our own failures, so that they never reach the agent: each is logged once and counted."""
 
 import functools
 import logging
@@ -14,11 +14,11 @@ _R = TypeVar("_R")
 logger = logging.getLogger("trainspan")
 
 faults: Counter[str] = Counter()
-"""Step → how often it failed in this process."""
+"""Step → number of failures in this process."""
 
 
 def guarded(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """The function, returning None where it would raise an `Exception`."""
+    """Wraps a function to return None if it raises an `Exception`."""
     step = f"{function.__module__.rpartition('.')[2].lstrip('_')}.{function.__name__.lstrip('_')}"
 
     @functools.wraps(function)
@@ -28,7 +28,7 @@ def guarded(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
         except Exception as error:
             faults[step] += 1
             if faults[step] == 1:
-                logger.warning("event=step_failed step=%s error=%r; the agent goes on without it", step, error)
+                logger.warning("event=step_failed step=%s error=%r; the agent continues without it", step, error)
                 logger.debug("event=step_failed step=%s", step, exc_info=True)
             return None
 

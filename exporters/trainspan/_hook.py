@@ -1,6 +1,7 @@
-"""Runs before the instrumentors, in every program under `opentelemetry-instrument` (entry point `opentelemetry_pre_instrument`).
+"""Sets up every program under `opentelemetry-instrument`, before the instrumentors (`opentelemetry_pre_instrument`).
 
-Each step stands alone: one that fails is logged once and left out, and neither the agent nor another instrumentor notices.
+The steps are independent: one that fails is logged once and skipped, without effect on the agent or other
+instrumentors.
 """
 
 import os
@@ -29,7 +30,7 @@ class _State:
 
 
 def install() -> None:
-    """Sets this process up once; nothing with `TRAINSPAN_DISABLED=1` or in a helper process that runs no agent code."""
+    """Sets up this process once; does nothing with `TRAINSPAN_DISABLED=1` or in a helper process without agent code."""
     if _State.installed or is_disabled() or _is_helper(sys.orig_argv):
         return
     _State.installed = True
@@ -51,13 +52,14 @@ def install() -> None:
 
 @guarded
 def hand_down() -> None:
-    """Runs after the instrumentors (entry point `opentelemetry_post_instrument`): what child processes import first.
+    """Sets the PYTHONPATH of child processes, after the instrumentors (entry point `opentelemetry_post_instrument`).
 
-    OpenTelemetry's own folder is off PYTHONPATH while its `initialize` runs, which leaves it as it is if it is there.
+    OpenTelemetry removes its own folder from PYTHONPATH while its `initialize` runs, and adds it back only if it is
+    missing.
     """
     theirs = str(Path(auto_instrumentation.__file__).parent)
     if not _State.installed or not {theirs, _CHILDREN} & set(sys.path):
-        return  # a program that instruments itself leaves its children alone
+        return  # a program that instruments itself does not instrument its children
     inherited = os.environ.get("PYTHONPATH")
     rest = [path for path in inherited.split(os.pathsep) if path not in (_CHILDREN, theirs)] if inherited else []
     os.environ["PYTHONPATH"] = os.pathsep.join([_CHILDREN, theirs, *rest])
@@ -72,7 +74,7 @@ def _begin_process() -> None:
 
 
 def _is_helper(argv: Sequence[str]) -> bool:
-    """`multiprocessing`'s resource tracker, and the instrumenting command itself, which turns into the program later."""
+    """Whether this is `multiprocessing`'s resource tracker, or `opentelemetry-instrument` before its exec."""
     return any("multiprocessing.resource_tracker" in word for word in argv[1:4]) or any(
         os.path.basename(word) == "opentelemetry-instrument" for word in argv[:2]
     )

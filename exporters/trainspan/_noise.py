@@ -1,7 +1,7 @@
-"""Warnings that only the instrumentation of the agent causes: the agent's stderr is what it would be without.
+"""Suppresses warnings caused only by instrumentation, so that the agent's stderr is the same as without it.
 
-An instrumentor that records an argument as the client's code passes it (openai's `Omit`, a class) is warned of the type;
-a framework that switches an instrumentor on itself is warned that it is on already.
+An instrumentor that records an argument as passed by the client's code (openai's `Omit`, a class) triggers a warning
+about its type; a framework that enables an instrumentor itself triggers a warning that it is already enabled.
 """
 
 import sys
@@ -15,7 +15,7 @@ _MAX_DEPTH: Final = 32
 
 
 def quiet_instrumentors() -> None:
-    """Leaves these warnings out; the same ones of the agent's own code stay."""
+    """Drops these warnings; the same warnings from the agent's own code remain."""
     getLogger("opentelemetry.attributes").addFilter(_is_of_agent)
     getLogger("opentelemetry.instrumentation.instrumentor").addFilter(_is_no_second_start)
 

@@ -1,6 +1,6 @@
-"""Each test of pytest as a rollout: `TRAINSPAN_BOUNDARY=test`. Its task is the test's node id; it fails with the test.
+"""Makes each pytest test a rollout: `TRAINSPAN_BOUNDARY=test`. Its task is the test's node id; it fails with the test.
 
-A test that asks the policy for nothing, and gets no reward, leaves no rollout.
+A test without policy requests and rewards is not a rollout.
 """
 
 import uuid
@@ -24,11 +24,11 @@ __all__ = ["watch_pytest"]
 
 
 class TestFailed(Exception):
-    """Says in which phase a test failed, and of what."""
+    """The phase in which a test failed, and the reason."""
 
 
 def watch_pytest() -> None:
-    """Wraps pytest's runner, when it is imported."""
+    """Wraps pytest's runner once it is imported."""
     wrapt.register_post_import_hook(guarded(_wrap), "_pytest.runner")
 
 
@@ -50,7 +50,7 @@ def _wrap(module: ModuleType) -> None:
 
 @guarded
 def _begin(item: Any) -> Scope | None:
-    """None where tests are no rollouts, or a runner or an explicit block has begun one."""
+    """Returns None if tests are not rollouts, or if a runner or an explicit block has started one."""
     outer = current_scope()
     if not tests_are_rollouts() or (outer is not None and not outer.provisional):
         return None

@@ -1,6 +1,7 @@
-"""What differs between the releases of OpenTelemetry that trainspan works with; everything else is the same in all of them.
+"""Handles all differences between the supported releases of OpenTelemetry.
 
-The lowest release is named in pyproject.toml; `tests/end_to_end/agents/test_releases.py` runs agents with it and with the newest.
+pyproject.toml sets the lowest release; `tests/end_to_end/agents/test_releases.py` runs agents with it and with the
+newest.
 """
 
 import time
@@ -17,11 +18,11 @@ __all__ = ["bound_retries", "emit_event", "failure_result"]
 _EXPORT_RESULTS: Final = ("SpanExportResult", "LogRecordExportResult", "LogExportResult")
 """The last one became the second in 1.39."""
 _LogRecord: Final[Any] = getattr(sdk_logs, "LogRecord", None)
-"""What a logger takes until 1.38; then it takes the parts."""
+"""The argument of a logger up to 1.38; later releases take its fields instead."""
 
 
 def emit_event(name: str, attributes: Mapping[str, str | int | float], span: trace.Span) -> None:
-    """Sends a log record that is the event `name`, on `span`."""
+    """Sends the event `name` as a log record on `span`."""
     logger: Any = get_logger("trainspan")
     if _LogRecord is None:
         logger.emit(
@@ -31,7 +32,7 @@ def emit_event(name: str, attributes: Mapping[str, str | int | float], span: tra
             event_name=name,
         )
     elif hasattr(logger, "resource"):  # the SDK's
-        of_event = {**attributes, "event.name": name}  # as it was written before records had a field for it, until 1.34
+        of_event = {**attributes, "event.name": name}  # up to 1.34, records have no field for it
         record = _LogRecord(
             timestamp=time.time_ns(),
             severity_number=SeverityNumber.INFO,
@@ -44,18 +45,18 @@ def emit_event(name: str, attributes: Mapping[str, str | int | float], span: tra
 
 
 def failure_result(exporters: ModuleType) -> Any:
-    """What `export` returns in that module if it failed."""
+    """Returns the value that `export` in this module returns on failure."""
     return next(getattr(exporters, name).FAILURE for name in _EXPORT_RESULTS if hasattr(exporters, name))
 
 
 def bound_retries(exporters: ModuleType, left_s: Callable[[], float]) -> None:
-    """Until 1.34 an export retries for a minute, whatever its timeout; now it raises TimeoutError when `left_s` is over."""
+    """Up to 1.34, an export retries for a minute whatever its timeout; makes it raise TimeoutError after `left_s`."""
     if not hasattr(exporters, "_create_exp_backoff_generator"):
         return
 
     def sleep(delay_s: float) -> None:
         if delay_s > left_s():
-            raise TimeoutError(f"no time for another try in {delay_s} s")
+            raise TimeoutError(f"no time left for a retry in {delay_s} s")
         time.sleep(delay_s)
 
     exporters.sleep = sleep  # type: ignore[attr-defined]

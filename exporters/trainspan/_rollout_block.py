@@ -41,11 +41,11 @@ def rollout(
     split: Split = "train",
     attempt: int = 0,
 ) -> "Rollout":
-    """A block, synchronous or asynchronous, or a decorator, whose model calls form one rollout.
+    """Groups the model calls of a block (synchronous or asynchronous) or a decorated function into one rollout.
 
-    It begins a trace of its own, and its status is `ok`, or `agent_error` when an exception leaves it. Where a runner
-    (or an outer block) has begun the rollout already, the block joins it: the id is then the outer one.
-    Without an exporter nothing is sent, and the ids still hold.
+    It starts a new trace, and its status is `ok`, or `agent_error` if an exception leaves it. If a runner or an outer
+    block has already started the rollout, the block joins it and has its id. Without an exporter nothing is sent, but
+    the ids are valid.
 
         with trainspan.rollout(task_id="task-1") as r:
             r.reward(score(solve(task)))
@@ -54,7 +54,7 @@ def rollout(
 
 
 class Rollout:
-    """What `trainspan.rollout` gives; ids are known inside the block."""
+    """The result of `trainspan.rollout`; ids are available inside the block."""
 
     def __init__(self, identity: Identity) -> None:
         self._wanted = identity
@@ -70,9 +70,9 @@ class Rollout:
 
     @property
     def url_token(self) -> str:
-        """What names the rollout in a base URL `…/rollout/{url_token}/v1` or an API key `trainspan-{url_token}`.
+        """Names the rollout in a base URL `…/rollout/{url_token}/v1` or an API key `trainspan-{url_token}`.
 
-        It is the traceparent, and inside a runner's rollout the runner's signature.
+        It is the traceparent, followed by the runner's signature inside a runner's rollout.
         """
         signature = self._entered().identity.url_signature
         return f"{self.traceparent}.{signature}" if signature else self.traceparent
@@ -93,7 +93,7 @@ class Rollout:
         *,
         of: Literal["rollout", "call"] = "rollout",
     ) -> None:
-        """As `trainspan.reward`, for this rollout; also after the block has ended."""
+        """Like `trainspan.reward`, for this rollout; also works after the block has ended."""
         evaluate(value, name, explanation, of, self._entered())
 
     def __enter__(self) -> "Rollout":
@@ -129,7 +129,7 @@ class Rollout:
         self.__exit__(kind, error, traceback)
 
     def __call__(self, function: _F) -> _F:
-        """Each call of the decorated function is a rollout of its own."""
+        """Makes each call of the decorated function a separate rollout."""
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
@@ -184,7 +184,7 @@ class Rollout:
 def start_span(
     name: str, ctx: Context | None, identity: Identity | None = None, links: list[Link] | None = None
 ) -> Span:
-    """A span that has valid ids even where no SDK is set up (it is then not recorded)."""
+    """Starts a span that has valid ids even if no SDK is set up (it is then not recorded)."""
     attributes = identity.attributes() if identity else None
     span: Span | None = None
     if not is_disabled():
@@ -203,7 +203,7 @@ def _start(name: str, ctx: Context | None, attributes: dict[str, str | int] | No
 
 @guarded
 def end_rollout_span(scope: Scope, status: RolloutStatus, error: BaseException | None = None) -> None:
-    """Ends the rollout's own span, saying how it went."""
+    """Ends the rollout's own span with its outcome."""
     span = scope.span
     span.set_attributes(scope.outcome(status))
     if error is not None:
@@ -214,7 +214,7 @@ def end_rollout_span(scope: Scope, status: RolloutStatus, error: BaseException |
 
 
 def end_open_rollouts(status: RolloutStatus) -> int:
-    """Ends the blocks that the process leaves unfinished; how many there were."""
+    """Ends all unfinished blocks of the process; returns their number."""
     blocks = list(_open)
     for block in blocks:
         _open.discard(block)
@@ -232,6 +232,6 @@ def _status_of(error: BaseException | None) -> RolloutStatus:
 
 
 def _serve_programs_started_otherwise() -> None:
-    """A program that sets up the SDK itself gets identity on its spans and requests from its first rollout on."""
+    """Adds identity to spans and requests from the first rollout on, if the program sets up the SDK itself."""
     if not is_disabled() and stamp_spans_of(trace.get_tracer_provider()):
         wrap_clients()

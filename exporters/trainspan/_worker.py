@@ -1,7 +1,7 @@
-"""Runs a function on one task after another for a runner: `python -m trainspan._worker --fd N module:function`.
+"""Runs a function on the tasks of a runner: `python -m trainspan._worker --fd N module:function`.
 
-Asynchronous functions share one event loop, synchronous ones get a thread each. Every job runs in a context of its own,
-below the runner's rollout span, in a span that carries what this process saw. Protocol: `trainspan_schemas.worker`.
+Asynchronous functions share one event loop; synchronous ones get one thread per job. Every job runs in its own context,
+below the runner's rollout span, in a span with this process's counts. Protocol: `trainspan_schemas.worker`.
 """
 
 import argparse
@@ -120,7 +120,7 @@ class _Worker:
 
 
 def _encode(outcome: Outcome) -> bytes:
-    """The outcome as a line; a value that JSON cannot hold, or that is too long, becomes the beginning of its text."""
+    """Encodes the outcome as a line; a value that is too long or not JSON is replaced with the start of its repr."""
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         line = encode(outcome)
         if len(line) <= MAX_LINE_BYTES:
@@ -129,7 +129,7 @@ def _encode(outcome: Outcome) -> bytes:
 
 
 async def _in_thread(function: Callable[..., Any], task: dict[str, Any]) -> Any:
-    """In a daemon thread, which cannot keep the process alive, with this task's context."""
+    """Runs the function with this task's context in a daemon thread, which cannot keep the process alive."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[Any] = loop.create_future()
     carried = contextvars.copy_context()
@@ -154,7 +154,7 @@ async def _in_thread(function: Callable[..., Any], task: dict[str, Any]) -> Any:
 
 
 class _AgentLeft(Exception):
-    """SystemExit or KeyboardInterrupt out of a synchronous agent."""
+    """SystemExit or KeyboardInterrupt raised by a synchronous agent."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(_text(cause))

@@ -1,7 +1,7 @@
-"""The name of the agent that makes a model call, from what its framework says of itself where the call is made.
+"""Finds the name of the agent that makes a model call, from the state of its framework at the time of the call.
 
-Every source is read in the context of the request: no instrumentor of the framework is needed, and none disturbs.
-A framework that is not imported costs a dictionary look-up.
+Every source is read in the context of the request, with or without an instrumentor for the framework.
+A framework that is not imported costs one dictionary lookup.
 """
 
 import hashlib
@@ -22,16 +22,16 @@ __all__ = ["agent_of_body", "calling_agent", "watch_frameworks"]
 
 _MAX_DEPTH: Final = 64
 _CREATE_AGENT_NODES: Final = frozenset({"agent", "model", "tools"})
-"""Nodes inside an agent that LangChain builds; an agent of that name says no more than that it is one."""
+"""Nodes inside an agent built by LangChain; as an agent's name they are too generic to use."""
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 
 
 def calling_agent(body: Callable[[], bytes | None]) -> str | None:
-    """Name of the agent whose code runs here and asks for a generation; `body` gives the request's JSON if it must be read.
+    """Returns the name of the agent that requests a generation here; `body` returns the request's JSON if it is needed.
 
-    OpenAI Agents SDK: its current agent span. LangChain and LangGraph: the agent's name, else the node of the graph.
-    Pydantic AI: the agent of the current run. Others: the nearest span of an agent. Where none of them speaks: a hash of
-    system prompt and tools, which tells agents of one program apart, else `service.name`.
+    OpenAI Agents SDK: its current agent span. LangChain and LangGraph: the agent's name, otherwise the graph node.
+    Pydantic AI: the agent of the current run. Others: the nearest agent span. If none of these gives a name: a hash of
+    system prompt and tools, which distinguishes the agents of one program, otherwise `service.name`.
     """
     sources = (
         _openai_agent,
@@ -46,7 +46,7 @@ def calling_agent(body: Callable[[], bytes | None]) -> str | None:
 
 @guarded
 def _openai_agent() -> str | None:
-    """From the SDK's own context, which it keeps even where its tracing is disabled."""
+    """Reads the SDK's own context, which exists even if its tracing is disabled."""
     module = sys.modules.get("agents.tracing.scope")
     if module is None:
         return None
@@ -84,7 +84,7 @@ def _pydantic_agent() -> str | None:
 
 @guarded
 def agent_of_body(body: Callable[[], bytes | None]) -> str | None:
-    """`agent-` and 8 hex digits of the system prompt and the tools in a chat, responses or messages request."""
+    """Returns `agent-` and 8 hex digits: a hash of system prompt and tools in a chat, responses or messages request."""
     content = body()
     if not content:
         return None
@@ -116,13 +116,13 @@ def _service_name() -> str | None:
 
 
 def watch_frameworks() -> None:
-    """Keeps the OpenAI Agents SDK from sending its own traces with the policy's API key to OpenAI."""
+    """Keeps the OpenAI Agents SDK from sending its own traces to OpenAI with the policy's API key."""
     wrapt.register_post_import_hook(guarded(_stop_uploads), "agents.tracing.processors")
 
 
 def _stop_uploads(module: Any) -> None:
     def export(wrapped: Callable[..., Any], exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Only what the program gave a key of its own for, not what would go with OPENAI_API_KEY."""
+        """Exports only items with an explicitly given key, not those that would use OPENAI_API_KEY."""
         items = args[0] if args else kwargs.pop("items", [])
         if not _has_key(exporter):
             items = [item for item in items if getattr(item, "tracing_api_key", None)]

@@ -1,7 +1,8 @@
-"""Token capture by the agent's side, for a policy server that is not ours: `TRAINSPAN_CAPTURE=client`, httpx and httpx2.
+"""Token capture in the agent, for a policy server that is not ours: `TRAINSPAN_CAPTURE=client`, httpx and httpx2.
 
-Each choice becomes a call span as the policy server makes them (`serving/`), of kind CLIENT. What the server does not give
-is named on the span, which is then not trained on. A server that refuses the question is asked again without it.
+Each choice becomes a call span like the policy server's (`serving/`), of kind CLIENT. Fields that the server does not
+return are named on the span, which is then not trained on. If a server refuses the extra fields, the request is resent
+without them.
 """
 
 import os
@@ -39,17 +40,17 @@ _SAMPLING: Final = {
 }
 
 _refusing: set[str] = set()
-"""Origins that refuse to be asked for token ids."""
+"""Origins that refuse requests for token ids."""
 
 
 def _capture_is_on() -> bool:
-    """Whether the user wants the agent's side to capture."""
+    """Whether the user enabled capture in the agent."""
     return os.environ.get(_VARIABLE, "").strip().lower() == "client"
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One generation request of a client and its answer."""
+    """A client's generation request and its response."""
 
     module: ModuleType
     original: Any
@@ -65,7 +66,7 @@ class Exchange:
 
     @guarded
     def outgoing(self) -> Any:
-        """What to send: the client's request, with our question in it."""
+        """Returns the request to send: the client's, with our extra fields."""
         if self.question is None or self.origin in _refusing:
             return self.original
         headers = [
@@ -82,7 +83,7 @@ class Exchange:
         )
 
     def refused(self, sent: Any, status: int) -> bool:
-        """Whether to ask again without our question, now and from now on."""
+        """Whether to resend without our extra fields, and to omit them from now on."""
         if sent is self.original or status not in _REFUSALS:
             return False
         _refusing.add(self.origin)
@@ -90,10 +91,10 @@ class Exchange:
 
     @guarded
     def answer(self, response: Any) -> None:
-        """Looks at the answer, now or while the client reads it."""
+        """Reads the response, now or while the client does."""
         response.request = self.original
         if response.status_code != 200 or keys.HEADER_POLICY_VERSION in response.headers:
-            return  # an error is no call, and our own policy server has captured it
+            return  # an error is not a call, and our own policy server captures calls itself
         answer = Answer(self.question or Question({}, b"", False, False, is_chat=False))
         if hasattr(response, "_content"):
             if _is_events(response):
@@ -110,7 +111,7 @@ class Exchange:
 
     @guarded
     def tell(self, answer: Answer) -> None:
-        """Sends the call spans; once."""
+        """Sends the call spans once."""
         if self._told:
             return
         self._told = True
@@ -173,7 +174,7 @@ class Exchange:
 
 @guarded
 def begin(module: ModuleType, request: Any, sent: PolicyRequest | None) -> Exchange | None:
-    """For a generation request to the policy; None for any other, and where the agent's side does not capture."""
+    """Starts an exchange for a generation request to the policy; None for other requests or if capture is off."""
     if sent is None or not sent.is_generation or not _capture_is_on():
         return None
     content = getattr(request, "_content", None)

@@ -1,7 +1,7 @@
-"""Wraps the HTTP clients that agents use, when they are imported: httpx2 and httpx, requests, urllib3, urllib, aiohttp.
+"""Wraps the HTTP clients that agents use once they are imported: httpx2, httpx, requests, urllib3, urllib, aiohttp.
 
 openai 3 sends through httpx2, openai 1 and 2 through httpx. A client may be the transport of another one, as urllib3 is
-of requests: the outermost one completes and counts the request.
+for requests: the outermost one completes and counts the request.
 """
 
 import functools
@@ -22,7 +22,7 @@ __all__ = ["wrap_clients"]
 
 @functools.cache
 def wrap_clients() -> None:
-    """Wraps those that are imported, and the others when they will be; once in a process."""
+    """Wraps each client now or once it is imported; runs once per process."""
     wraps = {
         "httpx": _wrap_httpx,
         "httpx2": _wrap_httpx,
@@ -41,7 +41,7 @@ def _prepare(message: Any) -> PolicyRequest | None:
 
 
 def _content(message: Any) -> bytes | None:
-    """What is in memory of a request of httpx or requests; a body that is streamed out stays unread."""
+    """Returns the body of a request of httpx or requests if it is in memory; a streamed body is not read."""
     return _bytes(getattr(message, "_content", None) or getattr(message, "body", None))
 
 
@@ -94,14 +94,14 @@ def _wrap_httpx(module: ModuleType) -> None:
 
 
 def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The request, and the other arguments of `send`."""
+    """Returns the request and the other arguments of `send`."""
     if args:
         return args[0], args[1:], kwargs
     return kwargs["request"], (), {name: value for name, value in kwargs.items() if name != "request"}
 
 
 def _redirect_headers(wrapped: Callable[..., Any], _client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A redirect copies the headers; identity must not follow it to another host."""
+    """Strips identity from a redirect to another host: redirects copy the headers."""
     headers = wrapped(*args, **kwargs)
     url = args[1] if len(args) > 1 else kwargs.get("url")
     if not is_policy(str(url)):
@@ -114,13 +114,13 @@ def _wrap_requests(module: ModuleType) -> None:
 
 
 def _send_requests(wrapped: Callable[..., Any], _session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Redirects come through here again, inside of this one."""
+    """Sends a request; redirects call this again from inside."""
     request = _prepare(args[0] if args else kwargs["request"])
     return _count(request, lambda: wrapped(*args, **kwargs), "status_code")
 
 
 def _count(request: PolicyRequest | None, send: Callable[[], Any], status: str) -> Any:
-    """The response that `send` gives; it is counted by its attribute `status`."""
+    """Returns the response of `send` and counts it; `status` names its status attribute."""
     try:
         with sending(request):
             response = send()
@@ -133,7 +133,7 @@ def _count(request: PolicyRequest | None, send: Callable[[], Any], status: str) 
 
 def _wrap_urllib3(module: ModuleType) -> None:
     def urlopen(wrapped: Callable[..., Any], pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Retries and redirects come through here again, inside of this one."""
+        """Sends a request; retries and redirects call this again from inside."""
         named = dict(zip(("method", "url", "body", "headers"), args, strict=False)) | kwargs
         request = _prepare_urllib3(module, pool, named)
         return _count(request, lambda: wrapped(*args[4:], **named), "status")
@@ -157,7 +157,7 @@ def _prepare_urllib3(module: ModuleType, pool: Any, named: dict[str, Any]) -> Po
 
 
 class _UrllibHeaders(MutableMapping[str, str]):
-    """The headers of a `urllib.request.Request`; what is set is not copied to where a redirect leads."""
+    """The headers of a `urllib.request.Request`; headers set here are not copied to a redirect."""
 
     def __init__(self, request: Any) -> None:
         self._request = request
@@ -187,7 +187,7 @@ def _wrap_urllib(module: ModuleType) -> None:
 
 
 def _send_urllib(wrapped: Callable[..., Any], _handler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Each hop of a redirect comes through here."""
+    """Sends a request; called for each hop of a redirect."""
     message = args[1] if len(args) > 1 else kwargs["req"]
     request = prepare(message.get_method(), message.full_url, _UrllibHeaders(message), lambda: _bytes(message.data))
     return _count(request, lambda: wrapped(*args, **kwargs), "status")
@@ -198,11 +198,11 @@ def _bytes(body: Any) -> bytes | None:
 
 
 _aiohttp_body: ContextVar[Any] = ContextVar("trainspan-aiohttp-body", default=None)
-"""What the running code posts through aiohttp: bytes, text, or an object that becomes JSON."""
+"""The body that the running code posts through aiohttp: bytes, text, or an object to serialize as JSON."""
 
 
 def _wrap_aiohttp(module: ModuleType) -> None:
-    """By a trace configuration on every new session: its callbacks see, and may change, the headers of each hop."""
+    """Adds a trace configuration to every new session: its callbacks see and may change the headers of each hop."""
     config = module.TraceConfig()
 
     async def on_start(_session: Any, context: Any, params: Any) -> None:

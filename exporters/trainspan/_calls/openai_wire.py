@@ -1,7 +1,7 @@
-"""What to ask of a policy server that does not capture by itself, and what its answers say; bytes in, bytes out.
+"""Rewrites requests to and reads responses from a policy server that does not capture calls; bytes in, bytes out.
 
-The server is asked for token ids and log-probabilities. What the client did not ask for is taken out of the answer again.
-Formats: OpenAI's chat and text completions, with vLLM's `return_token_ids`.
+The rewritten request asks for token ids and log-probabilities; those that the client did not ask for are removed from
+the response. Formats: OpenAI's chat and text completions, with vLLM's `return_token_ids`.
 """
 
 import json
@@ -32,14 +32,14 @@ class Question:
 
     request: Mapping[str, Any]
     content: bytes
-    """The request with what we ask for besides."""
+    """The request with our extra fields."""
     hides_logprobs: bool
     hides_ids: bool
     is_chat: bool
 
 
 def question_of(path: str, content: bytes) -> Question | None:
-    """What to send in place of `content`; None where the endpoint gives no token ids or the body is no JSON object."""
+    """Returns the request to send; None if the endpoint has no token ids or `content` is not a JSON object."""
     is_chat = path.rstrip("/").endswith("/chat/completions")
     if not is_chat and not path.rstrip("/").endswith("/completions"):
         return None
@@ -60,7 +60,7 @@ def question_of(path: str, content: bytes) -> Question | None:
 
 @dataclass(slots=True)
 class Answer:
-    """Gathers an answer, whole or in pieces, and gives it on as the client would have got it."""
+    """Collects a response, whole or in pieces, and restores it to what the client expects."""
 
     question: Question
     response_id: str | None = None
@@ -68,22 +68,22 @@ class Answer:
     usage: Mapping[str, Any] = field(default_factory=dict)
     choices: dict[int, Choice] = field(default_factory=dict)
     complete: bool = False
-    """The whole of it was read."""
+    """Whether it was read to the end."""
     _rest: bytes = b""
     _after_filler: bool = False
 
     def whole(self, content: bytes) -> bytes:
-        """A JSON answer; what is none is given on as it is."""
+        """Rewrites a JSON response; anything else passes through unchanged."""
         self.complete = True
         return self._passed(content) or content
 
     def piece(self, data: bytes) -> bytes:
-        """Server-sent events, cut anywhere: those that are whole by now."""
+        """Returns the server-sent events that `data` completes; `data` may be split anywhere."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         return b"".join(self._line(line) for line in lines)
 
     def end(self) -> bytes:
-        """What is left at the end of the stream."""
+        """Returns the rest at the end of the stream."""
         self.complete = True
         return self._line(self._rest)[:-1] if self._rest else b""
 
@@ -102,13 +102,13 @@ class Answer:
 
     @guarded
     def _passed(self, content: bytes) -> bytes:
-        """An answer, or a part of it, without what the client did not ask for; empty where nothing else is in it."""
+        """Removes what the client did not ask for from a response or an event; returns b"" if nothing remains."""
         body = json.loads(content)
         self._take(body)
         return b"" if self._is_filler(body) else _dump(self._hidden(body))
 
     def _is_filler(self, body: Mapping[str, Any]) -> bool:
-        """Whether this part was sent only for its token ids: vLLM does so for tokens that make no text yet."""
+        """Whether this event carries only token ids, which vLLM sends for tokens that do not form text yet."""
         entries = body.get("choices") or ()
         return (
             self.question.hides_ids
@@ -145,7 +145,7 @@ class Answer:
 
 
 def _logprobs(given: Any) -> list[float]:
-    """Of the chosen tokens: chat says them token by token, completions in one list."""
+    """Returns the sampled tokens' log-probabilities: chat has one entry per token, completions one list."""
     if not isinstance(given, dict):
         return []
     if given.get("token_logprobs") is not None:

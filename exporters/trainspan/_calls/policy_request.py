@@ -1,7 +1,7 @@
-"""What a request to the policy server carries, and what its answer counts for.
+"""Adds trace context and identity to requests to the policy server, and counts their responses.
 
-Only headers are touched: `traceparent`, so that the server's call span joins the rollout's trace, and `baggage` with the
-rollout's identity and the calling agent's name. Identity goes to the policy's origin and to no other.
+Only headers change: `traceparent`, so that the server's call span joins the rollout's trace, and `baggage` with the
+rollout's identity and the calling agent's name. Identity is sent to the policy's origin only.
 """
 
 import functools
@@ -47,7 +47,7 @@ _outer: ContextVar[PolicyRequest | None] = ContextVar("trainspan-policy-request"
 
 @contextmanager
 def sending(request: PolicyRequest | None) -> Iterator[None]:
-    """Marks the code inside as the sending of `request`: a client that this one uses as its transport sends the same one."""
+    """Marks the code inside as sending `request`, so that a client used as the transport does not count it again."""
     if request is None:
         yield
         return
@@ -71,7 +71,7 @@ def _origin(url: str) -> tuple[str, str, int] | None:
 
 
 def is_policy(url: str) -> bool:
-    """Whether `url` has the origin of the policy: `TRAINSPAN_POLICY_URL`, else `OPENAI_BASE_URL`, as they stand now."""
+    """Whether `url` has the policy's origin: the current `TRAINSPAN_POLICY_URL`, otherwise `OPENAI_BASE_URL`."""
     policy = os.environ.get("TRAINSPAN_POLICY_URL") or os.environ.get("OPENAI_BASE_URL")
     if not policy:
         return False
@@ -85,8 +85,8 @@ def prepare(
 ) -> PolicyRequest | None:
     """Completes the headers of a request that is about to be sent; None if it does not go to the policy.
 
-    None also if another client, which has completed it, sends it through this one: it counts there.
-    `body` gives the request's content if it is in memory; it is read, never changed.
+    None also if this client is the transport of another one, which has completed the request and counts it.
+    `body` returns the request's content if it is in memory; it is read, never changed.
     """
     if not is_policy(url):
         strip(headers)
@@ -100,7 +100,7 @@ def prepare(
     if parent is not None:
         headers["traceparent"] = str(parent)
     agent = calling_agent(body) if is_generation else None
-    members = [strip_identity(headers.get("baggage", ""))]  # without what a public caller said of identity
+    members = [strip_identity(headers.get("baggage", ""))]  # drops an identity sent by a public caller
     if scope is not None:
         members.append(scope.identity.to_baggage(agent))
     if scope is None or is_outside_of_requests():
@@ -111,7 +111,7 @@ def prepare(
 
 @guarded
 def strip(headers: MutableMapping[str, str]) -> None:
-    """Takes identity out of the headers of a request to any other host."""
+    """Removes identity from the headers of a request to any other host."""
     baggage = headers.get("baggage")
     if not baggage or "trainspan." not in baggage:
         return
@@ -123,22 +123,22 @@ def strip(headers: MutableMapping[str, str]) -> None:
 
 @guarded
 def answered(request: PolicyRequest | None, status: int) -> None:
-    """Counts the answer: 200 is a successful call; 429 and 5xx mean that the server does not work."""
+    """Counts the response: 200 is a successful call; 429 and 5xx mean that the server is failing."""
     if request and request.is_generation and request.scope:
         request.scope.count(True if status == 200 else False if status == 429 or status >= 500 else None)
 
 
 @guarded
 def failed(request: PolicyRequest | None) -> None:
-    """Counts a request that got no answer."""
+    """Counts a request without a response."""
     if request and request.is_generation and request.scope:
         request.scope.count(False)
 
 
 def _parent_to_send(url: str, headers: MutableMapping[str, str], scope: Scope | None) -> TraceParent | None:
-    """The `traceparent` to set, None where the header shall stay as it is.
+    """Returns the `traceparent` to set, None to leave the header unchanged.
 
-    A trace named by the URL or the API key wins, as on the server.
+    As on the server, a trace named by the URL or the API key wins.
     """
     present = TraceParent.parse(headers.get("traceparent", ""))
     current = _current_parent(scope)

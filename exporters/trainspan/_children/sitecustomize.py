@@ -1,8 +1,8 @@
-"""What Python programs that an instrumented agent starts import first: instruments them if trainspan is installed there.
+"""Imported first by Python child processes of an instrumented agent; instruments them if trainspan is installed there.
 
-`opentelemetry-instrument` puts a folder of its own on PYTHONPATH, which every program below inherits. A Python of
-another environment would print a traceback for it; this file, found before that one, does nothing there. It runs in any
-Python 3, and must import nothing but the standard library until it knows.
+`opentelemetry-instrument` puts its own folder on PYTHONPATH, which all child processes inherit. A Python from another
+environment would print a traceback because of it; this file precedes it and does nothing there. It runs in any Python
+3, and must import only the standard library until it has checked the environment.
 """
 
 import importlib.machinery
@@ -22,7 +22,7 @@ def _is_agents_environment() -> bool:
 
 
 def _next_sitecustomize() -> None:
-    """The one that the program would have had without either of ours."""
+    """Runs the `sitecustomize` that the program would have had without OpenTelemetry's and ours."""
     hidden = {_HERE} | {
         path for path in sys.path if path.endswith(os.path.join("instrumentation", "auto_instrumentation"))
     }

@@ -1,1 +1,1 @@
-"""A process from its start to its end."""
+"""Follows a process from start to exit."""

@@ -1,8 +1,8 @@
-"""Bounds what the exporters to the collector may cost the agent, and tells the loss once.
+"""Bounds the time that exporters to the collector may take from the agent, and reports losses once.
 
-The agent's own exporters, which send elsewhere, keep their timeouts, their retries and their messages. The SDK's
-exporters retry per batch, and log per retry; at exit the batches follow one another. Here an export gets two seconds
-instead of ten, at exit what is left of one budget; failures are counted, and a single line names the loss.
+The agent's own exporters, which send elsewhere, keep their timeouts, retries and messages. The SDK's exporters retry
+per batch and log per retry; at exit, the batches are sent one after another. Here an export gets two seconds instead of
+ten, at exit the rest of one budget; failures are counted, and a single line reports the loss.
 """
 
 import math
@@ -27,17 +27,17 @@ from trainspan._releases import bound_retries, failure_result
 __all__ = ["after_fork_in_parent", "before_fork", "flush", "forget", "report_loss", "resume", "watch_exporters"]
 
 EXPORT_TIMEOUT_S: Final = 2.0
-"""Of one export, where nobody set another. By no variable: Python's SDK reads it as seconds, child processes in other
-languages as milliseconds."""
+"""Timeout of one export if none is set. Not set by a variable: Python's SDK reads it in seconds, child processes in
+other languages in milliseconds."""
 EXIT_BUDGET_S: Final = 2.0
 RETRY_AT_EXIT_S: Final = 0.5
-"""What an exporter gets at exit when its last attempt had failed."""
+"""Time for an exporter at exit if its last attempt failed."""
 FORK_WAIT_S: Final = 1.0
-"""What all forks of a process together wait for exports under way."""
+"""Maximum total time that all forks of a process wait for running exports."""
 LOCK_PATIENCE_S: Final = 0.5
-"""What an export waits for another one, well within the budget at exit."""
+"""Maximum time that an export waits for another one, well within the budget at exit."""
 LATE_REPORT_S: Final = 30.0
-"""A process that lives on tells the loss after this time, instead of at its end."""
+"""A process that is still running this long after the first failure reports the loss then, not at exit."""
 
 _SDK_TIMEOUT_S: Final = 10.0
 _TIMEOUT_VARIABLE: Final = re.compile(r"OTEL_EXPORTER_OTLP_(\w+_)?TIMEOUT")
@@ -64,7 +64,7 @@ class _Losses:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.exporting = threading.Lock()
-        """Held while an exporter is at work, to keep forks away; exports themselves wait for one another a moment only."""
+        """Held during an export to delay forks; exports wait for each other only briefly."""
         self.held = False
         self.fork_wait_s = FORK_WAIT_S
         self.lost: Counter[str] = Counter()
@@ -77,30 +77,30 @@ class _Losses:
 
 _losses = _Losses()
 _thread = threading.local()
-"""`exporting`: whether the thread is in an export to the collector; `deadline_s`: when that one must be over."""
+"""`exporting`: whether the thread is exporting to the collector; `deadline_s`: the deadline of that export."""
 
 
 def before_fork() -> None:
-    """Waits a moment for an export under way: gRPC does not survive a fork in the middle of a call."""
+    """Waits briefly for a running export: gRPC does not survive a fork in the middle of a call."""
     began_s = time.monotonic()
     _losses.held = _losses.exporting.acquire(timeout=_losses.fork_wait_s)
     _losses.fork_wait_s = max(0.0, _losses.fork_wait_s - (time.monotonic() - began_s))
 
 
 def after_fork_in_parent() -> None:
-    """Lets exports go on."""
+    """Lets exports continue."""
     if _losses.held:
         _losses.held = False
         _losses.exporting.release()
 
 
 def forget() -> None:
-    """Starts anew in a forked child."""
+    """Resets all state in a forked child."""
     _losses.__init__()  # type: ignore[misc]
 
 
 def watch_exporters() -> None:
-    """Wraps the OTLP exporters, now or when they are imported."""
+    """Wraps the OTLP exporters, now or once they are imported."""
     for module, (name, what) in _EXPORTERS.items():
         wrapt.register_post_import_hook(guarded(_watcher(name, what)), module)
     for name in _SENDING_MODULES:
@@ -130,7 +130,7 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
                     _note(exporter, what, args, delivered=False)
                     return failure
                 result = wrapped(*args, **kwargs)
-            except Exception:  # until 1.34 the HTTP exporters raise what others log
+            except Exception:  # up to 1.34, the HTTP exporters raise what others log
                 result = failure
             finally:
                 _thread.exporting = False
@@ -151,7 +151,7 @@ def _is_no_noise(record: LogRecord) -> bool:
 
 @guarded
 def _sends_to_collector(exporter: Any) -> bool:
-    """Whether it sends to the host and port that the environment names, as those do that the SDK makes from it."""
+    """Whether it sends to a host and port named in the environment, as the SDK's own exporters do."""
     collectors = {_host_and_port(os.environ[name]) for name in _ENDPOINT_VARIABLES if name in os.environ}
     return _host_and_port(str(exporter._endpoint)) in collectors
 
@@ -162,8 +162,8 @@ def _host_and_port(endpoint: str) -> str:
 
 @guarded
 def _has_no_time(exporter: Any) -> bool:
-    """Bounds what the next export may take; whether nothing is left."""
-    holder = exporter if hasattr(exporter, "_timeout") else exporter._client  # as for gRPC, as for HTTP
+    """Bounds the time of the next export; returns True if no time is left."""
+    holder = exporter if hasattr(exporter, "_timeout") else exporter._client  # gRPC and HTTP differ
     if holder._timeout == _SDK_TIMEOUT_S and not any(map(_TIMEOUT_VARIABLE.fullmatch, os.environ)):
         holder._timeout = EXPORT_TIMEOUT_S
     left_s = math.inf
@@ -193,7 +193,7 @@ def _note(exporter: Any, what: str, args: tuple[Any, ...], *, delivered: bool) -
 
 
 def flush(budget_s: float = EXIT_BUDGET_S) -> None:
-    """Sends what is queued, within about `budget_s`; what does not go in that time is lost and counted.
+    """Sends everything queued within about `budget_s`; the rest is lost and counted.
 
     Called when the process ends: later exports get no time beyond the budget.
     """
@@ -203,7 +203,7 @@ def flush(budget_s: float = EXIT_BUDGET_S) -> None:
 
 
 def resume() -> None:
-    """After a flush at an end that did not come."""
+    """Restores normal export after a flush if the process did not end."""
     _losses.exit_deadline_s = None
 
 
@@ -215,7 +215,7 @@ def _flush_provider(provider: Any) -> None:
 
 @guarded
 def report_loss() -> None:
-    """One line, once, if anything was lost."""
+    """Logs one line, once, if anything was lost."""
     with _losses.lock:
         if _losses.reported or not _losses.lost:
             return

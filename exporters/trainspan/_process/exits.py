@@ -1,6 +1,6 @@
-"""The ways a process ends, each with its spans sent: normally, by `sys.exit`, an exception, `os._exit`, SIGTERM; and fork.
+"""Sends all spans when a process ends: normally, by an exception, `sys.exit`, `os._exit`, `exec` or SIGTERM.
 
-Not seen: SIGKILL, and the code of a `raise SystemExit(n)` outside of the program's main module (`_system_exit`).
+Not detected: SIGKILL, and the code of a `raise SystemExit(n)` outside the program's main module (`system_exit`).
 """
 
 import atexit
@@ -17,11 +17,11 @@ from trainspan_schemas.status import RolloutStatus
 __all__ = ["watch_exits"]
 
 _PATIENCE_S = 2.5
-"""How long an abrupt end waits for the flush, which takes its time in a thread of its own."""
+"""How long an abrupt end waits for the flush, which runs in its own thread."""
 
 
 def watch_exits() -> None:
-    """Installs all of it; each part by itself."""
+    """Installs every part independently."""
     atexit.register(_at_exit)
     system_exit.watch()
     _watch_os_exit()
@@ -43,7 +43,7 @@ def _at_exit() -> None:
 
 
 def _outcome() -> tuple[RolloutStatus, BaseException | None]:
-    """How the main thread ended."""
+    """Returns how the main thread ended."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if isinstance(error, BaseException) and _left_the_program(error):
         return ("cancelled" if isinstance(error, KeyboardInterrupt) else "agent_error"), error
@@ -51,7 +51,7 @@ def _outcome() -> tuple[RolloutStatus, BaseException | None]:
 
 
 def _left_the_program(error: BaseException) -> bool:
-    """Whether the interpreter printed it, as against a console inside the program: its traceback starts at the bottom."""
+    """Whether the interpreter printed it, not a console in the program: its traceback starts at the bottom frame."""
     return error.__traceback__ is not None and error.__traceback__.tb_frame.f_back is None
 
 
@@ -70,7 +70,7 @@ def _watch_os_exit() -> None:
 
 @guarded
 def _watch_exec() -> None:
-    """All of `os.exec*` goes through these two."""
+    """Wraps `os.execv` and `os.execve`, which every `os.exec*` function calls."""
     execve = os.execve
 
     @functools.wraps(os.execv)
@@ -110,7 +110,7 @@ def _watch_sigterm() -> None:
 
 @guarded
 def _end_abruptly(status: RolloutStatus) -> None:
-    """In a thread: the caller may hold the very lock that ending a span or exporting needs."""
+    """Ends in a new thread: the caller may hold the very lock that ending a span or exporting needs."""
 
     def end() -> None:
         process_span.end(status)

@@ -1,8 +1,8 @@
 """Keeps the exporting threads real under gevent.
 
-`gevent.monkey.patch_all` replaces the locks of `threading` while the SDK's batch processors are at work in threads of
-their own. The event that wakes such a thread would then be half a real one and half gevent's: programs hang at their end.
-Here it becomes one of real locks, so that exports go on beside the greenlets and block none of them.
+`gevent.monkey.patch_all` replaces the locks of `threading` while the SDK's batch processors run in their own threads.
+The event that wakes such a thread would then be part real and part gevent's, and programs would hang at exit. Here it
+is replaced with one made of real locks, so that exports run alongside the greenlets without blocking them.
 """
 
 import threading
@@ -18,11 +18,11 @@ from trainspan._guard import guarded
 
 __all__ = ["watch_gevent"]
 
-_allocate_lock = threading.Lock  # as it is before gevent patches it
+_allocate_lock = threading.Lock  # the original, before gevent patches it
 
 
 class ThreadEvent:
-    """What a batch processor needs of `threading.Event`, for one waiting thread, out of real locks."""
+    """The part of `threading.Event` that a batch processor needs, for one waiting thread, made of real locks."""
 
     def __init__(self) -> None:
         self._set = False
@@ -33,7 +33,7 @@ class ThreadEvent:
         return self._set
 
     def set(self) -> None:
-        """Wakes the thread that waits."""
+        """Wakes the waiting thread."""
         self._set = True
         if self._wake.locked():
             try:
@@ -54,7 +54,7 @@ class ThreadEvent:
 
 
 class ThreadCondition(ThreadEvent):
-    """The same of `threading.Condition`; what is waited for are variables of the processor's own."""
+    """The same for `threading.Condition`; the conditions waited for are the processor's own variables."""
 
     def __enter__(self) -> None:
         pass
@@ -72,12 +72,12 @@ class ThreadCondition(ThreadEvent):
 
 
 _WAKERS: Final = {"_worker_awaken": ThreadEvent, "condition": ThreadCondition, "_condition": ThreadCondition}
-"""What wakes a processor's thread: an event, until 1.33 a condition."""
+"""Attribute that wakes a processor's thread → replacement: an event, up to 1.33 a condition."""
 
 
 @guarded
 def _know_thread() -> None:
-    """The end of a thread looks itself up by `get_ident`, which gives another number since the patch."""
+    """Registers the thread under `get_ident`, which the patch changed and which a thread looks up when it ends."""
     active: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]
     if threading.get_ident() in active:
         return
@@ -88,7 +88,7 @@ def _know_thread() -> None:
 
 
 def watch_gevent() -> None:
-    """Wraps gevent's patches, when they are imported."""
+    """Wraps gevent's patches once they are imported."""
     wrapt.register_post_import_hook(guarded(_wrap), "gevent.monkey")
 
 

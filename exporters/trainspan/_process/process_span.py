@@ -1,7 +1,8 @@
-"""The process's own span and scope: context from the environment in, context for child processes out.
+"""The process's own span and scope: reads context from the environment, and passes context on to child processes.
 
-Without an identity from above, the process is the rollout, and its span the rollout's own. Below a runner or a parent
-agent it is a part of their rollout: its span then has no status, but says how many model calls this process saw succeed.
+Without an identity from its parent, the process is the rollout, and its span is the rollout's span. Under a runner or a
+parent agent, it is part of their rollout: its span then has no status, but the number of successful model calls in this
+process.
 """
 
 import json
@@ -65,7 +66,7 @@ def begin(environ: MutableMapping[str, str]) -> None:
 
 
 def begin_forked() -> None:
-    """In a forked child: counts from nothing, under a span of the child's own."""
+    """Starts a new span and new counters in a forked child."""
     _Ending.done = False
     outer = scope_in(None) or process_scope()
     if outer is None:
@@ -80,7 +81,7 @@ def begin_forked() -> None:
 
 
 def end(status: RolloutStatus, error: BaseException | None = None) -> None:
-    """Ends the process span, and rollouts left open; a second call does nothing."""
+    """Ends the process span and any open rollouts; a second call does nothing."""
     if _Ending.done:
         return
     _Ending.done = True
@@ -99,10 +100,10 @@ def end(status: RolloutStatus, error: BaseException | None = None) -> None:
 
 
 def replaced(environ: MutableMapping[str, str]) -> None:
-    """Before `exec`: the program that takes this one's place goes on with the rollout if it is the process's own.
+    """Prepares for `exec`: if the rollout is the process's own, the next program continues it.
 
-    Its span is then never sent from here; `environ`, the next program's environment, says how many calls it saw. In a
-    rollout of a runner or a parent the process span ends here, and the next program has one of its own.
+    Its span is then never sent from here; `environ`, the next program's environment, contains the number of calls so
+    far. In a rollout of a runner or a parent, the process span ends here, and the next program starts its own.
     """
     scope = process_scope()
     if scope is None or _Ending.done:
@@ -114,13 +115,13 @@ def replaced(environ: MutableMapping[str, str]) -> None:
 
 
 def resume() -> None:
-    """After an `exec` that failed: this program goes on."""
+    """Continues this program after a failed `exec`."""
     if _Ending.done:
         begin_forked()
 
 
 def _own_rollout(base: Context) -> Scope:
-    """This process as the rollout: its id is its trace's, or a fresh one in a trace that others may share."""
+    """Makes this process the rollout: its id is the trace id, or a new one if others may share the trace."""
     shared = trace.get_current_span(base).get_span_context().is_valid
     span = start_span(keys.ROLLOUT_SPAN_NAME, base)
     rollout_id = uuid.uuid4().hex if shared else f"{span.get_span_context().trace_id:032x}"
@@ -130,9 +131,9 @@ def _own_rollout(base: Context) -> Scope:
 
 
 def _from_environment(environ: Mapping[str, str]) -> tuple[Context, Identity | None, bool]:
-    """The context that the parent process handed down, the identity in it, and whether that is provisional there.
+    """Returns the context from the parent process, the identity in it, and whether that identity is provisional.
 
-    Identity does not enter the context's baggage.
+    Identity is not added to the context's baggage.
     """
     carrier = {
         "traceparent": environ.get(ENV_TRACEPARENT, ""),
@@ -146,7 +147,7 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[Context, Identity | N
 
 
 def _export(scope: Scope, environ: MutableMapping[str, str]) -> None:
-    """Child processes find this process's span as their parent, and the rollout's identity."""
+    """Sets this process's span as the parent of child processes, and passes on the rollout's identity."""
     span_context = scope.span.get_span_context()
     environ[ENV_TRACEPARENT] = str(
         TraceParent(f"{span_context.trace_id:032x}", f"{span_context.span_id:016x}", span_context.trace_flags.sampled)
@@ -160,7 +161,7 @@ def _export(scope: Scope, environ: MutableMapping[str, str]) -> None:
 
 @guarded
 def _leave_report(scope: Scope) -> None:
-    """A runner that started this process learns what it saw of the policy."""
+    """Writes this process's view of the policy for the runner that started it."""
     folder = os.environ.get(ENV_REPORT)
     if not folder or not Path(folder).is_dir():
         return

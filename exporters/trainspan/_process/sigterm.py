@@ -1,9 +1,9 @@
-"""SIGTERM in a program that has no handler of its own: its spans are sent, then it dies of the signal.
+"""Handles SIGTERM in a program without its own handler: sends its spans, then lets the signal kill it.
 
-A handler in Python runs when the main thread comes back to Python. A thread that is about to wait in C does not come
-back: a worker of `multiprocessing.Pool` whose signal arrives just before `sem_wait` would wait for ever, and so would
-the parent that joins it. The interpreter writes each signal to its wake-up descriptor at once, so a thread reads that;
-the handler does the same work in programs that use the descriptor themselves (asyncio's signal handlers).
+A Python handler runs when the main thread returns to Python. A thread that is about to wait in C does not return: a
+worker of `multiprocessing.Pool` that is signaled just before `sem_wait` would wait forever, and so would the parent
+that joins it. The interpreter writes each signal to its wakeup descriptor at once, so a thread reads that; the handler
+does the same in programs that use the descriptor themselves (asyncio's signal handlers).
 """
 
 import ctypes
@@ -19,17 +19,17 @@ from trainspan._guard import guarded
 __all__ = ["watch"]
 
 _PATIENCE_S = 5.0
-"""More than `end` takes."""
+"""Longer than `end` takes."""
 
 
 class _Watch:
-    """What this process has installed."""
+    """The handlers installed in this process."""
 
     def __init__(self) -> None:
         self.end: Callable[[], None] = lambda: None
-        """Sends what is queued, in bounded time; called in the main thread or in a thread of its own."""
+        """Sends everything queued, in bounded time; called in the main thread or the reading thread."""
         self.pipe: tuple[int, int] | None = None
-        """Read end and write end; the write end is the wake-up descriptor unless the program sets one of its own."""
+        """Read end and write end; the write end is the wakeup descriptor unless the program sets its own."""
         self.dying = threading.Lock()
         self.dying_thread: int | None = None
 
@@ -39,9 +39,9 @@ _set_wakeup_fd = signal.set_wakeup_fd
 
 
 def watch(end: Callable[[], None]) -> None:
-    """Calls `end` on SIGTERM, then lets the process die of it; nothing if the program or its parent chose otherwise.
+    """Calls `end` on SIGTERM, then lets it kill the process; does nothing if SIGTERM is already handled or ignored.
 
-    Must be called in the main thread; raises ValueError elsewhere.
+    Must be called in the main thread; otherwise raises ValueError.
     """
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return
@@ -52,7 +52,7 @@ def watch(end: Callable[[], None]) -> None:
     mask = threading.local()
 
     def before_fork() -> None:
-        """Holds SIGTERM back: a child that it reaches before it has a pipe of its own would write to its parent's."""
+        """Blocks SIGTERM: a child that gets it before it has its own pipe would write to its parent's."""
         mask.earlier = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
 
     def after_fork() -> None:
@@ -67,7 +67,7 @@ def watch(end: Callable[[], None]) -> None:
 
 @functools.wraps(_set_wakeup_fd)
 def set_wakeup_fd(fd: int, /, *, warn_on_full_buffer: bool = True) -> int:
-    """As `signal.set_wakeup_fd`; our descriptor is never shown, and is in force while the program has none."""
+    """Replaces `signal.set_wakeup_fd`; never returns our descriptor, which is active while the program sets none."""
     ours = _watch.pipe[1] if _watch.pipe else -1
     if fd == -1 and ours != -1:
         earlier = _set_wakeup_fd(ours, warn_on_full_buffer=False)
@@ -77,7 +77,7 @@ def set_wakeup_fd(fd: int, /, *, warn_on_full_buffer: bool = True) -> int:
 
 
 def _open() -> None:
-    """Makes the pipe and the thread that reads it, unless the program has set a wake-up descriptor before."""
+    """Creates the pipe and its reading thread, unless the program has set a wakeup descriptor already."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     earlier = _set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -92,7 +92,7 @@ def _open() -> None:
 
 @guarded
 def _reopen() -> None:
-    """In a forked child, which has its parent's pipe and no thread that reads it."""
+    """Replaces the parent's pipe in a forked child, where no thread reads it."""
     _watch.dying, _watch.dying_thread = threading.Lock(), None
     if _watch.pipe is None:
         return
@@ -118,13 +118,13 @@ def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
 
 
 def _die() -> None:
-    """The main thread waits here while the other one does it; a second signal within the first changes nothing."""
+    """Ends and kills the process. One thread does it while others wait here; a second signal has no effect."""
     if not _watch.dying.acquire(blocking=False):
         if _watch.dying_thread != threading.get_ident():
             _watch.dying.acquire(timeout=_PATIENCE_S)
         return
     _watch.dying_thread = threading.get_ident()
     guarded(_watch.end)()
-    ctypes.CDLL(None).signal(signal.SIGTERM, None)  # SIG_DFL; Python's own may be called in the main thread only
+    ctypes.CDLL(None).signal(signal.SIGTERM, None)  # SIG_DFL; `signal.signal` works in the main thread only
     os.kill(os.getpid(), signal.SIGTERM)
     signal.pause()

@@ -1,8 +1,8 @@
-"""Whether the program left by a `SystemExit` that says that it failed.
+"""Detects whether the program exited with a `SystemExit` that signals failure.
 
-The interpreter keeps nothing of an uncaught `SystemExit`: what it carried is noted where it is made. That is in
-`sys.exit`, in `exit` and `quit`, and in the main module's own `raise SystemExit(...)`: its name `SystemExit` then means
-a subclass that takes the note. A main module that does anything else with the name, such as catching it, is left alone.
+The interpreter discards an uncaught `SystemExit`, so its code is recorded when it is created: in `sys.exit`, in `exit`
+and `quit`, and in the main module's own `raise SystemExit(...)`, where the name `SystemExit` is replaced with a
+recording subclass. A main module that uses the name in any other way, such as catching it, is left alone.
 """
 
 import ast
@@ -22,7 +22,7 @@ __all__ = ["failed", "forget", "watch"]
 
 
 class _Noted:
-    """The latest `SystemExit` that was made in the main thread."""
+    """The latest `SystemExit` created in the main thread."""
 
     code: Any = None
     bottom: FrameType | None = None
@@ -30,20 +30,20 @@ class _Noted:
 
 
 def watch() -> None:
-    """Begins to take notes."""
+    """Starts recording."""
     _watch_sys_exit()
     _watch_quitters()
     sys.meta_path.insert(0, _FirstImport())
 
 
 def failed() -> bool:
-    """Whether the latest note has a code other than 0 and was not caught."""
+    """Whether the latest recorded exit has a code other than 0 and was not caught."""
     bottom = _Noted.bottom
     return bottom is not None and _Noted.code not in (None, 0) and not _has_returned(bottom)
 
 
 def forget() -> None:
-    """Starts anew in a forked child."""
+    """Resets all state in a forked child."""
     _Noted.bottom = None
 
 
@@ -58,7 +58,7 @@ def _note(code: Any) -> None:
 
 
 def _has_returned(frame: FrameType) -> bool:
-    """Whether a frame that has ended did so by a return. An exit that was caught lets the program go on to one."""
+    """Whether a finished frame ended with a return, which a program reaches only if the exit was caught."""
     return opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
@@ -75,7 +75,7 @@ def _watch_sys_exit() -> None:
 
 @guarded
 def _watch_quitters() -> None:
-    """`exit(n)` and `quit(n)` of the module `site`."""
+    """Wraps `exit(n)` and `quit(n)` of the module `site`."""
     quitter: Any = type(builtins.exit)
     quit_now = quitter.__call__
 
@@ -97,9 +97,10 @@ _NotingSystemExit.__module__ = "builtins"
 
 
 class _FirstImport:
-    """A finder that finds nothing, but looks at the main module when that first imports something.
+    """A finder that finds nothing, but inspects the main module at its first import.
 
-    It stays where it is: a finder that takes itself out of `sys.meta_path` during an import makes it skip the next one.
+    It stays in place: a finder that removes itself from `sys.meta_path` during an import makes Python skip the next
+    finder.
     """
 
     _done = False
@@ -126,7 +127,7 @@ class _FirstImport:
 
 
 def only_raises(path: Path) -> bool:
-    """Whether a program names `SystemExit`, and does nothing else with it than to raise it; False without its source."""
+    """Whether a program uses the name `SystemExit`, and only to raise it; False without its source."""
     source = path.read_bytes() if path.is_file() else b""
     if b"SystemExit" not in source:
         return False

@@ -1,1 +1,1 @@
-"""Which rollout code runs in."""
+"""Tracks the rollout of the running code."""

@@ -1,8 +1,8 @@
-"""Where one rollout ends and the next begins: `TRAINSPAN_BOUNDARY`, and the servers whose requests are rollouts.
+"""The boundary between rollouts: `TRAINSPAN_BOUNDARY`, and the servers whose requests are rollouts.
 
-Instrumentation makes a SERVER span for a request only where no span is current. A server's connections therefore start
-from a context without the process's span, marked as serving: a model call made there outside of any request's span
-belongs to no single rollout, and says so.
+Instrumentation creates a SERVER span for a request only if no span is current. A server's connections therefore start
+in a context without the process's span, marked as serving: a model call made there outside any request's span cannot be
+assigned to a rollout, and is marked accordingly.
 """
 
 import contextvars
@@ -35,38 +35,38 @@ _SERVING: Final = context.create_key("trainspan-serving")
 def _fixed() -> Literal["", "process", "request", "test", "explicit"]:
     kind = os.environ.get(_VARIABLE, "").strip().lower()
     if kind and kind not in _KINDS:
-        logger.warning("event=unknown_boundary %s=%r; it is one of %s, and ignored", _VARIABLE, kind, ", ".join(_KINDS))
+        logger.warning("event=unknown_boundary %s=%r is ignored; use one of %s", _VARIABLE, kind, ", ".join(_KINDS))
         os.environ[_VARIABLE] = kind = ""
     return cast('Literal["", "process", "request", "test", "explicit"]', kind)
 
 
 def processes_are_rollouts() -> bool:
-    """Whether a process that nothing else makes a rollout is one."""
+    """Whether a process without a rollout from elsewhere is a rollout itself."""
     return _fixed() in ("", "process")
 
 
 def requests_are_rollouts() -> bool:
-    """Whether a request of a service is one."""
+    """Whether each request of a service is a rollout."""
     return _fixed() in ("", "request")
 
 
 def tests_are_rollouts() -> bool:
-    """Whether each test of pytest is one."""
+    """Whether each pytest test is a rollout."""
     return _fixed() == "test"
 
 
 def trusts_baggage() -> bool:
-    """Whether callers of a service may say which rollout a request belongs to."""
+    """Whether callers of a service may set the rollout of their request."""
     return os.environ.get("TRAINSPAN_TRUST_BAGGAGE", "").lower() in ("1", "true", "yes", "on")
 
 
 def is_outside_of_requests() -> bool:
-    """Whether this code serves requests, but no span says which."""
+    """Whether this code serves requests, but is outside any request's span."""
     return bool(context.get_value(_SERVING)) and scope_in(None) is None
 
 
 def watch_servers() -> None:
-    """Lets the requests of known servers begin from a context of their own."""
+    """Makes the requests of known servers start in their own context."""
     wraps = {
         "uvicorn.server": _wrap_uvicorn,
         "uvicorn.supervisors.multiprocess": _wrap_master("Multiprocess"),
@@ -82,7 +82,7 @@ def watch_servers() -> None:
 
 @guarded
 def _begin_serving() -> contextvars.Token[Context] | None:
-    """Leaves the process's span behind; a runner's rollout or an explicit block around the server stays."""
+    """Detaches from the process's span; keeps a runner's rollout or an explicit block around the server."""
     scope = scope_in(None) or process_scope()
     if not requests_are_rollouts() or (scope is not None and not scope.provisional):
         return None
@@ -112,7 +112,7 @@ def _wrap_gunicorn(module: ModuleType) -> None:
 
 
 def _wrap_master(name: str) -> Callable[[ModuleType], None]:
-    """The process above a server's workers: the rollouts are their requests."""
+    """Marks the parent process of a server's workers: their requests are the rollouts."""
 
     def run(wrapped: Callable[..., Any], _master: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if scope := process_scope():
@@ -126,12 +126,12 @@ def _wrap_master(name: str) -> Callable[[ModuleType], None]:
 
 
 def _wrap_socketserver(module: ModuleType) -> None:
-    """The standard library's, and with it those of Flask, Django and wsgiref."""
+    """Wraps the standard library's server, which also covers Flask, Django and wsgiref."""
     wrapt.wrap_function_wrapper(module.BaseServer, "serve_forever", _serve)
 
 
 def _wrap_aiohttp(module: ModuleType) -> None:
-    """Each connection by itself, for its server runs in the program's own tasks."""
+    """Wraps each connection separately, since the server runs in the program's own tasks."""
 
     def connect(wrapped: Callable[..., Any], _handler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return contextvars.copy_context().run(_serve, wrapped, _handler, args, kwargs)

@@ -1,6 +1,6 @@
-"""Rewards, as the standard event `gen_ai.evaluation.result`: on a span and as a log record, with one id.
+"""Sends rewards as the standard event `gen_ai.evaluation.result`: on a span and as a log record, with the same id.
 
-Both are sent, for either may be all that arrives: a span event waits for the span's end, a log record goes at once.
+Both are sent because only one may arrive: a span event waits for the span's end, a log record is sent at once.
 """
 
 import math
@@ -26,10 +26,10 @@ def reward(
     *,
     of: Literal["rollout", "call"] = "rollout",
 ) -> None:
-    """Gives a reward to the rollout that this code runs in, or with `of="call"` to its latest model call.
+    """Gives a reward to the current rollout, or with `of="call"` to its latest model call.
 
-    Several rewards of one rollout add up. Without a rollout, or without an exporter, nothing is sent.
-    With a judge, the runner's evaluation alone counts. Raises ValueError for a value that is not a finite number.
+    Several rewards of one rollout add up. Without a rollout or an exporter, nothing is sent. With a judge, only the
+    runner's evaluation counts. Raises ValueError if the value is not a finite number.
     """
     evaluate(value, name, explanation, of, current_scope())
 
@@ -37,7 +37,7 @@ def reward(
 def evaluate(
     value: float, name: str, explanation: str | None, of: Literal["rollout", "call"], scope: Scope | None
 ) -> None:
-    """Sends one evaluation of `scope`'s rollout; raises ValueError for a value that is not a finite number."""
+    """Sends one evaluation of `scope`'s rollout; raises ValueError if the value is not a finite number."""
     score = float(value)
     if not math.isfinite(score):
         raise ValueError(f"a reward must be a finite number, not {value!r}")
@@ -70,7 +70,7 @@ def _send(score: float, name: str, explanation: str | None, of: str, scope: Scop
 
 
 def _target(of: str, scope: Scope | None) -> Span:
-    """The rollout's span for the rollout, the current one for a call."""
+    """Returns the rollout's span for a rollout, the current span for a call."""
     current = trace.get_current_span()
     if scope and (of == "rollout" or not current.get_span_context().is_valid):
         return scope.span

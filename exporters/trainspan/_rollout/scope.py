@@ -1,6 +1,6 @@
-"""The rollout that code runs in: who it is, its span, and what its process has seen of it.
+"""The current rollout: its identity, its span, and its counts in this process.
 
-The scope travels in OpenTelemetry's context under a key of our own. It never enters OpenTelemetry's baggage, which
+The scope is stored in OpenTelemetry's context under our own key. It is never put into OpenTelemetry's baggage, which
 instrumentation sends to every host.
 """
 
@@ -28,15 +28,15 @@ __all__ = [
 ]
 
 Boundary = Literal["runner", "explicit", "request", "process"]
-"""Who began the rollout: a runner or another process above this one, an explicit block, a request, or this process."""
+"""What started the rollout: a runner or another parent process, an explicit block, a request, or this process."""
 
 _KEY: Final = context.create_key("trainspan-scope")
 
 
 class Scope:
-    """One rollout as seen from this process. Counters may be touched from any thread.
+    """One rollout as seen from this process. Counters may be updated from any thread.
 
-    `provisional`: nobody asked for this rollout; a request or an explicit block inside of it begins one of its own.
+    `provisional`: the rollout is only a default; a request or an explicit block inside it starts a separate rollout.
     """
 
     def __init__(self, identity: Identity, boundary: Boundary, span: Span, *, provisional: bool | None = None) -> None:
@@ -49,7 +49,7 @@ class Scope:
         self.reset()
 
     def reset(self) -> None:
-        """Counts from nothing, as in a forked child."""
+        """Resets the counters, for example in a forked child."""
         self._lock = threading.Lock()
         self.calls = 0
         self._recorded = 0
@@ -57,34 +57,34 @@ class Scope:
         self.rewards: list[float] = []
 
     def count(self, succeeded: bool | None) -> None:
-        """Notes a generation request: True answered, False failed for want of a working server, None refused."""
+        """Counts a generation request: True if answered, False if the server failed, None if refused."""
         with self._lock:
             self.calls += succeeded is True
             self.policy_failing = succeeded is False
 
     def next_call_index(self) -> int:
-        """Numbers the calls that this process records by itself, from 0."""
+        """Returns the next number, from 0, for a call recorded by this process."""
         with self._lock:
             self._recorded += 1
             return self._recorded - 1
 
     @property
     def superseded(self) -> bool:
-        """Whether explicit blocks took this process's rollouts over: it made no call outside of them."""
+        """Whether inner rollouts replace this one: it contains others and has no calls outside them."""
         return self.holds_rollouts and not self.calls
 
     @property
     def was_used(self) -> bool:
-        """Whether the policy was asked for anything, or a reward given."""
+        """Whether it made a policy request or got a reward."""
         return bool(self.calls or self.policy_failing or self.rewards)
 
     def report(self) -> AgentReport:
-        """What the runner wants to know."""
+        """Returns the report for the runner."""
         with self._lock:
             return AgentReport(self.calls, self.policy_failing, list(self.rewards))
 
     def outcome(self, status: RolloutStatus) -> dict[str, str | int]:
-        """The attributes that make a span the rollout's own."""
+        """Returns the attributes that mark a span as the rollout's own."""
         return {
             keys.ROLLOUT_STATUS: status,
             keys.ROLLOUT_BOUNDARY: self.boundary,
@@ -92,12 +92,12 @@ class Scope:
         }
 
     def enter(self, base: Context | None = None) -> Context:
-        """`base` (default: the current context) with this scope and its span as the current ones."""
+        """Returns `base` (default: the current context) with this scope and its span as the current ones."""
         return trace.set_span_in_context(self.span, with_scope(self, base))
 
 
 def with_scope(scope: Scope | None, base: Context | None = None) -> Context:
-    """`base` (default: the current context) with `scope`, and the current span as it is."""
+    """Returns `base` (default: the current context) with `scope` and an unchanged current span."""
     return context.set_value(_KEY, scope, base)
 
 
@@ -106,7 +106,7 @@ class _Process:
 
 
 def process_scope() -> Scope | None:
-    """The scope that holds where no context says otherwise, as in a thread that lost it."""
+    """Returns the fallback scope for code without one in its context, such as a thread that lost it."""
     return _Process.scope
 
 
@@ -116,16 +116,16 @@ def set_process_scope(scope: Scope | None) -> None:
 
 
 def scope_in(ctx: Context | None) -> Scope | None:
-    """The scope in `ctx` (default: the current context), without the fallback."""
+    """Returns the scope in `ctx` (default: the current context), without the fallback."""
     return cast("Scope | None", context.get_value(_KEY, ctx))
 
 
 def current_scope() -> Scope | None:
-    """The scope of the running code."""
+    """Returns the scope of the running code."""
     return scope_in(None) or _Process.scope
 
 
 def remote_span(parent: TraceParent) -> Span:
-    """A span of another process, to be a parent here."""
+    """Returns a span of another process for use as a parent here."""
     flags = TraceFlags(TraceFlags.SAMPLED if parent.sampled else TraceFlags.DEFAULT)
     return NonRecordingSpan(SpanContext(int(parent.trace_id, 16), int(parent.span_id, 16), True, flags))

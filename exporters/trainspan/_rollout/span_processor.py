@@ -19,14 +19,14 @@ __all__ = ["invoked_agent", "stamp_spans_of"]
 _MAX_DEPTH = 64
 
 _METHOD = re.compile(r"\.[a-z_]+$")
-"""What OpenInference's instrumentors append to an agent's name: `planner.run`, `planner.on_messages_stream`."""
+"""Suffix that OpenInference's instrumentors append to an agent's name: `planner.run`, `planner.on_messages_stream`."""
 
 _parents: "weakref.WeakKeyDictionary[Span, Span]" = weakref.WeakKeyDictionary()
-"""Span → its parent, as long as the span is in use."""
+"""Span → its parent, while the span is in use."""
 
 
 class IdentityStamp(SpanProcessor):
-    """Identity from the context; else from the parent span; else the process's own (in a thread that lost its context)."""
+    """Sets the identity from the context, or the parent span, or the process (in a thread that lost its context)."""
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Called in the thread that starts the span."""
@@ -55,7 +55,7 @@ def _identity_of(span: trace.Span) -> Identity | None:
 
 
 def invoked_agent(span: trace.Span | None = None) -> str | None:
-    """Name of the agent whose span encloses `span` (default: the current one) most closely."""
+    """Returns the name of the agent with the innermost span around `span` (default: the current span)."""
     current: Any = trace.get_current_span() if span is None else span
     for _ in range(_MAX_DEPTH):
         if not isinstance(current, Span):
@@ -67,7 +67,7 @@ def invoked_agent(span: trace.Span | None = None) -> str | None:
 
 
 def _agent_of(span: Span) -> str | None:
-    """The agent whose work the span is, as the standard conventions, OpenInference or traceloop say it."""
+    """Returns the agent named on an agent span of the standard conventions, OpenInference or traceloop."""
     attributes = span.attributes or {}
     name: object = None
     if attributes.get(keys.GEN_AI_OPERATION) == keys.OPERATION_INVOKE_AGENT:
@@ -81,7 +81,7 @@ def _agent_of(span: Span) -> str | None:
 
 @guarded
 def stamp_spans_of(provider: object) -> bool:
-    """Adds the processor to an SDK tracer provider, once; whether the provider is one."""
+    """Adds the processors to an SDK tracer provider, once; returns False if it is not an SDK provider."""
     add = getattr(provider, "add_span_processor", None)
     if add is None:
         return False

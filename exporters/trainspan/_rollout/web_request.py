@@ -1,7 +1,7 @@
-"""One request of a service as a rollout: a SERVER or CONSUMER span that no other rollout encloses.
+"""Makes each request of a service a rollout: a SERVER or CONSUMER span that no other rollout encloses.
 
-The rollout's id is the span's id. It holds in everything that runs in the request's context, threads and background tasks
-included; the span becomes the rollout's own if the request asked the policy for anything.
+The rollout's id is the span's id. It applies to everything in the request's context, including threads and background
+tasks; the span becomes the rollout's own if the request called the policy.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ _KINDS = (SpanKind.SERVER, SpanKind.CONSUMER)
 
 
 class RequestRollouts(SpanProcessor):
-    """Begins and ends them with their spans."""
+    """Starts and ends request rollouts with their spans."""
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Called in the context in which instrumentation enters the span right after."""
+        """Called in the context in which instrumentation then enters the span."""
         if span.kind in _KINDS:
             _begin(span, parent_context)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Called when the request is over, not always in its context."""
+        """Called when the request has ended, not always in its context."""
         if span.kind in _KINDS:
             _leave(span)
 
@@ -43,7 +43,7 @@ def _begin(span: Span, parent_context: Context | None) -> None:
     if not requests_are_rollouts() or (outer is not None and not outer.provisional):
         return
     if outer is not None and outer.span.get_span_context().trace_id == span.get_span_context().trace_id:
-        return  # the rollout asks its own process
+        return  # the rollout calls its own process
     trusted = Identity.from_attributes(baggage.get_all(parent_context)) if trusts_baggage() else None
     if trusted is not None:
         scope = Scope(trusted, "runner", span)
@@ -57,7 +57,7 @@ def _begin(span: Span, parent_context: Context | None) -> None:
 
 
 def _tell_at_end(span: Span, scope: Scope) -> None:
-    """By the span's own `end`: once a processor hears of it, attributes can no longer be set."""
+    """Wraps the span's own `end`: when a processor is notified, attributes can no longer be set."""
     end = span.end
 
     def tell_and_end(end_time: int | None = None) -> None:
@@ -81,9 +81,9 @@ def _tell(span: Span, scope: Scope) -> None:
 
 @guarded
 def _leave(span: ReadableSpan) -> None:
-    """A thread that serves one request after the other must not keep the last one's rollout.
+    """Clears the rollout from a thread that serves one request after another.
 
-    In asyncio a request has a task of its own, where background work may follow upon the answer.
+    In asyncio each request has its own task, where background work may continue after the response.
     """
     scope = None if _in_event_loop() else scope_in(None)
     if scope is not None and scope.span.get_span_context() == span.context:
