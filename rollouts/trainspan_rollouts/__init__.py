@@ -1,4 +1,4 @@
-"""Tasks in, agent executions out, verdicts as evaluations."""
+"""Runs an agent on tasks, and sends the verdicts as evaluations."""
 
 from trainspan_rollouts.records import Progress, RunResult, RunSettings
 from trainspan_rollouts.run import run_rollouts

@@ -1,4 +1,4 @@
-"""Agents that are commands: one process per rollout, under `opentelemetry-instrument`, with the environment preset."""
+"""Executes command agents: one process per rollout, under `opentelemetry-instrument`, in a prepared environment."""
 
 import asyncio
 import contextlib
@@ -35,9 +35,9 @@ __all__ = ["CommandExecutor", "agent_environment", "instrumented"]
 
 TAIL_BYTES: Final = 64 * 1024
 GRACE_S: Final = 3.0
-"""Between SIGTERM and SIGKILL; an instrumented agent sends its spans in this time."""
+"""Time between SIGTERM and SIGKILL, in which an instrumented agent sends its spans."""
 TEMPORARY_FAILURE: Final = 75
-"""Exit code `EX_TEMPFAIL` of sysexits.h: the agent itself asks for another attempt."""
+"""Exit code `EX_TEMPFAIL` of sysexits.h: the agent asks for a retry."""
 MAX_STRING_BYTES: Final = 32 * 4096
 """Linux's limit on one argument or environment variable, with its name and closing NUL (execve(2), MAX_ARG_STRLEN)."""
 
@@ -47,13 +47,13 @@ _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
 
 def instrumented(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The command under `opentelemetry-instrument`: that of the command's own environment, else the first on PATH.
+    """Returns the command under `opentelemetry-instrument`: the one next to the command, otherwise the first on PATH.
 
-    Raises ProcessError where either is not there.
+    Raises ProcessError if either is missing.
     """
     program = shutil.which(command[0], path=environ.get("PATH"))
     if program is None:
-        raise ProcessError(f"command not found: {command[0]!r} is no executable file, nor one on PATH")
+        raise ProcessError(f"command not found: {command[0]!r} is not an executable file or on PATH")
     beside = Path(program).parent / _INSTRUMENT
     if beside.is_file() and os.access(beside, os.X_OK):
         return [str(beside), program, *command[1:]]
@@ -66,12 +66,11 @@ def instrumented(command: Sequence[str], environ: Mapping[str, str]) -> list[str
 def agent_environment(
     environ: Mapping[str, str], policy_url: str, collector: str, otlp_headers: str = ""
 ) -> dict[str, str]:
-    """The environment of every agent process, before what is of one rollout only.
+    """Returns the environment shared by all agent processes, without the variables of a single rollout.
 
-    The runner's own settings and credentials are not in it: they name tasks, judge and tokens. `otlp_headers` are the
-    agent's, as in OTEL_EXPORTER_OTLP_HEADERS.
-    Where no environment with `opentelemetry-instrument` is on PATH, this program's own comes first there: `python` is
-    then the one that trainspan is installed for, as if its environment were activated.
+    The runner's own settings and credentials are removed: they name tasks, judge and tokens. `otlp_headers` are the
+    agent's, as in OTEL_EXPORTER_OTLP_HEADERS. If `opentelemetry-instrument` is not on PATH, the folder of this Python
+    is put first there: `python` is then the one with trainspan, as if its environment were activated.
     """
     inherited = {
         ENV_TRACEPARENT,
@@ -94,14 +93,14 @@ def agent_environment(
 
 
 def _is_runners(name: str) -> bool:
-    """Whether a variable is a setting of trainspan's own processes, or says where their secrets lie."""
+    """Whether a variable is a setting of trainspan's own processes, or the path of their secrets."""
     return name.startswith("TRAINSPAN_") and ("__" in name or name in _PRIVATE)
 
 
 class CommandExecutor:
-    """Starts `command` for each rollout. Its arguments may hold `{id}`, `{input}`, `{task_file}` and fields of an object input.
+    """Starts `command` for each rollout. Arguments may contain `{id}`, `{input}`, `{task_file}` and fields of the input.
 
-    The task is JSON on stdin, in a file of its own, and in an environment variable if it fits into one.
+    The task is passed as JSON on stdin, in a file, and in an environment variable if it fits.
     """
 
     def __init__(self, command: Sequence[str], policy_url: str, timeout_s: float, environ: Mapping[str, str]) -> None:
@@ -117,7 +116,7 @@ class CommandExecutor:
         self._command = instrumented(self._arguments, self._environ)
 
     async def execute(self, execution: Execution) -> Ended:
-        """One process; whatever it leaves running in its process group is ended with it."""
+        """Runs one process; then kills whatever it left running in its process group."""
         folder = Path(tempfile.mkdtemp(dir=self._folder.name))
         start_s = time.monotonic()
         task = json.dumps(execution.task.for_agent()).encode()
@@ -143,7 +142,7 @@ class CommandExecutor:
         return _ended(process.returncode, timed_out, duration_s, streams, _read_reports(folder))
 
     async def close(self) -> None:
-        """Removes the folders; every process has ended with its `execute`."""
+        """Removes the folders; every process has already ended with its `execute`."""
         self._folder.cleanup()
 
     async def _start(self, execution: Execution, task: bytes, folder: Path) -> asyncio.subprocess.Process:
@@ -186,7 +185,7 @@ def _write_task(file: Path, task: bytes) -> None:
 
 
 def fill_in(word: str, task: Task, task_file: Path) -> str:
-    """The argument with `{id}`, `{input}`, `{task_file}` and, if the input is an object, its fields; other braces stay."""
+    """Replaces `{id}`, `{input}`, `{task_file}` and fields of an object input in an argument; keeps other braces."""
     own = task.input if isinstance(task.input, dict) else {}
     fields = {"task_file": str(task_file), **own, "id": task.id, "input": task.input}
 
@@ -200,7 +199,7 @@ def fill_in(word: str, task: Task, task_file: Path) -> str:
 
 
 class _Streams:
-    """Feeds a process its task and keeps the tail of what it prints."""
+    """Writes the task to a process and keeps the tail of its output."""
 
     def __init__(self, process: asyncio.subprocess.Process, task: bytes) -> None:
         assert process.stdin is not None
@@ -215,7 +214,7 @@ class _Streams:
         )
 
     async def close(self) -> None:
-        """Reads what is left; a stray process that holds the pipes open is not waited for."""
+        """Reads the remaining output; does not wait for a stray process that holds the pipes open."""
         _, pending = await asyncio.wait(self._tasks, timeout=1.0)
         for task in pending:
             task.cancel()
@@ -270,7 +269,7 @@ def _ended(
     stdout = streams.stdout.decode(errors="replace")
     last = (streams.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
     if timed_out:
-        return Ended("timeout", duration_s, None, stdout, code, "ran past its time", report)
+        return Ended("timeout", duration_s, None, stdout, code, "timed out", report)
     if code == 0:
         return Ended("ok", duration_s, None, stdout, code, None, report)
     failing = report is not None and report.policy_failing

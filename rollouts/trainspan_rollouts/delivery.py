@@ -1,7 +1,7 @@
 """Sends verdicts to the collector until it acknowledges them.
 
-A verdict is the span of a finished attempt, with its scores as events. While the collector is away it waits in memory, and
-its `on_waiting` notes it on disk, so that a run that ends first can be resumed.
+A verdict is the span of a finished attempt, with its scores as events. While the collector is unreachable, it waits in
+memory, and `on_waiting` records it on disk, so that a run that ends first can be resumed.
 """
 
 import logging
@@ -19,20 +19,21 @@ __all__ = ["VerdictSender"]
 
 EXPORT_TIMEOUT_S: Final = 5.0
 LATE_S: Final = 0.5
-"""How much longer than its timeout an export may take."""
+"""Extra time for an export beyond its timeout."""
 BATCH: Final = 256
 DELAY_S: Final = 0.2
-"""How long a verdict waits for others to go with it."""
+"""How long a verdict waits for others, to be sent in one batch."""
 MAX_BACKOFF_S: Final = 2.0
 
 _log = logging.getLogger(__name__)
 
 
 class VerdictSender(SpanProcessor):
-    """A queue, and the thread that empties it in order. Nothing is dropped.
+    """A queue, and the thread that drains it in order. Nothing is dropped.
 
-    `headers()` is asked before each connection, as in OTEL_EXPORTER_OTLP_HEADERS; None: that variable. `on_delivered` and
-    `on_waiting` are called in the thread, the latter once per span that could not be delivered at its first try.
+    `headers()` is called before each connection and returns a value as in OTEL_EXPORTER_OTLP_HEADERS; None: that
+    variable. `on_delivered` and `on_waiting` are called in the thread, the latter once per span that was not delivered
+    at the first attempt.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class VerdictSender(SpanProcessor):
         on_delivered: Callable[[ReadableSpan], None],
         on_waiting: Callable[[ReadableSpan], None],
     ) -> None:
-        logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").setLevel(logging.CRITICAL)  # told here
+        logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").setLevel(logging.CRITICAL)  # logged here
         self._collector, self._headers = collector, headers
         self._on_delivered, self._on_waiting = on_delivered, on_waiting
         self._queue: deque[ReadableSpan] = deque()
         self._noted = 0
-        """Of the queue, how many from its left were handed to `on_waiting`."""
+        """Number of spans from the left of the queue that were passed to `on_waiting`."""
         self._changed = threading.Condition()
         self._deadline: float | None = None
         self._exporter: OTLPSpanExporter | None = None
@@ -61,14 +62,14 @@ class VerdictSender(SpanProcessor):
             self._changed.notify()
 
     def resend(self, spans: Sequence[ReadableSpan]) -> None:
-        """Queues what an earlier life of the run could not deliver; it is on disk already."""
+        """Queues spans that an earlier process of the run could not deliver; they are on disk already."""
         with self._changed:
             self._queue.extendleft(reversed(spans))
             self._noted += len(spans)
             self._changed.notify()
 
     def close(self, timeout_s: float) -> int:
-        """Sends what is left, for at most about `timeout_s`; how many verdicts the collector has not acknowledged."""
+        """Sends the rest for up to about `timeout_s`; returns the number of verdicts that were not acknowledged."""
         with self._changed:
             if self._deadline is None:
                 self._deadline = time.monotonic() + timeout_s
@@ -78,7 +79,7 @@ class VerdictSender(SpanProcessor):
         return len(self._queue)
 
     def shutdown(self) -> None:
-        """The provider's end: `close` does the work."""
+        """Called by the provider; `close` does the work."""
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
         return True
@@ -98,7 +99,7 @@ class VerdictSender(SpanProcessor):
                 continue
             if not away_since:
                 away_since = time.monotonic()
-                _log.warning("event=verdicts_wait collector=%s: they are sent when it answers", self._collector)
+                _log.warning("event=verdicts_wait collector=%s: they will be sent when it answers", self._collector)
             self._note_waiting()
             with self._changed:
                 if self._deadline is not None and time.monotonic() + backoff_s > self._deadline:
@@ -107,7 +108,7 @@ class VerdictSender(SpanProcessor):
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     def _next_batch(self) -> list[ReadableSpan]:
-        """The oldest spans, which stay in the queue until they are delivered; none when all is done."""
+        """Returns the oldest spans, which stay queued until they are delivered; empty if all are done."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._deadline is not None)
             if len(self._queue) < BATCH and self._deadline is None:
@@ -124,7 +125,7 @@ class VerdictSender(SpanProcessor):
         for span in spans:
             try:
                 on_span(span)
-            except OSError as error:  # a full disk: the verdicts still go out
+            except OSError as error:  # a full disk: the verdicts are still sent
                 _log.warning("event=verdict_not_noted error=%s", error)
 
     def _send(self, batch: Sequence[ReadableSpan]) -> bool:
@@ -136,16 +137,16 @@ class VerdictSender(SpanProcessor):
                 self._disconnect()
                 self._exporter = OTLPSpanExporter(endpoint=self._collector, timeout=timeout_s, headers=self._headers())
             arrived = self._export(self._exporter, batch, timeout_s)
-        except Exception as error:  # noqa: BLE001  # a token file being changed, what cannot be encoded: the thread lives on
+        except Exception as error:  # noqa: BLE001  # a changing token file, an encoding error: the thread must survive
             _log.warning("event=verdicts_not_sent error=%r", error)
             arrived = False
         if not arrived:
-            self._disconnect()  # the next one takes up a changed token
+            self._disconnect()  # the next connection reads the token again
         return arrived
 
     @staticmethod
     def _export(exporter: OTLPSpanExporter, batch: Sequence[ReadableSpan], timeout_s: float) -> bool:
-        """OpenTelemetry until 1.34 tries for a minute, whatever the timeout, unless the exporter is shut down."""
+        """Exports a batch; shuts a late exporter down, since up to 1.34 it retries for a minute despite its timeout."""
         late = threading.Timer(timeout_s + LATE_S, exporter.shutdown)
         late.daemon = True
         late.start()

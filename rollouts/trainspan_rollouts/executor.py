@@ -1,4 +1,4 @@
-"""What the ways to execute an agent have in common: an execution goes in, how it ended comes out."""
+"""The interface of all executors: an `Execution` in, an `Ended` out."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ __all__ = ["Ended", "Execution", "Executor"]
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """One attempt to let the agent do one task."""
+    """One attempt of the agent at one task."""
 
     task: Task
     identity: Identity
@@ -21,33 +21,33 @@ class Execution:
     parent: TraceParent
     """The rollout's span."""
     url_token: str
-    """What names the rollout in a base URL: the parent with its signature."""
+    """The token that names the rollout in a base URL: the parent with its signature."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How an execution ended."""
+    """The outcome of an execution."""
 
     status: RolloutStatus
     duration_s: float
     value: Any = None
     """The function's return value."""
     stdout_tail: str = ""
-    """The last of what a command printed."""
+    """The end of a command's output."""
     exit_code: int | None = None
     error: str | None = None
     """One line."""
     report: AgentReport | None = None
-    """What the agent's process saw; None where it could not tell."""
+    """The report of the agent's process; None if there is none."""
     blameless: bool = False
-    """Another rollout's hang ended this one: a further attempt is not counted as a retry."""
+    """Another rollout's hang ended this one: the next attempt does not count as a retry."""
 
 
 class Executor(Protocol):
     """Executes agents; `execute` may be called concurrently."""
 
     async def start(self) -> None:
-        """Gets ready. Raises UsageError or ProcessError where the target cannot be executed."""
+        """Gets ready. Raises UsageError or ProcessError if the target cannot be executed."""
 
     async def execute(self, execution: Execution) -> Ended:
         """Executes the agent once, within the timeout; a cancelled call ends the agent."""

@@ -1,4 +1,4 @@
-"""Which way to execute an agent its target asks for."""
+"""Chooses the executor for a target."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 def choose_executor(settings: RunSettings) -> Executor:
-    """The executor for the target. Raises UsageError for settings that cannot be meant."""
+    """Returns the executor for the target. Raises UsageError if a setting is invalid."""
     for name in ("n", "concurrency", "workers", "judge_concurrency"):
         if getattr(settings, name) < 1:
             raise UsageError(f"{name} = {getattr(settings, name)}: it must be at least 1")
@@ -37,9 +37,9 @@ def choose_executor(settings: RunSettings) -> Executor:
 
 
 def _agent_headers(settings: RunSettings) -> str:
-    """With the agent's token, if there is one; a collector on this machine that was given no token file needs none.
+    """Returns headers with the agent's token, if there is one; a local collector without a token file needs none.
 
-    Raises ConfigError for a `token_file` without it.
+    Raises ConfigError if `token_file` lacks the agent's token.
     """
     try:
         headers = sender_headers(
@@ -51,7 +51,7 @@ def _agent_headers(settings: RunSettings) -> str:
         headers = None
     if headers is None and "authorization" in headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")):
         _log.warning(
-            "event=agents_without_token collector=%s: OTEL_EXPORTER_OTLP_HEADERS is the runner's and is not handed to agents; "
+            "event=agents_without_token collector=%s: OTEL_EXPORTER_OTLP_HEADERS is the runner's and not passed to agents; "
             "give --token-file a file with lines for runner and agent",
             settings.collector,
         )
@@ -59,7 +59,7 @@ def _agent_headers(settings: RunSettings) -> str:
 
 
 def _is_function(target: Sequence[str]) -> bool:
-    """Whether the target is `module:function`, as against a command. Raises UsageError for an empty one."""
+    """Whether the target is `module:function`, not a command. Raises UsageError if it is empty."""
     if not target:
         raise UsageError("no agent to run: name module:function, or a command after --")
     return len(target) == 1 and is_function_name(target[0])

@@ -1,4 +1,4 @@
-"""Agents that are functions: a few worker processes, each under `opentelemetry-instrument`, that can be killed."""
+"""Executes function agents in a few worker processes, each under `opentelemetry-instrument`, that can be killed."""
 
 import asyncio
 import contextlib
@@ -21,18 +21,18 @@ from trainspan_schemas.worker import MAX_LINE_BYTES, Cancel, Job, Outcome, Ready
 __all__ = ["WorkerPool"]
 
 CANCEL_GRACE_S: Final = 1.0
-"""What a cancelled coroutine gets to end by itself before its worker is killed."""
+"""How long a canceled coroutine may take to end before its worker is killed."""
 START_TIMEOUT_S: Final = 120.0
-"""For the import of the agent's module."""
+"""Limit for importing the agent's module."""
 
 _log = logging.getLogger(__name__)
 
 
 class WorkerPool:
-    """Spreads executions over `workers` processes that hold the target imported.
+    """Distributes executions over `workers` processes that have imported the target.
 
-    A synchronous function that hangs cannot be stopped but with its process: the other executions there end as
-    `infra_error`, blameless, and are to be tried again.
+    A hanging synchronous function can only be stopped by killing its process: the other executions there end as a
+    blameless `infra_error`, to be retried.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class WorkerPool:
         self._waiting = [0] * workers
 
     async def start(self) -> None:
-        """Starts the first worker alone, so that a wrong target is told once, then the others with it."""
+        """Starts all workers. Raises UsageError or ProcessError if the target cannot be used."""
         await asyncio.gather(*(self._worker(slot) for slot in range(self._count)))
 
     async def execute(self, execution: Execution) -> Ended:
@@ -65,7 +65,7 @@ class WorkerPool:
             self._waiting[slot] -= 1
 
     async def close(self) -> None:
-        """Lets the workers flush and leave; kills those that do not."""
+        """Lets the workers flush and exit; kills those that do not."""
         live = [worker for worker in self._workers if worker is not None]
         await asyncio.gather(*(worker.close() for worker in live))
 
@@ -79,7 +79,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process, and the executions under way in it."""
+    """One process and its running executions."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class _Worker:
 
     @classmethod
     async def start(cls, target: str, environ: Mapping[str, str]) -> "_Worker":
-        """A worker that is ready. Raises UsageError or ProcessError where the target cannot be used."""
+        """Returns a worker that is ready. Raises UsageError or ProcessError if the target cannot be used."""
         ours, theirs = socket.socketpair()
         with theirs:
             command = instrumented(
@@ -127,7 +127,7 @@ class _Worker:
         await _kill(process)
         if isinstance(message, Refusal):
             raise (UsageError if message.usage else ProcessError)(message.message)
-        raise ProcessError(f"the worker for {target} ended with code {process.returncode} while it started")
+        raise ProcessError(f"the worker for {target} exited with code {process.returncode} during startup")
 
     async def execute(self, execution: Execution, timeout_s: float) -> Ended:
         number = next(self._numbers)
@@ -141,7 +141,7 @@ class _Worker:
             if not done:
                 await self._stop_late(number, answer)
                 self._answers.pop(number, None)
-                return Ended("timeout", time.monotonic() - start_s, error=f"ran past {timeout_s:g} s")
+                return Ended("timeout", time.monotonic() - start_s, error=f"timed out after {timeout_s:g} s")
         except asyncio.CancelledError:
             self._answers.pop(number, None)
             self._say(Cancel(number))
@@ -149,7 +149,7 @@ class _Worker:
         return _ended(answer.result())
 
     async def close(self) -> None:
-        """Says good-bye; the process sends its spans and leaves."""
+        """Closes the channel; the process sends its spans and exits."""
         self.is_lost = True
         self._writer.close()
         try:
@@ -160,7 +160,7 @@ class _Worker:
         await asyncio.gather(self._listener, return_exceptions=True)
 
     async def _stop_late(self, number: int, answer: "asyncio.Future[Any]") -> None:
-        """Cancels a coroutine; where that does not help, or the function is synchronous, ends the worker."""
+        """Cancels a coroutine; kills the worker if that does not help or the function is synchronous."""
         if self._is_async:
             self._say(Cancel(number))
             done, _ = await asyncio.wait([answer], timeout=CANCEL_GRACE_S)
@@ -209,7 +209,7 @@ def _ended(answer: Outcome | Ended) -> Ended:
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
-    """SIGTERM, so that spans are sent, then SIGKILL, to the whole group."""
+    """Sends the whole group SIGTERM, so that spans are sent, then SIGKILL."""
     for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)

@@ -1,4 +1,4 @@
-"""The judge: a function of the user's that sees task and result and gives the reward, in the runner's process."""
+"""The judge: a user's function that gets task and result and returns the reward, in the runner's process."""
 
 import asyncio
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ __all__ = ["Judge", "Result"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the judge learns of a rollout besides its task."""
+    """The judge's view of a rollout, next to its task."""
 
     status: RolloutStatus
     value: Any
     """The function's return value as JSON; None for a command."""
     stdout_tail: str
-    """The end of what a command printed, at most 64 KiB; empty for a function."""
+    """The end of a command's standard output, at most 64 KiB; empty for a function."""
     exit_code: int | None
     duration_s: float
     rollout_id: str
 
 
 class Judge:
-    """Calls `function(task, result)`, which may be asynchronous, several at once, and checks what it gives."""
+    """Calls `function(task, result)`, sync or async, several at once, and checks its return value."""
 
     def __init__(self, name: str, concurrency: int, timeout_s: float) -> None:
-        """Raises UsageError if the function is not there or takes other arguments, ProcessError if its module raises."""
+        """Raises UsageError if the function is missing or takes other arguments, ProcessError if its module raises."""
         self.name = name
         function = load_function(name, "task", "result", may_be_async=True)
         self._invoker = Invoker(function, "trainspan-judge")
@@ -38,9 +38,9 @@ class Judge:
         self._timeout_s = timeout_s
 
     async def scores(self, task: dict[str, Any], result: Result) -> dict[str, float]:
-        """Evaluation name → score; empty where the judge gives none. Raises what the judge raises, or TimeoutError.
+        """Returns evaluation name → score; empty if there is none. Raises what the judge raises, or TimeoutError.
 
-        A call that hangs gives its place to another one at the end of its time.
+        A call that hangs frees its slot at the timeout.
         """
         async with self._slots:
             call = asyncio.wrap_future(self._invoker.start(task, result))
@@ -56,5 +56,5 @@ class Judge:
         return {str(name): number_of(value, f"judge {self.name}") for name, value in named.items() if value is not None}
 
     def close(self) -> None:
-        """Ends what is left of asynchronous calls."""
+        """Ends the remaining asynchronous calls."""
         self._invoker.close()

@@ -1,4 +1,4 @@
-"""The rollout spans, which the runner owns: ids known before the agent starts, verdicts on them at the end."""
+"""The rollout spans, which the runner owns: ids before the agent starts, verdicts at the end."""
 
 import secrets
 import uuid
@@ -24,10 +24,10 @@ _RESOURCE: Final = Resource.create({"service.name": "trainspan-rollout"})
 
 
 class RolloutSpans:
-    """Begins rollout spans and delivers them over OTLP/gRPC; those that an earlier life of the run left come first."""
+    """Starts rollout spans and delivers them over OTLP/gRPC, undelivered ones of earlier processes of the run first."""
 
     def __init__(self, collector: str, headers: Callable[[], str | None], ledger: RunLedger) -> None:
-        """`headers()` as in OTEL_EXPORTER_OTLP_HEADERS, None: those of the environment."""
+        """`headers()` returns a value as in OTEL_EXPORTER_OTLP_HEADERS; None: that variable."""
         self._sender = VerdictSender(
             collector,
             headers,
@@ -42,17 +42,17 @@ class RolloutSpans:
         self._tracer = self._provider.get_tracer("trainspan_rollouts")
 
     def begin(self, identity: Identity, group_size: int) -> "RolloutSpan":
-        """The span of one attempt at one of `group_size` rollouts of its task, the root of a trace of its own."""
+        """Starts the span of one attempt at one of `group_size` rollouts of its task, as the root of a new trace."""
         attributes = {**identity.attributes(), keys.GROUP_SIZE: group_size, keys.ROLLOUT_SIGNED: True}
         return RolloutSpan(self._tracer.start_span(keys.ROLLOUT_SPAN_NAME, Context(), attributes=attributes), identity)
 
     def close(self, timeout_s: float) -> int:
-        """Sends what is left, for at most `timeout_s`; the number of verdicts that the collector has not acknowledged."""
+        """Sends the rest for up to `timeout_s`; returns the number of verdicts that were not acknowledged."""
         return self._sender.close(timeout_s)
 
 
 class _SecretIds(IdGenerator):
-    """Ids that nobody can guess, whatever others are known: only who was handed a rollout's trace can reward within it."""
+    """Generates unguessable ids, even from known ones: only a holder of a rollout's trace can send rewards in it."""
 
     def generate_trace_id(self) -> int:
         return secrets.randbits(128) or 1
@@ -70,7 +70,7 @@ class RolloutSpan:
 
     @property
     def parent(self) -> TraceParent:
-        """What the agent's spans hang under."""
+        """The parent of the agent's spans."""
         context = self._span.get_span_context()
         return TraceParent(f"{context.trace_id:032x}", f"{context.span_id:016x}")
 
@@ -84,7 +84,7 @@ class RolloutSpan:
         source: str = "judge",
         error: str | None = None,
     ) -> None:
-        """Ends it with its verdict: each score an event `gen_ai.evaluation.result`."""
+        """Ends it with its verdict, with each score as an event `gen_ai.evaluation.result`."""
         attributes: dict[str, str | int | bool | None] = {
             keys.ROLLOUT_STATUS: status,
             keys.ROLLOUT_BOUNDARY: "runner",
@@ -105,7 +105,7 @@ class RolloutSpan:
                 },
             )
         if status != "ok":
-            text = (error or status).encode(errors="replace").decode()  # an agent's text may hold lone surrogates
+            text = (error or status).encode(errors="replace").decode()  # an agent's text may contain lone surrogates
             self._span.set_status(Status(StatusCode.ERROR, text))
         self._span.end()
 
@@ -116,7 +116,7 @@ def _attempt(span: ReadableSpan) -> tuple[str, int]:
 
 
 def _to_record(span: ReadableSpan) -> dict[str, Any]:
-    """The span as JSON, for the ledger."""
+    """Returns the span as JSON for the ledger."""
     context = span.context
     assert context is not None
     return {

@@ -33,9 +33,9 @@ from trainspan_schemas.status import RolloutStatus
 __all__ = ["run_rollouts"]
 
 CANCELLED_DELIVERY_S: Final = 5.0
-"""How long an interrupted run waits for the collector; what is left is in the ledger."""
+"""How long an interrupted run waits for the collector; the rest is in the ledger."""
 RETRY_DELAY_S: Final = 0.5
-"""Before the first further attempt; doubled for each one after it."""
+"""Delay before the first retry; doubled for each further one."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ class _Verdict:
 def run_rollouts(settings: RunSettings, on_progress: Callable[[Progress], None] | None = None) -> RunResult:
     """Runs all rollouts and sends their spans.
 
-    Raises UsageError, TaskFileError or ProcessError before anything has run where tasks, target or judge cannot be used.
-    SIGINT and SIGTERM end the agents, mark their rollouts `cancelled`, send what there is, and raise KeyboardInterrupt.
+    Raises UsageError, TaskFileError or ProcessError before anything runs if tasks, target or judge cannot be used.
+    SIGINT and SIGTERM end the agents, mark their rollouts `cancelled`, send all spans, and raise KeyboardInterrupt.
     """
     return asyncio.run(_interruptible(_Run(settings, on_progress)))
 
@@ -62,7 +62,7 @@ async def _interruptible(run: "_Run") -> RunResult:
     task = asyncio.create_task(run.execute())
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
-    with contextlib.suppress(ValueError, RuntimeError):  # in a thread there are no signals to handle
+    with contextlib.suppress(ValueError, RuntimeError):  # only the main thread can handle signals
         for number in signals:
             loop.add_signal_handler(number, task.cancel)
     try:
@@ -96,7 +96,8 @@ class _Run:
             os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")
         ):
             _log.warning(
-                "event=runner_without_token collector=%s: a trainspan collector takes its verdicts for an agent's; give --token-file",
+                "event=runner_without_token collector=%s: a trainspan collector treats its verdicts as an agent's; "
+                "give --token-file",
                 settings.collector,
             )
         self._status: Counter[str] = Counter()
@@ -118,7 +119,7 @@ class _Run:
         try:
             await self._executor.start()
             self._tell()
-            # As many again may be with the judge, so that agents go on while it thinks; more would pile up before it.
+            # Rollouts at the judge come on top, so that agents keep running; more would queue up for the judge.
             judged = self._settings.judge_concurrency if self._judge else 0
             width = max(1, min(self._settings.concurrency + judged, self._total))
             async with asyncio.TaskGroup() as group:
@@ -135,8 +136,8 @@ class _Run:
             self._ledger.close()
         if unacknowledged:
             _log.error(
-                "event=verdicts_unacknowledged rollouts=%d collector=%s; start the collector, then the same command with "
-                "--run %s --resume sends them",
+                "event=verdicts_unacknowledged rollouts=%d collector=%s; start the collector, then send them by the same "
+                "command with --run %s --resume",
                 unacknowledged,
                 self._settings.collector,
                 self._settings.run_id,
@@ -157,7 +158,7 @@ class _Run:
         )
 
     def _plan(self) -> Iterator[tuple[Task, int, Identity]]:
-        """What is to be done: task, number of the rollout among those of its task, identity."""
+        """Yields the rollouts to run: task, number of the rollout within its task, identity."""
         settings = self._settings
         for task in islice(read_tasks(settings.tasks, settings.split), settings.limit):
             split = settings.split or task.split or "train"
@@ -183,7 +184,7 @@ class _Run:
             self._reward_sum += reward
 
     async def _rollout(self, task: Task, number: int, identity: Identity) -> _Verdict:
-        """All attempts at one rollout; the last one's verdict."""
+        """Makes all attempts at one rollout; returns the last verdict."""
         failures = 0
         while True:
             verdict, blameless = await self._attempt(task, number, identity)
@@ -228,7 +229,7 @@ class _Run:
         return verdict, ended.blameless
 
     async def _judged(self, task: Task, identity: Identity, ended: Ended) -> _Verdict:
-        """The reward: the judge's, else what the agent gave itself, else the number that the function returned."""
+        """Returns the judge's reward, otherwise the agent's own, otherwise the number that the function returned."""
         if ended.status != "ok":
             return _Verdict(ended.status, {}, "judge", None, ended.error)
         if self._judge is not None:
@@ -237,7 +238,7 @@ class _Run:
             )
             try:
                 scores = await self._judge.scores(task.for_judge(), result)
-            except Exception as error:  # noqa: BLE001 - the user's code: its fault is a status
+            except Exception as error:  # noqa: BLE001 - user code: its failure becomes a status
                 text = f"judge {self._judge.name}: {type(error).__name__}: {' '.join(str(error).split())}"
                 return _Verdict("judge_error", {}, "judge", None, text)
             return _Verdict("ok", scores, "judge", scores.get(REWARD), None)
@@ -261,7 +262,7 @@ class _Run:
         return self._reward_sum / self._rewarded if self._rewarded else None
 
     def _complain(self, verdict: _Verdict, identity: Identity) -> None:
-        """Each sort of failure once as a warning, every one for those who look closer."""
+        """Logs each kind of failure once as a warning, and every repetition at debug level."""
         if verdict.error is None:
             return
         sort = f"{verdict.status}: {verdict.error}"

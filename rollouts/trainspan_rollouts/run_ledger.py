@@ -1,8 +1,8 @@
-"""What of a run is done: a file of JSON lines per run, round and split, by which an interrupted run is resumed.
+"""Records the progress of a run, one file of JSON lines per run, round and split, to resume an interrupted run.
 
-A rollout counts as finished once the collector has acknowledged its span, or, while the collector is away, once the span
-is written here: a resumed run sends it, and repeats only what a kill kept from both. A rollout that had begun goes on as
-its next attempt.
+A rollout counts as finished once the collector has acknowledged its span, or, while the collector is unreachable, once
+the span is written here. A resumed run sends such spans, and repeats only rollouts for which neither happened before a
+kill. An unfinished rollout continues with its next attempt.
 """
 
 import json
@@ -21,34 +21,34 @@ from trainspan_schemas.status import RolloutStatus
 __all__ = ["Begun", "Finished", "RunLedger", "ledger_file", "recorded_rewards", "task_rewards"]
 
 _AGAIN: Final = frozenset({"infra_error", "cancelled"})
-"""How a rollout ends that a resumed run tries again."""
+"""Final statuses that a resumed run retries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A rollout that an earlier life of the run has begun and not finished."""
+    """A rollout that an earlier process of the run started but did not finish."""
 
     rollout_id: str
     attempt: int
-    """Its last."""
+    """The latest attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a rollout ended in an earlier life of the run."""
+    """The outcome of a rollout in an earlier process of the run."""
 
     status: RolloutStatus
     reward: float | None
 
 
 def ledger_file(run_id: str, round_: int, split: Split | None) -> Path:
-    """Where the ledger lies: `$TRAINSPAN_HOME/rollouts/{run}/round-NNNN[-split].jsonl`."""
+    """Returns the path of the ledger: `$TRAINSPAN_HOME/rollouts/{run}/round-NNNN[-split].jsonl`."""
     name = f"round-{round_:04d}{f'-{split}' if split else ''}.jsonl"
     return home() / "rollouts" / "".join(c if c.isalnum() or c in "-_." else "_" for c in run_id).lstrip(".") / name
 
 
 def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:
-    """(rollout id, attempt) → reward, of the finished rollouts of a ledger file that have one; none where there is no file."""
+    """Returns (rollout id, attempt) → reward for the finished, rewarded rollouts in a ledger; empty without a file."""
     begun: dict[str, tuple[str, int]] = {}
     found: dict[tuple[str, int], float] = {}
     for record in _records(file):
@@ -60,7 +60,7 @@ def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:
 
 
 def task_rewards(file: Path) -> dict[str, list[float]]:
-    """Task id → the rewards of its finished rollouts that have one; none where there is no file."""
+    """Returns task id → rewards of its finished, rewarded rollouts in a ledger; empty without a file."""
     found: dict[str, list[float]] = {}
     for record in _records(file):
         if "end" in record and record["reward"] is not None:
@@ -70,20 +70,20 @@ def task_rewards(file: Path) -> dict[str, list[float]]:
 
 
 def _records(file: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a ledger file after its first."""
+    """Yields the complete lines of a ledger file after the first."""
     for line in file.read_bytes().splitlines(keepends=True)[1:] if file.exists() else []:
         if not line.endswith(b"\n"):
-            return  # it is being written, or a kill cut it off
+            return  # it is being written, or was cut off by a kill
         yield json.loads(line)
 
 
 class RunLedger:
-    """Appends as rollouts begin and are delivered; thread-safe."""
+    """Appends a line as each rollout starts and is delivered; thread-safe."""
 
     def __init__(self, file: Path, tasks: Path, target: Iterable[str], *, resume: bool) -> None:
-        """Starts the file anew, or with `resume` goes on with it.
+        """Starts a new file, or with `resume` continues the existing one.
 
-        Raises UsageError where there is nothing to resume, or the run was of another task file or target.
+        Raises UsageError if there is nothing to resume, or if the run had another task file or target.
         """
         self._lock = threading.Lock()
         self._ended: dict[tuple[str, int], tuple[str, RolloutStatus, float | None]] = {}
@@ -100,38 +100,38 @@ class RunLedger:
             self._write(head)
 
     def finished(self, task_id: str, number: int) -> Finished | None:
-        """How the rollout with this number (from 0) of a task ended, None where it is still to be done."""
+        """Returns the outcome of a task's rollout `number` (from 0), None if it is not finished."""
         return self._finished.get(_key(task_id, number))
 
     def begun(self, task_id: str, number: int) -> Begun | None:
         return self._begun.get(_key(task_id, number))
 
     def begin(self, identity: Identity, number: int) -> None:
-        """An attempt begins."""
+        """Records the start of an attempt."""
         key = _key(identity.task_id or "", number)
         self._write({"begin": key, "rollout": identity.rollout_id, "attempt": identity.attempt})
 
     def end(self, identity: Identity, number: int, status: RolloutStatus, reward: float | None) -> None:
-        """An attempt has ended; it is written once `delivered` says that its span has arrived."""
+        """Remembers the end of an attempt; `delivered` or `waits` writes it."""
         with self._lock:
             key = _key(identity.task_id or "", number)
             self._ended[identity.rollout_id, identity.attempt] = (key, status, reward)
 
     def undelivered(self) -> list[dict[str, Any]]:
-        """The spans that earlier lives of the run wrote down and the collector has not acknowledged."""
+        """Returns the spans recorded by earlier processes of the run that the collector has not acknowledged."""
         return list(self._waiting.values())
 
     def delivered(self, rollout_id: str, attempt: int) -> None:
-        """The collector has acknowledged the span of this attempt."""
+        """Records that the collector has acknowledged the span of this attempt."""
         if not self._end(rollout_id, attempt, {}):
             self._write({"delivered": rollout_id, "attempt": attempt})
 
     def waits(self, rollout_id: str, attempt: int, span: dict[str, Any]) -> None:
-        """The collector is away: the span of this attempt is kept here."""
+        """Records the span of this attempt while the collector is unreachable."""
         self._end(rollout_id, attempt, {"span": span})
 
     def _end(self, rollout_id: str, attempt: int, more: dict[str, Any]) -> bool:
-        """Notes the end of an attempt, once; whether this was the first time."""
+        """Records the end of an attempt once; returns whether this call did."""
         with self._lock:
             ended = self._ended.pop((rollout_id, attempt), None)
         if ended is not None:
@@ -150,13 +150,13 @@ class RunLedger:
         try:
             data = file.read_bytes()
         except FileNotFoundError as error:
-            raise UsageError(f"nothing to resume: there is no {file}; run without --resume first") from error
+            raise UsageError(f"nothing to resume: {file} does not exist; run without --resume first") from error
         whole = data.rfind(b"\n") + 1
-        if whole != len(data):  # a line that a kill cut off
+        if whole != len(data):  # a line cut off by a kill
             os.truncate(file, whole)
         first, *lines = data[:whole].splitlines() or [b"null"]
         if (found := json.loads(first)) != head:
-            raise UsageError(f"cannot resume {file}: it is of {found}, not of {head}")
+            raise UsageError(f"cannot resume {file}: it is for {found}, not {head}")
         for line in lines:
             self._take(json.loads(line))
 

@@ -1,6 +1,6 @@
 """Task files: JSON lines, CSV or Parquet, one task per line or row, read as a stream.
 
-Fields: `id` and `input`, and where wanted `answer` (for the judge alone), `split` ("train" or "val") and `meta`.
+Fields: `id` and `input`; optional: `answer` (for the judge only), `split` ("train" or "val") and `meta`.
 """
 
 import csv
@@ -19,7 +19,7 @@ __all__ = ["Task", "count_tasks", "read_tasks"]
 _FIELDS: Final = frozenset({"id", "input", "answer", "split", "meta"})
 _MAX_FIELD_CHARS: Final = 16 * 1024 * 1024
 _HASH_BITS: Final = 27
-"""A table of 16 MiB: of a million ids one in 270 is looked at twice."""
+"""A table of 16 MiB: of a million ids, one in 270 is checked twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +33,18 @@ class Task:
     meta: Any = None
 
     def for_agent(self) -> dict[str, Any]:
-        """What the agent may see."""
+        """Returns the fields that the agent may see."""
         return {"id": self.id, "input": self.input}
 
     def for_judge(self) -> dict[str, Any]:
-        """Everything."""
+        """Returns all fields."""
         return asdict(self)
 
 
 def count_tasks(path: Path, split: Split | None = None) -> int:
-    """How many tasks `read_tasks` gives, after all of the file was checked. Memory does not grow with the file.
+    """Checks the whole file and counts the tasks of `read_tasks`. Memory does not grow with the file.
 
-    Raises TaskFileError, with the line's (or row's) number, at the first that is no task or repeats an id.
+    Raises TaskFileError, with the number of the first line or row that is not a task or repeats an id.
     """
     marks = bytearray(2**_HASH_BITS // 8)
     suspects: set[str] = set()
@@ -64,9 +64,9 @@ def count_tasks(path: Path, split: Split | None = None) -> int:
 
 
 def read_tasks(path: Path, split: Split | None = None) -> Iterator[Task]:
-    """The tasks of a file, in order; with `split`, without those that are marked for the other one.
+    """Yields the tasks of a file, in order; with `split`, without tasks marked for the other split.
 
-    Raises TaskFileError, with the line's (or row's) number, at the first that is no task.
+    Raises TaskFileError, with the number of the first line or row that is not a task.
     """
     return (task for _, task in _tasks(path) if _is_wanted(task, split))
 
@@ -80,13 +80,13 @@ def _tasks(path: Path) -> Iterator[tuple[str, Task]]:
 
 
 def _check_repeated(path: Path, suspects: set[str]) -> None:
-    """`suspects` share the hash of an earlier id; most are not equal to it."""
+    """Raises TaskFileError if an id is repeated. `suspects` share the hash of an earlier id; most differ from it."""
     met: set[str] = set()
     for where, task in _tasks(path):
         if task.id not in suspects:
             continue
         if task.id in met:
-            raise TaskFileError(f"{where}: the id {task.id!r} occurs a second time; ids are unique within a file")
+            raise TaskFileError(f"{where}: the id {task.id!r} occurs a second time; ids must be unique within a file")
         met.add(task.id)
 
 
@@ -94,7 +94,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".csv": _csv_rows, ".parquet": _parquet_rows}
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        raise TaskFileError(f"{path}: a task file ends in {', '.join(readers)}")
+        raise TaskFileError(f"{path}: a task file must end in {', '.join(readers)}")
     if not path.is_file():
         raise TaskFileError(f"no task file {path}")
     return reader(path)
@@ -128,7 +128,9 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 return
             where = f"{path}:{reader.line_num}"
             if None in row or None in row.values():
-                raise TaskFileError(f"{where}: not as many fields as the header has ({len(reader.fieldnames or [])})")
+                raise TaskFileError(
+                    f"{where}: its number of fields is not the header's ({len(reader.fieldnames or [])})"
+                )
             yield where, {key: value for key, value in row.items() if value or key in ("id", "input")}
 
 
@@ -157,7 +159,7 @@ def _task(where: str, fields: Mapping[str, Any]) -> Task:
     task_id = fields.get("id")
     if isinstance(task_id, bool) or not isinstance(task_id, (str, int)) or task_id == "":
         raise TaskFileError(
-            f"{where}: the field 'id' is {'missing' if task_id is None else f'{task_id!r}'}; it is text or an integer"
+            f"{where}: the field 'id' is {'missing' if task_id is None else f'{task_id!r}'}; it must be text or an integer"
         )
     if fields.get("input") is None:
         raise TaskFileError(f"{where}: task {str(task_id)!r} has no field 'input'")

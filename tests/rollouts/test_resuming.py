@@ -1,4 +1,4 @@
-"""A run that was killed goes on where it was, and repeats nothing that is finished."""
+"""A killed run resumes where it stopped, and does not repeat finished rollouts."""
 
 import json
 import signal
@@ -56,12 +56,12 @@ def test_a_killed_run_is_resumed_without_repeating_what_is_finished(tmp_path: Pa
         time.sleep(0.02)
     killed.send_signal(signal.SIGKILL)
     killed.communicate(timeout=30)
-    time.sleep(0.5)  # its worker has noticed and gone
+    time.sleep(0.5)  # its worker has noticed and exited
     with ledger.open("a") as file:
         file.write('{"begin": "half a li')
     finished = ledger.read_text().count('"end"')
     delivered = len(recorder.named("trainspan.rollout"))
-    assert delivered - finished <= 3  # acknowledged, and killed before the note of it
+    assert delivered - finished <= 3  # acknowledged, but killed before that was recorded
     ran = Counter((tmp_path / "ran.txt").read_text().split())
     (tmp_path / "slow").unlink()
 
@@ -71,14 +71,14 @@ def test_a_killed_run_is_resumed_without_repeating_what_is_finished(tmp_path: Pa
     found = [span.attributes for span in recorder.named("trainspan.rollout")]
     assert len({attributes[keys.ROLLOUT_ID] for attributes in found}) == 60
     attempts = Counter(attributes[keys.ATTEMPT] for attributes in found)
-    assert attempts[1] <= 3 + 3  # what was under way at the kill goes on as the next attempt of the same rollout
+    assert attempts[1] <= 3 + 3  # rollouts running at the kill continue as the next attempt of the same rollout
     assert sum(Counter((tmp_path / "ran.txt").read_text().split()).values()) - sum(ran.values()) == 60 - finished
 
     again = result_of(trainspan_rollout(tmp_path, recorder, "--resume"))
     assert (again["status"], again["resumed"], again["mean_reward"]) == ({"ok": 60}, 60, sum(range(30)) / 30)
 
 
-def test_infrastructure_failures_are_tried_again(run: Run, recorder: OtlpRecorder) -> None:
+def test_infrastructure_failures_are_retried(run: Run, recorder: OtlpRecorder) -> None:
     source = """
     import pathlib, sys
 
@@ -101,7 +101,7 @@ def test_infrastructure_failures_are_tried_again(run: Run, recorder: OtlpRecorde
     assert found["again", 0].attributes[keys.ROLLOUT_ID] == found["again", 1].attributes[keys.ROLLOUT_ID]
 
 
-def test_the_first_tasks_alone_are_done_and_a_resumed_run_may_go_on_with_more(run: Run, recorder: OtlpRecorder) -> None:
+def test_a_limit_runs_only_the_first_tasks_and_a_resumed_run_may_raise_it(run: Run, recorder: OtlpRecorder) -> None:
     source = "def solve(task): return 1"
     marked = [{**task, "split": "val" if task["id"] == "0" else "train"} for task in tasks(*range(5))]
     first = run(source, marked, "agent:solve", n=2, limit=2, split="train")
@@ -115,11 +115,11 @@ def test_the_first_tasks_alone_are_done_and_a_resumed_run_may_go_on_with_more(ru
         run(source, marked, "agent:solve", limit=0)
 
 
-def test_nothing_to_resume_and_another_target_are_told(run: Run) -> None:
+def test_nothing_to_resume_and_another_target_are_errors(run: Run) -> None:
     source = "def solve(task): pass\ndef other(task): pass"
-    with pytest.raises(UsageError, match="nothing to resume: there is no "):
+    with pytest.raises(UsageError, match=r"nothing to resume: .* does not exist"):
         run(source, tasks("x"), "agent:solve", resume=True)
     assert run(source, tasks("x"), "agent:solve").total == 1
-    with pytest.raises(UsageError, match=r"cannot resume .*: it is of .*solve.*, not of .*other"):
+    with pytest.raises(UsageError, match=r"cannot resume .*: it is for .*solve.*, not .*other"):
         run(source, tasks("x"), "agent:other", resume=True)
-    assert run(source, tasks("x"), "agent:other").resumed == 0  # without --resume a run begins anew
+    assert run(source, tasks("x"), "agent:other").resumed == 0  # without --resume a run starts over
