@@ -1,4 +1,4 @@
-"""A policy server and a collector that record, for programs that run as agents."""
+"""A recording policy server and collector, for programs that run as agents."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ def recorder() -> Iterator[OtlpRecorder]:
 
 @pytest.fixture
 def wired(policy: OpenAIServer, recorder: OtlpRecorder) -> dict[str, str]:
-    """The environment of an agent that uses both."""
+    """Returns the environment of an agent that uses both."""
     return {
         "OPENAI_BASE_URL": policy.url,
         "OPENAI_API_KEY": "key",

@@ -1,4 +1,4 @@
-"""The name that a model call carries: of the agent that made it."""
+"""The agent name on a model call: the agent that made it."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def name_of(**request: Any) -> str | None:
     return agent_of_body(lambda: json.dumps(request).encode())
 
 
-def test_an_agent_without_a_name_is_known_by_its_system_prompt_and_tools_alone() -> None:
+def test_an_agent_without_a_name_is_identified_by_its_system_prompt_and_tools_alone() -> None:
     name = name_of(messages=[SYSTEM, USER], tools=[LOOK], temperature=1)
     assert name is not None
     assert len(name) == len("agent-") + 8
@@ -40,7 +40,7 @@ def test_an_agent_without_a_name_is_known_by_its_system_prompt_and_tools_alone()
 @pytest.mark.parametrize(
     "body", [None, b"", b"{", b"[]", b'{"messages": [{"role": "user", "content": "x"}]}', b'{"prompt": "x"}']
 )
-def test_a_request_that_says_nothing_of_an_agent_gives_no_name(body: bytes | None) -> None:
+def test_a_request_without_a_sign_of_an_agent_has_no_name(body: bytes | None) -> None:
     assert agent_of_body(lambda: body) is None
 
 
@@ -57,7 +57,7 @@ def test_without_anything_else_the_service_is_the_agent(
 
 @pytest.fixture
 def dashboard() -> Iterator[OpenAIServer]:
-    """Where the OpenAI Agents SDK would send its own traces."""
+    """The server to which the OpenAI Agents SDK would send its own traces."""
     with OpenAIServer() as server:
         yield server
 
@@ -70,7 +70,7 @@ def dashboard() -> Iterator[OpenAIServer]:
         pytest.param("agents.set_tracing_export_api_key('own')", True, id="a key of its own"),
     ],
 )
-def test_the_openai_agents_sdk_names_its_agent_and_sends_its_traces_with_no_key_of_the_policys(
+def test_the_openai_agents_sdk_names_its_agent_and_sends_no_traces_with_the_policys_key(
     tmp_path: Path,
     policy: OpenAIServer,
     recorder: OtlpRecorder,

@@ -1,4 +1,4 @@
-"""Where one rollout ends and the next begins: requests of web agents, concurrent blocks, and what callers may not say."""
+"""The boundary between rollouts: requests of web agents, concurrent blocks, and untrusted callers."""
 
 import subprocess
 import time
@@ -83,7 +83,7 @@ async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 """
-"""An ASGI application that makes no spans of its own, as FastAPI does."""
+"""An ASGI application that, unlike FastAPI, creates no spans itself."""
 UVICORN = ["uvicorn", "app:app", "--port", "{port}", "--log-level", "critical"]
 GUNICORN = ["gunicorn", "-k", "uvicorn.workers.UvicornWorker", "-w", "2", "-b", "127.0.0.1:{port}", "app:app"]
 CALLS = 6
@@ -105,7 +105,7 @@ def wait_for(policy: OpenAIServer, count: int) -> None:
 
 
 def rollouts_by_text(policy: OpenAIServer) -> dict[str, list[str | None]]:
-    """What was asked → the rollout id that came with each such request."""
+    """Prompt → rollout ids of its requests."""
     found: dict[str, list[str | None]] = {}
     for request in policy.requests:
         text = request.body["messages"][0]["content"]
@@ -114,7 +114,7 @@ def rollouts_by_text(policy: OpenAIServer) -> dict[str, list[str | None]]:
 
 
 def requests_of(recorder: OtlpRecorder) -> dict[str, RecordedSpan]:
-    """Rollout id → the span of the request that is this rollout."""
+    """Rollout id → span of the request that is this rollout."""
     return {
         span.attributes[keys.ROLLOUT_ID]: span
         for span in recorder.spans
@@ -179,7 +179,7 @@ def test_a_public_caller_cannot_say_whose_rollout_its_request_is(
     assert not [span for span in recorder.spans if span.attributes.get(keys.RUN_ID)]
 
 
-def test_a_trusted_caller_says_it_and_the_request_is_a_part_of_that_rollout(
+def test_a_trusted_caller_chooses_the_rollout_of_its_request(
     tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
 ) -> None:
     identity = Identity("r1", run_id="run", task_id="t1", attempt=1, round=2, split="val")
@@ -193,7 +193,7 @@ def test_a_trusted_caller_says_it_and_the_request_is_a_part_of_that_rollout(
     assert keys.ROLLOUT_STATUS not in served.attributes
 
 
-def test_without_spans_for_its_requests_the_calls_of_a_web_agent_say_that_no_boundary_is_known(
+def test_without_request_spans_the_calls_of_a_web_agent_are_marked_no_boundary(
     tmp_path: Path, policy: OpenAIServer, wired: dict[str, str]
 ) -> None:
     write(tmp_path, BARE, "bare.py")
@@ -213,7 +213,7 @@ def test_with_the_boundary_process_a_web_agent_is_one_rollout(
     assert not requests_of(recorder)
 
 
-def test_with_the_boundary_explicit_the_blocks_within_requests_are_the_rollouts_and_nothing_else_is(
+def test_with_the_boundary_explicit_only_the_blocks_within_requests_are_rollouts(
     tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
 ) -> None:
     with serving(tmp_path, wired, TRAINSPAN_BOUNDARY="explicit") as agent:

@@ -1,4 +1,4 @@
-"""However an agent ends, its spans arrive, its rollout has the right status, and its exit is what it would have been."""
+"""However an agent ends, its spans arrive, its rollout has the right status, and its exit is as without trainspan."""
 
 import signal
 import socket
@@ -75,7 +75,7 @@ def test_an_ending_process_sends_its_rollout_with_its_status(
 
 
 @pytest.mark.parametrize("own_handler", [False, True])
-def test_sigterm_flushes_where_no_handler_stands_and_leaves_an_own_handler_alone(
+def test_sigterm_flushes_without_a_handler_and_leaves_the_programs_own_handler_alone(
     tmp_path: Path, recorder: OtlpRecorder, own_handler: bool
 ) -> None:
     install = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))" if own_handler else ""
@@ -122,7 +122,7 @@ def test_a_main_module_that_catches_system_exit_keeps_the_built_in_one(tmp_path:
     assert (ran.code, ran.stdout, ran.stderr) == (0, "3 True\n", "")
 
 
-def test_sigkill_loses_no_more_than_the_last_fraction_of_a_second(tmp_path: Path, recorder: OtlpRecorder) -> None:
+def test_sigkill_loses_only_the_last_fraction_of_a_second(tmp_path: Path, recorder: OtlpRecorder) -> None:
     source = """
     import sys, time, trainspan
     from opentelemetry import trace
@@ -175,7 +175,7 @@ def test_the_workers_of_a_process_pool_send_their_spans(
 
 
 @pytest.mark.parametrize("protocol", ["grpc", pytest.param("http/protobuf", marks=pytest.mark.slow)])
-def test_without_a_collector_the_agent_ends_as_it_would_at_most_three_seconds_later_and_says_it_once(
+def test_without_a_collector_the_agent_ends_as_usual_within_three_seconds_and_reports_the_loss_once(
     tmp_path: Path, protocol: str
 ) -> None:
     source = """
@@ -192,7 +192,7 @@ def test_without_a_collector_the_agent_ends_as_it_would_at_most_three_seconds_la
     agent = write(tmp_path, source)
 
     def leave(extra: dict[str, str]) -> tuple[float, str]:
-        """Seconds from the program's end to the process's, and what it said."""
+        """Returns the seconds from the program's end to the process's end, and its stderr."""
         ran = run(agent, {**WITHOUT_OPENAI, **extra})
         assert ran.code == 5
         return time.time() - float(ran.stdout), ran.stderr
@@ -202,7 +202,7 @@ def test_without_a_collector_the_agent_ends_as_it_would_at_most_three_seconds_la
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never answers
         for endpoint in ("http://127.0.0.1:9", f"http://127.0.0.1:{silent.getsockname()[1]}"):
             tries = []
-            while not tries or (tries[-1] > base_s + 3.0 and len(tries) < 3):  # a busy machine is no fault
+            while not tries or (tries[-1] > base_s + 3.0 and len(tries) < 3):  # a busy machine is not a failure
                 seconds, said = leave(
                     {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
                 )
@@ -213,7 +213,7 @@ def test_without_a_collector_the_agent_ends_as_it_would_at_most_three_seconds_la
             assert min(tries) <= base_s + 3.0
 
 
-def test_without_a_policy_server_the_agent_sees_the_error_it_would_see(tmp_path: Path, recorder: OtlpRecorder) -> None:
+def test_without_a_policy_server_the_agent_sees_the_usual_error(tmp_path: Path, recorder: OtlpRecorder) -> None:
     source = """
     from openai import OpenAI
     try:
@@ -239,5 +239,5 @@ def test_without_a_policy_server_the_agent_sees_the_error_it_would_see(tmp_path:
         (["python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main()"], False),
     ],
 )
-def test_helper_processes_are_no_agents(argv: list[str], expected: bool) -> None:
+def test_helper_processes_are_not_agents(argv: list[str], expected: bool) -> None:
     assert _is_helper(argv) is expected

@@ -1,4 +1,4 @@
-"""Which requests are the policy's, and which parent they name."""
+"""Recognizing the policy's requests, and the parent that they name."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ URL = "http://policy:8000/v1/chat/completions"
 
 @pytest.fixture
 def scope(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scope]:
-    """The current rollout, with span HERE, and a policy at http://policy:8000."""
+    """Sets up a current rollout with span HERE, and a policy at http://policy:8000."""
     monkeypatch.setenv("TRAINSPAN_POLICY_URL", "http://policy:8000/v1")
     scope = Scope(Identity("r1"), "runner", remote_span(HERE))
     token = context.attach(scope.enter(Context()))
@@ -44,7 +44,7 @@ def scope(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scope]:
         ("", "http://policy:8000/v1", False),
     ],
 )
-def test_the_policy_is_known_by_its_origin(
+def test_the_policy_is_recognized_by_its_origin(
     monkeypatch: pytest.MonkeyPatch, policy: str, url: str, expected: bool
 ) -> None:
     monkeypatch.delenv("TRAINSPAN_POLICY_URL", raising=False)
@@ -52,7 +52,7 @@ def test_the_policy_is_known_by_its_origin(
     assert policy_request.is_policy(url) is expected
 
 
-def test_the_policy_url_of_its_own_variable_wins_over_the_base_url(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_url_variable_wins_over_the_base_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINSPAN_POLICY_URL", "http://policy:8000")
     monkeypatch.setenv("OPENAI_BASE_URL", "https://api.example.com/v1")
     assert policy_request.is_policy(URL)
@@ -84,7 +84,7 @@ def test_a_request_names_a_parent_that_the_server_accepts(
     assert TraceParent.parse(headers["traceparent"]) == sent
 
 
-def test_identity_joins_the_baggage_that_is_there_and_replaces_an_older_identity(scope: Scope) -> None:
+def test_identity_is_added_to_existing_baggage_and_replaces_an_older_identity(scope: Scope) -> None:
     headers = {"baggage": f"mine=1;p=2,{Identity('old').to_baggage()}"}
     policy_request.prepare("POST", URL, headers)
     assert headers["baggage"].startswith("mine=1;p=2,")
@@ -96,7 +96,7 @@ def test_identity_joins_the_baggage_that_is_there_and_replaces_an_older_identity
     }
 
 
-def test_answers_count_as_calls_only_where_something_was_generated(scope: Scope) -> None:
+def test_responses_count_as_calls_only_if_something_was_generated(scope: Scope) -> None:
     def sent(method: str, path: str, status: int | None) -> tuple[int, bool]:
         request = policy_request.prepare(method, f"http://policy:8000{path}", {})
         policy_request.failed(request) if status is None else policy_request.answered(request, status)
@@ -150,7 +150,7 @@ def test_spans_of_other_conventions_name_their_agent(span: str, attributes: dict
         assert invoked_agent() == name
 
 
-def test_identity_comes_from_the_parent_span_where_the_context_has_lost_it() -> None:
+def test_identity_comes_from_the_parent_span_if_the_context_has_lost_it() -> None:
     provider = TracerProvider()
     stamp_spans_of(provider)
     stamp_spans_of(provider)  # once is enough

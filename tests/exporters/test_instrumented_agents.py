@@ -1,4 +1,4 @@
-"""`opentelemetry-instrument python agent.py` with the plain openai SDK: one rollout, whole and told to the policy alone."""
+"""`opentelemetry-instrument python agent.py` with the plain openai SDK: one rollout, revealed only to the policy."""
 
 import json
 from pathlib import Path
@@ -150,7 +150,7 @@ def test_a_library_that_is_the_programs_first_import_is_wrapped(
     assert request.baggage[keys.ROLLOUT_ID] == recorder.one("trainspan.rollout").trace_id
 
 
-def test_below_a_runner_the_process_joins_the_runners_rollout_and_hands_it_to_its_children(
+def test_under_a_runner_the_process_joins_the_runners_rollout_and_passes_it_to_its_children(
     tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
 ) -> None:
     identity = Identity("r1", run_id="run ä", task_id="t,1", attempt=2, round=3, split="val")
@@ -194,7 +194,7 @@ def test_below_a_runner_the_process_joins_the_runners_rollout_and_hands_it_to_it
     assert not recorder.named("trainspan.rollout")
     assert {Identity.from_attributes(span.attributes) for span in recorder.spans} == {identity}
     assert [Identity.from_attributes(request.baggage) for request in policy.requests] == [identity] * 3
-    # the server refuses a trace other than its URL's: the call in a foreign trace names the URL's own parent
+    # the server refuses a trace other than its URL's: the call in a foreign trace names the URL's parent
     assert {request.traceparent.trace_id for request in policy.requests if request.traceparent} == {"a" * 32}
     assert policy.requests[1].traceparent == parent
     assert sorted(path.read_text() for path in reports.iterdir()) == [
@@ -203,7 +203,7 @@ def test_below_a_runner_the_process_joins_the_runners_rollout_and_hands_it_to_it
     ]
 
 
-def test_a_foreign_trace_without_identity_gets_a_rollout_of_its_own(
+def test_a_foreign_trace_without_identity_gets_a_new_rollout(
     tmp_path: Path, recorder: OtlpRecorder, wired: dict[str, str]
 ) -> None:
     parent = TraceParent("c" * 32, "d" * 16)
@@ -215,7 +215,7 @@ def test_a_foreign_trace_without_identity_gets_a_rollout_of_its_own(
     assert rollout.attributes[keys.ROLLOUT_ID] not in (parent.trace_id, "")
 
 
-def test_forked_and_spawned_children_send_their_own_spans_below_the_process(
+def test_forked_and_spawned_children_send_their_own_spans_under_the_process(
     tmp_path: Path, recorder: OtlpRecorder, wired: dict[str, str]
 ) -> None:
     source = f"""{ASK}
@@ -245,7 +245,7 @@ def test_forked_and_spawned_children_send_their_own_spans_below_the_process(
     assert {span.trace_id for span in recorder.spans} == {rollout.trace_id}
 
 
-def test_explicit_rollouts_in_a_process_have_traces_of_their_own_and_take_its_place(
+def test_explicit_rollouts_in_a_process_have_their_own_traces_and_replace_its_rollout(
     tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
 ) -> None:
     source = f"""{ASK}
@@ -289,7 +289,7 @@ def test_explicit_rollouts_in_a_process_have_traces_of_their_own_and_take_its_pl
     assert recorder.one("trainspan.block").attributes[keys.TASK_ID] == "t2"
 
 
-def test_a_program_that_sets_the_sdk_up_itself_is_served_from_its_first_rollout_on(
+def test_a_program_that_sets_up_the_sdk_itself_has_identity_from_its_first_rollout_on(
     tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
 ) -> None:
     source = f"""{ASK}
@@ -336,16 +336,16 @@ def test_disabled_leaves_the_agent_alone(
     assert not recorder.logs
 
 
-def test_with_an_explicit_boundary_the_process_is_no_rollout(
+def test_with_an_explicit_boundary_the_process_is_not_a_rollout(
     tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
 ) -> None:
     ran = run(write(tmp_path, f"{ASK}\n    ask()"), {**wired, "TRAINSPAN_BOUNDARY": "explicit"})
     assert ran.code == 0
     assert [span.name for span in recorder.spans] == ["openai.chat"]
-    assert policy.requests[0].baggage == {keys.NO_BOUNDARY: "true"}, "its calls say that they belong to no rollout"
+    assert policy.requests[0].baggage == {keys.NO_BOUNDARY: "true"}, "its calls are marked as outside any rollout"
 
 
-def test_defaults_reach_children_only_where_they_mean_the_same_in_every_language(tmp_path: Path) -> None:
+def test_defaults_reach_children_only_if_they_mean_the_same_in_every_language(tmp_path: Path) -> None:
     program = write(tmp_path, "import json, os; print(json.dumps(dict(os.environ)))")
     nowhere = {**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
     seen = json.loads(run(program, nowhere).stdout)

@@ -1,4 +1,4 @@
-"""What `import trainspan` offers, without any exporter or SDK set up."""
+"""The public API of `import trainspan`, without an exporter or SDK."""
 
 import asyncio
 import subprocess
@@ -40,7 +40,7 @@ def test_a_rollout_has_ids_without_any_sdk_and_inner_blocks_join_it() -> None:
         assert other.traceparent != outer.traceparent
 
 
-def test_a_decorated_function_is_a_rollout_of_its_own_at_each_call_synchronous_or_not() -> None:
+def test_each_call_of_a_decorated_function_is_a_separate_rollout_synchronous_or_not() -> None:
     traceparents: list[str] = []
 
     @trainspan.rollout(task_id="t1")
@@ -63,12 +63,12 @@ def test_an_exception_passes_through_a_rollout() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_reward_that_is_no_finite_number_is_an_error(value: float) -> None:
+def test_a_reward_that_is_not_a_finite_number_is_an_error(value: float) -> None:
     with pytest.raises(ValueError, match="finite number"):
         trainspan.reward(value)
 
 
-def test_misuse_is_told() -> None:
+def test_misuse_raises() -> None:
     unused = trainspan.rollout()
     with pytest.raises(RuntimeError, match="has not begun"):
         unused.reward(1.0)

@@ -1,4 +1,4 @@
-"""What an agent does without trainspan it does with it: its pools end, its exporters, its children and its signals are its own."""
+"""An agent behaves as without trainspan: its pools end, and its exporters, children and signals remain its own."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ POOLS = """
         pytest.param("spawn", 100, marks=[pytest.mark.slow, pytest.mark.timeout(3000)]),
     ],
 )
-def test_pools_of_processes_end(tmp_path: Path, wired: dict[str, str], method: str, pools: int) -> None:
+def test_process_pools_end(tmp_path: Path, wired: dict[str, str], method: str, pools: int) -> None:
     ran = run(
         write(tmp_path, POOLS.format(method=method, pools=pools)), wired | WITHOUT_OPENAI, timeout_s=60 + 3 * pools
     )
@@ -59,7 +59,7 @@ IN_C = """
 
 
 @pytest.mark.parametrize("forked", [False, True], ids=["the program", "a forked child"])
-def test_sigterm_ends_a_program_whose_main_thread_never_comes_back_from_c(
+def test_sigterm_ends_a_program_whose_main_thread_never_returns_from_c(
     tmp_path: Path, recorder: OtlpRecorder, wired: dict[str, str], forked: bool
 ) -> None:
     program = write(tmp_path, IN_C.format(fork=forked))
@@ -80,7 +80,7 @@ def test_sigterm_ends_a_program_whose_main_thread_never_comes_back_from_c(
     assert recorder.one(keys.ROLLOUT_SPAN_NAME).attributes[keys.ROLLOUT_STATUS] == ("ok" if forked else "cancelled")
 
 
-def test_a_program_has_the_wake_up_descriptor_of_signals_for_itself(tmp_path: Path, wired: dict[str, str]) -> None:
+def test_a_program_can_use_the_wakeup_descriptor_itself(tmp_path: Path, wired: dict[str, str]) -> None:
     source = """
         import os, signal, socket, time
         assert signal.set_wakeup_fd(-1) == -1
@@ -122,7 +122,7 @@ RIDING = """
 """
 
 
-def test_a_client_that_is_another_ones_transport_makes_no_call_of_its_own(
+def test_a_client_used_as_anothers_transport_adds_no_call(
     tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
 ) -> None:
     ran = run(write(tmp_path, RIDING), wired | WITHOUT_OPENAI)
@@ -151,7 +151,7 @@ class _Slow(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def backend() -> Iterator[tuple[str, list[bytes]]]:
-    """The agent's own backend, which takes 3 seconds for an export; its URL and what it received."""
+    """Runs the agent's own backend, which takes 3 seconds per export; yields its URL and what it received."""
     handler = type("Handler", (_Slow,), {"received": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
@@ -172,7 +172,7 @@ OWN = """
 """
 
 
-def test_an_exporter_of_the_agents_own_has_its_own_time(
+def test_the_agents_own_exporter_keeps_its_timeout(
     tmp_path: Path, wired: dict[str, str], backend: tuple[str, list[bytes]]
 ) -> None:
     url, received = backend
@@ -182,7 +182,7 @@ def test_an_exporter_of_the_agents_own_has_its_own_time(
     assert b"the agent's own" in received[0]
 
 
-def test_an_exporter_of_the_agents_own_says_itself_what_it_lost(tmp_path: Path, wired: dict[str, str]) -> None:
+def test_the_agents_own_exporter_reports_its_losses_itself(tmp_path: Path, wired: dict[str, str]) -> None:
     program = write(tmp_path, OWN.format(url="http://127.0.0.1:9/v1/traces"))
     bare = run(program, wired | {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}, instrument=False)
     ran = run(program, wired | WITHOUT_OPENAI | {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"})
@@ -194,7 +194,9 @@ def test_an_exporter_of_the_agents_own_says_itself_what_it_lost(tmp_path: Path, 
     assert "telemetry_lost" not in ran.stderr
 
 
-def test_a_python_of_another_environment_starts_as_if_nothing_was_there(tmp_path: Path, wired: dict[str, str]) -> None:
+def test_a_python_of_another_environment_starts_as_without_instrumentation(
+    tmp_path: Path, wired: dict[str, str]
+) -> None:
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text("print('the next sitecustomize')")
@@ -351,7 +353,7 @@ def test_under_gevent_the_program_ends_quietly_and_sends_all(
     assert len(recorder.named("work")) == 5
 
 
-def test_warnings_that_only_instrumentors_cause_are_left_out(tmp_path: Path, wired: dict[str, str]) -> None:
+def test_warnings_caused_only_by_instrumentors_are_dropped(tmp_path: Path, wired: dict[str, str]) -> None:
     source = """
         import openai
         from opentelemetry import trace

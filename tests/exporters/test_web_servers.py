@@ -1,4 +1,4 @@
-"""Web agents on the frameworks and servers that people use: each request is a rollout, with all that it starts."""
+"""Web agents on common frameworks and servers: each request is a rollout, with everything that it starts."""
 
 import json
 from collections.abc import Sequence
@@ -144,7 +144,7 @@ SERVERS = {
     "Django, uvicorn": Server(DJANGO, ("uvicorn", "app:asgi", "--port", "{port}")),
     "aiohttp": Server(AIOHTTP, ("python", "app.py", "{port}")),
     "aiohttp, gunicorn": Server(AIOHTTP, (*GUNICORN, "-k", "aiohttp.GunicornWebWorker", "app:make")),
-    # Servers that we know nothing of.
+    # Servers without support of ours.
     "Flask, waitress": Server(FLASK, ("python", "-m", "waitress", "--port", "{port}", "app:app"), boundary="request"),
     "FastAPI, hypercorn": Server(
         APP, ("python", "-m", "hypercorn", "-b", "127.0.0.1:{port}", "app:app"), 6, boundary="request"

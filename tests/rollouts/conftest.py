@@ -1,4 +1,4 @@
-"""A policy server and a collector that record, and runs of small agents between them."""
+"""A recording policy server and collector, and runs of small agents between them."""
 
 import json
 import sys
@@ -18,14 +18,14 @@ Run = Callable[..., RunResult]
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """State of the runs goes to the test's own folder."""
+    """Keeps the state of runs in the test's own folder."""
     monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
 @pytest.fixture(autouse=True)
 def own_modules(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Judges of earlier tests, those of other folders among them, have the names of this one's."""
+    """Forgets the judges of earlier tests, which have the same module names."""
     folder = str(tmp_path_factory.getbasetemp())
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None) or "").startswith(folder):
@@ -52,7 +52,7 @@ def write_tasks(folder: Path, *tasks: dict[str, Any]) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`run(source, tasks, target, **settings)`: writes `agent.py`, runs the rollouts in its folder, n = 1."""
+    """`run(source, tasks, target, **settings)` writes `agent.py` and runs the rollouts in its folder with n = 1."""
     monkeypatch.chdir(tmp_path)
     for name in ("TRACEPARENT", "BAGGAGE"):
         monkeypatch.setenv(name, "")

@@ -1,4 +1,4 @@
-"""An agent that tries whatever its process can reach gains nothing: the reward is the judge's, and the answer is not there."""
+"""An agent that tries everything in its reach gains nothing: only the judge rewards, and the answer is hidden."""
 
 import json
 import subprocess
@@ -89,7 +89,7 @@ def test_the_runners_settings_and_signal_headers_stay_out_of_an_agents_environme
     assert "OTEL_EXPORTER_OTLP_TRACES_HEADERS" not in agent_environment(given, "u", "c")
 
 
-def test_in_the_store_a_cheating_agent_has_the_verdicts_reward(
+def test_in_the_store_a_cheating_agent_has_the_judges_reward(
     tmp_path: Path, policy: OpenAIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Agents that are commands, and the command `trainspan rollout` itself."""
+"""Command agents, and the command `trainspan rollout` itself."""
 
 import json
 import signal
@@ -154,13 +154,13 @@ def test_the_command_prints_progress_and_result_as_json_lines(
         "unacknowledged": 0,
         "resumed": 0,
     }
-    # `print` in threads writes a text and its line break one after the other.
+    # In threads, `print` writes a text and its line break separately.
     assert (done.stderr.count("noise"), done.stderr.replace("noise", "").strip()) == (6, "")
     splits = [span.attributes[keys.SPLIT] for span in recorder.named("trainspan.rollout")]
     assert sorted(splits) == ["train"] * 3 + ["val"] * 3
 
 
-def test_wrong_use_is_one_line_and_an_exit_code(
+def test_wrong_usage_is_one_line_and_an_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_tasks(tmp_path, {"id": "a", "input": "x"})
@@ -186,7 +186,7 @@ def test_wrong_use_is_one_line_and_an_exit_code(
         assert told in line
 
 
-def test_all_rollouts_failing_is_exit_code_one_and_no_collector_is_told(tmp_path: Path) -> None:
+def test_all_rollouts_failing_is_exit_code_one_and_a_missing_collector_is_reported(tmp_path: Path) -> None:
     write(tmp_path, "def solve(task): raise KeyError('gone')")
     path = write_tasks(tmp_path, {"id": "a", "input": "x"})
     done = subprocess.run(
@@ -258,7 +258,7 @@ def test_a_task_too_long_for_an_environment_variable_or_an_argument_arrives_by_s
     assert (result.status, result.mean_reward) == ({"ok": 4}, 1.0)
 
 
-def test_a_task_too_long_for_an_argument_is_refused_with_the_way_around(
+def test_a_task_too_long_for_an_argument_is_refused_with_a_workaround(
     run: Run, recorder: OtlpRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     result = run("", [{"id": "long", "input": "x" * 140_000}], "python", "agent.py", "{input}", retries=0)

@@ -1,4 +1,4 @@
-"""A runner, its agents and a collector that nobody configured: who can reward what, and what agents are handed."""
+"""A runner, its agents and a collector without configuration: who can reward what, and what agents receive."""
 
 import json
 import os
@@ -108,7 +108,7 @@ def test_an_agents_forged_verdict_does_not_count_though_nobody_configured_a_toke
     task = {"id": "t", "input": "x"}
     result = run(JUDGED, [task], "python", "agent.py", judge="verdicts:judge", collector=_endpoint(collector))
     assert (result.status, result.unacknowledged) == ({"ok": 1}, 0)
-    assert len(select(collector.address, "SELECT 1 FROM evaluations WHERE score = 100")) == 2  # they have come
+    assert len(select(collector.address, "SELECT 1 FROM evaluations WHERE score = 100")) == 2  # they have arrived
     assert _rewards(collector) == {"t": 0.0}
 
 
@@ -131,7 +131,7 @@ def test_an_agent_is_handed_none_of_the_runners_credentials(
     monkeypatch: pytest.MonkeyPatch,
     is_function: bool,
 ) -> None:
-    """Neither by a setting, nor in the headers that the runner's user exported, nor by the name of a file."""
+    """Checks settings, the headers that the runner's user exported, and file names."""
     runners = token_of(home / "tokens.toml", Role.RUNNER)
     monkeypatch.setenv("TRAINSPAN_ROLLOUTS__SIGNING_KEY_FILE", str(home / "signing-key"))
     monkeypatch.setenv("TRAINSPAN_COLLECTOR__TOKEN_FILE", str(home / "tokens.toml"))
@@ -175,7 +175,7 @@ def test_a_program_that_the_user_starts_by_hand_may_reward_itself_if_it_finds_th
 
 
 def test_the_users_tokens_go_to_no_other_listener(tmp_path: Path, home: Path, collector: CollectorProcess) -> None:
-    """A program started by hand shows its token to the collector that this state folder's address file names, and no other."""
+    """A program started by hand sends its token only to the collector in this state folder's address file."""
     path = write(tmp_path, f"import os\nprint(os.environ.get({HEADERS!r}))\n")
     shown = []
     for endpoint in (_endpoint(collector), "http://127.0.0.1:1", "http://collector.example:4317"):
@@ -189,7 +189,7 @@ def test_the_users_tokens_go_to_no_other_listener(tmp_path: Path, home: Path, co
 
 
 def test_the_runners_trace_ids_do_not_follow_from_others(tmp_path: Path) -> None:
-    """Those of OpenTelemetry's own generator repeat with the state of the interpreter's, which its outputs tell."""
+    """OpenTelemetry's own generator uses the interpreter's random state, which its outputs reveal."""
     ledger = RunLedger(tmp_path / "ledger", tmp_path, (), resume=False)
     spans = RolloutSpans("http://127.0.0.1:1", lambda: None, ledger)
     parents = []

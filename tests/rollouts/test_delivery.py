@@ -1,4 +1,4 @@
-"""Verdicts while the collector is away: none is lost, and no run says that it went well before they have arrived."""
+"""Verdicts while the collector is unreachable: none is lost, and no run reports success before they have arrived."""
 
 import json
 import signal
@@ -29,7 +29,7 @@ def verdicts(sink: OtlpSink) -> list[ReceivedSpan]:
     return sink.spans(lambda span: span.name == keys.ROLLOUT_SPAN_NAME)
 
 
-def test_a_run_waits_for_a_collector_that_comes_late_and_loses_no_verdict(run: Run, tmp_path: Path) -> None:
+def test_a_run_waits_for_a_collector_that_starts_late_and_loses_no_verdict(run: Run, tmp_path: Path) -> None:
     port, result, ran = free_port(), [], tmp_path / "ran.txt"
 
     def rollouts() -> None:
@@ -42,7 +42,7 @@ def test_a_run_waits_for_a_collector_that_comes_late_and_loses_no_verdict(run: R
     while not ran.exists() or len(ran.read_text().split()) < 20:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    time.sleep(0.5)  # all agents have ended, and nothing could be sent
+    time.sleep(0.5)  # all agents have ended, and nothing was sent
     assert not result
     with otlp_sink(port) as (sink, _):
         thread.join(60)
@@ -50,9 +50,7 @@ def test_a_run_waits_for_a_collector_that_comes_late_and_loses_no_verdict(run: R
     assert (result[0].status, result[0].unacknowledged, result[0].mean_reward) == ({"ok": 20}, 0, 9.5)
 
 
-def test_what_was_not_acknowledged_is_sent_by_the_resumed_run_as_it_was_and_nothing_runs_again(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_resumed_run_sends_unacknowledged_verdicts_unchanged_and_repeats_no_rollout(run: Run, tmp_path: Path) -> None:
     port = free_port()
     settings: dict[str, Any] = {"collector": f"http://127.0.0.1:{port}", "deliver_timeout_s": 0.5}
     lost = run(AGENT, tasks("1", "2"), "agent:solve", **settings)
@@ -81,8 +79,8 @@ def test_what_was_not_acknowledged_is_sent_by_the_resumed_run_as_it_was_and_noth
         assert not verdicts(sink)
 
 
-def test_nothing_that_goes_wrong_in_sending_ends_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token file that is being written, and an agent's text that cannot be encoded."""
+def test_no_error_in_sending_ends_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors: a token file that is being written, and an agent's text that cannot be encoded."""
     given = [ConfigError("half a token file"), ConfigError("half a token file"), None]
     delivered: list[ReadableSpan] = []
     waiting: list[ReadableSpan] = []
@@ -104,7 +102,7 @@ def test_nothing_that_goes_wrong_in_sending_ends_the_sender(monkeypatch: pytest.
     assert ([span.name for span in delivered], len(waiting)) == (["first", "second"], 2)
 
 
-def test_a_run_killed_while_the_collector_is_away_sends_its_verdicts_when_it_is_resumed(tmp_path: Path) -> None:
+def test_a_run_killed_while_the_collector_is_unreachable_sends_its_verdicts_when_resumed(tmp_path: Path) -> None:
     port = free_port()
     write(tmp_path, AGENT)
     write_tasks(tmp_path, *({"id": str(number), "input": "x"} for number in range(5)))

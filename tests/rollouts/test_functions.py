@@ -1,4 +1,4 @@
-"""Agents that are functions: real workers under `opentelemetry-instrument`, the real openai SDK."""
+"""Function agents: real workers under `opentelemetry-instrument`, with the real openai SDK."""
 
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from trainspan_schemas.signing import KEY_FILE, signing_key
 
 
 def tasks(*inputs: Any) -> list[dict[str, Any]]:
-    """Each input is its task's id too."""
+    """Returns tasks whose ids equal their inputs."""
     return [{"id": str(value), "input": value, "answer": "secret"} for value in inputs]
 
 
 def rollouts(recorder: OtlpRecorder) -> dict[tuple[str, int], RecordedSpan]:
-    """(task id, attempt) → rollout span."""
+    """Returns (task id, attempt) → rollout span."""
     found = {
         (span.attributes[keys.TASK_ID], span.attributes[keys.ATTEMPT]): span
         for span in recorder.named("trainspan.rollout")
@@ -34,7 +34,7 @@ def statuses(recorder: OtlpRecorder) -> dict[tuple[str, int], str]:
 
 
 def rewards(span: RecordedSpan) -> list[tuple[float, str]]:
-    """(score, source) of the evaluations on a span."""
+    """Returns (score, source) of the evaluations on a span."""
     return [
         (event[keys.EVALUATION_SCORE], event[keys.EVALUATION_SOURCE])
         for name, event in span.events
@@ -120,7 +120,7 @@ def test_asynchronous_rollouts_share_a_worker_and_each_is_a_trace_with_its_own_s
     assert {request.traceparent.trace_id for request in calls if request.traceparent} == {number.trace_id}
 
 
-def test_a_hanging_synchronous_function_is_killed_with_its_worker_and_its_neighbours_are_tried_again(
+def test_a_hanging_synchronous_function_is_killed_with_its_worker_and_its_neighbors_are_retried(
     run: Run, recorder: OtlpRecorder
 ) -> None:
     source = """
@@ -132,7 +132,7 @@ def test_a_hanging_synchronous_function_is_killed_with_its_worker_and_its_neighb
         time.sleep({"hang": 60, "quick": 1, "busy": 60 if first else 0}[task["input"]])
         return 1
     """
-    # "hang" is over its time 1 s before "busy", which began 1 s after it, would be
+    # "hang" times out 1 s before "busy" would, which starts 1 s later
     result = run(source, tasks("hang", "quick", "busy"), "agent:solve", timeout_s=2.0, concurrency=2, retries=0)
     assert result.status == {"ok": 2, "timeout": 1}
     assert statuses(recorder) == {
@@ -146,7 +146,7 @@ def test_a_hanging_synchronous_function_is_killed_with_its_worker_and_its_neighb
     assert first.trace_id != second.trace_id
 
 
-def test_a_dead_worker_and_a_failing_policy_server_are_infrastructure_and_are_tried_again(
+def test_a_dead_worker_and_a_failing_policy_server_are_infrastructure_errors_and_are_retried(
     run: Run, policy: OpenAIServer, recorder: OtlpRecorder
 ) -> None:
     source = """
@@ -213,7 +213,7 @@ def test_with_a_judge_only_its_verdict_is_the_reward_and_an_agent_cannot_pay_its
         "raise": [],
     }
     assert found["raise", 0].attributes[keys.ROLLOUT_STATUS] == "judge_error"
-    # the agent's own claims stand on its own span, not on the rollout's
+    # the agent's own claims are on its own span, not on the rollout's
     assert rewards(recorder.named("trainspan.agent")[0]) == [(100.0, "agent"), (100.0, "judge")]
 
 
@@ -234,7 +234,7 @@ def test_with_a_judge_only_its_verdict_is_the_reward_and_an_agent_cannot_pay_its
         ),
     ],
 )
-def test_a_target_that_cannot_be_used_is_told_before_anything_runs(
+def test_an_unusable_target_is_reported_before_anything_runs(
     run: Run, recorder: OtlpRecorder, target: str, judge: str | None, error: type[Exception], message: str
 ) -> None:
     with open("broken.py", "w") as broken, open("leaves.py", "w") as leaves:
@@ -246,7 +246,7 @@ def test_a_target_that_cannot_be_used_is_told_before_anything_runs(
     assert not recorder.spans
 
 
-def test_a_function_can_hand_its_rollouts_signed_url_to_a_program_of_its_own(
+def test_a_function_can_pass_its_rollouts_signed_url_to_another_program(
     run: Run, recorder: OtlpRecorder, home: Path
 ) -> None:
     source = """

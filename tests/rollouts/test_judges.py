@@ -1,4 +1,4 @@
-"""Judges: several at once while agents go on, and none that hangs holds up the run."""
+"""Judges: several run at once while agents continue, and a hanging one does not block the run."""
 
 import time
 
@@ -9,7 +9,7 @@ from tests.rollouts.test_functions import rewards, rollouts, statuses, tasks
 from tests.support.otlp_recorder import OtlpRecorder
 
 
-def test_verdicts_are_found_together_while_the_agents_go_on_one_by_one(run: Run, recorder: OtlpRecorder) -> None:
+def test_verdicts_run_concurrently_while_the_agents_run_one_by_one(run: Run, recorder: OtlpRecorder) -> None:
     source = """
     import threading, time
 
@@ -30,11 +30,11 @@ def test_verdicts_are_found_together_while_the_agents_go_on_one_by_one(run: Run,
     """
     result = run(source, tasks(*range(6)), "agent:solve", judge="agent.py:judge", concurrency=1, judge_concurrency=3)
     assert result.status == {"ok": 6}
-    # each rollout has the verdict on its own result: one agent at a time, although three verdicts were under way
+    # each rollout has the verdict on its own result: one agent at a time, although three verdicts ran at once
     assert [rewards(span) for span in rollouts(recorder).values()] == [[(1.0, "judge")]] * 6
 
 
-def test_a_judge_that_hangs_or_blocks_is_given_up_and_the_other_rollouts_are_judged(
+def test_a_judge_that_hangs_or_blocks_times_out_and_the_other_rollouts_are_judged(
     run: Run, recorder: OtlpRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = """

@@ -1,4 +1,4 @@
-"""A Node agent with OpenTelemetry of its own belongs to the runner's rollout, through TRACEPARENT and BAGGAGE alone."""
+"""A Node agent with its own OpenTelemetry joins the runner's rollout through TRACEPARENT and BAGGAGE alone."""
 
 from pathlib import Path
 

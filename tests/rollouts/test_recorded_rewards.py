@@ -1,4 +1,4 @@
-"""What the runner's ledger file says of rewards, for those who compare."""
+"""The rewards in the runner's ledger file, for comparison with other records."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from trainspan_rollouts.run_ledger import RunLedger, recorded_rewards, task_rewa
 from trainspan_schemas.identity import Identity
 
 
-def test_rewards_are_those_of_attempts_that_were_delivered_with_one(tmp_path: Path) -> None:
+def test_rewards_come_from_delivered_attempts_with_a_reward(tmp_path: Path) -> None:
     file = tmp_path / "round-0001-train.jsonl"
     assert recorded_rewards(file) == {}
     ledger = RunLedger(file, tmp_path / "tasks.jsonl", ["agent.py:solve"], resume=False)
@@ -29,7 +29,7 @@ def test_rewards_are_those_of_attempts_that_were_delivered_with_one(tmp_path: Pa
     assert recorded_rewards(file) == {("a", 1): 0.25, ("b", 0): 1.0}
 
 
-def test_rewards_of_a_task_are_those_of_its_finished_rollouts(tmp_path: Path) -> None:
+def test_a_tasks_rewards_come_from_its_finished_rollouts(tmp_path: Path) -> None:
     file = tmp_path / "round-0001-val.jsonl"
     assert task_rewards(file) == {}
     ledger = RunLedger(file, tmp_path / "tasks.jsonl", ["agent.py:solve"], resume=False)

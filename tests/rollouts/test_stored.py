@@ -1,4 +1,4 @@
-"""What the runner and its agents say, as the real collector's views show it."""
+"""The records of the runner and its agents in the real collector's views."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Task files of every kind, and what is told of a wrong one."""
+"""Task files of every kind, and the errors for invalid ones."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ def test_json_lines_keep_values_and_skip_empty_lines(tmp_path: Path) -> None:
     assert Task("1", {"q": 1}, "secret", None, "secret").for_agent() == {"id": "1", "input": {"q": 1}}
 
 
-def test_a_split_leaves_out_the_tasks_of_the_other_one_only(tmp_path: Path) -> None:
+def test_a_split_skips_only_the_tasks_of_the_other_one(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text(GOOD)
     assert [task.id for task in read_tasks(path, "train")] == ["b"]
@@ -70,14 +70,14 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
         ("t.txt", "", r"t\.txt: a task file ends in \.jsonl"),
     ],
 )
-def test_a_wrong_task_file_is_told_with_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_an_invalid_task_file_is_reported_with_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(TaskFileError, match=message):
         count_tasks(path)
 
 
-def test_a_missing_task_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_task_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TaskFileError, match="no task file"):
         list(read_tasks(tmp_path / "none.jsonl"))
 
@@ -137,7 +137,7 @@ def test_memory_does_not_grow_with_the_number_of_tasks(tmp_path: Path) -> None:
         assert sum(1 for _ in read_tasks(path)) == count
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] - peaks[0] < 100_000  # bytes; 18,000 more ids alone would take ten times of it
+    assert peaks[1] - peaks[0] < 100_000  # bytes; 18,000 more ids alone would take ten times that
 
 
 def test_a_repeated_id_is_found_among_many(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ Servers = Mapping[str, "Future[Any]"]
 
 
 def add_what_models_compute(folder: Path) -> Path:
-    """As many models are published: the head of a tied model beside its embedding, and a buffer of rotary frequencies."""
+    """Adds tensors that many published models contain: the head of a tied model, and a buffer of rotary frequencies."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
@@ -42,7 +42,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 def servers(
     request: pytest.FixtureRequest, models: Models, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Servers]:
-    """Those that tests of this session ask for, started at once: a server takes about 13 s to start, nearly all on one core."""
+    """The servers that this session's tests need, started together: each takes about 13 s, nearly all on one core."""
     here = [item for item in request.session.items if item.path.is_relative_to(Path(__file__).parent)]
     asked = {name for item in here for name in getattr(item, "fixturenames", ())}
     launches = {name: LAUNCHES[name](models, tmp_path_factory.mktemp(name)) for name in LAUNCHES if name in asked}
@@ -60,7 +60,7 @@ def stack(servers: Servers) -> Stack:
 
 @pytest.fixture(scope="session")
 def bare(servers: Servers) -> str:
-    """URL of the vLLM server without our middleware and worker."""
+    """The URL of the vLLM server without our middleware and worker."""
     server: RunningServer = servers["bare"].result()
     return server.url
 

@@ -1,4 +1,4 @@
-"""Agents that know nothing of OpenTelemetry, in any language: a base URL or an API key is all that they take."""
+"""Agents without OpenTelemetry, in any language, that accept only a base URL or an API key."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Numbers of calls, over the server's lives."""
+"""Call numbers across restarts of the server."""
 
 import logging
 import sqlite3
@@ -9,24 +9,24 @@ import pytest
 from trainspan_serving.capture.call_counter import CallCounter
 
 
-def test_each_rollout_counts_from_nought_and_goes_on_after_a_restart(tmp_path: Path) -> None:
+def test_each_rollout_counts_from_zero_and_continues_after_a_restart(tmp_path: Path) -> None:
     first = CallCounter(tmp_path / "state" / "calls")
     assert [first.next(key) for key in ("a/0", "a/0", "b/0", "a/1", "a/0")] == [0, 1, 0, 0, 2]
-    # no close: a killed process has none
+    # no close: a killed process does not close it
     second = CallCounter(tmp_path / "state" / "calls")
     assert [second.next(key) for key in ("a/0", "b/0", "c/0")] == [3, 1, 0]
     third = CallCounter(tmp_path / "state" / "calls")
     assert [third.next(key) for key in ("a/0", "b/0", "c/0", "a/1")] == [4, 2, 1, 1]
 
 
-def test_the_instance_is_the_files_and_stays_the_same_in_each_life(tmp_path: Path) -> None:
+def test_the_instance_is_stored_in_the_file_and_survives_restarts(tmp_path: Path) -> None:
     first, other = CallCounter(tmp_path / "calls"), CallCounter(tmp_path / "other")
     assert len(first.instance) == 32
     assert CallCounter(tmp_path / "calls").instance == first.instance != other.instance
     assert ((tmp_path / "calls").stat().st_mode & 0o777) == 0o600
 
 
-def test_keys_may_hold_anything(tmp_path: Path) -> None:
+def test_keys_may_contain_anything(tmp_path: Path) -> None:
     keys = ["tab\t7", "two\nlines", "ü", "%09", "", "'; DROP TABLE calls; --", "\ud800", "nul\0"]
     first = CallCounter(tmp_path / "calls")
     assert [first.next(key) for key in (*keys, *keys)] == [0] * 8 + [1] * 8
@@ -40,7 +40,7 @@ def test_no_rollout_is_forgotten_however_many_there_are(tmp_path: Path) -> None:
     assert [again.next(key) for key in "abcd"] == [3, 2, 1, 1]
 
 
-def test_a_disk_that_cannot_be_written_costs_no_call_and_is_told_once(
+def test_a_disk_that_cannot_be_written_costs_no_call_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     counter = CallCounter(tmp_path / "calls")
@@ -55,7 +55,7 @@ def test_a_disk_that_cannot_be_written_costs_no_call_and_is_told_once(
     assert CallCounter(tmp_path / "calls").next("a") == 4
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "calls").write_text("a\nb\n" * 1000)
     with pytest.raises(
         OSError, match=r"cannot read the call numbers in .*calls: file is not a database; move the file away"

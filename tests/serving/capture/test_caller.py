@@ -1,4 +1,4 @@
-"""Who calls, by header, URL or key; and what vLLM is left to see."""
+"""Identifying the caller by header, URL or key, and what vLLM still sees of the request."""
 
 import dataclasses
 from typing import Any
@@ -87,7 +87,7 @@ def test_baggage_may_come_in_several_headers_and_carries_notes() -> None:
     assert dict(caller.notes) == {keys.NO_BOUNDARY: "true", keys.STATE_KEY: "s 1"}
 
 
-def test_the_client_is_what_the_program_calls_itself_and_no_longer_than_a_line() -> None:
+def test_the_client_is_the_user_agent_cut_to_a_line() -> None:
     assert identify(scope_of(user_agent="OpenAI/Python 2.54.0"), [], KEY).client == "OpenAI/Python 2.54.0"
     assert identify(scope_of(user_agent="x" * 5_000), [], KEY).client == "x" * 200
     assert identify(scope_of(user_agent=""), [], KEY).client is None
@@ -111,7 +111,7 @@ def test_no_request_can_break_it(path: str, traceparent: bytes, baggage: bytes, 
         assert caller.parent is None or len(caller.parent.trace_id) == 32
 
 
-def test_only_what_the_holder_of_the_key_gave_counts_as_signed() -> None:
+def test_only_what_the_holder_of_the_key_signed_counts_as_signed() -> None:
     identity = Identity("r", "run", "task", 2, 7, "val")
     given = identity.signed(KEY)
 
@@ -136,7 +136,7 @@ def test_only_what_the_holder_of_the_key_gave_counts_as_signed() -> None:
     assert is_signed(authorization=f"Bearer trainspan-{token}-secret")
     assert not is_signed(f"/rollout/{TRACE}/v1/models")
     assert not is_signed(f"/rollout/{OTHER}.{TRACE.signature(KEY)}/v1/models")
-    # A signed URL does not vouch for an identity that the caller made up, nor a trace's signature for an identity.
+    # A signed URL does not validate a made-up identity, nor does a trace's signature validate an identity.
     assert not is_signed(f"/rollout/{token}/v1/models", baggage=identity.to_baggage())
     forged = dataclasses.replace(identity, signature=TRACE.signature(KEY))
     assert not is_signed(f"/rollout/{token}/v1/models", baggage=forged.to_baggage())

@@ -1,4 +1,4 @@
-"""What a call span holds, against what the client was told and against transformers' own forward pass."""
+"""Call spans compared with the response to the client and with transformers' own forward pass."""
 
 import http.client
 import json
@@ -23,7 +23,7 @@ MESSAGES = [{"role": "system", "content": "calc"}, {"role": "user", "content": "
 
 
 class Caller:
-    """A fresh trace per test, so that each finds its own spans."""
+    """A new trace per test, so that each finds its own spans."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
@@ -46,7 +46,7 @@ def caller(stack: Stack) -> Caller:
 
 
 def check_tokens(span: ReceivedSpan, models: Models, completion_ids: list[int] | None = None) -> None:
-    """The span's ids are those given, and its log-probabilities transformers' own."""
+    """Checks that the span has the given ids and transformers' log-probabilities."""
     prompt = decode_ids(span.attributes[keys.PROMPT_TOKEN_IDS])
     completion = decode_ids(span.attributes[keys.COMPLETION_TOKEN_IDS])
     if completion_ids is not None:
@@ -114,7 +114,7 @@ SHARED = (
 )
 
 
-def test_a_client_that_asks_for_nothing_is_captured_all_the_same(caller: Caller, models: Models) -> None:
+def test_a_client_that_requests_nothing_extra_is_captured_too(caller: Caller, models: Models) -> None:
     answer = caller.client.chat.completions.create(model="policy", messages=MESSAGES, max_tokens=30)  # type: ignore[arg-type]
     (span,) = caller.spans(1)
     check_tokens(span, models)

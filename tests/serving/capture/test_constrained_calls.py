@@ -1,4 +1,4 @@
-"""How a constrained call was sampled is recorded so that the trainer's own library gives the server's log-probabilities."""
+"""The recorded constraint of a call lets the trainer's own library reproduce the server's log-probabilities."""
 
 import json
 import secrets
@@ -112,7 +112,7 @@ def scorer(models: Models) -> Iterator[Scorer]:
 
 
 def agree(spans: list[ReceivedSpan], scorer: Scorer) -> float:
-    """Greatest |Δ log-probability|, and that it is the constraint that makes them agree."""
+    """Returns the maximum |Δ log-probability|; checks that they disagree without the constraint."""
     apart, free = [], []
     for span in spans:
         (limits,) = scorer.replayed(span)
@@ -144,7 +144,7 @@ def test_server_and_trainer_agree_under_every_constraint(name: str, caller: Call
 
 
 def test_a_strict_tool_is_recorded_as_the_tag_that_the_engine_got(caller: Caller, scorer: Scorer) -> None:
-    """Random weights hardly ever begin a call of the tool, which alone is masked."""
+    """Random weights hardly ever start a tool call, and only the call is masked."""
     create: Any = caller.client.chat.completions.create
     create(model="policy", messages=MESSAGES, max_tokens=24, tools=[STRICT], tool_choice="auto")
     (span,) = caller.spans(1)
@@ -194,7 +194,7 @@ def test_a_call_that_is_free_has_no_constraint_and_what_cannot_be_replayed_is_na
 
 
 def test_a_server_that_chooses_its_library_settles_on_the_one_that_can_be_replayed(plain: Plain) -> None:
-    """vLLM alone would choose guidance for this schema, and then compile every later grammar with it."""
+    """On its own, vLLM would choose guidance for this schema, and then compile every later grammar with it."""
     schema = {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 3}}, "required": ["n"]}
     parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
     body = {
@@ -218,7 +218,7 @@ def test_a_server_that_chooses_its_library_settles_on_the_one_that_can_be_replay
 
 @pytest.mark.slow
 def test_a_grammar_behind_reasoning_masks_from_where_the_engine_did(tmp_path: Path) -> None:
-    """A server with a reasoning parser; a bias makes random weights end their reasoning soon."""
+    """Runs a server with a reasoning parser; a bias makes random weights end their reasoning soon."""
     folder = with_thinking(make_tiny_model(tmp_path / "model", seed=0))
     end = load_tokenizer(folder).convert_tokens_to_ids("</think>")
     scorer = Scorer(folder)
@@ -237,7 +237,7 @@ def test_a_grammar_behind_reasoning_masks_from_where_the_engine_did(tmp_path: Pa
     for span, start in zip(spans, starts, strict=True):
         ids = decode_ids(span.attributes[keys.COMPLETION_TOKEN_IDS])
         assert start in (0, ids.index(end) + 1 if end in ids else len(ids))
-    assert starts.count(0) == 6  # without its reasoning the answer is masked from its first token on
+    assert starts.count(0) == 6  # without reasoning, the answer is masked from its first token
     assert len(set(starts)) > 3
     assert (
         max(float(np.abs(scorer.logprobs(span, *scorer.replayed(span)) - logged(span)).max()) for span in spans) < 1e-4
@@ -246,7 +246,7 @@ def test_a_grammar_behind_reasoning_masks_from_where_the_engine_did(tmp_path: Pa
 
 
 def with_thinking(folder: Path) -> Path:
-    """The model with the tokens of reasoning."""
+    """Returns the model with reasoning tokens added."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)

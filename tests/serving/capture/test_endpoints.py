@@ -1,4 +1,4 @@
-"""Every way in which the official SDKs ask: what reached a finish reason is captured whole, what was left early says so."""
+"""All request forms of the official SDKs: finished calls are captured whole, abandoned ones are marked."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ ASKED: dict[str, Any] = {"model": "policy", "messages": MESSAGES, "max_tokens": 
 
 
 class Verdict(pydantic.BaseModel):
-    """Bounded, so that a model with random weights comes to an end."""
+    """Bounded, so that a model with random weights terminates."""
 
     good: bool
     grade: int = pydantic.Field(ge=0, le=3)
@@ -54,7 +54,7 @@ def only(spans: list[ReceivedSpan]) -> ReceivedSpan:
 
 
 def whole(span: ReceivedSpan, reasons: tuple[str, ...] = ("stop", "length")) -> bool:
-    """Complete: every id with its log-probability, a finish reason, delivered, no error."""
+    """Checks that the call is complete: a log-probability per id, a finish reason, delivered, no error."""
     tokens = decode_ids(span.attributes[keys.COMPLETION_TOKEN_IDS])
     assert len(span.attributes[keys.COMPLETION_LOGPROBS]) == 4 * len(tokens) > 0
     assert span.attributes[keys.GEN_AI_FINISH_REASONS][0] in reasons
@@ -159,7 +159,7 @@ def test_a_client_that_stops_reading_at_the_finish_reason_has_had_the_whole_answ
     assert whole(only(caller.spans(1)))
 
 
-def test_a_client_that_gives_up_in_time_is_not_delivered(caller: Caller) -> None:
+def test_a_call_whose_client_times_out_is_not_delivered(caller: Caller) -> None:
     long: Any = {**ASKED, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
     with pytest.raises(openai.APITimeoutError):
         caller.client.with_options(timeout=0.3).chat.completions.create(**long)
@@ -194,7 +194,7 @@ def test_a_clients_own_retry_is_a_call_of_its_own_after_the_one_that_was_given_u
     check_tokens(answered, models)
 
 
-def test_a_cancelled_task_is_not_delivered_and_its_neighbour_is(caller: Caller, models: Models) -> None:
+def test_a_cancelled_task_is_not_delivered_and_its_neighbor_is(caller: Caller, models: Models) -> None:
     async def main() -> str:
         async with openai.AsyncOpenAI(
             base_url=caller.stack.server.url + "/v1",
@@ -218,7 +218,7 @@ def test_a_cancelled_task_is_not_delivered_and_its_neighbour_is(caller: Caller, 
     assert (spans[False].attributes[keys.CALL_DELIVERED], spans[False].status) == (False, 2)
 
 
-def test_refused_requests_are_no_calls(caller: Caller) -> None:
+def test_refused_requests_are_not_calls(caller: Caller) -> None:
     client = caller.client
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(**{**ASKED, "max_tokens": 100_000})
@@ -265,7 +265,7 @@ def _anthropic(caller: Caller) -> anthropic.Anthropic:
     )
 
 
-def test_every_counter_of_ours_stands_among_vllms(stack: Stack) -> None:
+def test_all_our_counters_are_exported_with_vllms(stack: Stack) -> None:
     deadline = time.monotonic() + 5
     while True:
         state = stack.server.policy()

@@ -1,4 +1,4 @@
-"""What becomes of a generation where vLLM's parameters are not as they were."""
+"""Recording a generation if vLLM's internal parameters have changed."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ PARAMS: dict[str, Any] = {
 
 
 class Unknown:
-    """Constraints of a vLLM that keeps them in another way."""
+    """The constraints of a vLLM with different internals."""
 
     def __init__(self, *, reads: bool) -> None:
         self._reads = reads
@@ -37,7 +37,7 @@ class Unknown:
 
 
 @pytest.mark.parametrize(("reads", "name"), [(True, "unreadable"), (False, "reasoning")])
-def test_a_call_whose_constraint_cannot_be_read_is_recorded_all_the_same(reads: bool, name: str, tmp_path: Any) -> None:
+def test_a_call_whose_constraint_cannot_be_read_is_still_recorded(reads: bool, name: str, tmp_path: Any) -> None:
     params = SimpleNamespace(**PARAMS)
     generation = Generation({"prompt_token_ids": [1]}, params, "id", 0, Policy(0, tmp_path), None, {})
     generation.final = params

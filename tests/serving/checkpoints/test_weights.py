@@ -1,4 +1,4 @@
-"""Which folders of weights fit the served ones, by their tensors."""
+"""Whether a folder of weights fits the served model, by its tensors."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ BUFFER: dict[str, NDArray[np.float32]] = {"model.layers.0.self_attn.rotary_emb.i
 
 
 def weights(folder: Path, *parts: dict[str, NDArray[np.float32]], **config: Any) -> Weights:
-    """The parts in a file each, as in an index."""
+    """Writes each part to its own file, as in an index."""
     folder.mkdir(exist_ok=True)
     shapes: dict[str, tuple[int, ...]] = {}
     for number, part in enumerate(parts):
@@ -39,8 +39,8 @@ def test_what_models_compute_by_themselves_may_be_left_out_of_a_checkpoint(tmp_p
     check_fits(weights(tmp_path / "tied", OWN, HEAD, BUFFER), new)
 
 
-def test_an_output_head_of_its_own_may_not_be_left_out(tmp_path: Path) -> None:
-    """It is one if the configuration says so, or if it differs from the embedding."""
+def test_a_separate_output_head_may_not_be_left_out(tmp_path: Path) -> None:
+    """A head is separate if the configuration says so, or if it differs from the embedding."""
     new = weights(tmp_path / "new", OWN)
     for served in (
         weights(tmp_path / "apart", OWN, HEAD, tie_word_embeddings=False),
@@ -53,7 +53,7 @@ def test_an_output_head_of_its_own_may_not_be_left_out(tmp_path: Path) -> None:
             check_fits(served, new)
 
 
-def test_everything_else_is_compared_as_before(tmp_path: Path) -> None:
+def test_all_other_tensors_are_compared(tmp_path: Path) -> None:
     served = weights(tmp_path / "served", OWN, HEAD, BUFFER)
     embedding = {"model.embed_tokens.weight": EMBEDDING}
     with pytest.raises(CheckpointError, match=r"new lacks 1 tensors, first 'model.norm.weight'"):

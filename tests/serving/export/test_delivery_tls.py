@@ -13,7 +13,7 @@ from trainspan_serving.export.collector_client import CollectorClient
 TOKEN = "serving-token-0123456789"
 
 
-def test_a_trusted_certificate_and_a_token_let_call_spans_in(tmp_path: Path) -> None:
+def test_call_spans_are_accepted_with_a_trusted_certificate_and_a_token(tmp_path: Path) -> None:
     server = make_certificate(tmp_path)
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(f'serving = "{TOKEN}"')
@@ -25,8 +25,8 @@ def test_a_trusted_certificate_and_a_token_let_call_spans_in(tmp_path: Path) -> 
         bearer = (("authorization", f"Bearer {TOKEN}"),)
         for metadata, certificate, settled in (
             (bearer, str(server.certificate), True),
-            ((), str(server.certificate), False),  # no token: it waits for one
-            (bearer, None, False),  # not spoken to: not trusted
+            ((), str(server.certificate), False),  # no token: the call waits for one
+            (bearer, None, False),  # not trusted: no connection
         ):
             client = CollectorClient(endpoint, lambda given=metadata: given, certificate)
             delivery = client.send(request.SerializeToString(), 1, timeout_s=5)

@@ -1,4 +1,4 @@
-"""What becomes of call spans when the collector is there, comes late, refuses, or never comes."""
+"""Delivery of call spans if the collector is up, starts late, refuses them, or never starts."""
 
 import secrets
 import shutil
@@ -63,7 +63,7 @@ def test_a_link_to_the_agents_own_trace_goes_along(tmp_path: Path) -> None:
         exporter.close(5.0)
 
 
-def test_calls_wait_on_disk_for_a_collector_that_comes_late_and_arrive_in_order(tmp_path: Path) -> None:
+def test_calls_wait_on_disk_for_a_collector_that_starts_late_and_arrive_in_order(tmp_path: Path) -> None:
     port = free_port()
     exporter = exporter_to(f"http://127.0.0.1:{port}", tmp_path)
     for number in range(3):
@@ -83,7 +83,7 @@ def test_what_a_dead_server_left_on_disk_is_sent_by_the_next_one_before_its_own(
         first.add(span(number))
     started = time.monotonic()
     first.close(5.0)
-    assert time.monotonic() - started < 2.0  # it does not wait for a collector that is away
+    assert time.monotonic() - started < 2.0  # it does not wait for an unreachable collector
     assert first.counts() == Counts(3, 0, 0, spooled=3)
     (left,) = (tmp_path / "spool").glob("*.otlp")
     assert (left.stat().st_mode & 0o777, (tmp_path / "spool").stat().st_mode & 0o777) == (0o600, 0o700)
@@ -122,7 +122,7 @@ def test_beyond_the_bounds_of_disk_and_queue_the_newest_are_dropped_and_counted(
     assert exporter.counts() == Counts(6, 4, 2)
 
 
-def test_calls_that_cannot_be_written_to_disk_wait_in_memory_and_are_lost_by_count_at_the_end(
+def test_calls_that_cannot_be_written_to_disk_wait_in_memory_and_are_counted_as_lost_at_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = free_port()
@@ -175,7 +175,7 @@ def test_the_queue_is_bounded_by_number_and_by_bytes(tmp_path: Path) -> None:
     small.close(0.2)
 
 
-def test_what_the_collector_refuses_for_good_is_kept_and_tried_again_at_the_next_start(
+def test_calls_that_the_collector_refuses_permanently_are_kept_and_retried_at_the_next_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with otlp_sink() as (sink, url):
@@ -208,7 +208,7 @@ def test_a_refused_request_out_of_the_spool_is_kept_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED])
-def test_calls_wait_while_their_token_is_refused_and_go_with_the_changed_one(
+def test_calls_wait_while_their_token_is_refused_and_are_sent_with_the_changed_one(
     tmp_path: Path, code: grpc.StatusCode, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[tuple[tuple[str, str], ...]] = []
@@ -232,7 +232,7 @@ def test_calls_wait_while_their_token_is_refused_and_go_with_the_changed_one(
 
 
 @pytest.mark.parametrize("damage", [b"", b"cut off"])
-def test_a_file_whose_bytes_are_not_what_was_written_is_never_sent_nor_counted_as_sent(
+def test_a_damaged_file_is_never_sent_nor_counted_as_sent(
     tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = exporter_to(nowhere(), tmp_path)
@@ -258,7 +258,7 @@ def test_a_file_whose_bytes_are_not_what_was_written_is_never_sent_nor_counted_a
         ((("grpc-status-details-bin", b"\x1a\x2ctype.googleapis.com/google.rpc.QuotaFailure"),), 1),
     ],
 )
-def test_a_request_that_is_too_large_is_refused_by_name_unless_the_answer_asks_for_another_try(
+def test_a_request_that_is_too_large_is_refused_unless_the_response_asks_for_a_retry(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, trailers: tuple[tuple[str, bytes], ...], refused: int
 ) -> None:
     with otlp_sink() as (sink, url):
@@ -270,7 +270,7 @@ def test_a_request_that_is_too_large_is_refused_by_name_unless_the_answer_asks_f
     assert ("RESOURCE_EXHAUSTED" in caplog.text) or not refused
 
 
-def test_a_span_that_cannot_be_encoded_takes_no_other_with_it(tmp_path: Path) -> None:
+def test_only_the_span_that_cannot_be_encoded_is_lost(tmp_path: Path) -> None:
     with otlp_sink() as (sink, url):
         exporter = exporter_to(url, tmp_path)
         for number in (0, 2**64, 2):
@@ -280,14 +280,14 @@ def test_a_span_that_cannot_be_encoded_takes_no_other_with_it(tmp_path: Path) ->
     assert exporter.counts() == Counts(3, 2, 1)
 
 
-def test_no_collector_wanted_means_counted_and_dropped() -> None:
+def test_without_a_collector_calls_are_counted_and_dropped() -> None:
     exporter = Exporter(None, None)
     exporter.add(span())
     exporter.close(1.0)
     assert exporter.counts() == Counts(1, 0, 1)
 
 
-def test_an_endpoint_that_is_no_url_is_refused() -> None:
+def test_an_endpoint_that_is_not_a_url_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"serving\.collector = 'ftp://x' is not a URL"):
         CollectorClient("ftp://x")
 

@@ -1,4 +1,4 @@
-"""The folder of a server's state, which one process has at a time."""
+"""The folder of a server's state, which one process uses at a time."""
 
 import signal
 import subprocess
@@ -19,13 +19,13 @@ time.sleep(60)
 
 
 def hold(folder: Path) -> tuple[subprocess.Popen[str], str]:
-    """A process that has claimed it, and the name of what it got."""
+    """Starts a process that claims the folder; returns it with the name of the folder it got."""
     process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
 
 
-def test_servers_of_one_name_and_port_get_folders_of_their_own_and_a_killed_ones_is_free(
+def test_servers_with_the_same_name_and_port_get_separate_folders_and_a_killed_ones_is_free(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "policy-8000"

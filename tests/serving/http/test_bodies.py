@@ -1,4 +1,4 @@
-"""What clients are sent, byte for byte, with our server and with vLLM alone under the same flags."""
+"""Responses of our server, compared byte for byte with those of vLLM alone under the same flags."""
 
 import json
 import re
@@ -63,7 +63,7 @@ _VARYING = re.compile(
 _VARYING_HEADERS = {"date", "content-length", "x-trainspan-policy-version"}
 
 
-def test_no_client_can_tell_our_answers_from_vllms(bare: str, base_policy: Stack) -> None:
+def test_our_responses_are_identical_to_vllms(bare: str, base_policy: Stack) -> None:
     for path, body in REQUESTS:
         ours, theirs = _ask(base_policy.server.url, path, body), _ask(bare, path, body)
         assert ours[:2] == theirs[:2], (path, body)
@@ -74,7 +74,7 @@ def test_no_client_can_tell_our_answers_from_vllms(bare: str, base_policy: Stack
 
 
 def _ask(url: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], str]:
-    """Status, headers and raw body, without what varies."""
+    """Returns status, headers and raw body, without varying parts."""
     request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
@@ -86,7 +86,7 @@ def _ask(url: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, str]
 
 
 def _joined(stream: str) -> Any:
-    """The events of a stream as one value: how many tokens share an event depends on time alone."""
+    """Merges the events of a stream: how many tokens share an event depends only on timing."""
     *events, rest = stream.split("\n\n")
     assert rest == ""
     if events[0].startswith("event: "):
@@ -99,7 +99,7 @@ def _joined(stream: str) -> Any:
 
 
 def _joined_by_type(events: list[str]) -> list[tuple[str, Any]]:
-    """Of Responses and Messages: those of one type that follow each other are one, and their count is left out."""
+    """Merges consecutive events of one type in Responses and Messages, and drops their sequence numbers."""
     joined: list[tuple[str, Any]] = []
     for event in events:
         name, _, data = event.partition("\n")
@@ -117,7 +117,7 @@ def _data(event: str) -> Any:
 
 
 def _join(left: Any, right: Any, key: str = "") -> Any:
-    """Objects by key, choices by place; generated text and lists of tokens end to end, anything else as last said."""
+    """Merges objects by key and choices by position, concatenates text and lists, otherwise keeps the last value."""
     if isinstance(left, dict) and isinstance(right, dict):
         return {
             **left,

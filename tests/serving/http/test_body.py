@@ -1,4 +1,4 @@
-"""Bodies as an ASGI server hands them over: whole, in pieces, too long, too slow, or left in the middle."""
+"""Request bodies from an ASGI server: whole, in pieces, too long, too slow, or cut off in the middle."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
 def received(*messages: dict[str, Any] | float) -> Receive:
-    """Gives the messages in turn, after the seconds that stand between them; then nothing comes any more."""
+    """Returns a `receive` that yields the messages, sleeping for the seconds between them, and then blocks."""
     left = list(messages)
 
     async def receive() -> dict[str, Any]:
@@ -46,7 +46,7 @@ def test_pieces_make_the_body() -> None:
 
 
 @pytest.mark.parametrize("length", [b"11", b"9" * 5000])
-def test_a_length_that_is_announced_and_too_great_is_refused_unread(length: bytes) -> None:
+def test_a_body_with_too_large_a_content_length_is_refused_unread(length: bytes) -> None:
     async def receive() -> dict[str, Any]:
         raise AssertionError("asked for the body")
 
@@ -55,12 +55,12 @@ def test_a_length_that_is_announced_and_too_great_is_refused_unread(length: byte
     assert caught.value.status == 413
 
 
-def test_a_chunked_body_is_refused_at_the_first_byte_too_many() -> None:
+def test_a_chunked_body_is_refused_at_the_first_byte_over_the_limit() -> None:
     with pytest.raises(BodyError, match="longer than 10 bytes"):
         read(received(piece(b"01234"), piece(b"56789"), piece(b"x")))
 
 
-def test_a_body_that_trickles_is_given_a_time_and_not_a_time_for_each_piece() -> None:
+def test_a_slow_body_has_one_timeout_not_one_per_piece() -> None:
     with pytest.raises(BodyError, match=r"did not arrive within 0\.1 s; got [12] bytes of it") as caught:
         read(received(piece(b"a"), 0.06, piece(b"b"), 0.06, piece(b"c"), 0.06, piece(b"d")), timeout_s=0.1)
     assert caught.value.status == 408
@@ -72,7 +72,7 @@ def test_a_client_that_leaves_before_its_body_is_whole_is_not_answered(before: t
         read(received(*before, GONE))
 
 
-def test_the_application_gets_the_body_once_and_then_what_comes_after_it() -> None:
+def test_the_application_gets_the_body_once_and_then_what_follows() -> None:
     async def messages() -> list[Any]:
         receive = replayed(b"abc", received(GONE))
         return [await receive(), await receive()]
@@ -80,7 +80,7 @@ def test_the_application_gets_the_body_once_and_then_what_comes_after_it() -> No
     assert asyncio.run(messages()) == [piece(b"abc", more=False), GONE]
 
 
-def test_who_is_forgotten_may_leave_later_and_counts_for_nobody_else() -> None:
+def test_a_forgotten_request_may_leave_later_without_affecting_others() -> None:
     async def run() -> list[object]:
         gate = Gate()
         stuck = await gate.enter(1)

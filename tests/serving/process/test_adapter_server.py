@@ -1,4 +1,4 @@
-"""`trainspan serve ADAPTER`: a server that begins with an adapter, changes between adapters and full weights, and crashes."""
+"""`trainspan serve ADAPTER`: a server that starts with an adapter, switches to full weights and back, and crashes."""
 
 import os
 import shutil

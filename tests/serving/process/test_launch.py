@@ -1,4 +1,4 @@
-"""What `trainspan serve` checks and sets before vLLM is imported."""
+"""Checks and settings of `trainspan serve` before vLLM is imported."""
 
 import os
 import shutil
@@ -98,7 +98,7 @@ def test_the_collectors_token_of_the_role_serving_wins_over_the_environments_hea
     assert prepare(with_file, (), environ).plan.current_headers() == "authorization=Bearer%20serving-token"
 
 
-def test_several_api_servers_are_refused_for_each_would_count_and_hold_a_part_only() -> None:
+def test_several_api_servers_are_refused_because_each_would_see_only_part_of_the_requests() -> None:
     with pytest.raises(ConfigError, match="needs one API server: start vLLM with --api-server-count 1"):
         plan_of_process(Namespace(api_server_count=2), {})
 
@@ -127,7 +127,7 @@ def test_several_engines_are_refused_before_vllm_is_loaded(
         launch_of(home, *flags, model=str(models.base))
 
 
-def test_one_engine_is_not_refused_however_it_is_asked_for(
+def test_one_engine_is_accepted_however_it_is_specified(
     home: Path, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(home)
@@ -137,7 +137,7 @@ def test_one_engine_is_not_refused_however_it_is_asked_for(
         launch_of(home, *flags, model=str(models.base))
 
 
-def test_several_engines_of_the_environment_or_of_a_vllm_that_was_started_by_hand_are_refused() -> None:
+def test_several_engines_from_the_environment_or_in_a_vllm_started_by_hand_are_refused() -> None:
     with pytest.raises(ConfigError, match="--data-parallel-size asks for 2 engines"):
         plan_of_process(Namespace(data_parallel_size=2), {})
     with pytest.raises(ConfigError, match="VLLM_DP_SIZE asks for 4 engines"):
@@ -146,9 +146,7 @@ def test_several_engines_of_the_environment_or_of_a_vllm_that_was_started_by_han
         prepare(ServingSettings(), (), {"VLLM_DP_SIZE": "3"})
 
 
-def test_a_vllm_that_was_started_by_hand_has_a_plan_of_its_arguments_and_the_settings(
-    home: Path, models: Models
-) -> None:
+def test_a_vllm_started_by_hand_gets_its_plan_from_its_arguments_and_the_settings(home: Path, models: Models) -> None:
     arguments = Namespace(
         model=str(models.folder(2)), served_model_name=["mine"], host=None, port=8123, enable_sleep_mode=True
     )
@@ -167,7 +165,7 @@ def test_sleep_is_a_flag_of_vllms_on_a_gpu_only(home: Path, models: Models, monk
     assert "--enable-sleep-mode" not in launch_of(home, model=str(models.base)).flags
 
 
-def test_on_a_gpu_build_no_cpu_setting_is_made(home: Path, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_build_gets_no_cpu_settings(home: Path, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainspan_serving.process.launch.version", lambda name: "0.32.0")
     launch = launch_of(home, model=str(models.base))
     assert "TORCHDYNAMO_DISABLE" not in launch.environment
@@ -270,7 +268,7 @@ def test_a_signal_during_start_ends_it_at_once(home: Path, models: Models) -> No
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://host:port"])
-def test_a_collector_that_is_no_url_is_told(home: Path, models: Models, url: str) -> None:
+def test_a_collector_that_is_not_a_url_is_refused(home: Path, models: Models, url: str) -> None:
     with pytest.raises(ConfigError, match=r"serving\.collector = .* is not a URL"):
         launch_of(home, model=str(models.base), collector=url)
 
@@ -294,7 +292,7 @@ def test_a_server_whose_capture_cannot_start_does_not_serve(home: Path, models: 
 
 
 @pytest.mark.slow
-def test_a_server_that_never_comes_up_ends_the_command_with_its_last_words(home: Path, models: Models) -> None:
+def test_a_server_that_never_comes_up_ends_the_command_with_its_last_message(home: Path, models: Models) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "trainspan_cli", "serve", str(models.base), "--port", "0", "--", "--no-such-flag"],
         env={**os.environ, "TRAINSPAN_HOME": str(home)},

@@ -1,4 +1,4 @@
-"""The servers of these tests: `trainspan serve`, the same with planted faults, and vLLM alone with our middleware and without."""
+"""The servers of these tests: `trainspan serve`, also with faults, and vLLM alone, also with our middleware."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ from trainspan_serving.process.launch import prepare
 __all__ = ["HUB_ID", "LAUNCHES", "Faulty", "Models", "Plain", "Stack", "publish_base"]
 
 FLAGS = ("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}')
-"""Random weights would fill a JSON text with spaces for ever."""
+"""Random weights would fill JSON text with whitespace forever."""
 HUB_ID = "acme/tiny"
 
 
@@ -49,7 +49,7 @@ def publish_base(models: Models, checkpoints: Path) -> None:
 
 
 class Stack:
-    """A policy server and the collector's stand-in that its spans go to."""
+    """A policy server, and the collector stand-in that receives its spans."""
 
     def __init__(self) -> None:
         self.collector_port = free_port()
@@ -92,12 +92,12 @@ def _without(flags: tuple[str, ...], *names: str) -> list[str]:
 
 
 Faulty = tuple[RunningServer, OtlpSink, Path]
-"""A server, its spans and its checkpoints, beside which the file `fault` plants a fault of tests/support/faulty.py."""
+"""A server, its spans and its checkpoints; the file `fault` next to them plants a fault of tests/support/faulty.py."""
 
 
 @contextlib.contextmanager
 def _faulty(models: Models, root: Path) -> Iterator[Faulty]:
-    """With short timeouts, an API key, sampling by split, and prompts of more than 256 tokens read in parts."""
+    """Starts a server with short timeouts, an API key, sampling by split, and prefill in chunks of 256 tokens."""
     checkpoints = root / "checkpoints"
     shutil.copytree(models.folder(1), checkpoints / "policy-000001")
     shutil.copytree(models.folder(2), checkpoints / "policy-000002")
@@ -127,7 +127,7 @@ def _faulty(models: Models, root: Path) -> Iterator[Faulty]:
 
 
 class Plain:
-    """A vLLM that was started with a Hugging Face id and our `--middleware`, its spans, and the adapters that it may be given."""
+    """A vLLM that was started with a Hugging Face id and our `--middleware`, its spans, and the adapters to swap in."""
 
     def __init__(self, server: RunningServer, sink: OtlpSink, base: Path, checkpoints: Path) -> None:
         self.server, self.sink, self.base, self.checkpoints = server, sink, base, checkpoints
@@ -142,7 +142,7 @@ class Plain:
         return greedy(self.server, 8)
 
     def logprobs(self, version: int, prompt: list[int], completion: list[int]) -> list[float]:
-        """By transformers and peft."""
+        """Computes log-probabilities with transformers and peft."""
         if version in self.peft:
             return adapter_logprobs(self.peft[version], prompt, completion)
         return logprobs_of(self.base, prompt, completion)
@@ -192,4 +192,4 @@ LAUNCHES: Mapping[str, Callable[[Models, Path], AbstractContextManager[Any]]] = 
     "faulty": _faulty,
     "plain": _plain,
 }
-"""By the name of the fixture: given the models and a folder, the server, ready within the block."""
+"""Fixture name → context manager that starts the server, given the models and a folder."""

@@ -1,4 +1,4 @@
-"""Requests under which the policy is changed, and what their answers and spans must say then."""
+"""Traffic during a swap of the policy, and checks of its responses and spans."""
 
 import contextlib
 import random
@@ -17,11 +17,11 @@ __all__ = ["LONG_PROMPT", "check_calls", "greedy", "load"]
 LONG_PROMPT = [(13 * position) % 240 + 10 for position in range(300)]  # more than two blocks of 128 tokens
 
 Answers = Mapping[str, tuple[int, str]]
-"""Response id → status, and the policy version that the answer's header names."""
+"""Response id → status and the policy version in the response header."""
 
 
 def greedy(server: RunningServer, tokens: int = 12) -> tuple[list[int], str]:
-    """Completion of the long prompt, and the version that the answer's header names."""
+    """Returns the completion of the long prompt, and the version in the response header."""
     body = {"model": "policy", "prompt": LONG_PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     status, answer, headers = server.post("/v1/completions", {**body, "return_token_ids": True})
     assert status == 200, answer
@@ -30,7 +30,7 @@ def greedy(server: RunningServer, tokens: int = 12) -> tuple[list[int], str]:
 
 @contextlib.contextmanager
 def load(server: RunningServer, prompt_tokens: int) -> Iterator[Answers]:
-    """Six clients that ask for completions of prompts of about that length until the block ends."""
+    """Runs six clients that request completions of prompts of about that length until the block ends."""
     stop = threading.Event()
     answers: dict[str, tuple[int, str]] = {}
 
@@ -57,7 +57,7 @@ def load(server: RunningServer, prompt_tokens: int) -> Iterator[Answers]:
 def check_calls(
     sink: OtlpSink, answers: Answers, logprobs: Callable[[int, list[int], list[int]], list[float]], sample: int
 ) -> None:
-    """No request failed, no call is mixed, each says the version of its answer, and some are that version's indeed.
+    """Checks that no request failed, no call mixes versions, each names its version, and some really used it.
 
     `logprobs(version, prompt, completion)` computes them independently.
     """

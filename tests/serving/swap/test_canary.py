@@ -1,4 +1,4 @@
-"""The verdict on a swap, from log-probabilities, the prefix cache and what the kernels hold."""
+"""The verdict on a swap, from log-probabilities, the prefix cache and the kernels' contents."""
 
 import math
 
@@ -13,7 +13,7 @@ PARENT = (-RNG.exponential(3.0, 192)).tolist()
 MOVED = [value + change for value, change in zip(PARENT, RNG.normal(0, 0.08, 192), strict=True)]
 HARDLY_MOVED = [value + change for value, change in zip(PARENT, RNG.normal(0, 0.002, 192), strict=True)]
 NOISE = RNG.normal(0, 0.05, 192)
-"""As in bfloat16: at its greatest .15."""
+"""Noise as in bfloat16: at most 0.15."""
 
 
 def canary(new: list[float], parent: list[float], dtype: str = "float32") -> Canary:
@@ -52,7 +52,7 @@ def test_in_float32_every_token_must_agree_up_to_rounding(scored: list[float], s
     assert verdict(canary([-1.0, -20.0], [-1.5, -20.0]), scored).status == status
 
 
-def test_weights_that_hardly_moved_are_told_by_nothing_but_what_the_kernels_hold() -> None:
+def test_barely_changed_weights_are_verified_only_by_the_kernels() -> None:
     report = verdict(canary([-1.0], [-1.00005]), [-1.0])
     assert report.status == "inconclusive"
     assert report.max_abs_change == pytest.approx(5e-5)
@@ -62,7 +62,7 @@ def test_weights_that_hardly_moved_are_told_by_nothing_but_what_the_kernels_hold
 @pytest.mark.parametrize(
     ("dtype", "trainer"), [("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")]
 )
-def test_in_bfloat16_noise_far_above_1e_4_is_let_pass_and_the_parents_weights_are_not(dtype: str, trainer: str) -> None:
+def test_in_bfloat16_noise_far_above_1e_4_is_accepted_and_the_parents_weights_are_not(dtype: str, trainer: str) -> None:
     moved = canary(MOVED, PARENT, trainer)
     fresh, stale = (verdict(moved, noisy(scores), dtype=dtype) for scores in (MOVED, PARENT))
     assert fresh.status == "fresh"
@@ -83,7 +83,7 @@ def test_in_bfloat16_noise_far_above_1e_4_is_let_pass_and_the_parents_weights_ar
         (Loaded(271, ("model.embed_tokens.weight",), 0), "stale"),
     ],
 )
-def test_a_small_update_in_bfloat16_is_decided_by_what_the_kernels_hold(loaded: Loaded | None, status: str) -> None:
+def test_a_small_update_in_bfloat16_is_decided_by_the_kernels(loaded: Loaded | None, status: str) -> None:
     for scores in (HARDLY_MOVED, PARENT):
         report = verdict(canary(HARDLY_MOVED, PARENT), noisy(scores), loaded=loaded, dtype="bfloat16")
         assert report.status == status
@@ -104,7 +104,7 @@ def test_scores_that_are_far_off_are_stale_whatever_the_kernels_hold() -> None:
     assert verdict(canary(MOVED, PARENT), [math.nan, *MOVED[1:]], loaded=whole, dtype="bfloat16").status == "stale"
 
 
-def test_the_users_limit_is_of_the_mean_in_every_dtype() -> None:
+def test_the_users_limit_applies_to_the_mean_in_every_dtype() -> None:
     moved = canary(MOVED, PARENT)
     for dtype in ("float32", "bfloat16"):
         assert verdict(moved, noisy(MOVED), dtype=dtype, tolerance=0.1).status == "fresh"

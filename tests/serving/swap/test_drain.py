@@ -1,4 +1,4 @@
-"""What a swap waits for, and for how long: bodies that do not end, generations that take too long, requests without weights."""
+"""What a swap waits for, and for how long: endless bodies, slow generations, requests that do not use the weights."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ MESSAGES = [{"role": "user", "content": "calc 7"}]
 
 @pytest.fixture
 def served(faulty: Faulty, models: Models) -> Iterator[Faulty]:
-    """With version 0 in service, before and after."""
+    """A server with version 0 in service before and after."""
     server, _, checkpoints = faulty
     publish_base(models, checkpoints)
     yield faulty
@@ -48,7 +48,7 @@ def connected(server: RunningServer) -> Iterator[socket.socket]:
 
 
 def answers(connection: socket.socket, count: int = 1) -> list[int]:
-    """The statuses of `count` answers; fewer where the connection ends."""
+    """Returns the statuses of `count` responses; fewer if the connection ends."""
     data = b""
     while data.count(b"HTTP/1.1 ") < count and (part := connection.recv(65536)):
         data += part
@@ -63,7 +63,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
-def test_bodies_that_do_not_end_hold_no_swap_up_and_get_408(served: Faulty, path: str) -> None:
+def test_endless_bodies_do_not_delay_a_swap_and_get_408(served: Faulty, path: str) -> None:
     server, _, _ = served
     with connected(server) as announced, connected(server) as chunked:
         announced.sendall(head(path, "Content-Length: 1000") + b'{"model"')
@@ -80,7 +80,7 @@ def test_bodies_that_do_not_end_hold_no_swap_up_and_get_408(served: Faulty, path
     assert server.policy()["requests_ended"] == 0
 
 
-def test_a_body_that_takes_its_time_is_answered_by_the_weights_that_are_served_when_it_is_whole(
+def test_a_slow_body_is_answered_by_the_weights_in_service_when_it_is_complete(
     served: Faulty,
 ) -> None:
     server, _, _ = served
@@ -94,7 +94,7 @@ def test_a_body_that_takes_its_time_is_answered_by_the_weights_that_are_served_w
     assert f"{keys.HEADER_POLICY_VERSION}: 1".encode() in answer
 
 
-def test_a_body_is_asked_for_by_100_unless_it_is_too_long_or_the_key_is_wrong(served: Faulty) -> None:
+def test_a_body_is_requested_by_100_unless_it_is_too_long_or_the_key_is_wrong(served: Faulty) -> None:
     server, _, _ = served
     body = json.dumps(COMPLETION).encode()
     expecting = "Expect: 100-continue"
@@ -112,7 +112,7 @@ def test_a_body_is_asked_for_by_100_unless_it_is_too_long_or_the_key_is_wrong(se
         assert answers(connection) == [401]
 
 
-def test_a_client_that_leaves_in_its_body_leaves_nothing_behind(served: Faulty) -> None:
+def test_a_client_that_disconnects_during_its_body_leaves_nothing_behind(served: Faulty) -> None:
     server, _, _ = served
     before = server.policy()
     with connected(server) as connection:
@@ -144,14 +144,14 @@ def stream(server: RunningServer, path: str, body: dict[str, Any], headers: dict
         return answer.status, answer.read().decode()
 
 
-def test_what_outlives_the_drain_time_is_ended_by_name_in_every_protocol(served: Faulty) -> None:
+def test_requests_that_outlast_the_drain_timeout_are_ended_with_the_reason_in_every_protocol(served: Faulty) -> None:
     server, sink, _ = served
     before = server.policy()["requests_ended"]
     asked: list[tuple[str, dict[str, Any]]] = [
         ("/v1/completions", {**LONG, "prompt": PROMPT, "n": 16}),
         ("/v1/chat/completions", {**LONG, "messages": MESSAGES}),
         ("/v1/responses", {"model": "policy", "input": "calc", "max_output_tokens": 900, "ignore_eos": True}),
-        # This protocol has no `ignore_eos`: the most probable tokens of this model go on without an end.
+        # This protocol has no `ignore_eos`: greedy decoding of this model never ends.
         ("/v1/messages", {"model": "policy", "max_tokens": 900, "messages": MESSAGES, "temperature": 0}),
     ]
     parents = [TraceParent(secrets.token_hex(16), secrets.token_hex(8)) for _ in range(2 * len(asked))]
@@ -165,7 +165,7 @@ def test_what_outlives_the_drain_time_is_ended_by_name_in_every_protocol(served:
             for (path, body), headers in zip(asked, traced[len(asked) :], strict=True)
         ]
         wait_until(lambda: server.policy()["in_flight"] == len(traced))
-        time.sleep(0.3)  # each has begun to generate
+        time.sleep(0.3)  # each is generating by now
         status, answer = server.swap("policy-000001", 1)
         assert (status, answer["canary"]["status"]) == (200, "fresh"), answer
         assert 0.5 < answer["seconds"]["drain"] < 5
@@ -205,7 +205,7 @@ def test_requests_that_only_tokenize_are_answered_while_weights_change(served: F
     assert set(statuses) == {200}
 
 
-def test_of_two_swaps_at_once_one_is_told_that_the_server_is_busy(served: Faulty) -> None:
+def test_of_two_concurrent_swaps_one_gets_busy(served: Faulty) -> None:
     server, _, _ = served
     with ThreadPoolExecutor(2) as pool:
         long = pool.submit(server.post, "/v1/completions", {**LONG, "prompt": PROMPT, "n": 16}, KEY)
@@ -220,7 +220,7 @@ def test_of_two_swaps_at_once_one_is_told_that_the_server_is_busy(served: Faulty
         assert (swap.result()[0], long.result()[0]) == (200, 503)
 
 
-def test_a_checkpoint_that_does_not_load_is_no_verdict_of_the_canary(served: Faulty) -> None:
+def test_a_checkpoint_that_does_not_load_is_not_a_canary_verdict(served: Faulty) -> None:
     server, _, checkpoints = served
     (checkpoints.parent / "fault").write_text("broken load")
     try:
@@ -237,7 +237,7 @@ def test_a_checkpoint_that_does_not_load_is_no_verdict_of_the_canary(served: Fau
     ("host", "status"),
     [("policy.example", 200), ("POLICY.example:8000", 200), ("other.example", 400), ("policy.example.evil", 400)],
 )
-def test_a_swap_through_a_name_is_made_if_the_name_is_listed(served: Faulty, host: str, status: int) -> None:
+def test_a_swap_through_a_host_name_is_accepted_if_the_name_is_listed(served: Faulty, host: str, status: int) -> None:
     server, _, _ = served
     told, answer = server.swap("policy-000001", 1, Host=host)
     assert told == status, answer

@@ -1,5 +1,5 @@
-"""One accelerator for trainer and server: the server sleeps while the trainer works. On a CPU vLLM has no memory to give
-back; everything else happens all the same."""
+"""One accelerator for trainer and server: the server sleeps while the trainer works. On a CPU, vLLM has no memory to
+free; everything else is the same."""
 
 import threading
 import time
@@ -41,7 +41,7 @@ def test_a_sleeping_server_holds_requests_and_answers_them_when_it_wakes(stack: 
     assert order(stack, "wake") == (200, {"asleep": False, "version": 0})
 
 
-def test_the_loop_orders_it_to_sleep_and_to_wake(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_puts_it_to_sleep_and_wakes_it(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINSPAN_HOME", str(stack.server.home))
     client = PolicyClient(stack.server.url)
     client.sleep()
@@ -53,7 +53,7 @@ def test_the_loop_orders_it_to_sleep_and_to_wake(stack: Stack, monkeypatch: pyte
         client.sleep()
 
 
-def test_it_waits_for_the_requests_under_way_before_it_sleeps(stack: Stack) -> None:
+def test_it_waits_for_requests_in_flight_before_it_sleeps(stack: Stack) -> None:
     body = {"model": "policy", "prompt": LONG_PROMPT, "max_tokens": 400, "ignore_eos": True}
     answers: list[tuple[int, Any, Any]] = []
     thread = threading.Thread(target=lambda: answers.append(stack.server.post("/v1/completions", body)))

@@ -1,4 +1,4 @@
-"""Exchange of weights under a running server."""
+"""Swaps of the weights of a running server."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def test_after_a_swap_the_new_weights_answer_and_everything_says_so(stack: Stack
     assert canary["max_abs_diff"] <= canary["tolerance"] == 1e-4
     assert canary["max_abs_change"] > 0.1
 
-    # The prompt was cached under the old weights: were the cache not emptied, this would differ.
+    # The prompt was cached with the old weights: if the cache were not cleared, this would differ.
     assert greedy(stack.server) == (greedy_ids(models.folder(1), LONG_PROMPT, 12), "1")
     state = stack.server.policy()
     assert (state["version"], state["checkpoint"], state["open"]) == (1, "policy-000001", True)
@@ -43,7 +43,7 @@ def test_after_a_swap_the_new_weights_answer_and_everything_says_so(stack: Stack
 def test_the_canary_is_marked_internal(stack: Stack) -> None:
     start_ns = time.time_ns()
     assert stack.server.swap("policy-000001", 1)[0] == 200
-    # One prompt before and one after the weights, for the prefix cache, and the three that are scored.
+    # One prompt before and one after the load, for the prefix cache, and the three scored ones.
     spans = stack.sink.wait(5, lambda span: span.start_ns > start_ns)
     assert [(_internal(span), keys.ROLLOUT_ID in span.attributes) for span in spans] == [(True, False)] * 5
 
@@ -61,7 +61,7 @@ def test_swaps_under_load_fail_no_request_and_mix_no_call(stack: Stack, models: 
     check_calls(stack.sink, answers, lambda version, *tokens: logprobs_of(models.folder(version), *tokens), 40)
 
 
-def test_a_swap_waits_for_the_stream_that_is_under_way(stack: Stack) -> None:
+def test_a_swap_waits_for_a_running_stream(stack: Stack) -> None:
     body = {"model": "policy", "prompt": LONG_PROMPT, "max_tokens": 400, "ignore_eos": True}
     answers: list[tuple[int, Any, dict[str, str]]] = []
     thread = threading.Thread(target=lambda: answers.append(stack.server.post("/v1/completions", body)))
@@ -76,7 +76,7 @@ def test_a_swap_waits_for_the_stream_that_is_under_way(stack: Stack) -> None:
     assert (status, headers[keys.HEADER_POLICY_VERSION], told["usage"]["completion_tokens"]) == (200, "0", 400)
 
 
-def test_weights_whose_scores_hardly_changed_are_told_by_the_kernels(stack: Stack, models: Models) -> None:
+def test_weights_with_barely_changed_scores_are_verified_by_the_kernels(stack: Stack, models: Models) -> None:
     folder = _copy(models, 1, 11)
     canary = Canary.read(folder)
     for prompt in canary.prompts:
@@ -88,7 +88,7 @@ def test_weights_whose_scores_hardly_changed_are_told_by_the_kernels(stack: Stac
 
 
 @pytest.mark.parametrize("fault", ["not what the trainer scored", "not a number"])
-def test_a_canary_that_disagrees_brings_the_old_weights_back(stack: Stack, models: Models, fault: str) -> None:
+def test_a_canary_that_disagrees_restores_the_old_weights(stack: Stack, models: Models, fault: str) -> None:
     folder = _copy(models, 1, 12)
     canary = Canary.read(folder)
     canary.prompts[1].logprobs_new[5] += 0.01 if fault != "not a number" else float("nan")

@@ -1,4 +1,4 @@
-"""A second server with a planted fault, short timeouts, an API key and sampling by split; at the end it is killed."""
+"""A server with planted faults, short timeouts, an API key and sampling by split; at the end it is killed."""
 
 import json
 import os
@@ -27,7 +27,7 @@ MESSAGES = [{"role": "user", "content": "calc 7"}]
 
 
 @pytest.mark.parametrize("fault", ["unpacked", "frozen", "forgotten reset"])
-def test_the_canary_is_red_for_tied_heads_left_unpacked_for_frozen_weights_and_for_a_cache_that_was_not_emptied(
+def test_the_canary_fails_for_tied_heads_not_repacked_frozen_weights_and_a_cache_not_cleared(
     faulty: Faulty, models: Models, fault: str
 ) -> None:
     server, _, checkpoints = faulty
@@ -40,7 +40,7 @@ def test_the_canary_is_red_for_tied_heads_left_unpacked_for_frozen_weights_and_f
     if fault == "forgotten reset":
         assert canary["max_abs_diff"] <= canary["tolerance"]  # the weights are right
         assert canary["tensors_differing"] == 0
-        assert canary["cached_tokens"] == 256  # two whole blocks of a prompt of 300 tokens
+        assert canary["cached_tokens"] == 256  # two full blocks of a prompt of 300 tokens
         assert "256 tokens of a prompt were still cached from earlier weights" in answer["error"]
     else:
         assert canary["max_abs_diff"] > 0.1
@@ -53,7 +53,7 @@ def test_the_canary_is_red_for_tied_heads_left_unpacked_for_frozen_weights_and_f
     assert told["choices"][0]["token_ids"] == greedy_ids(models.base, LONG_PROMPT, 8)
 
 
-def test_a_seeded_request_whose_prompt_is_read_in_parts_samples_what_it_samples_otherwise(faulty: Faulty) -> None:
+def test_a_seeded_request_samples_the_same_if_its_prompt_is_prefilled_in_chunks(faulty: Faulty) -> None:
     server, _, _ = faulty
     prompt = LONG_PROMPT[::-1]
     body = {
@@ -73,13 +73,13 @@ def test_a_seeded_request_whose_prompt_is_read_in_parts_samples_what_it_samples_
 
 
 @pytest.mark.parametrize("fault", [None, "unpacked", "frozen"])
-def test_an_update_too_small_for_the_scores_is_told_by_what_the_kernels_hold(
+def test_an_update_too_small_for_the_scores_is_verified_by_the_kernels(
     faulty: Faulty, models: Models, fault: str | None
 ) -> None:
     server, _, checkpoints = faulty
     folder = checkpoints / "policy-000004"
     shutil.copytree(models.base, folder)
-    own = _tensors(models.folder(1)).keys()  # the base has a copy of its tied head besides
+    own = _tensors(models.folder(1)).keys()  # the base also has a copy of its tied head
     file, tensors = folder / "model.safetensors", {n: t for n, t in _tensors(models.base).items() if n in own}
     generator = torch.Generator().manual_seed(0)
     save_file({n: t + 1e-8 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}, file)
@@ -96,13 +96,13 @@ def test_an_update_too_small_for_the_scores_is_told_by_what_the_kernels_hold(
     assert (canary["tensors_equal"], canary["tensors_differing"]) == (len(tensors) - differing, differing)
     assert (status, canary["status"]) == ((409, "stale") if fault else (200, "fresh"))
     if not fault:
-        publish_base(models, checkpoints)  # it stays: what is served is loaded again after faults
+        publish_base(models, checkpoints)  # it stays: the served weights are reloaded after faults
         assert server.swap("policy-000000", 0)[1]["canary"]["status"] == "fresh"
     shutil.rmtree(folder)
 
 
 def _changed(parent: Path, folder: Path) -> int:
-    """Tensors that are not the same to the bit."""
+    """Returns the tensors that are not bit-identical."""
     before, after = _tensors(parent), _tensors(folder)
     return sum(not torch.equal(before[name], after[name]) for name in before.keys() & after.keys())
 
@@ -128,7 +128,7 @@ def test_a_request_held_too_long_gets_503_and_may_be_sent_again(faulty: Faulty) 
     status, told, headers = _chat(server, KEY)
     assert (status, headers["retry-after"]) == (503, "1")
     assert "held this request for 0.2 s because new weights are being loaded" in told["error"]["message"]
-    # The SDK tries again by itself, and the gate has opened by then.
+    # The SDK retries by itself, and the gate is open by then.
     parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
     traced = {"traceparent": str(parent)}
     with openai.OpenAI(base_url=server.url + "/v1", api_key="sesame", default_headers=traced) as client:
@@ -142,7 +142,7 @@ def test_a_request_held_too_long_gets_503_and_may_be_sent_again(faulty: Faulty) 
     assert server.policy()["open"] is True
 
 
-def test_an_engine_that_fails_within_a_generation_leaves_a_call_that_says_so(faulty: Faulty) -> None:
+def test_an_engine_that_fails_during_a_generation_leaves_a_call_marked_as_failed(faulty: Faulty) -> None:
     server, sink, checkpoints = faulty
     parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
     traced = {**KEY, "traceparent": str(parent)}
@@ -154,7 +154,7 @@ def test_an_engine_that_fails_within_a_generation_leaves_a_call_that_says_so(fau
         {**traced, "Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=30) as answer:
-        assert "planted" in answer.read().decode()  # an error within a stream that began with 200
+        assert "planted" in answer.read().decode()  # an error in a stream that started with 200
     status, told, _ = server.post("/v1/chat/completions", body, traced)
     (checkpoints.parent / "fault").unlink()
     assert (status, told["error"]["code"]) == (500, 500)
@@ -162,13 +162,13 @@ def test_an_engine_that_fails_within_a_generation_leaves_a_call_that_says_so(fau
     streamed, whole = sorted(spans, key=lambda span: span.attributes[keys.CALL_INDEX])
     assert [span.attributes[keys.CALL_DELIVERED] for span in (streamed, whole)] == [False, False]
     assert (streamed.status, streamed.attributes[keys.GEN_AI_FINISH_REASONS]) == (2, ["abort"])
-    # Unstreamed, the engine's first output is its last: the tokens are there, the client got an error.
+    # Without streaming, the engine's first output is its last: the tokens exist, but the client got an error.
     assert (whole.status, whole.attributes[keys.GEN_AI_FINISH_REASONS]) == (0, ["length"])
     assert server.policy()["in_flight"] == 0
     assert _chat(server, traced)[0] == 200
 
 
-def test_the_secret_in_url_or_key_stands_for_the_servers_own_key(faulty: Faulty) -> None:
+def test_the_secret_in_url_or_key_serves_as_the_servers_own_key(faulty: Faulty) -> None:
     server, sink, _ = faulty
     parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
     attempts = [
@@ -200,10 +200,12 @@ def test_sampling_of_rollouts_is_set_by_their_split_and_of_other_requests_by_the
         [1.0, 1.0, 0],
         [0.5, 1.0, 0],
         [0.0, 1.0, 0],
-    ]  # vLLM itself clears top_p and top_k where it decodes greedily
+    ]  # vLLM itself clears top_p and top_k if it decodes greedily
 
 
-def test_while_the_collector_is_away_requests_go_on_and_their_spans_come_later(models: Models, stack: Stack) -> None:
+def test_while_the_collector_is_unreachable_requests_are_served_and_their_spans_arrive_later(
+    models: Models, stack: Stack
+) -> None:
     parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
     before = stack.server.policy()
     stack.stop_collector()
@@ -221,7 +223,7 @@ def test_while_the_collector_is_away_requests_go_on_and_their_spans_come_later(m
     assert stack.server.policy()["calls_dropped"] == before["calls_dropped"]
 
 
-def test_after_a_crash_the_last_good_policy_is_served_again_and_calls_are_counted_on(
+def test_after_a_crash_the_last_good_policy_is_served_again_and_call_numbers_continue(
     faulty: Faulty, models: Models
 ) -> None:
     server, sink, checkpoints = faulty
@@ -243,7 +245,7 @@ def test_after_a_crash_the_last_good_policy_is_served_again_and_calls_are_counte
     assert sorted(span.attributes[keys.CALL_INDEX] for span in spans) == [0, 1, 2]
 
 
-def test_when_the_supervisor_is_killed_the_server_goes_too(faulty: Faulty) -> None:
+def test_if_the_supervisor_is_killed_the_server_ends_too(faulty: Faulty) -> None:
     server, _, _ = faulty
     family = _children(server.process.pid)
     family += [grandchild for child in family for grandchild in _children(child)]

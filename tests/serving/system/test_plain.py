@@ -1,4 +1,4 @@
-"""A vLLM that the user starts alone with our `--middleware`, from a Hugging Face id: capture, and LoRA adapters swapped."""
+"""A vLLM started by hand with our `--middleware`, from a Hugging Face id: capture, and swaps of LoRA adapters."""
 
 import json
 import shutil
@@ -61,7 +61,7 @@ def test_swaps_of_adapters_under_load_fail_no_request_hold_none_and_mix_no_call(
     check_calls(plain.sink, answers, plain.logprobs, 20)
 
 
-def test_a_request_under_way_keeps_the_adapter_that_it_began_with(plain: Plain) -> None:
+def test_a_request_in_flight_keeps_the_adapter_that_it_started_with(plain: Plain) -> None:
     assert plain.swap(1)[0] == 200
     body = {"model": "policy", "prompt": LONG_PROMPT, "max_tokens": 400, "ignore_eos": True}
     answers: list[tuple[int, Any, dict[str, str]]] = []
@@ -161,7 +161,7 @@ def test_an_adapter_that_does_not_fit_is_refused_while_the_old_one_serves(
     assert plain.server.policy()["version"] == 1
 
 
-def test_the_canary_is_red_for_an_adapter_that_is_not_the_trainers_and_the_old_one_stays(
+def test_the_canary_fails_for_an_adapter_that_is_not_the_trainers_and_the_old_one_stays(
     plain: Plain, copy: Path
 ) -> None:
     assert plain.swap(1)[0] == 200
@@ -172,15 +172,15 @@ def test_the_canary_is_red_for_an_adapter_that_is_not_the_trainers_and_the_old_o
     assert plain.greedy() == (plain.greedy_by_peft(1), "1")
 
 
-def test_the_canary_is_red_where_the_weights_are_still_the_earlier_ones(plain: Plain, copy: Path) -> None:
+def test_the_canary_fails_if_the_weights_are_still_the_earlier_ones(plain: Plain, copy: Path) -> None:
     assert plain.swap(1)[0] == 200
-    Canary.read(plain.checkpoints / "policy-000002").write(copy)  # the trainer says that they moved
+    Canary.read(plain.checkpoints / "policy-000002").write(copy)  # the trainer says that they changed
     status, answer = plain.swap(9)
     assert (status, answer["canary"]["status"]) == (409, "stale")
     assert plain.server.policy()["version"] == 1
 
 
-def test_full_weights_need_our_worker_and_the_refusal_says_so(plain: Plain) -> None:
+def test_full_weights_need_our_worker_and_the_error_says_so(plain: Plain) -> None:
     status, answer = plain.swap(7)
     assert status == 400
     assert "--worker-extension-cls trainspan_serving.worker.PolicyWorker" in answer["error"]
@@ -188,7 +188,7 @@ def test_full_weights_need_our_worker_and_the_refusal_says_so(plain: Plain) -> N
 
 @pytest.fixture
 def copy(plain: Plain) -> Iterator[Path]:
-    """The first adapter as version 9."""
+    """Copies the first adapter as version 9."""
     folder = plain.checkpoints / "policy-000009"
     shutil.copytree(plain.checkpoints / "policy-000001", folder)
     CheckpointMeta("lora", 9, None, HUB_ID, None).write(folder)
