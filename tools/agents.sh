@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv-agents, the environment of the agents that tests run: frameworks, and of trainspan only the base install.
-# The frameworks' instrumentors, and web frameworks, lie in folders of their own there, so that a test adds them by PYTHONPATH.
+# Creates .venv-agents, the environment of agents in tests: frameworks, and trainspan's base install only.
+# The frameworks' instrumentors, and web frameworks, are in separate folders there; tests add them through PYTHONPATH.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

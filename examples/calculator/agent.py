@@ -1,8 +1,8 @@
-"""A calculator agent on the plain openai SDK: the model asks for one operation at a time, a tool does it, the model answers.
+"""A calculator agent on the plain openai SDK: the model requests one operation at a time from a tool, then answers.
 
     opentelemetry-instrument python agent.py "12+3*4" 24
 
-The optional second argument is the right answer; the agent then reports its reward as a standard OpenTelemetry event.
+The optional second argument is the correct answer; the agent then reports its reward as a standard OpenTelemetry event.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ def calculate(operation: str) -> str:
 
 
 async def solve(task: dict[str, Any]) -> str:
-    """The answer that the model gives to `task["input"]`, or "" if it gives none."""
+    """Returns the model's answer to `task["input"]`, or "" if it gives none."""
     messages: list[Any] = [{"role": "user", "content": task["input"]}]
     for step in range(MAX_CALLS):
         response = await client().chat.completions.create(model="policy", messages=messages, max_tokens=16)

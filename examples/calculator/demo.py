@@ -1,6 +1,6 @@
-"""`make demo`: makes a small model and tasks, runs the whole loop, and says whether the agent got better and the numbers hold.
+"""`make demo`: creates a small model and tasks, runs the loop, and checks that the agent improved and the numbers hold.
 
-Everything under `.trainspan/`; the model and the tasks are made once, an unfinished run is resumed.
+Everything is under `.trainspan/`; the model and the tasks are created once, an unfinished run is resumed.
 Seeds are fixed, but batching in the server is not bit-reproducible: figures differ a little from run to run.
 """
 
@@ -36,13 +36,13 @@ Verdict = tuple[str, bool, str]
 
 
 def task(problem: Problem, name: str, split: str) -> dict[str, Any]:
-    """A line of a task file."""
+    """Returns a line of a task file."""
     operands = [problem.a, problem.b, problem.c]
     return {"id": name, "input": problem.text, "answer": problem.answer, "split": split, "meta": {"operands": operands}}
 
 
 def prepare(workspace: Path, console: Console) -> None:
-    """Writes tasks.jsonl, probe.jsonl and the warmed-up model, where they are missing."""
+    """Writes tasks.jsonl, probe.jsonl and the warmed-up model, if they are missing."""
     workspace.mkdir(parents=True, exist_ok=True)
     if not (workspace / "probe.jsonl").exists():
         streams = {part: problems(part, SEED) for part in ("train", "heldout", "probe")}  # type: ignore[arg-type]
@@ -56,28 +56,28 @@ def prepare(workspace: Path, console: Console) -> None:
     if not (workspace / "model").exists():
         began = time.monotonic()
         with console.status(
-            "making a model from scratch: tokenizer, 0.64 million weights, supervised warm-up (about a minute)"
+            "creating a model from scratch: tokenizer, 0.64 million weights, supervised warm-up (about a minute)"
         ):
             made = subprocess.run(
                 [sys.executable, str(HERE / "policy.py"), str(workspace / ".model")],
-                env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},  # threads that spin double the time on a busy machine
+                env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},  # spinning threads double the time on a busy machine
                 capture_output=True,
                 text=True,
                 check=False,
             )
         if made.returncode != 0:
             sys.exit(
-                f"trainspan: the model could not be made: {(made.stderr.strip().splitlines() or ['no message'])[-1]}"
+                f"trainspan: creating the model failed: {(made.stderr.strip().splitlines() or ['no message'])[-1]}"
             )
         (workspace / ".model").rename(workspace / "model")
         loss = json.loads(made.stdout.strip().splitlines()[-1])["loss"]
         console.print(
-            f"model made in {time.monotonic() - began:.0f} s (loss {loss:.3f})", highlight=False, soft_wrap=True
+            f"model created in {time.monotonic() - began:.0f} s (loss {loss:.3f})", highlight=False, soft_wrap=True
         )
 
 
 def check_ports() -> None:
-    """Exits with one line where something else listens on a port that the loop needs."""
+    """Exits with one line if something else listens on a port that the loop needs."""
     settings = load_settings(CONFIG, os.environ)
     wanted = [("policy server", settings.serving.host, settings.serving.port, "TRAINSPAN_SERVING__PORT")]
     if running_collector(store_path(settings.collector.store)) is None:
@@ -114,7 +114,7 @@ def run_loop(rounds: int | None, heldout: int, control: bool) -> Path:
     try:
         output, _ = process.communicate()
     except KeyboardInterrupt:
-        process.wait()  # the loop got the same Ctrl-C, ended its children and said so
+        process.wait()  # the loop got the same Ctrl-C, ended its children and reported that
         sys.exit(130)
     if not output.strip():
         sys.exit(process.returncode or 1)
@@ -122,7 +122,7 @@ def run_loop(rounds: int | None, heldout: int, control: bool) -> Path:
 
 
 def operands(path: Path) -> set[tuple[int, ...]]:
-    """Operand combinations of a task file."""
+    """Returns the operand combinations in a task file."""
     return {tuple(json.loads(line)["meta"]["operands"]) for line in path.read_text().splitlines()}
 
 
@@ -132,7 +132,7 @@ def separate(lower: tuple[float, float] | None, upper: tuple[float, float] | Non
 
 
 def verdicts(folder: Path, records: list[dict[str, Any]], heldout: int, control: bool, whole: bool) -> list[Verdict]:
-    """Everything that must hold for exit code 0."""
+    """Returns all checks that must pass for exit code 0."""
     evals = sorted(
         (r for r in records if r["kind"] == "eval" and r["name"] == "validation"), key=lambda r: int(r["round"])
     )

@@ -1,4 +1,4 @@
-"""Makes the calculator's model from scratch: trains a tokenizer, builds a small Llama, warms it up on demonstrations.
+"""Creates the calculator's model from scratch: trains a tokenizer, builds a small Llama, warms it up on demonstrations.
 
 python policy.py MODEL_DIR
 """
@@ -17,7 +17,7 @@ from problems import demonstration, problems
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-# Each message ends as the model would end it, so that a conversation's tokens are a prefix of its continuation's.
+# Each message ends as the model would end it, so that the tokens of a conversation are a prefix of its continuation.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') + '<|im_end|>' + '\n' }}"
@@ -30,7 +30,7 @@ LEARNING_RATE = 3e-3
 
 
 def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with single digits, about 290 tokens."""
+    """Trains a byte-level BPE tokenizer with single digits, about 290 tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -56,7 +56,7 @@ def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
-    """0.64 million parameters, float32, untied embeddings, context 512."""
+    """Builds a Llama with 0.64 million parameters, float32, untied embeddings, context 512."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -75,7 +75,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless (ids, labels) of shape (BATCH, T); labels are -100 but on the assistant's own tokens."""
+    """Yields (ids, labels) of shape (BATCH, T) endlessly; labels are -100 except on the assistant's own tokens."""
     generator, source = random.Random(seed), problems("train", seed)
     start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     assistant = tokenizer.encode("assistant\n")
@@ -92,7 +92,7 @@ def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[tor
 
 
 def own_tokens(ids: list[int], start: int, end: int, assistant: list[int]) -> list[int]:
-    """Labels (T,): the tokens of assistant turns including their end, -100 elsewhere."""
+    """Returns labels (T,): the tokens of assistant turns including their end, -100 elsewhere."""
     header = [start, *assistant]
     labels, inside = [-100] * len(ids), False
     for position, token in enumerate(ids):
@@ -113,7 +113,7 @@ def warm_up(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: i
         rate = LEARNING_RATE * min(1.0, (step + 1) / 20) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
         for group in optimizer.param_groups:
             group["lr"] = rate
-        # Padding is on the right and attention causal: no mask is needed.
+        # Padding is on the right and attention is causal: no mask is needed.
         loss: Any = model(input_ids=ids, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,7 +1,7 @@
-"""Problems for the calculator agent, and the demonstrations that its model starts from.
+"""Problems for the calculator agent, and the demonstrations for its model's warm-up.
 
-A problem is `a∘b∘c` with a in 1..99, b and c in 2..9, where every intermediate result is a whole number.
-A combination of operands belongs to training or to the hold-out, by a hash: no combination is in both.
+A problem is `a∘b∘c` with a in 1..99 and b and c in 2..9; every intermediate result is a whole number.
+A hash assigns each combination of operands to training or to the hold-out: no combination is in both.
 The hard probe uses operator pairs that never occur in training.
 """
 
@@ -37,7 +37,7 @@ class Problem:
         return hashlib.sha256(f"{self.a},{self.b},{self.c}".encode()).digest()[0] % 5 == 0
 
     def steps(self, *, right_order: bool = True) -> list[tuple[str, str]]:
-        """The two operations and their results, multiplication and division first (or the other way round)."""
+        """Returns the two operations with results, multiplication and division first (or the other way around)."""
         first, second = self.pair
         right_first = (second in "*/" and first in "+-") == right_order
         if right_first:
@@ -60,7 +60,7 @@ class Problem:
 
 @functools.cache
 def space(part: Part) -> tuple[Problem, ...]:
-    """All problems of one part of the task space."""
+    """Returns all problems of one part of the task space."""
     pairs = PROBE_PAIRS if part == "probe" else TRAIN_PAIRS
     every = (
         Problem(a, b, c, pair) for a in range(1, 100) for b in range(2, 10) for c in range(2, 10) for pair in pairs
@@ -69,16 +69,16 @@ def space(part: Part) -> tuple[Problem, ...]:
 
 
 def problems(part: Part, seed: int) -> Iterator[Problem]:
-    """An endless stream of problems of one part, in random order; each comes once before any comes again."""
+    """Yields problems of one part endlessly, in random order; each occurs once before any repeats."""
     generator = random.Random(f"{part}-{seed}")
     while True:
         yield from generator.sample(space(part), len(space(part)))
 
 
 def demonstration(problem: Problem, generator: random.Random) -> list[dict[str, str]]:
-    """A conversation that an imperfect calculator user might have had.
+    """Returns a conversation of an imperfect calculator user.
 
-    25 % right, 37.5 % in the wrong order, 37.5 % that stop after the first step; 3 % of the words have a slip.
+    25 % are right, 37.5 % use the wrong order, 37.5 % stop after the first step; 3 % of the operations contain a slip.
     """
     kind = generator.choices(("right", "wrong order", "stops early"), (0.25, 0.375, 0.375))[0]
     steps = problem.steps(right_order=kind != "wrong order")

@@ -1,4 +1,4 @@
-"""One AutoGen agent, which ends its work by handing over to the user."""
+"""One AutoGen agent, which finishes by handing over to the user."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""One agent with the openai package alone."""
+"""One agent with only the openai package."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from warehouse import CLERK, LIMIT, REQUEST, TASK, Warehouse, arguments
 
 
 def tool(name: str, **parameters: list[str]) -> dict[str, Any]:
-    """A tool's definition; parameters are given by the values that they may have."""
+    """Returns a tool's definition; each parameter is given by its allowed values."""
     schema = {
         "type": "object",
         "properties": {key: {"type": "string", "enum": values} for key, values in parameters.items()},
@@ -28,7 +28,7 @@ def first_messages() -> list[dict[str, Any]]:
 
 
 def joined(chunks: Iterable[Any]) -> dict[str, Any]:
-    """The message that streamed chunks are of."""
+    """Joins streamed chunks into their message."""
     call: dict[str, Any] = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
     for chunk in chunks:
         for delta in (chunk.choices[0].delta.tool_calls or []) if chunk.choices else []:
@@ -39,7 +39,7 @@ def joined(chunks: Iterable[Any]) -> dict[str, Any]:
 
 
 def carry_out(warehouse: Warehouse, messages: list[dict[str, Any]], answer: dict[str, Any]) -> bool:
-    """Does what the model asked for; whether there is more to do."""
+    """Runs the requested tool; returns False if the work is finished."""
     (call,) = answer["tool_calls"]
     if call["function"]["name"] == "finish":
         return False

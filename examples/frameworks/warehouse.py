@@ -1,7 +1,7 @@
-"""The task that every framework here does: look into boxes, and pack what is worth it.
+"""The task of all framework examples: look into boxes, and pack one.
 
-`look` and `pack` are the tools, `finish` ends the work. The reward is the greatest weight found, plus .5 for a box that
-was packed in fitting paper.
+`look` and `pack` are the tools, `finish` ends the work. The reward is the highest weight found, plus 0.5 for a box
+packed in suitable paper.
 """
 
 import argparse
@@ -20,13 +20,13 @@ PLANNER = "You plan. Look into boxes, then hand over to the packer."
 PACKER = "You pack boxes in thin or thick paper, then finish."
 
 REQUEST = {"tool_choice": "required", "parallel_tool_calls": False, "seed": 22}
-"""What goes with every model request: exactly one tool call in each answer, and the same at every run."""
+"""Extra fields of every model request: exactly one tool call per response, and the same in every run."""
 LIMIT = 12
-"""Greatest number of tool calls of an agent."""
+"""Maximum number of tool calls of an agent."""
 
 
 class Warehouse:
-    """The boxes, and what was done with them."""
+    """The boxes, and the actions on them."""
 
     def __init__(self) -> None:
         self.done: list[tuple[str, ...]] = []
@@ -42,20 +42,20 @@ class Warehouse:
         return "packed"
 
     def reward(self) -> float:
-        """See the module."""
+        """Returns the reward described in the module docstring."""
         looked = [WEIGHTS[step[1]] for step in self.done if step[0] == "look"]
         fitting = [step for step in self.done if step[0] == "pack" and (step[2] == "thick") == (WEIGHTS[step[1]] > 6)]
         return max(looked, default=0) + 0.5 * bool(fitting)
 
     def close(self) -> None:
-        """Gives the reward as OpenTelemetry's standard event, and prints what was done."""
+        """Sends the reward as OpenTelemetry's standard event, and prints the actions."""
         event = {"gen_ai.evaluation.name": "reward", "gen_ai.evaluation.score.value": self.reward()}
         trace.get_current_span().add_event("gen_ai.evaluation.result", event)
         print(json.dumps({"done": self.done, "reward": self.reward()}))
 
 
 def arguments() -> argparse.Namespace:
-    """What all programs here take."""
+    """Parses the options of all programs here."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--asynchronous", action="store_true")
     parser.add_argument("--stream", action="store_true")
