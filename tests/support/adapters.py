@@ -1,4 +1,4 @@
-"""LoRA adapters on a tiny model, made by peft, as checkpoints with a canary by peft's own forward pass."""
+"""LoRA adapters on a tiny model, created by peft, as checkpoints with a canary from peft's own forward pass."""
 
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 def make_adapter(
     base: Path, folder: Path, version: int, *, seed: int, rank: int = 4, parent: Path | None = None
 ) -> Any:
-    """Writes an adapter with random weights and its canary; the peft model, for `adapter_logprobs`.
+    """Writes an adapter with random weights and its canary; returns the peft model for `adapter_logprobs`.
 
-    The canary's earlier log-probabilities are those of `base`, or of the adapter in `parent`.
+    The canary's parent log-probabilities are those of `base`, or of the adapter in `parent`.
     """
     import torch
     from peft import LoraConfig, get_peft_model
@@ -40,14 +40,14 @@ def make_adapter(
 
 
 def load_adapter(base: Path, folder: Path) -> Any:
-    """The full model with the adapter on it."""
+    """Loads the full model with the adapter on it."""
     from peft import PeftModel
 
     return PeftModel.from_pretrained(_load(base), str(folder)).eval()
 
 
 def adapter_logprobs(model: Any, prompt_ids: list[int], completion_ids: list[int]) -> list[float]:
-    """(C,) log-probabilities at temperature 1 of `completion_ids` after `prompt_ids`, by a float32 forward pass."""
+    """Returns (C,) log-probabilities of `completion_ids` after `prompt_ids`, from a float32 pass at temperature 1."""
     import torch
 
     with torch.inference_mode():

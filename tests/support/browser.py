@@ -1,4 +1,4 @@
-"""A headless Chromium for tests that look at a page as a user's browser does."""
+"""A headless Chromium for tests that view a page as a user's browser does."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def find_chromium() -> str:
-    """Its path; where there is none, Debian's is installed, which needs root. Fails the test where neither works."""
+    """Returns its path; installs Debian's if there is none, which needs root. Fails the test if neither works."""
     for attempt in range(2):
         if path := next((found for name in NAMES if (found := shutil.which(name))), None):
             return path
@@ -23,7 +23,7 @@ def find_chromium() -> str:
 
 
 def dump_dom(chromium: str, page: Path, profile: Path) -> str:
-    """The document as HTML after the page was loaded and its scripts, if any ran, have run."""
+    """Returns the document as HTML after the page has loaded and its scripts have run."""
     command = [
         *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
         *(f"--user-data-dir={profile}", "--virtual-time-budget=2000", "--dump-dom", page.as_uri()),

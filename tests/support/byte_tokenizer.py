@@ -1,4 +1,4 @@
-"""A tokenizer with one token per byte, ChatML marks included; enough to decode, and made at once."""
+"""A tokenizer with one token per byte, plus the ChatML tokens; enough to decode, and created instantly."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def make_byte_tokenizer(folder: Path) -> Path:
 
 
 def encode(model: str | Path, text: str) -> list[int]:
-    """The ids of `text`."""
+    """Returns the ids of `text`."""
     from tokenizers import Tokenizer
 
     ids: list[int] = Tokenizer.from_file(str(Path(model) / "tokenizer.json")).encode(text).ids

@@ -16,7 +16,7 @@ def _load(folder: Path) -> Any:
 
 
 def logprobs_of(folder: Path, prompt_ids: list[int], completion_ids: list[int]) -> list[float]:
-    """(C,) log-probabilities at temperature 1 of `completion_ids` after `prompt_ids`, by a float32 forward pass."""
+    """Returns (C,) log-probabilities of `completion_ids` after `prompt_ids`, from a float32 pass at temperature 1."""
     import torch
 
     model = _load(folder)
@@ -28,7 +28,7 @@ def logprobs_of(folder: Path, prompt_ids: list[int], completion_ids: list[int]) 
 
 
 def greedy_ids(folder: Path, prompt_ids: list[int], count: int) -> list[int]:
-    """The `count` tokens that greedy decoding gives after `prompt_ids`, end of turn or not."""
+    """Returns `count` greedily decoded tokens after `prompt_ids`, ignoring the end of the turn."""
     import torch
 
     model = _load(folder)
@@ -40,7 +40,7 @@ def greedy_ids(folder: Path, prompt_ids: list[int], count: int) -> list[int]:
 
 
 def canary_tokens(prompt_tokens: int = 300, completion_tokens: int = 64) -> list[tuple[list[int], list[int]]]:
-    """Three prompts longer than two cache blocks, each with its completion."""
+    """Returns three prompts longer than two cache blocks, each with its completion."""
     pairs = []
     for number in range(3):
         ids = [(7 * number + 11 * position) % 250 + 5 for position in range(prompt_tokens + completion_tokens)]
@@ -49,7 +49,7 @@ def canary_tokens(prompt_tokens: int = 300, completion_tokens: int = 64) -> list
 
 
 def write_checkpoint_files(folder: Path, version: int, parent: Path) -> None:
-    """Adds metadata and a canary of three prompts to a model folder, with the weights in `parent` as the earlier ones."""
+    """Adds metadata and a canary of three prompts to a model folder, with the parent's weights in `parent`."""
     CheckpointMeta("full", version, parent.name, str(parent), None).write(folder)
     prompts = []
     for prompt, completion in canary_tokens():

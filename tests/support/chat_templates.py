@@ -1,4 +1,4 @@
-"""Real chat templates rendered as vLLM renders them, and what vLLM's tool parser makes of an answer."""
+"""Real chat templates rendered like vLLM, and answers parsed like vLLM's tool parser."""
 
 import importlib.util
 import json
@@ -13,7 +13,7 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type":
 
 
 def trl_template(name: str) -> str:
-    """A published model's template, as TRL ships it."""
+    """Returns a published model's template, as shipped with TRL."""
     spec = importlib.util.find_spec("trl")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -21,7 +21,7 @@ def trl_template(name: str) -> str:
 
 
 def render(template: str, messages: Sequence[Message]) -> str:
-    """The prompt for the next answer, with TOOLS."""
+    """Returns the prompt for the next answer, with TOOLS."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     rendered: Any = render_jinja_template(
@@ -35,7 +35,7 @@ def tool_call(name: str, arguments: Any, id_: str = "chatcmpl-tool-1a2b3c4d") ->
 
 
 def parsed(answer: str) -> Message:
-    """The message that vLLM's parser `hermes` makes of an answer, with arguments as its renderer hands them to the template.
+    """Returns an answer as parsed by vLLM's `hermes`, with arguments as vLLM's renderer passes them to the template.
 
     test_chat_templates.py compares it with the parser.
     """

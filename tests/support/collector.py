@@ -27,7 +27,7 @@ METRICS = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 
 ANY_PORT = "127.0.0.1:0"
 _tokens: dict[str, str] = {}
-"""HOST:PORT of OTLP/gRPC → the runner's token in the address file, of the collectors that were remembered."""
+"""HOST:PORT of OTLP/gRPC → the runner's token in the address file, for remembered collectors."""
 
 Attribute = str | bool | int | float | bytes | list[Any] | dict[str, Any] | None
 
@@ -38,13 +38,13 @@ class CollectorProcess:
     def __init__(
         self, store: Path, *arguments: str, faults: Path | None = None, log: str = "ERROR", **settings: object
     ) -> None:
-        """`faults` is a folder whose `sitecustomize.py` the process runs first (tests/support/faults.py)."""
+        """`faults` is a folder with a `sitecustomize.py` that the process runs first (tests/support/faults.py)."""
         self.store = store
         self.process = spawn_collector(store, *arguments, faults=faults, log=log, **settings)
         self.address = _wait_until_ready(store, self.process)
 
     def batcher_processes(self) -> list[int]:
-        """The process that makes rows, if there is one."""
+        """Returns the pids of the batcher process, if it is running."""
         tasks = Path(f"/proc/{self.process.pid}/task")
         children = [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
         return [pid for pid in children if b"batcher_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
@@ -61,7 +61,7 @@ class CollectorProcess:
 def spawn_collector(
     store: Path, *arguments: str, faults: Path | None = None, log: str = "ERROR", **settings: object
 ) -> "subprocess.Popen[str]":
-    """The process alone, ready or not."""
+    """Starts the process without waiting until it is ready."""
     python_path = [str(faults)] if faults else []
     python_path += [path for path in [os.environ.get("PYTHONPATH")] if path]
     environment = {f"TRAINSPAN_COLLECTOR__{key.upper()}": str(value) for key, value in settings.items()}
@@ -86,7 +86,7 @@ def spawn_collector(
 def running(
     store: Path, *arguments: str, faults: Path | None = None, log: str = "ERROR", **settings: object
 ) -> Iterator[CollectorProcess]:
-    """A collector for the time of the block."""
+    """Runs a collector within the block."""
     collector = CollectorProcess(store, *arguments, faults=faults, log=log, **settings)
     try:
         yield collector
@@ -112,7 +112,7 @@ def _wait_until_ready(store: Path, process: "subprocess.Popen[str]", timeout_s: 
 
 @contextmanager
 def channel(address: StoreAddress) -> Iterator[grpc.Channel]:
-    """To its OTLP listener, as the runner."""
+    """Opens a channel to its OTLP listener, as the runner."""
     with open_channel(address) as opened:
         yield opened
 
@@ -120,7 +120,7 @@ def channel(address: StoreAddress) -> Iterator[grpc.Channel]:
 def open_channel(
     address: StoreAddress, *, token: str | None = None, options: Sequence[tuple[str, Any]] = ()
 ) -> grpc.Channel:
-    """With a token on every call: that of its address file, which is a runner's, or the one given; none where it is ""."""
+    """Adds a token to every call: the runner's from its address file, or the given one; none if that is ""."""
     all_options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1), *options]
     opened = grpc.insecure_channel(str(address.grpc), options=all_options)
     shown = address.token if token is None else token
@@ -145,7 +145,7 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.StreamUnaryClientIntercepto
 
 
 class _Details(NamedTuple):
-    """What grpc.ClientCallDetails is to have."""
+    """The fields of grpc.ClientCallDetails."""
 
     method: str
     timeout: float | None
@@ -156,7 +156,7 @@ class _Details(NamedTuple):
 
 
 def export(address: StoreAddress, *spans: Span, resource: Mapping[str, Attribute] | None = None) -> bytes:
-    """Sends spans as one request; the raw response."""
+    """Sends spans as one request; returns the raw response."""
     return send(address, TRACES, trace_request(*spans, resource=resource).SerializeToString())
 
 
@@ -181,7 +181,7 @@ def trace_request(*spans: Span, resource: Mapping[str, Attribute] | None = None)
 
 
 def span(trace: int, number: int, attributes: Mapping[str, Attribute] | None = None, **fields: Any) -> Span:
-    """A span with ids made of two numbers."""
+    """Returns a span with ids made from two numbers."""
     given = {"name": "s", "start_time_unix_nano": 1_000, "end_time_unix_nano": 2_000, **fields}
     return Span(trace_id=trace_id(trace), span_id=span_id(number), attributes=key_values(attributes or {}), **given)
 
@@ -224,29 +224,29 @@ def any_value(value: Attribute) -> AnyValue:
 
 
 def get(address: StoreAddress, ticket: object) -> pa.Table:
-    """The answer to a Flight ticket."""
+    """Returns the response to a Flight ticket."""
     with flight.connect(f"grpc://{address.flight}") as client:
         return client.do_get(flight.Ticket(json.dumps(ticket).encode()), call_options(address)).read_all()
 
 
 def remember(address: StoreAddress) -> None:
-    """From now on `runner_metadata` knows this collector's token."""
+    """Registers this collector's token for `runner_metadata`."""
     _tokens[str(address.grpc)] = str(address.token)
 
 
 def runner_metadata(grpc_address: str) -> list[tuple[str, str]]:
-    """gRPC metadata by which a remembered collector takes a sender for the runner."""
+    """Returns gRPC metadata that identifies the sender as the runner to a remembered collector."""
     token = _tokens.get(grpc_address)
     return [("authorization", f"Bearer {token}")] if token else []
 
 
 def call_options(address: StoreAddress) -> flight.FlightCallOptions:
-    """For calls of a Flight client: those of who can read the address file."""
+    """Returns Flight call options with the token from the address file."""
     return flight.FlightCallOptions(headers=address.endpoint.call_headers)
 
 
 def read(address: StoreAddress, name: str, **parameters: object) -> list[dict[str, Any]]:
-    """The rows of a named read, in order of `seq` where they have one."""
+    """Returns the rows of a named read, in order of `seq` if they have one."""
     rows: list[dict[str, Any]] = get(address, {"read": name, "parameters": parameters}).to_pylist()
     return sorted(rows, key=lambda row: row.get("seq", 0))
 

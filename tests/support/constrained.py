@@ -1,4 +1,4 @@
-"""Constrained calls as a policy server recorded them, scored as the trainer scores them."""
+"""Constrained calls as recorded by a policy server, scored as by the trainer."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,14 +31,14 @@ class Scorer:
         self.replayer = Replayer(size, lambda: serialized_tokenizer(tokenizer, size))
 
     def replayed(self, *spans: ReceivedSpan) -> list[Limits]:
-        """What limited the tokens of each call."""
+        """Returns the constraint of each call's tokens."""
         made = self.replayer.replay(_constrained(number, span) for number, span in enumerate(spans))
         assert not made.dropped, (made.dropped, [constraint(span) for span in spans])
         return [made.limits[number] for number in range(len(spans))]
 
     @torch.no_grad()
     def logprobs(self, span: ReceivedSpan, limits: Limits | None) -> Any:
-        """(C,) of the completion, by the trainer's head."""
+        """Returns the completion's log-probabilities (C,), from the trainer's head."""
         prompt, ids = (decode_ids(span.attributes[key]) for key in (keys.PROMPT_TOKEN_IDS, keys.COMPLETION_TOKEN_IDS))
         return score(
             self.model,
@@ -52,7 +52,7 @@ class Scorer:
 
     @torch.no_grad()
     def tree_logprobs(self, spans: Sequence[ReceivedSpan]) -> list[Any]:
-        """(C,) of each completion, forwarded together as one prefix tree."""
+        """Returns the log-probabilities (C,) of each completion, forwarded together as one prefix tree."""
         calls = [_call(number, *both) for number, both in enumerate(zip(spans, self.replayed(*spans), strict=True))]
         rows = make_sequences(calls, merge=True)
         (cut,) = shared(rows, 2**20, TreeCost(0.0))
@@ -75,7 +75,7 @@ def _constrained(number: int, span: ReceivedSpan) -> ConstrainedCall:
 
 
 def _call(number: int, span: ReceivedSpan, limits: Limits) -> Call:
-    """The only call of a rollout."""
+    """Returns the only call of a rollout."""
     said = span.attributes
     return Call(
         number=number,

@@ -1,4 +1,4 @@
-"""Writes dataset folders after the contract `trainspan_schemas.dataset`, and rollouts to put there."""
+"""Writes dataset folders according to `trainspan_schemas.dataset`, and generates rollouts for them."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from trainspan_schemas.dataset import COLUMNS, DATASET_VERSION, MANIFEST, about_
 
 @dataclass(frozen=True, slots=True)
 class LoggedCall:
-    """One row of a dataset; fields as the columns of the same name."""
+    """One row of a dataset; the fields are the columns of the same name."""
 
     rollout_id: str
     prompt_ids: list[int]
@@ -42,7 +42,7 @@ def write_dataset(
     policy: str | None = "policy",
     base: str | None = None,
 ) -> Path:
-    """Writes `round-NNNN/` with one Parquet part, and its manifest beside it; the folder."""
+    """Writes `round-NNNN/` with one Parquet part, and its manifest next to it; returns the folder."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -74,12 +74,12 @@ def write_dataset(
 
 
 def as_version_2(folder: Path) -> Path:
-    """Turns a dataset into one of version 2, without what constrained calls have."""
+    """Turns a dataset into version 2, without the columns of constrained calls."""
     return _as_version(folder, 2, ["constraint", "constraint_start"])
 
 
 def as_version_1(folder: Path) -> Path:
-    """Turns a dataset into one of version 1: all in one folder `round=NNNN`, and no column `rollout_reward`."""
+    """Turns a dataset into version 1: everything in one folder `round=NNNN`, without the column `rollout_reward`."""
     folder = _as_version(folder, 1, ["constraint", "constraint_start", "rollout_reward"])
     about = about_dir(folder)
     manifest = json.loads((about / MANIFEST).read_text())
@@ -134,9 +134,9 @@ def sample_rollouts(
     version: int = 0,
     seed: int = 0,
 ) -> list[LoggedCall]:
-    """Rollouts of several turns: tokens drawn at random, log-probabilities as `model` (float32 or float64) gives them.
+    """Returns rollouts of several turns: random tokens, log-probabilities from `model` (float32 or float64).
 
-    Each turn continues the one before; lengths vary by some tokens. Advantages are +1 and −1 in turn.
+    Each turn continues the previous one; lengths vary by a few tokens. Advantages alternate between +1 and −1.
     """
     rng = np.random.default_rng(seed)
     vocabulary = model.config.vocab_size
@@ -168,7 +168,7 @@ def sample_rollouts(
 
 
 def logprobs_of(model: Any, prompt: Sequence[int], completion: Sequence[int], temperature: float = 1.0) -> list[float]:
-    """Log-probabilities (C,) of the completion, from the model's plain logits over one unpadded sequence."""
+    """Returns the completion's log-probabilities (C,), from the model's plain logits over one unpadded sequence."""
     import torch
 
     with torch.no_grad():

@@ -1,6 +1,6 @@
-"""An independent record of what vLLM's engine generated: middleware for tests, innermost around `engine.generate`.
+"""An independent record of the generations of vLLM's engine: test middleware, innermost around `engine.generate`.
 
-One JSON line for each finished choice, into the file that ENGINE_RECORD names. It shares no code with capture: the
+Writes one JSON line per finished choice to the file named by ENGINE_RECORD. It shares no code with capture: the
 log-probability of a token is looked up by the token's own id.
 """
 
@@ -15,7 +15,7 @@ _client: contextvars.ContextVar[str] = contextvars.ContextVar("client", default=
 
 
 class EngineRecorder:
-    """`--middleware tests.support.engine_record.EngineRecorder`, after ours: it is then the first to reach the engine."""
+    """`--middleware tests.support.engine_record.EngineRecorder`, after ours, so that it is closest to the engine."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app = app

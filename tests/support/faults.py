@@ -1,6 +1,6 @@
-"""Faults under a real collector: a small disk, a slow disk, a clock that jumps, a loader that hangs.
+"""Faults under a real collector: a small disk, a slow disk, a jumping clock, a hanging loader.
 
-Slow disk and clock are put between the interpreter and the system calls of the collector's process, by a
+The slow disk and the clock are inserted between the interpreter and the system calls of the collector's process by a
 `sitecustomize.py` that it runs first; the disk written to is the real one.
 """
 
@@ -14,7 +14,7 @@ __all__ = ["hanging_loader", "jumping_clock", "reopening_loader", "slow_disk", "
 
 @contextmanager
 def small_disk(folder: Path, size_mib: int) -> Iterator[Path]:
-    """A file system of its own of that size, mounted at `folder`. Needs the right to mount."""
+    """Mounts a separate file system of the given size at `folder`. Needs the right to mount."""
     folder.mkdir()
     options = f"size={size_mib}m,mode=700"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True, timeout=10)
@@ -25,12 +25,12 @@ def small_disk(folder: Path, size_mib: int) -> Iterator[Path]:
 
 
 def grow(folder: Path, size_mib: int) -> None:
-    """Gives the file system mounted at `folder` more room."""
+    """Enlarges the file system mounted at `folder`."""
     subprocess.run(["mount", "-o", f"remount,size={size_mib}m", str(folder)], check=True, timeout=10)
 
 
 def slow_disk(folder: Path, *, sync_s: float, mib_per_s: float) -> Path:
-    """A disk that takes `sync_s` for each sync of the journal and writes no faster than that."""
+    """A disk that takes `sync_s` for each sync of the journal, plus the time of its writes at `mib_per_s`."""
     return _faults(
         folder,
         f"""
@@ -55,7 +55,7 @@ os.writev, os.fdatasync = counted_writev, slow_fdatasync
 
 
 def jumping_clock(folder: Path) -> Path:
-    """A wall clock that is ahead by the seconds in the file `folder`/offset_s."""
+    """A wall clock that runs ahead by the seconds in the file `folder`/offset_s."""
     (folder / "offset_s").parent.mkdir(exist_ok=True)
     (folder / "offset_s").write_text("0")
     return _faults(
@@ -75,7 +75,7 @@ time.time = lambda: jumping_time_ns() / 1e9
 
 
 def hanging_loader(folder: Path) -> Path:
-    """A loader that loads nothing: what is acknowledged stays in the journal."""
+    """A loader that loads nothing: acknowledged requests stay in the journal."""
     return _faults(
         folder,
         """
@@ -88,7 +88,7 @@ loader.load = lambda *arguments: threading.Event().wait()
 
 
 def reopening_loader(folder: Path) -> Path:
-    """A loader that finds the database unusable at its first batch: the store is opened again. Then `folder`/reopened exists."""
+    """A loader whose database fails at the first batch: the store is reopened, and `folder`/reopened exists."""
     return _faults(
         folder,
         f"""
@@ -109,7 +109,7 @@ loader.load = load_after_reopening
 
 
 def slow_loader(folder: Path, *, batch_s: float) -> Path:
-    """A loader that takes `batch_s` longer for each batch."""
+    """A loader that takes `batch_s` longer per batch."""
     return _faults(
         folder,
         f"""

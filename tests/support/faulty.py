@@ -1,8 +1,8 @@
-"""Planted faults for a policy server: the file named by `TRAINSPAN_TEST_FAULT` says which one holds now.
+"""Planted faults for a policy server: the file named by `TRAINSPAN_TEST_FAULT` contains the active one.
 
-`unpacked`: weights are reloaded as plain vLLM does, without packing the output head anew. `frozen`: they are not reloaded
-at all. `forgotten reset`: the prefix cache is not emptied, though the server is told that it was. `broken generation`:
-every generation fails after its first output. `broken load`: weights cannot be loaded, but for those of version 0.
+`unpacked`: weights are reloaded as in plain vLLM, without repacking the output head. `frozen`: they are not reloaded
+at all. `forgotten reset`: the prefix cache is not cleared, although it reports success. `broken generation`:
+every generation fails after its first output. `broken load`: no weights can be loaded except version 0.
 """
 
 import os

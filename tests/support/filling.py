@@ -1,4 +1,4 @@
-"""A store that is filled without a collector: batches loaded as the loader does, and many rows at once by SQL."""
+"""Fills a store without a collector: batches as the loader does, or many rows at once by SQL."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ FROM range(1, $n + 1) t(i)
 
 
 class Filling:
-    """Loads spans and records into a store; to be closed."""
+    """Loads spans and records into a store; must be closed."""
 
     def __init__(self, database: Database, index_folder: Path) -> None:
         self.cursor = database.cursor()
@@ -34,7 +34,7 @@ class Filling:
         self.last_seq = database.progress().last_seq
 
     def add(self, signal: Signal, body: bytes, *, untrusted: bool = False) -> int:
-        """The number of duplicates."""
+        """Returns the number of duplicates."""
         batch = Batch(self.last_seq)
         batch.add(Frame(signal, 1, body, 0, Sender.AGENT if untrusted else Sender.RUNNER))
         self.last_seq = batch.last_seq
@@ -46,7 +46,7 @@ class Filling:
         return self.add(Signal.TRACES, trace_request(*spans).SerializeToString())
 
     def add_many(self, n_spans: int) -> None:
-        """Spans of which no more is known than ids of their own, as if they had been loaded, but for the index."""
+        """Adds spans with nothing but unique ids, as if they had been loaded, except for the index."""
         self.cursor.execute(_MANY, {"after": self.last_seq, "n": n_spans})
         self.last_seq += n_spans
         self.cursor.execute("UPDATE stored.progress SET last_seq = ?", [self.last_seq])

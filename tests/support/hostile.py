@@ -1,4 +1,4 @@
-"""Requests that no well-behaved exporter sends: valid ones of every kind, then broken in ways that decoders fear."""
+"""Requests that no well-behaved exporter sends: valid ones of every kind, broken in ways that decoders trip over."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ _PATHS: Final = ("/v1/traces", "/v1/logs", "/v1/metrics")
 
 @dataclass(frozen=True, slots=True)
 class Hostile:
-    """One request; `body` is what is sent, `plain` the same before compression, if it was compressed properly."""
+    """One request; `body` is sent, `plain` is the same before compression, if it was compressed properly."""
 
     path: str
     method: str
@@ -100,7 +100,7 @@ _BYTES: Final = (
 
 
 def hostile(random: Random) -> Hostile:
-    """One request; equal for equal states of `random`."""
+    """Returns one request; equal states of `random` give equal requests."""
     kind = random.randrange(3)
     as_json = random.random() < 0.4
     plain = _json(random, kind) if as_json else _protobuf(random, kind)
@@ -163,7 +163,7 @@ _EDITS: Final[tuple[Callable[[Random, bytearray], None], ...]] = (_flip, _overwr
 
 
 def _nested(depth: int) -> bytes:
-    """A span attribute of arrays in arrays, `depth` deep."""
+    """Returns a span attribute with arrays nested `depth` deep."""
     value = b"\x0a\x01x"
     for _ in range(depth):
         value = b"\x2a" + _varint(len(value) + 1 + len(_varint(len(value)))) + b"\x0a" + _varint(len(value)) + value
@@ -195,7 +195,7 @@ def _json(random: Random, kind: int) -> bytes:
 
 
 def _swap_value(random: Random, text: str) -> str:
-    """Puts some literal where a value begins."""
+    """Inserts a random literal at the start of a value."""
     colons = [index for index, letter in enumerate(text) if letter == ":"]
     if not colons:
         return text
@@ -218,7 +218,7 @@ def _compressed(random: Random, made: Hostile) -> Hostile:
     data = gzip.compress(made.plain, 1)
     how = random.randrange(8)
     if how == 0:
-        data = zlib.compress(made.plain)  # what HTTP calls deflate
+        data = zlib.compress(made.plain)  # HTTP's "deflate"
     elif how == 1:
         edited = bytearray(data)
         random.choice(_EDITS)(random, edited)

@@ -1,4 +1,4 @@
-"""OTLP over plain HTTP connections, so that every header and byte is the test's own."""
+"""OTLP over plain HTTP connections, so that the test controls every header and byte."""
 
 import contextlib
 import gzip
@@ -25,7 +25,7 @@ class Answer:
 
     @property
     def error(self) -> Status:
-        """The google.rpc.Status of an error's body."""
+        """The google.rpc.Status in the body of an error."""
         if self.headers["content-type"].startswith(PROTOBUF):
             return Status.FromString(self.body)
         return Parse(self.body, Status())
@@ -42,9 +42,9 @@ def request(
     tls: ssl.SSLContext | None = None,
     timeout_s: float = 30,
 ) -> Answer:
-    """One request; a body that is not bytes is sent chunked, a chunk an item.
+    """Sends one request; a body that is not bytes is sent chunked, one chunk per item.
 
-    It shows the address file's token, which is a runner's, unless `headers` have an authorization of their own, or None.
+    It has the runner's token from the address file, unless `headers` contain an authorization, or None.
     """
     host, _, port = str(address.http).rpartition(":")
     connection = (
@@ -74,7 +74,7 @@ def gzipped(body: bytes) -> bytes:
 
 
 def raw(address: StoreAddress, data: bytes, timeout_s: float = 10) -> bytes:
-    """Whatever comes back for bytes that need not be HTTP; the connection's writing side is closed after them."""
+    """Returns the response to bytes that need not be HTTP; closes the writing side of the connection after them."""
     host, _, port = str(address.http).rpartition(":")
     with socket.create_connection((host, int(port)), timeout_s) as connection:
         connection.sendall(data)

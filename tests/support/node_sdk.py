@@ -10,7 +10,7 @@ __all__ = ["install_node_sender"]
 
 
 def install_node_sender(folder: Path) -> None:
-    """Puts send.mjs into `folder`, and its packages, from the registry, beside it."""
+    """Puts send.mjs and its packages from the registry into `folder`."""
     for name in ("package.json", "send.mjs"):
         shutil.copy(ROOT / "tests/collector/system/node" / name, folder / name)
     command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]

@@ -1,4 +1,4 @@
-"""A small HTTP server with the chat endpoint's answers, which keeps every request's headers."""
+"""A small HTTP server that answers like the chat endpoint and records the headers of each request."""
 
 import json
 import threading
@@ -13,7 +13,7 @@ from trainspan_schemas.identity import TraceParent, parse_baggage
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One request as it arrived; header names in lower case."""
+    """A received request; header names are in lower case."""
 
     method: str
     path: str
@@ -31,7 +31,7 @@ class Recorded:
 
 @dataclass
 class OpenAIServer:
-    """Answers `answer(body)` with `status(request number)`, or sends a path to the base URL that `redirect` gives."""
+    """Answers `answer(body)` with `status(request number)`, or redirects a path to the base URL from `redirect`."""
 
     answer: Callable[[dict[str, Any]], str] = lambda _body: "ok"
     status: Callable[[int], int] = lambda _number: 200
@@ -53,7 +53,7 @@ class OpenAIServer:
 
     @property
     def url(self) -> str:
-        """Base URL, ending in `/v1`."""
+        """The base URL, ending in `/v1`."""
         return f"http://127.0.0.1:{self._server.server_port}/v1"
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:

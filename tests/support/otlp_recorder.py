@@ -1,4 +1,4 @@
-"""A real OTLP/gRPC server that keeps spans with their events, links and service, and log records."""
+"""A real OTLP/gRPC server that records spans with their events, links and service, and log records."""
 
 import threading
 import time
@@ -40,7 +40,7 @@ class RecordedLog:
 
 @dataclass
 class OtlpRecorder:
-    """`with OtlpRecorder() as recorder:` listens on a port of its own."""
+    """`with OtlpRecorder() as recorder:` listens on a free port."""
 
     spans: list[RecordedSpan] = field(default_factory=list)
     logs: list[RecordedLog] = field(default_factory=list)
@@ -64,18 +64,18 @@ class OtlpRecorder:
         return f"http://127.0.0.1:{self.port}"
 
     def wait_for(self, condition: Callable[["OtlpRecorder"], bool], timeout_s: float = 10.0) -> None:
-        """Waits until `condition(self)` holds; the assertion that follows tells what is missing."""
+        """Waits until `condition(self)` holds; the test's next assertion shows what is missing."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while not condition(self) and (left_s := deadline_s - time.monotonic()) > 0:
                 self._changed.wait(left_s)
 
     def named(self, name: str) -> list[RecordedSpan]:
-        """The spans of that name, in order of arrival."""
+        """Returns the spans of that name, in order of arrival."""
         return [span for span in self.spans if span.name == name]
 
     def one(self, name: str) -> RecordedSpan:
-        """The only span of that name."""
+        """Returns the only span of that name."""
         found = self.named(name)
         assert len(found) == 1, f"{len(found)} spans named {name!r} among {[span.name for span in self.spans]}"
         return found[0]
@@ -128,7 +128,7 @@ class _Logs(logs_service_pb2_grpc.LogsServiceServicer):
 
 
 def _log(record: Any) -> RecordedLog:
-    """Senders without a field for the event's name, as OpenTelemetry for Python until 1.34, have an attribute for it."""
+    """Reads a log record; OpenTelemetry for Python up to 1.34 sends the event's name as an attribute."""
     attributes = _attributes(record.attributes)
     name = attributes.pop("event.name", record.event_name)
     return RecordedLog(name, record.trace_id.hex(), record.span_id.hex(), attributes)

@@ -1,4 +1,4 @@
-"""A small real OTLP/gRPC server that keeps the spans it receives."""
+"""A small real OTLP/gRPC server that records the spans it receives."""
 
 import contextlib
 import socket
@@ -28,7 +28,7 @@ class ReceivedSpan:
     status: int
     attributes: dict[str, Any]
     links: list[tuple[str, str]]
-    """(trace id, span id) of each."""
+    """(trace id, span id) of each link."""
 
 
 class OtlpSink(trace_service_pb2_grpc.TraceServiceServicer):
@@ -62,7 +62,7 @@ class OtlpSink(trace_service_pb2_grpc.TraceServiceServicer):
     def wait(
         self, count: int, matching: Callable[[ReceivedSpan], bool] = lambda span: True, timeout_s: float = 10.0
     ) -> list[ReceivedSpan]:
-        """At least `count` matching spans. Raises TimeoutError."""
+        """Waits for at least `count` matching spans and returns them. Raises TimeoutError."""
         deadline = time.monotonic() + timeout_s
         with self._arrived:
             while len(found := [span for span in self._spans if matching(span)]) < count:
@@ -73,7 +73,7 @@ class OtlpSink(trace_service_pb2_grpc.TraceServiceServicer):
 
 @contextlib.contextmanager
 def otlp_sink(port: int = 0) -> Iterator[tuple[OtlpSink, str]]:
-    """A running sink and its URL."""
+    """Yields a running sink and its URL."""
     sink = OtlpSink()
     server = grpc.server(ThreadPoolExecutor(4))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(sink, server)
@@ -86,7 +86,7 @@ def otlp_sink(port: int = 0) -> Iterator[tuple[OtlpSink, str]]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Returns a port that is currently free."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

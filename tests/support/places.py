@@ -1,4 +1,4 @@
-"""A place of its own for the whole loop in tests: state folder, ports, environment."""
+"""A separate place for the whole loop in tests: state folder, ports, environment."""
 
 import json
 import os
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A state folder and the environment whose commands use it."""
+    """A state folder, and an environment for commands that use it."""
 
     home: Path
     environ: dict[str, str]
@@ -49,7 +49,7 @@ def make_place(home: Path) -> Place:
 
 
 def write_loop_config(path: Path, calculator: Path, **sections: Mapping[str, object]) -> Path:
-    """Settings of a loop on the demo's agent, tasks and model (in the folder `calculator`), and `sections` over them."""
+    """Returns settings of a loop on the demo's agent, tasks and model (in `calculator`), overridden by `sections`."""
     settings: dict[str, dict[str, object]] = {
         "rollouts": {
             "tasks": str(calculator / "tasks.jsonl"),

@@ -1,4 +1,4 @@
-"""vLLM's own server, started as a user starts it: without `trainspan serve`."""
+"""vLLM's own server, started as a user would, without `trainspan serve`."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ CPU = {
 def plain_vllm(
     model: str, port: int, home: Path, flags: Sequence[str], environ: Mapping[str, str]
 ) -> Iterator[RunningServer]:
-    """A server for `model` that answers `/health`; raises AssertionError with its last words where it does not come up."""
+    """Runs a server for `model`; raises AssertionError with its last output if `/health` does not answer."""
     home.mkdir(parents=True, exist_ok=True)
     log = home / "vllm.log"
     command = [

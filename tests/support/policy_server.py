@@ -1,4 +1,4 @@
-"""Starts `trainspan serve` as a user does, and stops it again."""
+"""Starts and stops `trainspan serve` as a user does."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A policy server that answers."""
+    """A running policy server."""
 
     url: str
     """Without `/v1`."""
@@ -37,7 +37,7 @@ class RunningServer:
     def post(
         self, path: str, body: object, headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """Status, JSON and headers of the answer."""
+        """Returns status, JSON and headers of the response."""
         request = urllib.request.Request(
             self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json", **(headers or {})}
         )
@@ -58,7 +58,7 @@ class RunningServer:
 def policy_server(
     model: Path, home: Path, *arguments: str, flags: Sequence[str] = (), environment: dict[str, str] | None = None
 ) -> Iterator[RunningServer]:
-    """`trainspan serve MODEL --port 0 …`, ready; `flags` go to vLLM. Its output is shown when it does not come up."""
+    """Runs `trainspan serve MODEL --port 0 …`; `flags` go to vLLM. Shows its output if it does not come up."""
     home.mkdir(parents=True, exist_ok=True)
     log = home / "serve.log"
     command = [

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BIN = Path(os.environ.get("TRAINSPAN_TEST_BIN") or Path(sys.executable).parent)
-"""Of the environment that programs run in, which `tests/end_to_end/agents/test_releases.py` chooses."""
+"""The `bin` folder of the environment for programs; `tests/end_to_end/agents/test_releases.py` chooses it."""
 WITHOUT_OPENAI = {"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "openai"}
-"""For programs that call no model: their start then does not import openai, which takes 1.3 of its 1.6 seconds."""
+"""For programs without model calls: skips the import of openai, which takes 1.3 of 1.6 seconds at startup."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a program did."""
+    """The outcome of a program."""
 
     code: int
     stdout: str
@@ -26,7 +26,7 @@ class Ran:
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without anything that configures telemetry or a policy, and with `extra`."""
+    """Returns this process's environment without telemetry and policy settings, plus `extra`."""
     prefixes = ("OTEL_", "OPENAI_", "TRAINSPAN_", "TRACE", "BAGGAGE", "PYTEST_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     return {**kept, "PATH": f"{BIN}{os.pathsep}{kept['PATH']}", **extra}

@@ -15,7 +15,7 @@ from tests.support.places import free_ports
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """HOST:PORT of what it listens on."""
+    """HOST:PORT of its listeners."""
 
     grpc: str
     http: str
@@ -23,7 +23,7 @@ class Relay:
 
 @contextmanager
 def relay_to(endpoint: str, protocol: str, folder: Path, *, headers: str | None = None) -> Iterator[Relay]:
-    """A relay that exports to `endpoint` over `protocol` (grpc or http), for the time of the block."""
+    """Runs a relay within the block that exports to `endpoint` over `protocol` (grpc or http)."""
     grpc_port, http_port = free_ports(2)
     program = Path(sysconfig.get_paths()["purelib"]) / "rotel" / "rotel-agent"
     command = [

@@ -1,4 +1,4 @@
-"""A test that is skipped shows nothing: a run fails on every skip whose reason does not stand here."""
+"""A skipped test verifies nothing: a run fails on every skip without a reason listed here."""
 
 from typing import Any, Final
 
@@ -9,11 +9,11 @@ __all__ = ["ADMITTED", "SkipGuard"]
 ADMITTED: Final = {
     "rotel has wheels for x86_64 only": "the relay is one of several independent clients; the others run everywhere",
 }
-"""Reason that a test gives for its skip → why that is no loss."""
+"""Reason given for a skip → why it is harmless."""
 
 
 class SkipGuard:
-    """A pytest plugin: names skips that are not admitted, and turns the run's exit code into 1."""
+    """A pytest plugin that reports unlisted skips and turns the run's exit code into 1."""
 
     def __init__(self) -> None:
         self._found: list[str] = []

@@ -1,4 +1,4 @@
-"""A tiny Llama with random weights, a trained byte-level tokenizer and a ChatML template, made from scratch in a second."""
+"""A tiny Llama with random weights, a trained byte-level tokenizer and a ChatML template, created in a second."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def make_tiny_model(
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=layers,
-        num_attention_heads=hidden // 32,  # vLLM on a CPU takes only heads of a multiple of 32
+        num_attention_heads=hidden // 32,  # vLLM on a CPU supports only head sizes that are multiples of 32
         num_key_value_heads=hidden // 32,
         max_position_embeddings=context,
         tie_word_embeddings=tied,
@@ -58,7 +58,7 @@ def make_tiny_model(
     model = LlamaForCausalLM(config).to(torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(3.0)  # peaked enough that another seed's weights are told apart
+            parameter.mul_(3.0)  # peaked enough to distinguish the weights of different seeds
     model.save_pretrained(folder, safe_serialization=True)
     fast.save_pretrained(folder)
     return folder

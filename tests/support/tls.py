@@ -1,4 +1,4 @@
-"""A certificate for localhost and 127.0.0.1, made anew."""
+"""Creates a new certificate for localhost and 127.0.0.1."""
 
 import datetime
 import ipaddress
@@ -22,7 +22,7 @@ class Certificate:
 
 
 def make_certificate(folder: Path, name: str = "server") -> Certificate:
-    """Signed by itself, valid for an hour."""
+    """Creates a self-signed certificate that is valid for an hour."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)

@@ -19,12 +19,12 @@ AGENTS = ROOT / ".venv-agents"
 
 @dataclass(frozen=True, slots=True)
 class WebAgent:
-    """A server that answers."""
+    """A running server."""
 
     url: str
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> int:
-        """The status of the answer."""
+        """Returns the status of the response."""
         try:
             with urllib.request.urlopen(
                 urllib.request.Request(self.url + path, headers=dict(headers or {})), timeout=60
@@ -36,7 +36,7 @@ class WebAgent:
 
 @contextlib.contextmanager
 def web_agent(folder: Path, command: list[str], extra: Mapping[str, str]) -> Iterator[WebAgent]:
-    """`command` with `{port}` filled in, from `folder`; ended by SIGTERM, after which its spans have been sent."""
+    """Runs `command`, with `{port}` filled in, in `folder`; ends it by SIGTERM, so that its spans have been sent."""
     (port,) = free_ports(1)
     process = subprocess.Popen(
         ["opentelemetry-instrument", *(word.format(port=port) for word in command)],
@@ -69,7 +69,7 @@ def _wait_until_ready(agent: WebAgent, process: "subprocess.Popen[str]") -> None
 
 
 def _kill(process: "subprocess.Popen[str]") -> str:
-    """Ends the process and its workers; its last words."""
+    """Ends the process and its workers; returns its last output."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     return process.communicate()[1]

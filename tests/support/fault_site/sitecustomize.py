@@ -1,6 +1,6 @@
-"""Plants a fault into the policy server of a loop: put this folder on PYTHONPATH, and name the fault in the file $TRAINSPAN_TEST_FAULT.
+"""Plants a fault in a loop's policy server: put this folder on PYTHONPATH, and its name in the file $TRAINSPAN_TEST_FAULT.
 
-`frozen`: a swap loads nothing. `blind`: a swap loads nothing, and the canary calls that fresh.
+`frozen`: a swap loads nothing. `blind`: a swap loads nothing, and the canary reports it as fresh.
 """
 
 import os
