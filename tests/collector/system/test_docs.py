@@ -35,7 +35,7 @@ def _names(cell: str) -> list[str]:
 
 
 def test_every_refusal_is_in_the_document_with_its_status() -> None:
-    rows = list(_rows("### What each refusal means"))
+    rows = list(_rows("### Refusals and status codes"))
     assert sorted(_names(row[2])[0] for row in rows) == sorted(Refusal)
     assert {int(row[1]) for row in rows} == set(_GRPC_CODES)
 
