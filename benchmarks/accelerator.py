@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.training import Workload
+from benchmarks.support.workload import Workload
 from tests.support.tiny_model import make_tiny_model
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.model.loading import load_tokenizer

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pairs import mean, rotated, summary
+from benchmarks.support.pairs import mean, rotated, summary
 from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
 from tests.support.programs import environment

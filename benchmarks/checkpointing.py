@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.training import Workload
+from benchmarks.support.workload import Workload
 from tests.support.dataset_files import write_dataset
 from tests.support.tiny_model import make_tiny_model
 from tests.training.support.pair import FSDP

@@ -25,12 +25,13 @@ from typing import Any
 import grpc
 from pyarrow import flight
 
-from benchmarks.collector_peer import PEER_PYTHON, thread_cpu_s
-from benchmarks.collector_peer import cpu_s as _cpu_s
-from benchmarks.collector_peer import measure as measure_peer
-from benchmarks.collector_requests import SPAN_BYTES, SPANS_PER_REQUEST, requests
 from benchmarks.collector_stages import limits
 from benchmarks.collector_stages import measure as measure_stages
+from benchmarks.peers.agentlightning_intake import PEER_PYTHON
+from benchmarks.peers.agentlightning_intake import measure as measure_peer
+from benchmarks.support.cpu_time import cpu_s as _cpu_s
+from benchmarks.support.cpu_time import thread_cpu_s
+from benchmarks.support.export_requests import SPAN_BYTES, SPANS_PER_REQUEST, requests
 from trainspan_schemas.store import StoreAddress, running_collector
 
 __all__ = ["measure"]

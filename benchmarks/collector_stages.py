@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from benchmarks.collector_requests import SPANS_PER_REQUEST, requests
+from benchmarks.support.export_requests import SPANS_PER_REQUEST, requests
 from trainspan_collector.journal.frames import Frame, Signal, encode_header, new_marker
 from trainspan_collector.journal.segments import Position, Progress
 from trainspan_collector.load.batcher_worker import write_table

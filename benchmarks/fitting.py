@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.training import Workload
+from benchmarks.support.workload import Workload
 from tests.support.dataset_files import write_dataset
 
 __all__ = ["measure"]

@@ -20,8 +20,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from benchmarks.collector_peer import PEER_PYTHON
-from benchmarks.collector_peer import cpu_s as cpu_s_of
+from benchmarks.peers.agentlightning_intake import PEER_PYTHON
+from benchmarks.support.cpu_time import cpu_s as cpu_s_of
 from trainspan_processing.assembly.chunks import assemble
 from trainspan_processing.assembly.rows import RowCounts, make_rows
 from trainspan_processing.dataset.ledger import read_ledger
@@ -134,7 +134,7 @@ def _measure_peer(python: str, rollouts: int = 250) -> dict[str, Any]:
     """The adapter of Agent Lightning 0.3.0 on the first of the same rollouts, its spans already in memory."""
     random = np.random.default_rng(0)
     lines = [json.dumps([_peer_span(span) for span in _rollout(number, random)]) for number in range(rollouts)]
-    script = Path(__file__).with_name("agentlightning_adapter.py")
+    script = Path(__file__).parent / "peers" / "agentlightning_adapter.py"
     done = subprocess.run(
         [python, str(script)], input="\n".join(lines), capture_output=True, text=True, check=True, timeout=300
     )

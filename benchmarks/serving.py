@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pairs import rotated, summary
+from benchmarks.support.pairs import rotated, summary
 from tests.support.adapters import make_adapter
 from tests.support.canary import write_checkpoint_files
 from tests.support.otlp_sink import free_port
@@ -77,7 +77,7 @@ class _Sink:
 
     def __enter__(self) -> "_Sink":
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.sink"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "benchmarks.support.sink"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None
         self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"

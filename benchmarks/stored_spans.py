@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from benchmarks.collector_requests import SPANS_PER_REQUEST, requests
+from benchmarks.support.export_requests import SPANS_PER_REQUEST, requests
 from tests.support.filling import Filling
 from trainspan_collector.journal.frames import Frame, Signal
 from trainspan_collector.journal.segments import Position, Progress

@@ -9,10 +9,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.workload import Workload
 from tests.support.dataset_files import LoggedCall, write_dataset
 from tests.support.tiny_model import make_tiny_model
 from trainspan_schemas.settings import TrainSettings
@@ -21,50 +22,7 @@ from trainspan_training.rounds.heavy_imports import import_training
 from trainspan_training.rounds.result import Result
 from trainspan_training.session import Job, train
 
-__all__ = ["Workload", "measure"]
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """Rollouts of fixed lengths, `group` of them with the same first prompt."""
-
-    groups: int
-    group: int
-    turns: int
-    prompt: int
-    sampled: int
-    observed: int
-
-    def calls(self, vocabulary: int, seed: int = 0) -> list[LoggedCall]:
-        """Log-probabilities are made up, since nothing of their values is measured."""
-        import numpy as np
-
-        rng = np.random.default_rng(seed)
-        calls = []
-        for rollout in range(self.groups * self.group):
-            if rollout % self.group == 0:
-                prompt = rng.integers(3, vocabulary, self.prompt).tolist()
-            tokens: list[int] = []
-            advantage = float(rng.normal())
-            for turn in range(self.turns):
-                known = len(tokens)
-                tokens += rng.integers(3, vocabulary, self.observed).tolist() if turn else prompt
-                sampled = rng.integers(3, vocabulary, self.sampled).tolist()
-                calls.append(
-                    LoggedCall(
-                        f"rollout-{seed}-{rollout}",
-                        list(tokens),
-                        sampled,
-                        [-5.7] * self.sampled,
-                        advantage=advantage,
-                        call_index=turn,
-                        segment_pos=turn,
-                        prefix_len=known,
-                    )
-                )
-                tokens += sampled
-        return calls
-
+__all__ = ["measure"]
 
 ROUND = Workload(groups=64, group=1, turns=4, prompt=204, sampled=24, observed=24)  # 228, 276, 324 and 372 tokens
 STEP = Workload(groups=2, group=8, turns=6, prompt=400, sampled=24, observed=24)

@@ -2,10 +2,9 @@
 
 It keeps spans in memory and answers before anything is on disk. Its 149 packages (about 800 MB) do not belong into this
 project's environment: `make bench` measures where TRAINSPAN_BENCH_PEER_PYTHON names a Python that has them, and so does
-`python -m benchmarks.collector_peer`, which else installs them into an environment of its own, measures, and removes it.
+`python -m benchmarks.peers.agentlightning_intake`, which else installs them into an environment of its own, measures, and removes it.
 """
 
-import contextlib
 import http.client
 import json
 import os
@@ -20,9 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.collector_requests import SPANS_PER_REQUEST, requests
+from benchmarks.support.cpu_time import cpu_s
+from benchmarks.support.export_requests import SPANS_PER_REQUEST, requests
 
-__all__ = ["PEER_PYTHON", "cpu_s", "measure", "thread_cpu_s"]
+__all__ = ["PEER_PYTHON", "measure"]
 
 PEER_PYTHON = "TRAINSPAN_BENCH_PEER_PYTHON"
 _PACKAGE = "agentlightning==0.3.0"
@@ -73,26 +73,6 @@ def measure(python: Path, seconds: float = _SECONDS) -> dict[str, Any]:
         "peer_spans_per_cpu_s": round(n_spans / used_s),
         "peer_spans_stored_of_sent": f"{stored} of {n_spans}",
     }
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process so far, in seconds."""
-    return _cpu_s(Path(f"/proc/{pid}/stat"))
-
-
-def _cpu_s(stat: Path) -> float:
-    fields = stat.read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def thread_cpu_s(pid: int, name: str) -> float:
-    """The same of a process's threads of that name, as the system knows it."""
-    used_s = 0.0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            if (task / "comm").read_text() == f"{name}\n":
-                used_s += _cpu_s(task / "stat")
-    return used_s
 
 
 @contextmanager

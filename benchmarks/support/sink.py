@@ -1,6 +1,6 @@
 """A collector that only counts, in a process of its own: what is measured beside it is the sender.
 
-`python -m benchmarks.sink` prints its port, then for each line on stdin `REQUESTS BYTES` so far.
+`python -m benchmarks.support.sink` prints its port, then for each line on stdin `REQUESTS BYTES` so far.
 """
 
 import sys

@@ -1,0 +1,1 @@
+"""Other projects on the same work, each run by an interpreter that has it."""
