@@ -50,7 +50,7 @@ class Executor(Protocol):
         """Gets ready. Raises UsageError or ProcessError if the target cannot be executed."""
 
     async def execute(self, execution: Execution) -> Ended:
-        """Executes the agent once, within the timeout; a cancelled call ends the agent."""
+        """Executes the agent once, within the timeout; a canceled call ends the agent."""
         ...
 
     async def close(self) -> None:

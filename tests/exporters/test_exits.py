@@ -185,7 +185,7 @@ def test_without_a_collector_the_agent_ends_as_usual_within_three_seconds_and_re
         trace.get_tracer("agent").start_span("work").end()
     import time, trainspan
     trainspan.reward(1.0)
-    time.sleep(0.4)  # an export is under way
+    time.sleep(0.4)  # an export is running
     print(time.time())
     sys.exit(5)
     """

@@ -144,7 +144,7 @@ SERVERS = {
     "Django, uvicorn": Server(DJANGO, ("uvicorn", "app:asgi", "--port", "{port}")),
     "aiohttp": Server(AIOHTTP, ("python", "app.py", "{port}")),
     "aiohttp, gunicorn": Server(AIOHTTP, (*GUNICORN, "-k", "aiohttp.GunicornWebWorker", "app:make")),
-    # Servers without support of ours.
+    # Servers without specific support.
     "Flask, waitress": Server(FLASK, ("python", "-m", "waitress", "--port", "{port}", "app:app"), boundary="request"),
     "FastAPI, hypercorn": Server(
         APP, ("python", "-m", "hypercorn", "-b", "127.0.0.1:{port}", "app:app"), 6, boundary="request"

@@ -224,7 +224,7 @@ def test_with_a_judge_only_its_verdict_is_the_reward_and_an_agent_cannot_pay_its
         ("agnt:solve", None, UsageError, r"No module named 'agnt'"),
         ("other.py:solve", None, UsageError, r"no file other\.py"),
         ("broken:solve", None, ProcessError, r"importing broken:solve failed: ZeroDivisionError"),
-        ("leaves:solve", None, ProcessError, r"the worker for leaves:solve ended with code 3 while it started"),
+        ("leaves:solve", None, ProcessError, r"the worker for leaves:solve exited with code 3 during startup"),
         ("agent:solve", "broken:judge", ProcessError, r"importing broken:judge failed: ZeroDivisionError"),
         (
             "agent:solve",

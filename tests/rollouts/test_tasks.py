@@ -64,10 +64,10 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
         ("t.jsonl", '{"id": "a", "input": 1, "split": "dev"}\n', r"t\.jsonl:1: split 'dev'"),
         ("t.jsonl", '{"id": "1", "input": 1}\n{"id": 1, "input": 2}\n', r"t\.jsonl:2: the id '1' occurs a second time"),
         ("t.jsonl", "\n", r"has no tasks"),
-        ("t.csv", "id,input\n1,a\n2\n", r"t\.csv:3: not as many fields as the header has \(2\)"),
+        ("t.csv", "id,input\n1,a\n2\n", r"t\.csv:3: its number of fields is not the header's \(2\)"),
         ("t.csv", 'id,input\n1,"a\n', r"t\.csv:2: not CSV"),
         ("t.parquet", "no parquet", r"t\.parquet: not Parquet"),
-        ("t.txt", "", r"t\.txt: a task file ends in \.jsonl"),
+        ("t.txt", "", r"t\.txt: a task file must end in \.jsonl"),
     ],
 )
 def test_an_invalid_task_file_is_reported_with_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:

@@ -64,7 +64,7 @@ class CanaryReport:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Which of a checkpoint's tensors the server's kernels hold."""
+    """The comparison of a checkpoint's tensors with the server's kernels."""
 
     equal: int
     differing: tuple[str, ...]

@@ -37,7 +37,7 @@ def compare(model: Any, folder: Path, seed: int) -> dict[str, list[str]]:
     with torch.inference_mode():
         for path in weight_files(folder):
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118  # it is no mapping
+                for name in file.keys():  # noqa: SIM118  # not a mapping
                     place = zlib.crc32(f"{seed} {name}".encode())
                     found = [_equals(part, file.get_slice(name), place) for part in _find(model, name)]
                     verdict = "differing" if False in found else "equal" if found and None not in found else "unknown"
@@ -63,7 +63,7 @@ def compare_adapter(manager: Any, number: int, folder: Path) -> dict[str, list[s
     slots = list(manager.lora_index_to_id)
     verdicts: dict[str, list[str]] = {"equal": [], "differing": [], "unknown": []}
     with torch.inference_mode(), safe_open(folder / TENSORS_FILE, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118  # it is no mapping
+        for name in file.keys():  # noqa: SIM118  # not a mapping
             path, side = split_name(name)
             module, piece = places.get(path, (None, 0))
             stacked = getattr(module, f"lora_{side.lower()}_stacked", ())
