@@ -7,5 +7,6 @@ In reading order:
 - `loop/`: the supervised loop; `loop/rounds` goes through the rounds.
 - `clients/`: what commands ask of running processes.
 - `views/`: what commands print.
-- `inspection`, `template`, `extras`: what `trainspan status` and `trainspan doctor` look at.
+- `doctor/`: what `trainspan status` and `trainspan doctor` look at; `extras` is what is installed.
+- `settings`, `setting_options`: the options that commands share.
 """

@@ -7,10 +7,10 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from trainspan_schemas.errors import PolicyServerError
+from trainspan_schemas.errors import PolicyServerError, TrainspanError
 from trainspan_schemas.home import token
 
-__all__ = ["PolicyClient"]
+__all__ = ["PolicyClient", "policy_at"]
 
 _ORDER_TIMEOUT_S = 180.0
 """Covers requests that are still under way, moving the weights, and another order that the server is busy with."""
@@ -91,3 +91,12 @@ class PolicyClient:
         except (urllib.error.URLError, OSError) as error:
             raise PolicyServerError(f"no answer from the policy server at {self.url}{path}: {error}") from error
         return body
+
+
+def policy_at(url: str) -> dict[str, Any] | None:
+    """What the policy server at a URL (with or without /v1) says of its policy; None if there is no answer."""
+    client = PolicyClient(url.rstrip("/").removesuffix("/v1"), timeout_s=2)
+    try:
+        return client.policy()
+    except (TrainspanError, ValueError):
+        return None

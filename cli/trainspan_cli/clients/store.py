@@ -6,7 +6,7 @@ from typing import Any
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.store import open_store
 
-__all__ = ["backlog", "rows"]
+__all__ = ["backlog", "rows", "server_message"]
 
 
 def rows(store: str, sql: str, wait_ms: int = 10_000) -> list[dict[str, Any]]:
@@ -42,3 +42,8 @@ def backlog(store: str) -> tuple[int, float | None]:
                 raise StoreError(f"the store does not tell its backlog: {str(error).splitlines()[0]}") from error
     answer = json.loads(result.body.to_pybytes())
     return answer["journal_bytes_not_loaded"], answer["seconds"]
+
+
+def server_message(error: Exception) -> str:
+    """The collector's own line in an error of Flight, without what gRPC adds."""
+    return str(error).partition(". Detail:")[0].partition(" gRPC client debug context")[0]

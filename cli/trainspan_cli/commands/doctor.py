@@ -23,7 +23,7 @@ def doctor(
 
     Example: trainspan doctor --store run/spans.duckdb --policy-url http://127.0.0.1:8001
     """
-    from trainspan_cli.inspection import examine
+    from trainspan_cli.doctor.examine import examine
 
     findings = examine(settings(config), store, policy_url)
     if format == "json":

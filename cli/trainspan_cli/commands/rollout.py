@@ -85,7 +85,7 @@ def _run_settings(loaded: "Settings", given: Given, target: list[str], run: str 
 
 def _run(wanted: "RunSettings", loaded: "Settings", *, as_json: bool) -> "RunResult":
     """Runs, with progress and result on the terminal."""
-    from trainspan_cli.run_calls import stored_calls
+    from trainspan_cli.clients.run_calls import stored_calls
     from trainspan_cli.views.rollout_progress import JsonProgress, ProgressBar
     from trainspan_cli.views.rollout_result import print_json, print_table
     from trainspan_rollouts import run_rollouts

@@ -11,7 +11,7 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
 
     Example: trainspan status --format json
     """
-    from trainspan_cli.inspection import overview
+    from trainspan_cli.doctor.overview import overview
 
     found = overview(settings(config))
     if format == "json":

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from trainspan_cli.clients.store import server_message
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
 from trainspan_schemas.endpoint import StoreEndpoint
 from trainspan_schemas.errors import StoreError, UsageError
@@ -99,13 +100,9 @@ def _do(endpoint: StoreEndpoint, action: Action, body: dict[str, Any]) -> dict[s
         try:
             [result] = client.do_action(flight.Action(str(action), json.dumps(body).encode()), options)
         except ArrowException as error:
-            raise StoreError(_server_message(error)) from error
+            raise StoreError(server_message(error)) from error
     answer: dict[str, Any] = json.loads(result.body.to_pybytes())
     return answer
-
-
-def _server_message(error: Exception) -> str:
-    return str(error).partition(". Detail:")[0].partition(" gRPC client debug context")[0]
 
 
 def _datasets(trace_ids: set[str], rollout_ids: set[str]) -> list[dict[str, Any]]:

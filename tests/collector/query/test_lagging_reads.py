@@ -24,7 +24,7 @@ from tests.support.collector import (
 )
 from tests.support.faults import hanging_loader, slow_loader, small_disk
 from tests.support.http import request
-from trainspan_cli.stored import backlog_findings
+from trainspan_cli.doctor.capture_checks import backlog_findings
 from trainspan_collector.journal.backlog import Backlog
 from trainspan_collector.journal.frames import HEADER_BYTES, Signal
 from trainspan_collector.journal.journal import Journal

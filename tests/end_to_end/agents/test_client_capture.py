@@ -12,7 +12,7 @@ import pytest
 from tests.end_to_end.agents.bare_server import BareServer, bare_server
 from tests.end_to_end.agents.conftest import Stack
 from tests.support.collector import read
-from trainspan_cli.stored import capture_findings
+from trainspan_cli.doctor.capture_checks import capture_findings
 
 ASK = """
 import asyncio, json, sys

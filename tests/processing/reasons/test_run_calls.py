@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
-from trainspan_cli.run_calls import stored_calls
+from trainspan_cli.clients.run_calls import stored_calls
 from trainspan_cli.views.rollout_result import _calls
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainspan_cli.clients.store import backlog, rows
-from trainspan_cli.findings import Finding
+from trainspan_cli.doctor.finding import Finding
 from trainspan_schemas import keys
 from trainspan_schemas.errors import TrainspanError
 from trainspan_schemas.settings import Settings

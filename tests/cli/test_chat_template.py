@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny_model import CHATML
-from trainspan_cli.inspection import template_findings
-from trainspan_cli.template import merge_ratios, model_template, prefix_keeping_template, probe_history, renderer
+from trainspan_cli.doctor.chat_template import (
+    merge_ratios,
+    model_template,
+    prefix_keeping_template,
+    probe_history,
+    renderer,
+)
+from trainspan_cli.doctor.examine import template_findings
 
 DROPS_THOUGHTS = (
     "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{{ m.content.split('</think>')[-1] | trim }}"

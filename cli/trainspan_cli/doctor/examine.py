@@ -1,86 +1,24 @@
-"""Looks at what is installed, running and stored; the substance of `trainspan status` and `trainspan doctor`."""
+"""All findings of `trainspan doctor`: what is installed, what runs, what is stored, and the chat template."""
 
 import importlib.util
 import os
 import socket
 import sys
-import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainspan_cli.clients.policy_server import PolicyClient
+from trainspan_cli.clients.policy_server import policy_at
+from trainspan_cli.doctor.capture_checks import stored_findings
+from trainspan_cli.doctor.chat_template import merge_ratios, model_template, prefix_keeping_template
+from trainspan_cli.doctor.finding import Finding
 from trainspan_cli.extras import PARTS, ImportCheck
-from trainspan_cli.findings import Finding
-from trainspan_cli.loop.checks.intervals import Estimate
-from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_cli.stored import stored_findings
-from trainspan_cli.template import merge_ratios, model_template, prefix_keeping_template
-from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
-from trainspan_schemas.dataset import dataset_dirs
-from trainspan_schemas.errors import TrainspanError
-from trainspan_schemas.home import checkpoints_dir, datasets_dir, runs_dir, served_model, store_path
+from trainspan_schemas.home import served_model, store_path
 from trainspan_schemas.settings import Settings
-from trainspan_schemas.store import running_collector
 
-__all__ = ["examine", "overview", "template_findings"]
-
-
-def overview(settings: Settings) -> dict[str, Any]:
-    """What runs and what has been made, as plain values."""
-    store = store_path(settings.collector.store)
-    collector = running_collector(store)
-    checkpoints, datasets = checkpoints_dir(settings.train.checkpoints), datasets_dir(settings.dataset.out)
-    try:
-        latest = read_latest(checkpoints)
-    except TrainspanError:
-        latest = None
-    return {
-        "store": str(store) if store.exists() else None,
-        "collector": asdict(collector) if collector else None,
-        "policy": _policy(f"http://{settings.serving.host}:{settings.serving.port}"),
-        "latest_checkpoint": str(latest) if latest else None,
-        "latest_version": CheckpointMeta.read(latest).version if latest else None,
-        "datasets": len(dataset_dirs(datasets)),
-        "runs": sorted(path.parent.name for path in runs_dir().glob("*/run.json")),
-        "run": _newest_run(),
-    }
-
-
-def _newest_run() -> dict[str, Any] | None:
-    """Where the newest run of the loop is, by its records."""
-    found = sorted(runs_dir().glob("*/run.json"))
-    if not found:
-        return None
-    folder = RunFolder(found[-1].parent)
-    run, records = folder.read("run.json"), folder.records()
-    rounds = [record for record in records if record["kind"] == "round"]
-    validations = [record for record in records if record["kind"] == "eval" and record["name"] == "validation"]
-    last = folder.path / ("rounds.jsonl" if records else "run.json")
-    return {
-        "run_id": folder.run_id,
-        "status": "interrupted" if run["status"] == "running" and not folder.is_held() else run["status"],
-        "ended": run.get("ended"),
-        "round": rounds[-1]["round"] if rounds else 0,
-        "rounds": run["settings"]["loop"]["rounds"],
-        "policy_version": rounds[-1]["policy_version"] if rounds else None,
-        "reward_mean": rounds[-1]["rollout"].get("mean_reward") if rounds else None,
-        "validations": [
-            {"round": one["round"], **Estimate.of_record(one).record()}
-            for one in (validations[:1] + validations[-1:] if len(validations) > 1 else validations)
-        ],
-        "best": run.get("best"),
-        "alarms": [
-            f"round {record['round']}: {check['name']}: {check['detail']}"
-            for record in records
-            for check in record["checks"]
-            if not check["ok"]
-        ],
-        "seconds_since_last_record": time.time() - last.stat().st_mtime,
-    }
+__all__ = ["examine", "template_findings"]
 
 
 def examine(settings: Settings, store: str | None = None, policy_url: str | None = None) -> list[Finding]:
@@ -159,7 +97,7 @@ def _processes(settings: Settings, policy_url: str | None) -> list[Finding]:
         detail = f"nothing listens at {settings.serving.collector}; agents run, but their spans are lost"
         findings.append(Finding("problem", "collector", detail, "start `trainspan collector`"))
     url = policy_url or f"http://{settings.serving.host}:{settings.serving.port}"
-    policy = _policy(url)
+    policy = policy_at(url)
     if policy is None:
         findings.append(Finding("problem", "policy server", f"no answer at {url}", "start `trainspan serve MODEL_DIR`"))
     else:
@@ -179,14 +117,6 @@ def _policy_finding(policy: Mapping[str, Any]) -> Finding:
     else:
         return Finding("ok", "policy server", detail, "")
     return Finding("problem", "policy server", detail, advice)
-
-
-def _policy(url: str) -> dict[str, Any] | None:
-    client = PolicyClient(url.rstrip("/").removesuffix("/v1"), timeout_s=2)
-    try:
-        return client.policy()
-    except (TrainspanError, ValueError):
-        return None
 
 
 def _listens(host: str, port: int) -> bool:
