@@ -1,39 +1,23 @@
-"""The journal: what was acknowledged lies here until DuckDB holds it.
+"""The journal: acknowledged requests are here until DuckDB holds them.
 
-A folder of append-only segment files (segments.py). One thread writes: it takes every pending request, writes
-them with one system call, calls `fdatasync`, then releases all who wait (group commit). A process never appends to a
+A folder of append-only segment files (segments.py), written by one thread (segment_writer.py). A process never appends to a
 segment of an earlier one, so a torn tail stays where the crash left it.
 """
 
-import contextlib
-import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trainspan_collector.journal.frames import Signal, encode_header, new_marker
-from trainspan_collector.journal.segments import SUFFIX, Entry, Position, Segment, read_segments, segment_name
+from trainspan_collector.journal.frames import Signal, encode_header
+from trainspan_collector.journal.segment_writer import SegmentWriter
+from trainspan_collector.journal.segments import SUFFIX, Entry, Position, Segment, read_segments
 from trainspan_collector.journal.trust import Sender
-from trainspan_schemas.errors import StoreError
 
-__all__ = ["Journal", "sync_folder"]
-
-log = logging.getLogger(__name__)
+__all__ = ["Journal"]
 
 _SEGMENT_BYTES = 16 * 1024 * 1024
-_MAX_BUFFERS = 512  # below the kernel's IOV_MAX of 1024
 _NUMBER_DIGITS = 12
-
-
-@dataclass(slots=True)
-class _Waiting:
-    header: bytes
-    body: bytes
-    done: threading.Event = field(default_factory=threading.Event)
-    error: OSError | None = None
 
 
 class Journal:
@@ -50,24 +34,16 @@ class Journal:
         """`on_commit` is told the seconds that each group took to be on disk."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder = folder
-        self._segment_bytes = segment_bytes
         self._on_commit = on_commit
         self.last_commit = time.monotonic()
         self._names = {int(path.name[:_NUMBER_DIGITS]): path.name for path in folder.glob(f"*{SUFFIX}")}
         self._sizes = {segment: (folder / name).stat().st_size for segment, name in self._names.items()}
-        self._last_segment = max([last_segment, *self._sizes])
         self.n_appended = sum(self._sizes.values())
-        """Bytes written so far, those of earlier processes that are still there included."""
-        self._folder_file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # else a segment would need two at once
-        self._file: int | None = None
-        self._marker = b""
-        self._pending: list[_Waiting] = []
+        """Bytes written so far, including those of earlier processes that are still there."""
+        self._being_written: int | None = None
         self._changed = threading.Condition()
-        self._closing = False
         self._nudged = False
-        self._rolling = False
-        self._writer = threading.Thread(target=self._write_all, name="journal", daemon=True)
-        self._writer.start()
+        self._writer = SegmentWriter(folder, max([last_segment, *self._sizes]), self, segment_bytes=segment_bytes)
 
     def append(self, signal: Signal, body: bytes, received_ns: int, sender: Sender = Sender.RUNNER) -> None:
         """Returns once the request is on disk. Raises StoreError where it could not be written."""
@@ -77,22 +53,12 @@ class Journal:
         self, signal: Signal, bodies: Sequence[bytes], received_ns: int, sender: Sender = Sender.RUNNER
     ) -> None:
         """Returns once all requests are on disk. Raises StoreError where one could not be written."""
-        all_waiting = [_Waiting(encode_header(signal, received_ns, body, sender), body) for body in bodies]
-        with self._changed:
-            if self._closing:
-                raise StoreError("the journal is closed: the collector is stopping")
-            self._pending += all_waiting
-            self._changed.notify_all()
-        for waiting in all_waiting:
-            waiting.done.wait()
-        for waiting in all_waiting:
-            if waiting.error is not None:
-                raise StoreError(f"cannot write the journal in {self.folder}: {waiting.error}") from waiting.error
+        self._writer.write([(encode_header(signal, received_ns, body, sender), body) for body in bodies])
 
     @property
     def n_pending(self) -> int:
-        """Requests that wait for the disk, but for the group being written."""
-        return len(self._pending)
+        """Requests that wait for the disk, without the group being written."""
+        return self._writer.n_pending
 
     def n_bytes(self) -> int:
         """Size of all segments."""
@@ -149,11 +115,8 @@ class Journal:
 
     def roll(self) -> Position:
         """Ends the segment being written, so that `release` can delete all before the position returned."""
-        with self._changed:
-            self._rolling = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._rolling or self._closing)
-            return self._end()
+        self._writer.roll()
+        return self.end()
 
     def release(self, position: Position) -> None:
         """Deletes the segments that lie wholly before `position`; the caller has made their content safe."""
@@ -161,7 +124,7 @@ class Journal:
             covered = [
                 segment
                 for segment, size in self._sizes.items()
-                if Position(segment, size) <= position and (self._file is None or segment != self._last_segment)
+                if Position(segment, size) <= position and segment != self._being_written
             ]
             names = [self._names.pop(segment) for segment in covered]
             for segment in covered:
@@ -171,14 +134,27 @@ class Journal:
 
     def close(self) -> None:
         """Writes what is pending and stops; further appends raise StoreError. A second call does nothing."""
+        self._writer.close()
+
+    def segment_opened(self, segment: int, name: str) -> None:
+        """Called by the writer."""
         with self._changed:
-            if self._closing:
-                return
-            self._closing = True
+            self._being_written = segment
+            self._names[segment], self._sizes[segment] = name, 0
+
+    def segment_grew(self, segment: int, n_bytes: int, seconds: float) -> None:
+        """Called by the writer."""
+        with self._changed:
+            self._sizes[segment] += n_bytes
+            self.n_appended += n_bytes
             self._changed.notify_all()
-        self._writer.join()
-        self._seal()
-        os.close(self._folder_file)
+        self.last_commit = time.monotonic()
+        self._on_commit(seconds)
+
+    def segment_sealed(self) -> None:
+        """Called by the writer."""
+        with self._changed:
+            self._being_written = None
 
     def _end(self) -> Position:
         last = max(
@@ -192,90 +168,3 @@ class Journal:
             for segment, size in self._sizes.items()
             if segment >= position.segment
         )
-
-    def _write_all(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._pending or self._closing or self._rolling)
-                batch, self._pending = self._pending, []
-                rolling = self._rolling
-            if rolling:
-                self._seal()
-                with self._changed:
-                    self._rolling = False
-                    self._changed.notify_all()
-            if not batch:
-                if self._closing:
-                    return
-                continue
-            began = time.monotonic()
-            try:
-                size = self._write(batch)
-            except OSError as error:
-                # What did reach the file is a torn tail; the next request gets a segment of its own.
-                log.error("journal write failed folder=%s requests=%d error=%s", self.folder, len(batch), error)
-                self._seal()
-                for waiting in batch:
-                    waiting.error = error
-            else:
-                with self._changed:
-                    self._sizes[self._last_segment] += size
-                    self.n_appended += size
-                    self._changed.notify_all()
-                self.last_commit = time.monotonic()
-                self._on_commit(self.last_commit - began)
-            for waiting in batch:
-                waiting.done.set()
-
-    def _write(self, batch: list[_Waiting]) -> int:
-        file = self._writable_segment()
-        buffers = [buffer for waiting in batch for buffer in (self._marker, waiting.header, waiting.body)]
-        for group in range(0, len(buffers), _MAX_BUFFERS):
-            _write_buffers(file, buffers[group : group + _MAX_BUFFERS])
-        os.fdatasync(file)
-        return sum(map(len, buffers))
-
-    def _writable_segment(self) -> int:
-        if self._file is not None and self._sizes[self._last_segment] >= self._segment_bytes:
-            self._seal()
-        if self._file is None:
-            segment, self._marker = self._last_segment + 1, new_marker()
-            name = segment_name(segment, self._marker)
-            file = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-            with self._changed:
-                self._last_segment, self._file = segment, file
-                self._names[segment], self._sizes[segment] = name, 0
-            os.fsync(self._folder_file)
-        assert self._file is not None
-        return self._file
-
-    def _seal(self) -> None:
-        with self._changed:
-            file, self._file = self._file, None
-        if file is not None:
-            with contextlib.suppress(OSError):
-                os.close(file)
-
-
-def _write_buffers(file: int, buffers: list[bytes]) -> None:
-    written = os.writev(file, buffers)
-    for rest in _unwritten(buffers, written):
-        view = memoryview(rest)
-        while view:
-            view = view[os.write(file, view) :]
-
-
-def _unwritten(buffers: list[bytes], written: int) -> Iterator[bytes]:
-    for buffer in buffers:
-        if written < len(buffer):
-            yield buffer[written:] if written else buffer
-        written = max(0, written - len(buffer))
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes files that were made, renamed or deleted in `folder` stay so."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,6 +20,7 @@ from trainspan_collector.maintenance.selection import GONE, Criteria, Selection,
 from trainspan_collector.maintenance.stats import figures
 from trainspan_collector.maintenance.verify import verify
 from trainspan_collector.store.database import Database
+from trainspan_collector.store.key_index import KeyIndex
 from trainspan_collector.store.snapshots import Readers
 from trainspan_schemas.errors import StoreError, UsageError
 from trainspan_schemas.views import STORE_VERSION
@@ -44,6 +45,7 @@ class Maintenance:
         database: Database,
         journal: Journal,
         loader: Loader,
+        index: KeyIndex,
         readers: Readers,
         backlog: Backlog,
         *,
@@ -53,6 +55,7 @@ class Maintenance:
         self._database = database
         self._journal = journal
         self._loader = loader
+        self._index = index
         self._readers = readers
         self._backlog = backlog
         self._memory_bytes = memory_bytes
@@ -86,7 +89,7 @@ class Maintenance:
         self._loader.wait_for(self._journal.end(), _BARRIER_S)
         self._loader.cover_keys()
         with self._readers.snapshot(self._database) as snapshot:
-            return verify(self._store, snapshot.cursor, self._journal, self._loader.index, up_to_seq=snapshot.watermark)
+            return verify(self._store, snapshot.cursor, self._journal, self._index, up_to_seq=snapshot.watermark)
 
     def _stats(self, body: Mapping[str, Any]) -> dict[str, Any]:
         self._loader.wait_for(self._journal.end(), body.get("wait_ms", 1000 * _BARRIER_S) / 1000)
@@ -142,7 +145,7 @@ class Maintenance:
                 rewriting.finish(progress)
                 with self._database.writing, self._readers.alone(_READER_GRACE_S, _READER_END_S):
                     self._database.replace_with(rewriting.path)
-                self._loader.index.clear()
+                self._index.clear()
                 self._journal.release(max(end, progress.position))
 
             self._loader.between_loads(take_its_place)

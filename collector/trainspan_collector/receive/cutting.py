@@ -9,8 +9,8 @@ Wire format: https://protobuf.dev/programming-guides/encoding/.
 from collections.abc import Iterator
 from typing import Final
 
+from trainspan_collector.otlp.gunzip import TooLargeError
 from trainspan_collector.otlp.signals import OtlpSignal
-from trainspan_collector.receive.gunzip import TooLargeError
 from trainspan_schemas.errors import InvalidRecordError
 
 __all__ = ["SMALL_BYTES", "cut"]

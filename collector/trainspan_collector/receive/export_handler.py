@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from trainspan_collector.journal.frames import Signal
 from trainspan_collector.journal.trust import Sender
+from trainspan_collector.otlp.gunzip import TooLargeError
 from trainspan_collector.otlp.signals import METRICS, TRACES, OtlpSignal, Outcome
 from trainspan_collector.otlp.validation import Rejections, log_records
 from trainspan_collector.receive.admission import Admission, OverloadError
 from trainspan_collector.receive.cutting import SMALL_BYTES, cut
-from trainspan_collector.receive.gunzip import TooLargeError
 from trainspan_collector.receive.memory_budget import Budget, Share
 from trainspan_collector.receive.redaction import Redaction
 from trainspan_collector.runtime.metrics import Metrics, Refusal

@@ -27,10 +27,10 @@ from trainspan_collector.network.access import DeniedError, Right, Role
 from trainspan_collector.network.credentials import Guard
 from trainspan_collector.network.grpc_limits import CallGuard, RoleHandlers, abort, server_options
 from trainspan_collector.network.grpc_timeout import MessageTimeout
+from trainspan_collector.otlp.gunzip import TooLargeError
 from trainspan_collector.otlp.signals import SIGNALS, OtlpSignal
 from trainspan_collector.receive.admission import OverloadError
 from trainspan_collector.receive.export_handler import ExportHandler
-from trainspan_collector.receive.gunzip import TooLargeError
 from trainspan_collector.runtime.metrics import Metrics, Refusal
 from trainspan_schemas.errors import InvalidRecordError
 

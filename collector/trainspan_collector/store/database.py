@@ -12,9 +12,9 @@ from pathlib import Path
 
 import duckdb
 
-from trainspan_collector.journal.journal import sync_folder
 from trainspan_collector.journal.segments import Position, Progress
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
+from trainspan_collector.runtime.disk import sync_folder
 from trainspan_collector.runtime.threads import named
 from trainspan_collector.store import migrations
 from trainspan_collector.store.duckdb_errors import ReopenError, first_line, lacks_memory

@@ -2,9 +2,9 @@
 
 import pytest
 
+from trainspan_collector.otlp.gunzip import TooLargeError
 from trainspan_collector.otlp.signals import TRACES
 from trainspan_collector.receive.cutting import cut
-from trainspan_collector.receive.gunzip import TooLargeError
 from trainspan_schemas.errors import InvalidRecordError
 
 MIB = 2**20

@@ -17,7 +17,7 @@ from trainspan_collector.network import grpc_limits
 from trainspan_collector.network.access import Access
 from trainspan_collector.network.credentials import Guard
 from trainspan_collector.network.ports import Address
-from trainspan_collector.receive import grpc_server, http_app, http_server
+from trainspan_collector.receive import grpc_server, http_server
 from trainspan_collector.receive.admission import Admission
 from trainspan_collector.runtime.metrics import Metrics, StoreState
 from trainspan_collector.servers import Servers
@@ -36,7 +36,7 @@ MOST = 8
 def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreAddress]:
     """The listeners with less patience and fewer connections than they have in earnest."""
     monkeypatch.setattr(http_server, "_HEADERS_S", LIMIT_S)
-    monkeypatch.setattr(http_app, "_BODY_S", LIMIT_S)
+    monkeypatch.setattr(http_body, "_BODY_S", LIMIT_S)
     monkeypatch.setattr(grpc_server, "_MESSAGE_S", LIMIT_S)
     monkeypatch.setattr(http_server, "_MAX_CONNECTIONS", MOST)
     monkeypatch.setattr(grpc_limits, "_MAX_CONNECTIONS", MOST)
