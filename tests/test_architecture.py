@@ -24,6 +24,7 @@ PACKAGES = {
 FLOORS = {
     "collector": (
         "process",
+        "session",
         "servers",
         "query",
         "maintenance store_gauges",

@@ -2,7 +2,8 @@
 
 In reading order:
 
-- `process`: settings to listeners; opens the store, waits, reopens it, drains it.
+- `process`: settings to listeners; waits for signals, and opens the store again if that is needed.
+- `session`: one opening of the store, from opening the file to draining the journal.
 - `servers`: the OTLP and Flight servers, which outlive the store.
 - `receive/`: a request is authorized, checked, redacted and durable before it is answered.
 - `journal/`: a request is on disk before it is acknowledged.
