@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import indent
 
 __all__ = ["hanging_loader", "jumping_clock", "reopening_loader", "slow_disk", "slow_loader", "small_disk"]
 
@@ -80,9 +81,10 @@ def hanging_loader(folder: Path) -> Path:
         folder,
         """
 import threading
-from trainspan_collector.load import loader
+from trainspan_collector.load import committer
 
-loader.load = lambda *arguments: threading.Event().wait()
+load = committer.load
+committer.load = lambda *arguments: threading.Event().wait()
 """,
     )
 
@@ -93,9 +95,9 @@ def reopening_loader(folder: Path) -> Path:
         folder,
         f"""
 from pathlib import Path
-from trainspan_collector.load import loader
+from trainspan_collector.load import committer
 from trainspan_collector.store.duckdb_errors import ReopenError
-load, flag = loader.load, Path({str(folder / "reopened")!r})
+load, flag = committer.load, Path({str(folder / "reopened")!r})
 
 def load_after_reopening(*arguments):
     if not flag.exists():
@@ -103,7 +105,7 @@ def load_after_reopening(*arguments):
         raise ReopenError("planted", lacks_memory=False)
     return load(*arguments)
 
-loader.load = load_after_reopening
+committer.load = load_after_reopening
 """,
     )
 
@@ -114,19 +116,21 @@ def slow_loader(folder: Path, *, batch_s: float) -> Path:
         folder,
         f"""
 import time
-from trainspan_collector.load import loader
-load = loader.load
+from trainspan_collector.load import committer
+load = committer.load
 
 def slow_load(*arguments):
     time.sleep({batch_s})
     return load(*arguments)
 
-loader.load = slow_load
+committer.load = slow_load
 """,
     )
 
 
 def _faults(folder: Path, program: str) -> Path:
+    """A folder for PYTHONPATH. A process in which the fault cannot be planted ends with code 70."""
     folder.mkdir(exist_ok=True)
-    (folder / "sitecustomize.py").write_text(program)
+    guarded = f"import os, traceback\ntry:\n{indent(program, '    ')}\nexcept BaseException:\n    traceback.print_exc()\n    os._exit(70)\n"
+    (folder / "sitecustomize.py").write_text(guarded)
     return folder

@@ -17,7 +17,7 @@ from trainspan_collector.network import grpc_limits
 from trainspan_collector.network.access import Access
 from trainspan_collector.network.credentials import Guard
 from trainspan_collector.network.ports import Address
-from trainspan_collector.receive import grpc_server, http_server
+from trainspan_collector.receive import grpc_server, http_body, http_server
 from trainspan_collector.receive.admission import Admission
 from trainspan_collector.runtime.metrics import Metrics, StoreState
 from trainspan_collector.servers import Servers

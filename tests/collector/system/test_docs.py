@@ -9,7 +9,7 @@ from tests.support.collector import CollectorProcess
 from tests.support.http import request
 from tests.support.places import ROOT
 from trainspan_collector.network.access import Right, Role
-from trainspan_collector.receive.http_app import _GRPC_CODES
+from trainspan_collector.receive.http_answers import _GRPC_CODES
 from trainspan_collector.runtime.metrics import Refusal
 from trainspan_schemas.views import VIEWS
 
