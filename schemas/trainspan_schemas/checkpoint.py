@@ -1,10 +1,10 @@
 """The checkpoint contract: folder names, `trainspan.json` and `canary.json`, and the text file `latest`.
 
-A checkpoint is written whole under a temporary name, then renamed; `latest` is moved afterwards, by rename too.
+A checkpoint is written completely under a temporary name, then renamed; `latest` is updated afterwards, also by a rename.
 
-Of kind `full` it is a model folder: config, safetensors, tokenizer with chat template.
-Of kind `lora` it is an adapter folder as peft writes it (`adapter_config.json`, `adapter_model.safetensors`), with the
-tokenizer and chat template and without `config.json` and model weights: those are the ones of `base`. A new version is a new folder.
+A checkpoint of kind `full` is a model folder: config, safetensors, tokenizer with chat template.
+One of kind `lora` is an adapter folder as peft writes it (`adapter_config.json`, `adapter_model.safetensors`), with the
+tokenizer and chat template; `config.json` and the model weights are in `base`. Each version has its own folder.
 """
 
 import hashlib
@@ -38,16 +38,16 @@ META_FILE: Final = "trainspan.json"
 CANARY_FILE: Final = "canary.json"
 LATEST: Final = "latest"
 _DIGESTED_BYTES: Final = 1024
-"""Of each tensor."""
+"""Bytes of each tensor that enter the digest."""
 
 
 def checkpoint_name(version: int) -> str:
-    """Folder name of a policy version, e.g. `policy-000007`."""
+    """The folder name of a policy version, e.g. `policy-000007`."""
     return f"policy-{version:06d}"
 
 
 def hash_weights(folder: Path) -> str:
-    """`weights_sha256` of a folder, computed from its safetensors files."""
+    """Computes the `weights_sha256` of a folder from its safetensors files."""
     hashes = []
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
@@ -56,18 +56,20 @@ def hash_weights(folder: Path) -> str:
 
 
 def join_hashes(hashes: Sequence[str]) -> str:
-    """One sha256 for weights in several files: that of their hashes as text, in order of the files' names; of one file its own."""
+    """One sha256 for weights in several files: the hash of their joined hex hashes, by file name; one file keeps its own hash."""
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def base_digest(folder: Path) -> str | None:
-    """Of the model that training began with: what a checkpoint says, else the folder's own. Raises CheckpointError."""
+    """The digest of the model that training began with: from `trainspan.json`, else the folder's own. Raises CheckpointError."""
     return CheckpointMeta.read(folder).base_digest if (folder / META_FILE).is_file() else digest_of_model(folder)
 
 
 def digest_of_model(folder: Path) -> str:
-    """32 hex digits that tell a model's weights from others': of the names, types and shapes of its tensors and of each one's
-    first bytes, however many files they stand in. Next to nothing is read. Raises CheckpointError for a damaged file.
+    """32 hex digits that identify a model's weights, independent of how they are split into files.
+
+    They hash the names, types, shapes and first bytes of the tensors, so little is read.
+    Raises CheckpointError if a file is damaged.
     """
     seen: dict[str, tuple[Any, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
@@ -83,41 +85,41 @@ def digest_of_model(folder: Path) -> str:
                     file.seek(8 + length + begin)
                     seen[name] = (entry["dtype"], entry["shape"], file.read(min(end - begin, _DIGESTED_BYTES)).hex())
         except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-            raise CheckpointError(f"{path} is no whole safetensors file: {error}") from error
+            raise CheckpointError(f"{path} is not a complete safetensors file: {error}") from error
     return hashlib.sha256(json.dumps(sorted(seen.items())).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMeta:
-    """`trainspan.json`: what the weights are and where they come from."""
+    """`trainspan.json`: the kind and origin of the weights."""
 
     kind: Literal["full", "lora"]
     version: int
     parent: str | None
-    """Name of the checkpoint, or path of the model, that training started from."""
+    """Name of the checkpoint, or path of the model, from which the training started."""
     base: str
     """Model path or Hugging Face id that the run started from; the weights under an adapter of kind `lora`."""
     dataset_sha256: str | None
-    """Hash of the manifest of the dataset that made it."""
+    """Hash of the manifest of the dataset that it was trained on."""
     weights_sha256: str | None = None
     policy: str | None = None
     """Name of the policy whose calls it was trained on; None if its datasets name none."""
     base_digest: str | None = None
-    """`digest_of_model` of `base`, which tells it from other models wherever it lies; None in checkpoints that do not say."""
+    """`digest_of_model` of `base`, which identifies it whatever its path; None in checkpoints that do not record it."""
     micro_batch_tokens: int | None = None
-    """Tokens of a forward pass that its steps were planned with: with others the same steps round otherwise."""
+    """Tokens per forward pass that its steps were planned with; a different number changes the rounding of the same steps."""
 
     def write(self, folder: Path) -> None:
         (folder / META_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> "CheckpointMeta":
-        """Raises CheckpointError where the file is missing or malformed."""
+        """Reads the file. Raises CheckpointError if it is missing or malformed."""
         try:
             raw: dict[str, Any] = json.loads((folder / META_FILE).read_text())
             return cls(**{name: raw.get(name) for name in cls.__dataclass_fields__})  # type: ignore[arg-type]
         except FileNotFoundError as error:
-            raise CheckpointError(f"{folder} has no {META_FILE}: it is no trainspan checkpoint") from error
+            raise CheckpointError(f"{folder} has no {META_FILE}: it is not a trainspan checkpoint") from error
         except (json.JSONDecodeError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{folder / META_FILE} is malformed: {error}") from error
 
@@ -131,15 +133,15 @@ class CanaryPrompt:
     logprobs_new: list[float]
     """(C,) log-probabilities at temperature 1 under this checkpoint, by the trainer."""
     logprobs_parent: list[float]
-    """(C,) the same under the weights that training started from."""
+    """(C,) the same under the weights from which training started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """`canary.json`: what a server that really holds these weights must answer."""
+    """`canary.json`: the log-probabilities that a server with these weights must return."""
 
     dtype: str
-    """What the scores were computed in, e.g. "float32"."""
+    """Data type in which the scores were computed, e.g. "float32"."""
     prompts: list[CanaryPrompt]
 
     def write(self, folder: Path) -> None:
@@ -147,7 +149,7 @@ class Canary:
 
     @classmethod
     def read(cls, folder: Path) -> "Canary":
-        """Raises CheckpointError where the file is missing or malformed."""
+        """Reads the file. Raises CheckpointError if it is missing or malformed."""
         try:
             raw = json.loads((folder / CANARY_FILE).read_text())
             return cls(raw["dtype"], [CanaryPrompt(**prompt) for prompt in raw["prompts"]])
@@ -158,7 +160,7 @@ class Canary:
 
 
 def read_latest(checkpoints: Path) -> Path | None:
-    """Folder of the newest good checkpoint; None where none was published. Raises CheckpointError if it is gone."""
+    """The folder of the newest good checkpoint; None if nothing was published. Raises CheckpointError if it is missing."""
     try:
         name = (checkpoints / LATEST).read_text().strip()
     except FileNotFoundError:

@@ -29,9 +29,9 @@ _Section = TypeVar("_Section")
 
 
 def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
-    """Settings from a TOML file and the environment.
+    """Reads settings from a TOML file and the environment.
 
-    Without `config`, `./trainspan.toml` is read where it exists. Raises ConfigError.
+    Without `config`, `./trainspan.toml` is read if it exists. Raises ConfigError.
     """
     values: dict[str, dict[str, object]] = {}
     path = config or Path(CONFIG_FILE)
@@ -50,13 +50,13 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
 
 
 def override(section: _Section, **flags: object) -> _Section:
-    """The section with those flags that were given (are not None)."""
+    """The section with the given flags (those that are not None) applied."""
     given = {key: value for key, value in flags.items() if value is not None}
     return dataclasses.replace(section, **given)  # type: ignore[type-var]
 
 
 def sections() -> dict[str, type]:
-    """Section of `trainspan.toml` → its dataclass, in order."""
+    """The sections of `trainspan.toml`, in order: name → dataclass."""
     return get_type_hints(Settings)
 
 
@@ -75,7 +75,7 @@ def _read_toml(path: Path) -> dict[str, dict[str, object]]:
         raise ConfigError(f"{path}: {error}") from error
     for section, table in raw.items():
         if not isinstance(table, dict):
-            raise ConfigError(f"{path}: {section!r} stands outside a section; sections are {', '.join(sections())}")
+            raise ConfigError(f"{path}: {section!r} is outside a section; sections are {', '.join(sections())}")
         if not table:
             _check_known(str(path), section, None)
         for key in table:
@@ -94,7 +94,7 @@ def _check_known(where: str, section: str, key: str | None) -> None:
 
 def _nearest(word: str, known: "Mapping[str, object] | list[str]") -> str:
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
-    return f"; did you mean {matches[0]!r}?" if matches else f"; known are {', '.join(known)}"
+    return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(known)}"
 
 
 def _build(section: str, values: Mapping[str, object]) -> Any:
@@ -104,7 +104,7 @@ def _build(section: str, values: Mapping[str, object]) -> Any:
 
 
 def _convert(name: str, value: object, hint: object) -> object:
-    """`value` as the field's type; text from the environment is parsed."""
+    """Converts `value` to the field's type; text from the environment is parsed."""
     optional = isinstance(hint, types.UnionType)
     kinds = [kind for kind in get_args(hint) if kind is not type(None)] if optional else [hint]
     kind = kinds[0]

@@ -1,4 +1,4 @@
-"""What limits which tokens may be sampled, beyond temperature and truncation: how a request asks for it, and how a call records it."""
+"""Constraints on sampled tokens beyond temperature and truncation: how a request asks for one and how a call records it."""
 
 import json
 import math
@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 CONSTRAINED: Final = "constrained"
-"""The reason for which a call is dropped whose constraint cannot be replayed; `constrained:NAME` says which one."""
+"""The drop reason of a call whose constraint cannot be replayed; `constrained:NAME` names the constraint."""
 REPLAYED_LIBRARY: Final = "xgrammar"
 MAX_CHARACTERS: Final = 128 * 1024
 """Longest record of a constraint; a longer one is recorded as `too_large`."""
@@ -39,39 +39,39 @@ _FREE_TOOL_CHOICES: Final = ("auto", "none")
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the engine's grammar library was given."""
+    """The input of the engine's grammar library."""
 
     kind: str
-    """`json_schema`, `json_object`, `structural_tag`, `regex`, `choice` or `grammar`: what the request came down to."""
+    """`json_schema`, `json_object`, `structural_tag`, `regex`, `choice` or `grammar`: the effective kind of the request."""
     form: str
-    """What `spec` is written in: `json_schema`, `structural_tag`, `regex`, `ebnf`, `lark` or `choice`."""
+    """Format of `spec`: `json_schema`, `structural_tag`, `regex`, `ebnf`, `lark` or `choice`."""
     spec: str
-    """As the library got it."""
+    """The grammar as the library received it."""
     library: str
     """`xgrammar`, `guidance`, `outlines`, `lm-format-enforcer`, or `unknown`."""
     version: str
-    """Of the library."""
+    """Version of the library."""
     vocab_size: int
-    """Bits of a mask: the size of the model's vocabulary."""
+    """Size of the model's vocabulary, and so of a mask in bits."""
     stop_ids: tuple[int, ...]
-    """Tokens that may end the text where the grammar allows its end, ascending."""
+    """Tokens that may end the text once the grammar allows it, ascending."""
     any_whitespace: bool
     """Whether JSON may have whitespace between its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What limited the tokens of a call. All parts hold together."""
+    """The constraint on the tokens of a call. All parts apply together."""
 
     grammar: Grammar | None = None
     allowed_ids: tuple[int, ...] | None = None
-    """The only tokens that may come; None: any."""
+    """The only tokens allowed; None: all."""
     biases: tuple[tuple[int, float], ...] = ()
-    """(token, what was added to its logit before the temperature), by token."""
+    """(token, bias added to its logit before the temperature), by token."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Sequences whose last token may not come after the others, where all of them are the call's own."""
+    """Sequences whose last token is forbidden after the others; only the call's own tokens are matched."""
     others: tuple[str, ...] = ()
-    """Names of what else shaped the distribution and cannot be replayed: the table in docs/processing.md."""
+    """Names of other parameters that shaped the distribution and cannot be replayed; see the table in docs/processing.md."""
 
     def to_json(self) -> str:
         """The canonical text: equal constraints have equal texts. Empty parts are left out."""
@@ -91,9 +91,9 @@ class Constraint:
 
     @classmethod
     def from_json(cls, text: str) -> "Constraint":
-        """Reads `to_json`. Raises InvalidRecordError, also for names that are not known: reasons are made of them."""
+        """Reads the output of `to_json`. Raises InvalidRecordError, also for unknown names: they become drop reasons."""
         if len(text) > 2 * MAX_CHARACTERS:
-            raise InvalidRecordError(f"no record of a constraint: {len(text)} characters")
+            raise InvalidRecordError(f"not a record of a constraint: {len(text)} characters")
         try:
             record = json.loads(text)
             grammar, allowed = record.get("grammar"), record.get("allowed_token_ids")
@@ -105,18 +105,18 @@ class Constraint:
                 others=tuple(_known(name, _OTHERS) for name in record.get("others", ())),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InvalidRecordError(f"no record of a constraint ({error!r}): {text[:80]!r}") from error
+            raise InvalidRecordError(f"not a record of a constraint ({error!r}): {text[:80]!r}") from error
 
     @property
     def kinds(self) -> list[str]:
-        """Names of its parts."""
+        """The names of its parts."""
         parts = {"allowed_token_ids": self.allowed_ids, "logit_bias": self.biases, "bad_words": self.bad_words}
         own = [self.grammar.kind] if self.grammar else []
         return [*own, *(name for name, part in parts.items() if part), *self.others]
 
     @property
     def obstacle(self) -> str | None:
-        """The name of what cannot be replayed; None if all of it can."""
+        """The name of the first part that cannot be replayed; None if all of it can."""
         if self.others:
             return self.others[0]
         if self.grammar and self.grammar.library != REPLAYED_LIBRARY:
@@ -125,9 +125,9 @@ class Constraint:
 
 
 def obstacle_of(constrained: bool | None, record: str | None) -> str | None:
-    """The reason for which a call is dropped by its constraint; None if it has none, or one that can be replayed.
+    """The reason to drop a call for its constraint; None if it is unconstrained or the constraint can be replayed.
 
-    `constrained` is what the call says of itself, `record` its constraint as `Constraint.to_json` wrote it.
+    `constrained` is the call's own flag, `record` its constraint as `Constraint.to_json` wrote it.
     """
     if not constrained:
         return None
@@ -141,9 +141,9 @@ def obstacle_of(constrained: bool | None, record: str | None) -> str | None:
 
 
 def is_constrained(request: Mapping[str, Any]) -> bool:
-    """Of the request's parameters by their names in the API; what has an unknown form counts as a constraint.
+    """Whether a request's parameters, by their API names, constrain its tokens; an unknown form counts as a constraint.
 
-    `tool_choice` `required`, or one that names a tool, is a constraint; `response_format` of type `text` is none.
+    `tool_choice` `required`, or one that names a tool, is a constraint; `response_format` of type `text` is not.
     """
     if any(request.get(name) for name in _CONSTRAINTS):
         return True
@@ -166,13 +166,13 @@ def _grammar(record: Mapping[str, Any]) -> Grammar:
 
 def _known(name: Any, names: tuple[str, ...]) -> str:
     if name not in names:
-        raise ValueError(f"{name!r} is not known")
+        raise ValueError(f"unknown name {name!r}")
     return str(name)
 
 
 def _finite(value: Any) -> float:
     if not math.isfinite(number := float(value)):
-        raise ValueError(f"{value!r} is no bias")
+        raise ValueError(f"{value!r} is not a finite bias")
     return number
 
 
@@ -182,5 +182,5 @@ def _ids(values: Any) -> tuple[int, ...]:
 
 def _id(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        raise ValueError(f"{value!r} is no token id")
+        raise ValueError(f"{value!r} is not a token id")
     return value

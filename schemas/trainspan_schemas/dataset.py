@@ -1,13 +1,14 @@
-"""The dataset contract: a folder of Parquet parts with one row per trainable call, and a folder beside it that describes it.
+"""The dataset contract: a folder of Parquet parts with one row per trainable call, and a folder next to it that describes it.
 
 ```
 dataset/round-0007/          part-00000.parquet …   nothing else
 dataset/round-0007.about/    manifest.json  rollouts.jsonl  quality.html
 ```
 
-No name for another file in the folder of parts is ignored by all readers of Parquet: Polars refuses any file with another ending.
-Version 1 had the parts and what describes them in one folder `round=0007`, and no column `rollout_reward`. Version 2 had no
-columns `constraint` and `constraint_start`, and no constrained calls: who knows only version 2 would train those as if they were free.
+The parts have a folder to themselves because not all Parquet readers ignore other files: Polars refuses any other extension.
+Version 1 kept the parts and their description in one folder `round=0007`, and had no column `rollout_reward`.
+Version 2 had no columns `constraint` and `constraint_start`, and no constrained calls: a reader of version 2 would train
+those as if they were unconstrained.
 """
 
 import re
@@ -32,7 +33,7 @@ DATASET_VERSION: Final = 3
 READABLE_VERSIONS: Final = (1, 2, 3)
 MANIFEST: Final = "manifest.json"
 ABOUT: Final = ".about"
-"""What the name of the folder that describes a dataset ends with."""
+"""Suffix of the folder that describes a dataset."""
 
 _ROUND_DIR: Final = re.compile(r"round[-=](\d{4,})")
 
@@ -73,34 +74,35 @@ COLUMNS: Final[dict[str, str]] = {
 }
 """Column → Arrow type, in order. Rows are ordered by (run_id, round, task_id, rollout_id, attempt, call_index).
 
-`segment_id` numbers the segments of a rollout from 0; `segment_pos` is the call's place in its segment;
-`prefix_len` is the number of prompt tokens that earlier calls of the segment already hold (0 for its first call):
+`segment_id` numbers the segments of a rollout from 0; `segment_pos` is the call's position in its segment;
+`prefix_len` is the number of prompt tokens that earlier calls of the segment already contain (0 for its first call):
 the prompt's other tokens, `prompt_ids[prefix_len:]`, were added by the environment.
-`turn` counts the calls of one agent within a rollout from 0; `next_index` is the call index of its next turn, NULL where the
-agent is `done`. `parent_index` is the call index of the trained call that the prompt continues token for token, NULL where it
-continues none; `branch` counts the earlier calls of the rollout from the very same prompt (best of n, retries).
-`reward` is the call's own step reward (NULL if none), `rollout_reward` what the whole rollout earned: its own reward and those of
-all its calls, weighted and added up, the same in each of its rows. `return` is what the credit rule gave it, `advantage` the final number.
-`constraint` is what limited which tokens could come, as JSON (`constraints.Constraint`), NULL where nothing did;
-`constraint_start` is how many tokens came before the first one that a grammar masked, NULL for 0.
-`tokens_source` is "engine" for ids recorded at the engine, "response" for those that a client's instrumentation kept of the
+`turn` counts the calls of one agent within a rollout from 0; `next_index` is the call index of its next turn, NULL if the
+agent is `done`. `parent_index` is the call index of the trained call that the prompt continues token for token, NULL if there
+is no such call; `branch` counts the earlier calls of the rollout with an identical prompt (best of n, retries).
+`reward` is the call's own step reward (NULL if none), `rollout_reward` the total of the rollout: the weighted sum of its own
+reward and those of all its calls, repeated in each of its rows. `return` is the result of the credit rule, `advantage` the
+final number.
+`constraint` is the constraint on the tokens, as JSON (`constraints.Constraint`), NULL if there was none;
+`constraint_start` is the number of tokens before the first one that a grammar masked, NULL for 0.
+`tokens_source` is "engine" for ids recorded at the engine, "response" for ids that a client's instrumentation kept from the
 engine's response (the span id is then CLIENT_SPAN:CHOICE).
 """
 
 
 def round_dir_name(round_: int) -> str:
-    """Folder name of a dataset, e.g. `round-0007`."""
+    """The folder name of a dataset, e.g. `round-0007`."""
     return f"round-{round_:04d}"
 
 
 def round_of(name: str) -> int | None:
-    """The number in the folder name of a dataset, of any version; None if it is no such name."""
+    """The number in the folder name of a dataset, of any version; None for any other name."""
     match = _ROUND_DIR.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def dataset_dirs(root: Path) -> list[Path]:
-    """The folders of datasets under `root`, by number; none if there is no such folder."""
+    """The dataset folders under `root`, by number; empty if `root` does not exist."""
     try:
         found = [(number, path) for path in root.iterdir() if (number := round_of(path.name)) is not None]
     except (FileNotFoundError, NotADirectoryError):
@@ -109,12 +111,12 @@ def dataset_dirs(root: Path) -> list[Path]:
 
 
 def dataset_dir(root: Path, round_: int) -> Path:
-    """The folder of the dataset with this number: the one that is there, of any version, or the one to make."""
+    """The folder of the dataset with this number: the existing one, of any version, or the one to create."""
     return next((path for path in dataset_dirs(root) if round_of(path.name) == round_), root / round_dir_name(round_))
 
 
 def about_dir(dataset: Path) -> Path:
-    """The folder that describes a dataset: beside it, or, of version 1, the dataset's own."""
+    """The folder that describes a dataset: next to it, or in version 1 the dataset folder itself."""
     if (dataset / MANIFEST).exists():
         return dataset
     whole = dataset if dataset.name not in ("", "..") else dataset.resolve()

@@ -1,6 +1,6 @@
-"""Where a reader finds the store, and what it shows there: a Flight location, a bearer token, whom to trust.
+"""The address and credentials for reading the store: a Flight location, a bearer token, trusted certificates.
 
-Flight and OTLP ask for the same things, so a reader of a remote store takes them from the variables that OTLP exporters
+Flight and OTLP need the same credentials, so a reader of a remote store takes them from the variables that OTLP exporters
 read: `OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_EXPORTER_OTLP_CERTIFICATE`. On this machine the state folder has a token.
 """
 
@@ -23,20 +23,20 @@ _CERTIFICATE = "OTEL_EXPORTER_OTLP_CERTIFICATE"
 
 @dataclass(frozen=True, slots=True)
 class StoreEndpoint:
-    """A collector's Flight listener, ready to be connected to."""
+    """A collector's Flight listener, with all that a connection needs."""
 
     location: str
     """`grpc://HOST:PORT`, or `grpc+tls://HOST:PORT`."""
     authorization: str | None = None
-    """`Bearer TOKEN`, where the collector asks for one."""
+    """`Bearer TOKEN`, if the collector requires one."""
     root_certificates: bytes | None = None
-    """PEM; None: those of the system."""
+    """PEM; None: the system's certificates."""
     verify: bool = True
-    """False for a collector of this user on this machine: its address file says that it is the right one."""
+    """False for a collector of this user on this machine: its address file identifies it."""
 
     @classmethod
     def of_address(cls, location: str, environ: Mapping[str, str]) -> "StoreEndpoint":
-        """One that was named by its address. Raises ConfigError where the certificate or the token file cannot be read."""
+        """The endpoint at an address. Raises ConfigError if the certificate or the token file cannot be read."""
         certificate = environ.get(_CERTIFICATE)
         try:
             roots = Path(certificate).read_bytes() if certificate else None
@@ -49,7 +49,7 @@ class StoreEndpoint:
 
     @property
     def connect_options(self) -> dict[str, Any]:
-        """For `flight.connect(location, **options)`."""
+        """Options for `flight.connect(location, **options)`."""
         if not self.location.startswith("grpc+tls://"):
             return {}
         if not self.verify:
@@ -58,18 +58,18 @@ class StoreEndpoint:
 
     @property
     def call_headers(self) -> list[tuple[bytes, bytes]]:
-        """For `flight.FlightCallOptions(headers=…)`."""
+        """Headers for `flight.FlightCallOptions(headers=…)`."""
         return [(b"authorization", self.authorization.encode())] if self.authorization else []
 
 
 def headers_of(text: str) -> dict[str, str]:
-    """`k=v,k=v` with percent-encoded values, as in OTEL_EXPORTER_OTLP_HEADERS; names in lower case."""
+    """Parses `k=v,k=v` with percent-encoded values, as in OTEL_EXPORTER_OTLP_HEADERS; names become lower case."""
     pairs = (item.partition("=") for item in text.split(",") if "=" in item)
     return {name.strip().lower(): unquote(value.strip()) for name, _, value in pairs}
 
 
 def is_this_machine(url: str) -> bool:
-    """Whether a URL, or HOST:PORT, names a loopback address, or this machine by its name."""
+    """Whether the host of a URL or HOST:PORT is a loopback address or this machine's name."""
     try:
         host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
         return host in ("localhost", socket.gethostname().lower()) or ipaddress.ip_address(host).is_loopback

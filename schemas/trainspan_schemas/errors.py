@@ -1,7 +1,7 @@
 """The error tree. Each member is also the standard-library error that a caller would expect.
 
-A message says what is wrong, the value, and what to do next; commands print it as one line and exit 1 (2 for `UsageError`,
-3 for `NothingToTrainError`, whose details follow it, a line each).
+A message states the problem, the value, and what to do next; commands print it as one line and exit 1 (2 for `UsageError`,
+3 for `NothingToTrainError`, followed by its details, one per line).
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class TrainspanError(Exception):
 
 
 class UsageError(TrainspanError, ValueError):
-    """A command was called with arguments that cannot be meant; exit code 2."""
+    """Invalid command-line arguments; exit code 2."""
 
 
 class ConfigError(UsageError):
@@ -41,7 +41,7 @@ class TaskFileError(TrainspanError, ValueError):
 
 
 class InvalidRecordError(TrainspanError, ValueError):
-    """A record that came over a process border does not have the agreed form."""
+    """A record from another process does not have the agreed format."""
 
 
 class StoreError(TrainspanError, RuntimeError):
@@ -57,10 +57,10 @@ class DatasetError(TrainspanError, RuntimeError):
 
 
 class NothingToTrainError(DatasetError):
-    """No call of a selection can be trained, or too few of them; exit code 3.
+    """No calls of a selection can be trained, or too few; exit code 3.
 
-    Nothing is broken: other rollouts may do. `figures` are those of the manifest that there would have been, `details` further
-    lines for the user: each reason with its number, an example and what to do.
+    Nothing is broken: other rollouts may work. `figures` are those that the manifest would have had, `details` more lines
+    for the user: each reason with its count, an example and what to do.
     """
 
     def __init__(self, message: str, figures: Mapping[str, object] | None = None, details: Sequence[str] = ()) -> None:
@@ -74,11 +74,11 @@ class CheckpointError(TrainspanError, ValueError):
 
 
 class PolicyServerError(TrainspanError, ConnectionError):
-    """The policy server is out of reach or refused."""
+    """The policy server is unreachable or refused the request."""
 
 
 class TrainingError(TrainspanError, RuntimeError):
-    """A training step cannot be made, or went wrong (not finite, diverged)."""
+    """A training step is impossible or failed (not finite, diverged)."""
 
 
 class ProcessError(TrainspanError, RuntimeError):

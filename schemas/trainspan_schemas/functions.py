@@ -15,18 +15,18 @@ __all__ = ["is_function_name", "load_function", "number_of"]
 
 
 def is_function_name(text: str) -> bool:
-    """Whether `text` has the form of a named function."""
+    """Whether `text` has the form of a function name."""
     module, separator, function = text.rpartition(":")
     return bool(separator) and function.isidentifier() and bool(module) and not any(mark.isspace() for mark in text)
 
 
 def load_function(name: str, *parameters: str, may_be_async: bool = False) -> Callable[..., Any]:
-    """The function of that name; its module is imported with the working directory (or the file's folder) on the path.
+    """Loads the function of that name; the working directory (or the file's folder) is on the path during the import.
 
-    `parameters` name the positional arguments that it will be called with, if that is to be checked.
+    `parameters`, if given, name the positional arguments of later calls, and the signature is checked against them.
 
-    Raises UsageError if the name has another form, the module cannot be found, nothing callable is there, or it cannot be
-    called so; ProcessError if the module raises.
+    Raises UsageError if the name is malformed, the module or a callable is not found, or the signature does not match;
+    ProcessError if the module raises.
     """
     if not is_function_name(name):
         raise UsageError(f"{name!r} does not name a function: write module:function or path/to/file.py:function")
@@ -51,13 +51,13 @@ def load_function(name: str, *parameters: str, may_be_async: bool = False) -> Ca
 
 
 def number_of(value: Any, giver: str) -> float:
-    """What `giver` gave as a number; any type that is one will do. Raises InvalidRecordError if it is no finite number."""
+    """The value from `giver` as a float; any numeric type is accepted. Raises InvalidRecordError if it is not a finite number."""
     try:
         number = math.nan if isinstance(value, (str, bytes, bytearray)) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise InvalidRecordError(f"{giver} gave {value!r:.80}, which is no finite number")
+        raise InvalidRecordError(f"{giver} gave {value!r:.80}, which is not a finite number")
     return number
 
 

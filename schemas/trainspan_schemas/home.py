@@ -1,4 +1,4 @@
-"""Where state lies: `$TRAINSPAN_HOME`, default `./.trainspan`."""
+"""The state folder and the paths in it: `$TRAINSPAN_HOME`, default `./.trainspan`."""
 
 import os
 import secrets
@@ -20,12 +20,12 @@ __all__ = [
 
 
 def home() -> Path:
-    """The state folder; not created."""
+    """The state folder, which may not exist yet."""
     return Path(os.environ.get("TRAINSPAN_HOME") or ".trainspan")
 
 
 def make_home() -> Path:
-    """The state folder, made with mode 0700 if it was not there."""
+    """The state folder, created with mode 0700 if it does not exist."""
     path = home()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
@@ -48,7 +48,7 @@ def runs_dir() -> Path:
 
 
 def token() -> str:
-    """The secret that guards the policy server's swap; made on first use, file mode 0600."""
+    """The secret that authorizes swaps on the policy server; created on first use, file mode 0600."""
     path = home() / "token"
     if not path.exists():
         make_secret_file(path, secrets.token_urlsafe(32) + "\n")
@@ -56,7 +56,7 @@ def token() -> str:
 
 
 def remember_served_model(model: str) -> None:
-    """Keeps which model `trainspan serve` was given, so that `trainspan train` can start from it by itself."""
+    """Records the model that `trainspan serve` was given: the default start of `trainspan train`."""
     path = make_home() / "served-model"
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(model + "\n")

@@ -1,4 +1,4 @@
-"""Identity of a rollout, and how it travels: span attributes, W3C `baggage` and environment variables.
+"""Identity of a rollout and its carriers: span attributes, W3C `baggage` and environment variables.
 
 Spec: https://www.w3.org/TR/baggage/ (values percent-encoded) and https://www.w3.org/TR/trace-context/.
 """
@@ -33,7 +33,7 @@ Split = Literal["train", "val"]
 ENV_TRACEPARENT = "TRACEPARENT"
 ENV_TRACESTATE = "TRACESTATE"
 ENV_BAGGAGE = "BAGGAGE"
-ENV_EXEC_CALLS = "TRAINSPAN_EXEC_CALLS"  # model calls of the program that this one replaces by exec in its own rollout
+ENV_EXEC_CALLS = "TRAINSPAN_EXEC_CALLS"  # model calls of the program that this one replaced by exec in its own rollout
 ENV_TASK = "TRAINSPAN_TASK"  # JSON {"id", "input"}, never the answer; unset if it exceeds what one variable can hold
 ENV_TASK_FILE = "TRAINSPAN_TASK_FILE"  # path of a file with the same JSON
 ENV_REPORT = "TRAINSPAN_REPORT"  # folder where each agent process leaves an AgentReport for its runner
@@ -51,14 +51,14 @@ class TraceParent:
 
     @classmethod
     def parse(cls, text: str) -> "TraceParent | None":
-        """The parsed header, or None where it is not a valid version-00 (or later, compatible) traceparent."""
+        """The parsed header; None if it is not a valid traceparent of version 00 (or a later, compatible one)."""
         match = _TRACEPARENT.match(text.strip().lower())
         if match is None or match[1] == "ff" or not int(match[2], 16) or not int(match[3], 16):
             return None
         return cls(match[2], match[3], bool(int(match[4], 16) & 1))
 
     def signature(self, key: bytes) -> str:
-        """That of the holder of `key`, for the trace: what a base URL carries."""
+        """The signature of the trace with `key`, as in a base URL."""
         return sign(key, f"trace {self.trace_id}")
 
     def is_signed(self, key: bytes, signature: str | None) -> bool:
@@ -70,7 +70,7 @@ class TraceParent:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which rollout a span belongs to."""
+    """The rollout of a span."""
 
     rollout_id: str
     run_id: str | None = None
@@ -79,9 +79,9 @@ class Identity:
     round: int | None = None
     split: Split = "train"
     signature: str | None = None
-    """The runner's, over the fields above; never stored on a span."""
+    """The runner's signature of the fields above; never stored on a span."""
     url_signature: str | None = None
-    """The runner's, of the rollout's trace, for base URLs that the agent makes itself; never stored on a span."""
+    """The runner's signature of the rollout's trace, for base URLs that the agent builds; never stored on a span."""
 
     def attributes(self) -> dict[str, str | int]:
         """Span attributes; absent values are left out."""
@@ -120,17 +120,17 @@ class Identity:
             return None
 
     def members(self) -> dict[str, str | int]:
-        """What travels between processes: the attributes, and the signatures."""
+        """The members passed between processes: the attributes and the signatures."""
         signatures = {keys.SIGNATURE: self.signature, keys.URL_SIGNATURE: self.url_signature}
         return {**self.attributes(), **{key: value for key, value in signatures.items() if value}}
 
     def signed(self, key: bytes, trace: TraceParent | None = None) -> "Identity":
-        """The same identity with the signatures of the holder of `key`, also for URLs that name `trace`."""
+        """The same identity, signed with `key`; with `trace`, URLs that name it are signed too."""
         url_signature = None if trace is None else trace.signature(key)
         return replace(self, signature=sign(key, self._signed_text()), url_signature=url_signature)
 
     def is_signed(self, key: bytes) -> bool:
-        """Whether the holder of `key` gave this identity, as it is."""
+        """Whether exactly this identity was signed with `key`."""
         return verify(key, self._signed_text(), self.signature)
 
     def _signed_text(self) -> str:
@@ -157,7 +157,7 @@ def parse_baggage(header: str) -> dict[str, str]:
 
 
 def strip_identity(header: str) -> str:
-    """The `baggage` header without the members that are ours, for every other host."""
+    """The `baggage` header without trainspan's members, for other hosts."""
     ours = (
         *Identity("x", "x", "x", 0, 0, signature="x", url_signature="x").members(),
         keys.GEN_AI_AGENT_NAME,

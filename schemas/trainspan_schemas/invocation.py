@@ -1,6 +1,6 @@
-"""Calls of a user's function from a process that must not hang with it: synchronous in threads, asynchronous in a loop.
+"""Calls a user's function without hanging if it hangs: synchronous ones in threads, asynchronous ones in a loop.
 
-A call that takes too long is left alone: a thread cannot be stopped, but as a daemon it keeps no process alive.
+A call that takes too long is abandoned: a thread cannot be stopped, but a daemon thread does not keep the process alive.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ _Job = tuple["Future[Any]", tuple[Any, ...]]
 class Invoker:
     """Starts calls of one function.
 
-    Asynchronous functions share one event loop in a thread of its own: what one call opened can be used by the next, and
-    a function that blocks its loop blocks nothing else.
+    Calls of an asynchronous function share one event loop in a separate thread: a call can use what an earlier one opened,
+    and a function that blocks its loop blocks nothing else.
     """
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
-        """`name` is that of the threads."""
+        """`name` is the name of the threads."""
         self._function = function
         self._name = name
         self._lock = threading.Lock()
@@ -34,25 +34,25 @@ class Invoker:
         self._threads = self._idle = 0
 
     def start(self, *arguments: Any) -> "Future[Any]":
-        """What the call returns or raises, an Exception in any case. Cancelling it cancels an asynchronous call."""
+        """The future of the call; what it raises is always an Exception. Canceling it cancels an asynchronous call."""
         if inspect.iscoroutinefunction(self._function):
-            # Called in the loop: a call that fails at once, for lack of an argument, is a failure of that call, too.
+            # Called in the loop: if the call itself raises, say for a missing argument, only that call fails.
             return asyncio.run_coroutine_threadsafe(_ended(self._function, arguments), self._running_loop())
         future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()  # what runs in a thread cannot be cancelled
+        future.set_running_or_notify_cancel()  # a call in a thread cannot be canceled
         with self._lock:
             if self._idle:
                 self._idle -= 1
-            else:  # none yet, or all are at work or hang
+            else:  # no threads yet, or all are busy or hang
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
                 self._threads += 1
             self._jobs.put((future, arguments))
         return future
 
     def results(self, calls: Iterable[tuple[Any, ...]], concurrency: int, timeout_s: float) -> "list[Future[Any]]":
-        """Of each of `calls` (their arguments), in their order; at most `concurrency` are under way.
+        """Runs `calls` (tuples of arguments), at most `concurrency` at a time; results are in their order.
 
-        One that has run for `timeout_s` gets a TimeoutError and gives its place to the next.
+        A call that has run for `timeout_s` gets a TimeoutError, and the next one starts.
         """
         ended: dict[int, Future[Any]] = {}
         under_way: dict[Future[Any], tuple[int, float]] = {}
@@ -75,7 +75,7 @@ class Invoker:
         return [ended[number] for number in range(len(ended))]
 
     def close(self) -> None:
-        """Cancels what is left of asynchronous calls; threads end with the call that they are at."""
+        """Cancels unfinished asynchronous calls; threads end after their current call."""
         with self._lock:
             for _ in range(self._threads):
                 self._jobs.put(None)
@@ -96,13 +96,13 @@ class Invoker:
                 failure = error
             except BaseException as error:  # noqa: BLE001
                 failure = _as_exception(error)
-            with self._lock:  # before whoever waits for the result begins the next call
+            with self._lock:  # before the caller that waits for the result starts the next call
                 self._idle += 1
             if failure is None:
                 future.set_result(value)
             else:
                 future.set_exception(failure)
-            del job, future, arguments, value, failure  # not held while it waits
+            del job, future, arguments, value, failure  # frees them while it waits
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -135,7 +135,7 @@ def _given(awaitable: Awaitable[Any]) -> Awaitable[Any]:
 
 
 async def _ended(function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> Any:
-    """What the call gives. Raises nothing that would end the loop, or pass for a cancelled caller."""
+    """Returns the call's result. Raises nothing that would end the loop or look like a canceled caller."""
     try:
         return await function(*arguments)
     except asyncio.CancelledError as error:

@@ -1,6 +1,6 @@
 """Attribute keys of spans, events and log records.
 
-Standard `gen_ai.*` names where OpenTelemetry's GenAI semantic conventions define them, `trainspan.*` elsewhere.
+Names are `gen_ai.*` if OpenTelemetry's GenAI semantic conventions define them, otherwise `trainspan.*`.
 The constants in `opentelemetry.semconv` for `gen_ai` are deprecated (the conventions moved to their own repository),
 hence this table.
 """
@@ -15,16 +15,16 @@ ATTEMPT: Final = "trainspan.attempt"  # int, from 0
 ROUND: Final = "trainspan.round"  # int
 SPLIT: Final = "trainspan.split"  # "train" | "val"
 
-# The rollout's own span (runner, explicit block or process). ROLLOUT_STATUS on a span is what makes it one.
+# The rollout's own span (runner, explicit block or process), recognized by ROLLOUT_STATUS.
 ROLLOUT_STATUS: Final = "trainspan.rollout.status"
-ROLLOUT_CALLS: Final = "trainspan.rollout.calls"  # int: calls the agent's side saw succeed, if known
+ROLLOUT_CALLS: Final = "trainspan.rollout.calls"  # int: successful calls seen by the agent's side, if known
 ROLLOUT_BOUNDARY: Final = "trainspan.rollout.boundary"  # "runner" | "explicit" | "request" | "process"
-ROLLOUT_SIGNED: Final = "trainspan.rollout.signed"  # true: the runner signed what it handed to the agent
+ROLLOUT_SIGNED: Final = "trainspan.rollout.signed"  # true: the runner signed what it passed to the agent
 ROLLOUT_JUDGE: Final = "trainspan.rollout.judge"  # "module:function"; then only evaluations of source "judge" count
 ROLLOUT_OWN_REWARD: Final = (
     "trainspan.rollout.own_reward"  # true: the runner has no judge, the agent's own rewards count
 )
-GROUP_SIZE: Final = "trainspan.group.size"  # int: rollouts that the runner makes of this task in this round
+GROUP_SIZE: Final = "trainspan.group.size"  # int: the runner's rollouts of this task in this round
 ROLLOUT_SPAN_NAME: Final = "trainspan.rollout"
 
 # A call, emitted by the policy server as span `chat {model}` of kind SERVER.
@@ -42,22 +42,22 @@ POLICY_BASE: Final = "trainspan.policy.base"  # hex digest of the model that tra
 POLICY_VERSION: Final = "trainspan.policy.version"  # int
 POLICY_VERSION_SPANS: Final = "trainspan.policy.version_spans"  # JSON [[version, first token, end token], …]
 CALL_INDEX: Final = "trainspan.call.index"  # int, counter per rollout and server, given at request start
-CALL_SIGNED: Final = "trainspan.call.signed"  # bool: the runner gave the caller the identity, or the URL, that it used
-CALL_SERVER: Final = "trainspan.call.server"  # 32 hex digits: which server counted the index
-CALL_DELIVERED: Final = "trainspan.call.delivered"  # bool: the client got the whole answer
-CALL_INTERNAL: Final = "trainspan.call.internal"  # bool: canary and other requests of our own
-CALL_RECORDED_BY: Final = "trainspan.call.recorded_by"  # "client": by the agent's side, from a server that is not ours
-CALL_LACKS: Final = "trainspan.call.lacks"  # str[] of "token_ids", "logprobs": what that server did not give
+CALL_SIGNED: Final = "trainspan.call.signed"  # bool: the identity or URL that the caller used was the runner's
+CALL_SERVER: Final = "trainspan.call.server"  # 32 hex digits: the server that counted the index
+CALL_DELIVERED: Final = "trainspan.call.delivered"  # bool: the client received the whole answer
+CALL_INTERNAL: Final = "trainspan.call.internal"  # bool: canary and other requests by trainspan itself
+CALL_RECORDED_BY: Final = "trainspan.call.recorded_by"  # "client": by the agent's side, from another server
+CALL_LACKS: Final = "trainspan.call.lacks"  # str[] of "token_ids", "logprobs": missing in that server's answer
 CALL_MULTIMODAL: Final = "trainspan.call.multimodal"  # bool
 CALL_ENDPOINT: Final = "trainspan.call.endpoint"  # request path, e.g. "/v1/chat/completions"
 CHOICE_INDEX: Final = "trainspan.choice.index"  # int
 SIGNATURE: Final = "trainspan.signature"  # baggage only: the runner's signature on the identity
 URL_SIGNATURE: Final = "trainspan.signature.url"  # baggage only: the same on the rollout's trace, for base URLs
-STATE_KEY: Final = "trainspan.state.key"  # str, user-given state for step-level grouping
+STATE_KEY: Final = "trainspan.state.key"  # str, the user's state for step-level grouping
 REDACTED: Final = "trainspan.redacted"  # str[]: blocked keys that the collector removed from this span, event or record
-NO_BOUNDARY: Final = "trainspan.no_boundary"  # bool: nothing says where one rollout ends and the next begins
+NO_BOUNDARY: Final = "trainspan.no_boundary"  # bool: rollouts cannot be told apart
 
-USER_AGENT: Final = "user_agent.original"  # of the program that made the request
+USER_AGENT: Final = "user_agent.original"  # the program that made the request
 
 GEN_AI_OPERATION: Final = "gen_ai.operation.name"
 GEN_AI_PROVIDER: Final = "gen_ai.provider.name"
@@ -79,7 +79,7 @@ GEN_AI_SEED: Final = "gen_ai.request.seed"
 GEN_AI_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
 GEN_AI_INPUT_MESSAGES: Final = "gen_ai.input.messages"
 GEN_AI_OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
-GEN_AI_SYSTEM_INSTRUCTIONS: Final = "gen_ai.system_instructions"  # parts of a system message that stands apart
+GEN_AI_SYSTEM_INSTRUCTIONS: Final = "gen_ai.system_instructions"  # parts of a separate system message
 GEN_AI_TOOL_DEFINITIONS: Final = "gen_ai.tool.definitions"
 
 # Rewards: the standard event, as a span event or a log record.

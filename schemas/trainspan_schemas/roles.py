@@ -1,4 +1,4 @@
-"""The collector's role tokens: the file that names a token per role, made by whoever needs it first."""
+"""The collector's role tokens: a file with a token for each role, created by the first process that needs it."""
 
 import secrets
 import tomllib
@@ -25,27 +25,27 @@ TOKEN_FILE: Final = "tokens.toml"
 
 
 class Role(StrEnum):
-    """What a token's holder is."""
+    """The role of a token's holder."""
 
     AGENT = "agent"
-    """Sends telemetry; its word on identities and rewards is stored as untrusted."""
+    """Sends telemetry; its identities and rewards are stored as untrusted."""
     SERVING = "serving"
-    """Sends calls; its word on rollouts and rewards is stored as untrusted."""
+    """Sends calls; its rollouts and rewards are stored as untrusted."""
     RUNNER = "runner"
     """Sends rollouts and verdicts, reads, and does maintenance."""
     READER = "reader"
     """Reads."""
     USER = "user"
-    """A program that the user starts by hand: sends telemetry, and rewards its rollouts; is no runner's and no judge's word."""
+    """A program that the user starts by hand: sends telemetry and rewards its rollouts, without a runner's or judge's authority."""
 
 
 def home_token_file() -> Path:
-    """The file of who configured none: `$TRAINSPAN_HOME/tokens.toml`, whether it exists or not."""
+    """The default token file, `$TRAINSPAN_HOME/tokens.toml`, which may not exist yet."""
     return home() / TOKEN_FILE
 
 
 def make_home_token_file() -> Path:
-    """The same, with a token for every role, made if it was not there. Raises ConfigError where that fails."""
+    """The default token file, created with a token for every role if it does not exist. Raises ConfigError if that fails."""
     path = home_token_file()
     if not path.exists():
         make_secret_file(path, "".join(f'{role} = "{secrets.token_hex(32)}"\n' for role in Role))
@@ -53,24 +53,24 @@ def make_home_token_file() -> Path:
 
 
 def read_tokens(file: str | Path) -> dict[str, Any]:
-    """What the file says: role → token, or list of tokens. Raises ConfigError for one that is no such file."""
+    """Reads role → token, or list of tokens. Raises ConfigError if the file is unreadable or malformed."""
     try:
         return tomllib.loads(Path(file).read_text())
     except OSError as error:
         raise ConfigError(f"token file {file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f'token file {file} is no TOML of role = "token": {error}') from error
+        raise ConfigError(f'token file {file} is not TOML of the form role = "token": {error}') from error
 
 
 def token_of(file: str | Path, role: str) -> str:
-    """The (first) token of `role`. Raises ConfigError where there is none."""
+    """The (first) token of `role`. Raises ConfigError if there is none."""
     token = read_tokens(file).get(role)
     token = token[0] if isinstance(token, list) and token else token
     if not isinstance(token, str):
-        raise ConfigError(f'token file {file} has no token of the role {role}: add a line {role} = "…"')
+        raise ConfigError(f'token file {file} has no token for the role {role}: add a line {role} = "…"')
     return token
 
 
 def otlp_headers_of(file: str | Path, role: str) -> str:
-    """A value for OTEL_EXPORTER_OTLP_HEADERS with the (first) token of `role`. Raises ConfigError where there is none."""
+    """A value for OTEL_EXPORTER_OTLP_HEADERS with the (first) token of `role`. Raises ConfigError if there is none."""
     return f"authorization={quote(f'Bearer {token_of(file, role)}')}"

@@ -1,6 +1,6 @@
-"""Secrets in files of mode 0600, in folders of mode 0700: made once, whole, whoever else makes them at the same time.
+"""Secrets in files of mode 0600, in folders of mode 0700, created atomically and once even by concurrent processes.
 
-A folder that is there keeps its mode.
+An existing folder keeps its mode.
 """
 
 import os
@@ -15,7 +15,7 @@ __all__ = ["check_is_private", "make_secret_file"]
 def make_secret_file(path: Path, text: str) -> None:
     """Writes `text` to `path` unless the file exists: of two processes one wins, and both then read the same file.
 
-    Raises ConfigError where the folder or the file cannot be made.
+    Raises ConfigError if the folder or the file cannot be created.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -23,7 +23,7 @@ def make_secret_file(path: Path, text: str) -> None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be made: {error.strerror}; set TRAINSPAN_HOME to a folder that this user can write"
+            f"{path} cannot be created: {error.strerror}; set TRAINSPAN_HOME to a folder that this user can write"
         ) from error
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -36,6 +36,6 @@ def make_secret_file(path: Path, text: str) -> None:
 
 
 def check_is_private(path: Path, what: str) -> None:
-    """Raises ConfigError where other users can read the file, OSError where it is not there."""
+    """Raises ConfigError if other users can read the file, OSError if it does not exist."""
     if path.stat().st_mode & 0o077:
         raise ConfigError(f"{what} {path} can be read by others: chmod 600 {path}")

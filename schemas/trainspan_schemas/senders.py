@@ -1,6 +1,6 @@
-"""Which credentials a sender of telemetry shows to the collector, without anything being configured.
+"""The credentials that a sender of telemetry uses by default.
 
-Tokens of a state folder go to this machine's own collector alone, never to another host.
+Tokens of a state folder are sent only to the collector on this machine, never to another host.
 """
 
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ _OTLP_PORT: Final = 4317
 def sender_headers(
     role: str, collector: str, environ: Mapping[str, str], *, token_file: str | None = None, store: str | None = None
 ) -> str | None:
-    """What a process of `role` sends to `collector`, a URL, as in OTEL_EXPORTER_OTLP_HEADERS; None: what that variable says.
+    """The headers that `role` sends to `collector`, a URL, as in OTEL_EXPORTER_OTLP_HEADERS; None: that variable's value.
 
-    The first that applies: `token_file`; the file that the running collector of `store` names; a token that the environment
-    holds; for a collector on this machine the file of the state folder, which is made if it is not there. Raises ConfigError.
+    The first source that applies: `token_file`; the file that the running collector of `store` names; a token in the
+    environment; for a collector on this machine the state folder's file, created if it does not exist. Raises ConfigError.
     """
     if token_file:
         return otlp_headers_of(token_file, role)
@@ -41,7 +41,7 @@ def sender_headers(
 
 
 def known_headers(role: str, collector: str, *, store: str | None = None) -> str | None:
-    """The same of the collector that runs for `store` and listens at `collector`; None where it has no token of this role."""
+    """The same for the running collector of `store` if it listens at `collector`; None if it has no token for this role."""
     running = running_collector(store_path(store))
     if running is None or running.token_file is None:
         return None
@@ -52,14 +52,14 @@ def known_headers(role: str, collector: str, *, store: str | None = None) -> str
         return None
     try:
         return otlp_headers_of(running.token_file, role)
-    except ConfigError:  # of a file that the user made, which need not have every role
+    except ConfigError:  # a file of the user need not have every role
         return None
 
 
 def without_credentials(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a process that is not to send with this one's credentials: without its OTLP headers.
+    """The environment without OTLP headers, for a process that must not send with this one's credentials.
 
-    The headers of a signal that goes to an endpoint of its own stay: they are for that endpoint.
+    Headers of a signal with a separate endpoint stay: they are for that endpoint.
     """
     kept = {name: value for name, value in environ.items() if name != _HEADERS}
     for signal in _SIGNALS:

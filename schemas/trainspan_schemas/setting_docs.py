@@ -19,24 +19,24 @@ _DEFAULT = re.compile(r"(.*)[;,] default: (.+)\.", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class SettingDoc:
-    """What is known of one setting."""
+    """The documentation of one setting."""
 
     section: str
     name: str
     kind: type
     """str, int, float or bool."""
     default: object
-    """None if another value takes its place; `stated_default` then says which."""
+    """None if another value replaces it; `stated_default` then describes that value."""
     summary: str
-    """The first paragraph of its text, without the default: what the help of an option shows."""
+    """The first paragraph of its text, without the default, as in the help of an option."""
     stated_default: str | None
-    """The default in words, if it is stated so."""
+    """The default in words, if the text states it."""
     details: str
     """The rest of its text."""
 
 
 def setting_docs(section: str) -> tuple[SettingDoc, ...]:
-    """The settings of a section, in order. Raises ValueError if one has no text, or None as its default and states no other."""
+    """The settings of a section, in order. Raises ValueError if one has no text, or the default None without another stated."""
     owner: Any = sections()[section]
     texts, hints = _texts(owner.__name__), get_type_hints(owner)
     return tuple(
@@ -50,7 +50,7 @@ def _read(section: str, name: str, hint: Any, default: object, text: str) -> Set
     stated = _DEFAULT.fullmatch(summary)
     if not summary or (default is None and stated is None):
         raise ValueError(
-            f'[{section}] {name} needs a text under it; one with the default None ends with "; default: WHAT."'
+            f'[{section}] {name} needs a text under it; if its default is None, the text ends with "; default: WHAT."'
         )
     kind = next(it for it in get_args(hint) if it is not type(None)) if isinstance(hint, types.UnionType) else hint
     return SettingDoc(

@@ -61,7 +61,7 @@ class CollectorSettings:
     duckdb_memory_bytes: int = 144 * 1024 * 1024
     """DuckDB's memory limit for loading and for named reads.
 
-    Larger work spills to disk. If loading lacks memory all the same, the store is reopened with twice the limit."""
+    Larger work spills to disk. If loading still runs out of memory, the store is reopened with twice the limit."""
     checkpoint_bytes: int = 256 * 1024 * 1024
     """Size of the loaded journal at which DuckDB is checkpointed and that journal deleted."""
     retention_days: float | None = None
@@ -121,7 +121,7 @@ class ServingSettings:
     require_signature: bool = False
     """Answer only requests whose identity or URL the runner signed; others get 401."""
     sleep: bool = False
-    """Let a trainer on the same GPU put the server to sleep and use its memory meanwhile."""
+    """Let a trainer on the same GPU put the server to sleep and use its memory in the meantime."""
     spool_max_bytes: int = 1024 * 1024 * 1024
     """Maximum size on disk of the call spans that wait for the collector; beyond it the newest are dropped."""
     train_sampling: bool = False
@@ -141,7 +141,7 @@ class ServingSettings:
     swap_timeout_s: float = 30.0
     """How long a request is held during a swap before it gets 503 with Retry-After."""
     drain_timeout_s: float = 60.0
-    """How long a swap, or an order to sleep, waits for running generations before it ends them.
+    """How long a swap or a sleep request waits for running generations before it ends them.
 
     Their clients get 503, or an error event in a stream.
     Raise it together with `swap_timeout_s` if answers take longer."""
@@ -176,7 +176,7 @@ class RolloutsSettings:
     judge_concurrency: int = 16
     """Maximum number of verdicts in progress.
 
-    They are made in threads, or in one event loop if the judge is an `async def`, while agents keep running."""
+    Judges run in threads, or in one event loop if the judge is an `async def`, while agents keep running."""
     judge_timeout_s: float = 120.0
     """Seconds after which a verdict is abandoned and its rollout gets status `judge_error`."""
     policy_url: str = "http://127.0.0.1:8000/v1"
@@ -231,17 +231,17 @@ class DatasetSettings:
 
     The signals are `tool_error`, `parse_error` and `repeated_call`."""
     overlong: str = "keep"
-    """Calls that end by length: `keep`, `mask` (do not train them) or `punish` (lower their reward)."""
+    """Calls that reach the length limit: `keep`, `mask` (do not train them) or `punish` (lower their reward)."""
     overlong_penalty: float | None = None
-    """What `punish` subtracts from the reward of such a call; default: 1."""
+    """Amount that `punish` subtracts from the reward of such a call; default: 1."""
     gamma: float = 1.0
     """Discount per call for `return_to_go` and `gigpo`."""
     group_over: str = "rollouts"
-    """What a group's statistics are computed over: `rollouts` or `calls`.
+    """Unit of a group's statistics: `rollouts` or `calls`.
 
     With `calls`, a rollout with more calls has more weight."""
     step_by: str = "turn"
-    """What `step` compares within a group: calls of the same `turn`, or of the same `agent`."""
+    """Calls that `step` compares within a group: those of the same `turn`, or of the same `agent`."""
     episode_weight: float = 1.0
     """Weight of the comparison of whole rollouts in `gigpo`."""
     state_weight: float = 1.0
@@ -281,10 +281,10 @@ class DatasetSettings:
     wait_s: float = 0.0
     """How long to wait for rollouts that are still arriving."""
     group_wait_s: float = 300.0
-    """How long a task's group waits for rollouts that its runner still has to make.
+    """How long a task's group waits for rollouts that its runner has not finished.
 
-    It is counted from the group's last sign of life; the group is then used as it is. The default is two timeouts of the
-    runner and a minute."""
+    It is counted from the group's last activity; the group is then used as it is. The default is twice the runner's timeout
+    plus a minute."""
     min_coverage: float = 0.5
     """Minimum share of calls that must be trainable; below it the command fails."""
     keep_zero_spread: bool = False
@@ -293,7 +293,7 @@ class DatasetSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """`[train]`: Parquet in, optimizer steps, checkpoints out."""
+    """`[train]`: Parquet in, checkpoints out."""
 
     model: str | None = None
     """Model directory or Hugging Face id to start from if there is no checkpoint yet; default: the model last served."""
@@ -313,7 +313,7 @@ class TrainSettings:
     warmup_rounds: int = 0
     """Rounds of a run over which the learning rate rises from 0."""
     decay: str = "constant"
-    """Learning rate after that: `constant`, or `linear` or `cosine` down to a tenth of it at `decay_rounds`, where it stays."""
+    """Learning rate after that: `constant`, or `linear` or `cosine` decay to a tenth of it at `decay_rounds`, then constant."""
     decay_rounds: int | None = None
     """Round of a run at which decay ends; default: none, required by `linear` and `cosine`."""
     weight_decay: float = 0.0
@@ -329,7 +329,7 @@ class TrainSettings:
     loss: str = "clip"
     """`clip` (PPO's surrogate with a clipped ratio) or `cispo` (a capped ratio, and every token gives a gradient).
 
-    `cispo` is for rare tokens that matter."""
+    `cispo` is for rare but important tokens."""
     epsilon: float | None = None
     """Lower clip of the importance ratio, 1 − ε; default: 0.2, or 3e-4 with `ratio = "call"`.
 
@@ -372,7 +372,7 @@ class TrainSettings:
     max_staleness: int | None = None
     """Do not train calls that are more versions behind than this; default: no limit."""
     adapter: str = "none"
-    """`none` (train all weights) or `lora` (train a low-rank adapter beside frozen weights).
+    """`none` (train all weights) or `lora` (train a low-rank adapter on frozen weights).
 
     An adapter takes a fraction of the memory and has small checkpoints."""
     lora_rank: int | None = None
@@ -392,11 +392,11 @@ class TrainSettings:
     gradient_checkpointing: bool | None = None
     """Recompute activations in the backward pass instead of keeping them; default: on a GPU only."""
     memory_gib: float | None = None
-    """Memory that the trainer may use on its device; default: what is free when it starts.
+    """Memory that the trainer may use on its device; default: the memory that is free at its start.
 
-    The estimate of memory is compared with it before anything is loaded."""
+    The memory estimate is compared with it before anything is loaded."""
     micro_batch_tokens: int | None = None
-    """Maximum number of tokens in one forward pass, padding included; default: 16384, or what fits into memory.
+    """Maximum number of tokens in one forward pass, padding included; default: 16384, or as many as fit into memory.
 
     Set it if runs must be bit-identical on machines with different amounts of free memory."""
     merge: bool = True
@@ -418,17 +418,17 @@ class TrainSettings:
     keep_checkpoints: int = 5
     """Number of newest checkpoints kept on disk.
 
-    `latest`, its parent and what the policy server serves are always kept."""
+    `latest`, its parent and the served checkpoint are always kept."""
     report_to: str = "none"
-    """Where figures of each round are shown in addition to `metrics.jsonl`: `tensorboard`, `trackio`, `wandb`, several with
+    """Trackers of each round's figures in addition to `metrics.jsonl`: `tensorboard`, `trackio`, `wandb`, several with
     commas, or `none`."""
     seed: int = 0
-    """Seed of the order of rollouts and of a new adapter."""
+    """Seed for the order of rollouts and for a new adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """`[loop]`: all of it, supervised."""
+    """`[loop]`: all stages, supervised."""
 
     rounds: int = 20
     """Maximum number of rounds."""
@@ -453,7 +453,7 @@ class LoopSettings:
     max_hours: float | None = None
     """End the run after this many hours of rounds and validations; default: never."""
     keep_best: bool = True
-    """Keep the checkpoint of the best validation in the run's folder `best/`, whatever is pruned."""
+    """Keep the checkpoint of the best validation in the run's folder `best/`, regardless of pruning."""
     probe_tasks: str | None = None
     """Task file of a hard probe, rolled out before and after and reported under its own name; default: none.
 
@@ -461,7 +461,7 @@ class LoopSettings:
     server_devices: str | None = None
     """GPUs of the policy server, such as `0` or `0,1`; default: the first.
 
-    They are counted among the visible ones. Over several the server splits the model (tensor parallelism)."""
+    They are numbered among the visible ones. The server splits the model over several (tensor parallelism)."""
     server_flags: str | None = None
     """Further flags of vLLM, such as `--gpu-memory-utilization 0.3`; default: none.
 
@@ -474,11 +474,11 @@ class LoopSettings:
     """Command that launches the trainer's processes, such as `accelerate launch --config_file fsdp.yaml`; default:
     `torchrun` for several."""
     restarts: int = 3
-    """How often each process is restarted after it ended by itself."""
+    """How often each process is restarted after it exits unexpectedly."""
     ready_timeout_s: float = 600.0
     """How long to wait for the collector, the policy server and the trainer to come up."""
     seed: int = 0
-    """Seed of the draw of tasks."""
+    """Seed for drawing tasks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""The runner's signature on what it hands to agents: a rollout's identity, and the trace in a base URL.
+"""The runner's signature on what it passes to agents: a rollout's identity, and the trace in a base URL.
 
-A policy server that has the runner's key can tell an identity that the runner gave from one that a caller made up. The
+A policy server that has the runner's key can distinguish an identity from the runner from one that a caller made up. The
 signature is the first half of an HMAC-SHA256 (RFC 2104), in hex.
 """
 
@@ -20,7 +20,7 @@ SIGNATURE_CHARS = 32
 
 
 def signing_key(file: str | None = None) -> bytes:
-    """The key in `file`, or in `$TRAINSPAN_HOME/signing-key`, which is made with mode 0600 if it is not there.
+    """The key in `file`, or in `$TRAINSPAN_HOME/signing-key`, which is created with mode 0600 if it does not exist.
 
     Raises ConfigError if the file cannot be read, is readable by others, or is empty.
     """
@@ -29,7 +29,7 @@ def signing_key(file: str | None = None) -> bytes:
         return _read(path)
     except FileNotFoundError as error:
         if file:
-            raise ConfigError(f"signing key {path} does not exist: copy the one of the other machine there") from error
+            raise ConfigError(f"signing key {path} does not exist: copy it from the runner's machine") from error
     make_secret_file(path, secrets.token_hex(32) + "\n")
     return _read(path)
 
@@ -40,12 +40,12 @@ def sign(key: bytes, text: str) -> str:
 
 
 def verify(key: bytes, text: str, signature: str | None) -> bool:
-    """Whether `signature` is that of `text`, in a time that does not depend on it."""
+    """Whether `signature` is the signature of `text`, in constant time."""
     return hmac.compare_digest(sign(key, text).encode(), (signature or "").encode(errors="surrogatepass"))
 
 
 def _read(path: Path) -> bytes:
-    """Raises FileNotFoundError, ConfigError."""
+    """Reads the key. Raises FileNotFoundError, ConfigError."""
     try:
         check_is_private(path, "signing key")
         key = path.read_bytes().strip()
@@ -55,6 +55,6 @@ def _read(path: Path) -> bytes:
         raise ConfigError(f"signing key {path} cannot be read: {error.strerror}") from error
     if len(key) < SIGNATURE_CHARS:
         raise ConfigError(
-            f"signing key {path} is shorter than {SIGNATURE_CHARS} characters: delete it to have a new one made"
+            f"signing key {path} is shorter than {SIGNATURE_CHARS} characters: delete it, and a new one is created"
         )
     return key

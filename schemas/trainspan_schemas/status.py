@@ -1,4 +1,4 @@
-"""Fixed names: how a rollout ended, and why a call is not trained."""
+"""Fixed names: statuses of rollouts, and reasons to drop calls."""
 
 from typing import Final, Literal, get_args
 
@@ -50,5 +50,5 @@ DROP_REASONS: Final[tuple[str, ...]] = get_args(DropReason)
 
 
 def without_detail(reason: str) -> str:
-    """The reason, without what may stand behind a colon: `constrained` of `constrained:beam_search`."""
+    """The reason without a detail after a colon: `constrained` for `constrained:beam_search`."""
     return reason.partition(":")[0]

@@ -1,7 +1,7 @@
-"""How a reader finds the store: `<store>.json` names the running collector; without one, a reader starts one for itself.
+"""Access to the store for readers: `<store>.json` names the running collector; if none runs, a reader starts one.
 
 The Flight protocol: a ticket is JSON, `{"sql": "SELECT …"}` for a user's query or `{"read": name, "parameters": {…}}` for
-a named read; `wait_ms` bounds the wait for the loader. The answer's schema metadata holds `watermark`, the highest `seq` loaded.
+a named read; `wait_ms` bounds the wait for the loader. The answer's schema metadata has `watermark`, the highest `seq` loaded.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """What a running collector says of itself; addresses are `HOST:PORT`, or None if that listener is off."""
+    """The published address of a running collector; addresses are `HOST:PORT`, or None if that listener is off."""
 
     pid: int
     store: str
@@ -42,31 +42,31 @@ class StoreAddress:
     http: str | None
     flight: str
     tls: bool = False
-    """Whether all of them are encrypted."""
+    """Whether all listeners use TLS."""
     token: str | None = None
-    """Where tokens are in use: one for readers of this file, made anew with each start."""
+    """If tokens are in use: one for readers of this file, new at each start."""
     token_file: str | None = None
-    """Where tokens are in use that senders have too: the file with one for each role."""
+    """If senders use tokens too: the file with one for each role."""
     for_readers: bool = False
-    """It was started by readers, for their own time, and takes no telemetry."""
+    """Whether readers started it; it then takes no telemetry and ends with the last of them."""
 
     @property
     def endpoint(self) -> StoreEndpoint:
-        """Where to read; no certificate is checked, since this file belongs to its user alone."""
+        """The endpoint for readers; no certificate is checked, since only this user can write the file."""
         scheme = "grpc+tls" if self.tls else "grpc"
         authorization = f"Bearer {self.token}" if self.token else None
         return StoreEndpoint(f"{scheme}://{self.flight}", authorization, verify=False)
 
 
 def address_file(store: Path) -> Path:
-    """`spans.duckdb` → `spans.duckdb.json`, mode 0600, written by the collector when it is ready, removed when it stops."""
+    """`spans.duckdb` → `spans.duckdb.json`, mode 0600, written when the collector is ready, removed when it stops."""
     return store.with_name(store.name + ".json")
 
 
 def write_address(address: StoreAddress) -> int:
-    """Writes the address file atomically with mode 0600; a descriptor to be held open for as long as the address is true.
+    """Writes the address file atomically with mode 0600; returns a descriptor to keep open while the address is valid.
 
-    It has a lock on the file, which the kernel lets go of with the process: a killed collector leaves the file, not the lock.
+    It holds a lock on the file, which the kernel releases with the process: a killed collector leaves the file, not the lock.
     """
     path = address_file(Path(address.store))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -79,7 +79,7 @@ def write_address(address: StoreAddress) -> int:
 
 
 def running_collector(store: Path) -> StoreAddress | None:
-    """The collector that owns `store` now; None where the file is missing or nobody holds its lock."""
+    """The collector that owns `store` now; None if the file is missing or unlocked."""
     try:
         with address_file(store).open() as file:
             return StoreAddress(**json.load(file)) if _is_locked(file.fileno()) else None
@@ -89,11 +89,11 @@ def running_collector(store: Path) -> StoreAddress | None:
 
 @contextlib.contextmanager
 def open_store(store: str, *, start_timeout_s: float = 900.0) -> Iterator[StoreEndpoint]:
-    """Yields where to read a store, given by its path or as `grpc://HOST:PORT` or `grpc+tls://HOST:PORT`.
+    """Yields the endpoint of a store, given by its path or as `grpc://HOST:PORT` or `grpc+tls://HOST:PORT`.
 
-    A path without a running collector gets one, which all readers of that time share and the last one stops; it migrates a
-    store of an earlier version first. Raises StoreError where the path does not exist, ProcessError where the collector does
-    not come up.
+    For a path without a running collector one is started; concurrent readers share it, and the last one stops it. It first
+    migrates a store of an earlier version. Raises StoreError if the path does not exist, ProcessError if the collector does
+    not start.
     """
     if store.startswith(("grpc://", "grpc+tls://")):
         yield StoreEndpoint.of_address(store, os.environ)
@@ -119,12 +119,12 @@ def open_store(store: str, *, start_timeout_s: float = 900.0) -> Iterator[StoreE
 
 
 def lock_file(store: Path) -> Path:
-    """Locked by the process that has the store open."""
+    """The file that is locked by the process that has the store open."""
     return _journal(store) / "lock"
 
 
 def _is_locked(file: int) -> bool:
-    """Whether another open file has the lock; if not, `file` has it until it is closed."""
+    """Whether another open file holds the lock; otherwise `file` takes it until it is closed."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -139,12 +139,12 @@ def _is_open(store: Path) -> bool:
 
 
 def readers_file(store: Path) -> Path:
-    """Locked, shared, by every reader of a collector that runs for readers only."""
+    """The file on which every reader of a readers-only collector holds a shared lock."""
     return _journal(store) / "readers"
 
 
 def is_last_reader(lock: int) -> bool:
-    """Whether no other process holds `lock`, an open `readers_file`. If so, new readers wait until it is closed."""
+    """Whether no other process holds `lock`, an open `readers_file`. If true, new readers wait until it is closed."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -167,7 +167,7 @@ def _locked(path: Path, mode: int) -> Iterator[int]:
 
 
 def _start_collector(store: Path, timeout_s: float) -> StoreAddress:
-    """A collector that takes no telemetry, in a session of its own: it may outlive this process, if others read."""
+    """Starts a collector without telemetry, in a new session: it may outlive this process if others read."""
     command = [sys.executable, "-m", "trainspan_cli", "collector", "--for-readers", "--store", str(store)]
     with tempfile.TemporaryFile() as messages:
         process = subprocess.Popen(
@@ -181,11 +181,11 @@ def _start_collector(store: Path, timeout_s: float) -> StoreAddress:
         while time.monotonic() < deadline:
             address = running_collector(store)
             if address and (address.pid == process.pid or not address.for_readers):
-                return address  # or one that takes telemetry came first
+                return address  # or that of a regular collector that started first
             if process.poll() is not None:
                 messages.seek(0)
                 last = messages.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-                raise ProcessError(f"the collector for {store} ended with code {process.returncode}: {last[0]}")
+                raise ProcessError(f"the collector for {store} exited with code {process.returncode}: {last[0]}")
             time.sleep(0.02)
         process.kill()
         process.wait()
@@ -193,7 +193,7 @@ def _start_collector(store: Path, timeout_s: float) -> StoreAddress:
 
 
 def _stop_collector(store: Path, address: StoreAddress, timeout_s: float = 30.0) -> None:
-    """Ends it, by signals to the process that holds the store and no other."""
+    """Stops the collector by signals, while it has the store open."""
     deadline = time.monotonic() + timeout_s
     for number in (signal.SIGTERM, signal.SIGKILL):
         if not _is_open(store):

@@ -1,11 +1,11 @@
-"""The reading surface: SQL views of the store, stable across store versions.
+"""The public SQL views of the store, stable across store versions.
 
-Ids are lower-case hex, times BIGINT nanoseconds since the epoch; exactly one row per item.
+Ids are lower-case hex, times are BIGINT nanoseconds since the epoch; each item has exactly one row.
 `attributes`, `resource`, `events` and `links` are JSON text that keeps types: string, bool and double as in JSON,
 64-bit integers as JSON integers, bytes as {"bytes": base64}, doubles that JSON lacks as {"double": "NaN"},
 arrays as arrays, key-value lists as {"kvlist": [[k, v], …]}.
-Token columns that were promoted are not stored a second time in `attributes`.
-`untrusted` is true for what came with a token of the role `agent`, where the collector demands tokens.
+Token attributes with their own columns are not repeated in `attributes`.
+`untrusted` is true for items sent with a token of the role `agent`, if the collector requires tokens.
 """
 
 from typing import Final
@@ -23,7 +23,7 @@ CALL_FACTS: Final = (
     *(keys.LOGPROBS_MODE, keys.SAMPLING_CONSTRAINED, keys.CALL_INTERNAL, keys.CALL_MULTIMODAL, keys.NO_BOUNDARY),
     *(keys.CALL_SERVER, keys.CALL_SIGNED, keys.POLICY_BASE, keys.SAMPLING_CONSTRAINT, keys.CONSTRAINT_START),
 )
-"""Attributes of a call that stand together in the column `call_facts` of the reads `spans` and `calls`, in this order."""
+"""Attributes of a call in the column `call_facts` of the reads `spans` and `calls`, in this order."""
 
 VIEWS: Final[dict[str, dict[str, str]]] = {
     "spans": {

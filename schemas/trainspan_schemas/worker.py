@@ -1,7 +1,7 @@
-"""Between the runner and the agent's process: jobs and outcomes of a function worker (JSON lines), reports of a command.
+"""Messages between the runner and the agent's process: jobs and outcomes of a worker (JSON lines), reports of a command.
 
-A worker is started as `python -m trainspan._worker --fd N TARGET` with one end of a socket pair. It says `Ready` or
-`Refusal` once; then it gets a `Job` for each rollout, `Cancel` for one that took too long, and answers with an `Outcome`.
+A worker is started as `python -m trainspan._worker --fd N TARGET` with one end of a socket pair. It sends `Ready` or
+`Refusal` once; then it gets a `Job` for each rollout and a `Cancel` for each that took too long, and answers with an `Outcome`.
 """
 
 import json
@@ -14,7 +14,7 @@ from trainspan_schemas.identity import Identity
 __all__ = ["MAX_LINE_BYTES", "AgentReport", "Cancel", "Job", "Outcome", "Ready", "Refusal", "decode", "encode"]
 
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
-"""Greatest size of one message."""
+"""Maximum size of one message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop this job: it ran past its time."""
+    """Stop this job: it exceeded its time limit."""
 
     number: int
 
@@ -42,7 +42,7 @@ class Ready:
     """The target is imported."""
 
     is_async: bool
-    """Whether a job can be cancelled; a synchronous function can only be killed with its process."""
+    """Whether a job can be canceled; a synchronous function can only be killed with its process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,30 +51,30 @@ class Refusal:
 
     message: str
     usage: bool
-    """Whether the user named something wrong (as against: the module raised)."""
+    """Whether the user's input is wrong; false if the module raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """What one agent process saw of its rollout."""
+    """One agent process's report on its rollout."""
 
     calls: int = 0
     """Model calls that succeeded."""
     policy_failing: bool = False
-    """The last request to the policy server got no answer, or 429 or 5xx."""
+    """Whether the last request to the policy server got no answer, 429 or 5xx."""
     rewards: list[float] = field(default_factory=list)
-    """Values that the agent gave by `trainspan.reward`."""
+    """Values that the agent passed to `trainspan.reward`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended."""
+    """The result of a job."""
 
     number: int
     value: Any
-    """The return value, as JSON (text where it is not serializable)."""
+    """The return value, as JSON (as text if it is not serializable)."""
     error: str | None
-    """`ExceptionType: message`, None where it returned."""
+    """`ExceptionType: message`; None if it returned."""
     cancelled: bool
     duration_s: float
     report: AgentReport
@@ -85,12 +85,12 @@ Message = Job | Cancel | Ready | Refusal | Outcome
 
 
 def encode(message: Message) -> bytes:
-    """The message as one line."""
+    """Encodes a message as one line."""
     return json.dumps({"kind": type(message).__name__, **asdict(message)}, default=str).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """The message of one line. Raises InvalidRecordError."""
+    """Decodes the message in one line. Raises InvalidRecordError."""
     try:
         fields = json.loads(line)
         cls = _KINDS[fields.pop("kind")]

@@ -57,7 +57,7 @@ def test_a_model_is_known_by_its_weights_wherever_and_in_however_many_files_it_l
     assert len(digest_of_model(one)) == 32
     (one / "model.safetensors").write_bytes(b"\xff" * 8)
     with pytest.raises(
-        CheckpointError, match=r"one/model.safetensors is no whole safetensors file: the header is cut off"
+        CheckpointError, match=r"one/model.safetensors is not a complete safetensors file: the header is cut off"
     ):
         digest_of_model(one)
 

@@ -35,7 +35,7 @@ def test_standard_variables_are_read_and_ours_win_over_them() -> None:
         ("[trian]\nseed = 1\n", "unknown section [trian]; did you mean 'train'?"),
         ("[train]\nseed = 'x'\n", "train.seed = 'x' is not of type int"),
         ("[train]\nmerge = 3\n", "train.merge = 3 is not true or false"),
-        ("seed = 1\n", "'seed' stands outside a section"),
+        ("seed = 1\n", "'seed' is outside a section"),
         ("[train\n", "trainspan.toml"),
     ],
 )

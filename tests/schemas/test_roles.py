@@ -21,9 +21,9 @@ def test_the_first_token_of_a_role_is_the_header(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (None, "cannot be read: No such file"),
-        ("agent", "is no TOML"),
-        ('agent = "x"', 'has no token of the role serving: add a line serving = "…"'),
-        ("serving = []", "has no token of the role serving"),
+        ("agent", "is not TOML"),
+        ('agent = "x"', 'has no token for the role serving: add a line serving = "…"'),
+        ("serving = []", "has no token for the role serving"),
     ],
 )
 def test_a_file_without_the_token_is_told(tmp_path: Path, text: str | None, message: str) -> None:

@@ -341,7 +341,7 @@ def test_a_certificate_that_is_not_trusted_is_not_spoken_to(encrypted: Collector
             0o600,
             "reader and agent have the same token",
         ),
-        ("agent: token", 0o600, "is no TOML"),
+        ("agent: token", 0o600, "is not TOML"),
         ("", 0o600, "has no token"),
         (None, 0o600, "cannot be read: No such file"),
     ],

@@ -124,10 +124,10 @@ def test_what_cannot_be_used_is_named(bench: Bench, settings: dict[str, Any], me
 
 def test_what_a_function_returns_is_a_reward_or_is_named(bench: Bench) -> None:
     named = {
-        "text": "gave '0.5', which is no finite number",
-        "nan": "gave nan, which is no finite number",
-        "coroutine": "gave 'bad', which is no finite number",
-        "list": r"gave \[1.0\], which is no finite number",
+        "text": "gave '0.5', which is not a finite number",
+        "nan": "gave nan, which is not a finite number",
+        "coroutine": "gave 'bad', which is not a finite number",
+        "list": r"gave \[1.0\], which is not a finite number",
         "other": r"gave \{'score': 1.0\}, which has no reward reward",
     }
     for task in (*named, "numpy", "none"):
