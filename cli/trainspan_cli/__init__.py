@@ -1,12 +1,12 @@
-"""The one command `trainspan` and the loop; sub-commands import their part only when they run.
+"""The command `trainspan` and the loop; subcommands import their package only when they run.
 
 In reading order:
 
-- `main`: finds the sub-command, and turns our errors into one line and an exit code.
-- `commands/`: one module per sub-command.
-- `loop/`: the supervised loop; `loop/rounds` goes through the rounds.
-- `clients/`: what commands ask of running processes.
-- `views/`: what commands print.
-- `doctor/`: what `trainspan status` and `trainspan doctor` look at; `extras` is what is installed.
-- `settings`, `setting_options`: the options that commands share.
+- `main`: dispatches to the subcommand and turns trainspan's errors into one line and an exit code.
+- `commands/`: one module per subcommand.
+- `loop/`: the supervised loop; `loop/rounds` runs the rounds.
+- `clients/`: requests to running processes.
+- `views/`: terminal output.
+- `doctor/`: the checks of `trainspan status` and `trainspan doctor`; `extras` checks the installation.
+- `settings`, `setting_options`: options shared by commands.
 """

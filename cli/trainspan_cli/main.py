@@ -1,4 +1,4 @@
-"""The console script: finds the sub-command, loads only its module, turns our errors into one line and an exit code."""
+"""The console script: loads only the subcommand's module and turns trainspan's errors into one line and an exit code."""
 
 import difflib
 import importlib
@@ -16,18 +16,18 @@ COMMANDS = {
     "rollout": "Run an agent on tasks and judge the results.",
     "reward": "Reward a rollout, or one response, after the fact.",
     "dataset": "Build the next dataset of transitions with credit from stored spans.",
-    "explain": "Explain one rollout: its calls, rewards and credit, with its tokens in colour.",
-    "diff": "Say what changed from one dataset to another.",
-    "export": "Write rollouts as SFT or DPO training files of TRL.",
+    "explain": "Explain one rollout: its calls, rewards and credit, with its tokens in color.",
+    "diff": "Show the differences between two datasets.",
+    "export": "Write rollouts as SFT or DPO training files for TRL.",
     "train": "Train on the newest dataset, publish the checkpoint and swap it in.",
-    "loop": "Run rollouts, dataset and training round after round, supervised.",
+    "loop": "Run rollouts, dataset and training for many rounds, supervised.",
     "compare": "Compare runs of the loop over their seeds and settings.",
     "sql": "Query the store.",
     "store": "Verify, compact, measure, purge or migrate the store.",
-    "status": "Show what is running and what has been made.",
-    "doctor": "Check the installation and what is (not) being captured.",
+    "status": "Show the running processes, and the runs, datasets and checkpoints on disk.",
+    "doctor": "Check the installation, the processes and the capture.",
 }
-"""Sub-command → its line in `trainspan --help`; it is the function of that name in `trainspan_cli.commands.<name>`."""
+"""Subcommand → its line in `trainspan --help`; it is implemented by `trainspan_cli.commands.<name>.<name>`."""
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command line; the exit code: 0, 1 (it failed), 2 (usage) or 3 (nothing to train on)."""
+    """Runs one command line and returns its exit code: 0, 1 (failure), 2 (usage) or 3 (nothing to train on)."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return 0
@@ -82,7 +82,9 @@ def _invoke(name: str, arguments: Sequence[str]) -> int:
             return _fail(f"{name} needs {error.name}: pip install 'trainspan[{extra}]'", 1)
         raise
     except Exception as error:
-        message = getattr(error, "format_message", None)  # typer's own have it; their base class was click's until 0.25
+        message = getattr(
+            error, "format_message", None
+        )  # typer's errors have it; their base class was click's until 0.25
         if message is None:
             raise
         return _fail(f"{message()} (see `trainspan {name} --help`)", 2)
@@ -108,6 +110,6 @@ def _help() -> str:
     lines += [f"  {name:<10} {line}" for name, line in COMMANDS.items()]
     lines += [
         "",
-        "Each command explains itself: trainspan COMMAND --help. Settings: trainspan.toml. State: .trainspan/",
+        "Help for a command: trainspan COMMAND --help. Settings: trainspan.toml. State: .trainspan/",
     ]
     return "\n".join(lines)

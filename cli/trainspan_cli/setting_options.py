@@ -1,4 +1,4 @@
-"""Options of commands that are settings: names, types, help and defaults come from the settings themselves."""
+"""Command options generated from settings: names, types, help and defaults come from the settings."""
 
 import functools
 import inspect
@@ -12,16 +12,16 @@ from trainspan_schemas.setting_docs import SettingDoc, setting_docs
 __all__ = ["Given", "help_of", "setting_options"]
 
 Given = dict[str, Any]
-"""Setting → its option's value; None if it was not given. `override` takes it."""
+"""Setting → its option's value; None if it was not given. It is passed to `override`."""
 
 _PLACE = "given"
 _Result = TypeVar("_Result")
 
 
 def setting_options(section: str, *names: str) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
-    """Gives a command an option for each of these settings, in the place of its keyword parameter `given: Given`.
+    """Gives a command an option for each of these settings, in place of its keyword parameter `given: Given`.
 
-    Without names: for all settings of the section.
+    Without names, all settings of the section become options.
     """
     docs = [doc for doc in setting_docs(section) if not names or doc.name in names]
     if missing := set(names) - {doc.name for doc in docs}:
@@ -47,7 +47,7 @@ def help_of(section: str, name: str) -> str:
 
 
 def _replaced(signature: inspect.Signature, docs: list[SettingDoc]) -> Iterator[inspect.Parameter]:
-    """Parameters by keyword, with those of the settings in the place of `given`."""
+    """The parameters as keyword-only ones, with those of the settings in place of `given`."""
     for parameter in signature.parameters.values():
         if parameter.name == _PLACE:
             yield from (
@@ -64,7 +64,7 @@ def _option(doc: SettingDoc) -> Any:
 
 
 def _help(doc: SettingDoc) -> str:
-    """Without backticks, which a terminal does not render."""
+    """The help text without backticks, which a terminal does not render."""
     default = doc.stated_default or ("" if doc.kind is bool else _value(doc.default))
     text = f"{doc.summary.removesuffix('.')} [default: {default}]." if default else doc.summary
     return text.replace("`", "")

@@ -1,4 +1,4 @@
-"""What every command does with `--config`: file, environment, then flags."""
+"""The options `--config` and `--format`, and the settings from file and environment, for every command."""
 
 import os
 from pathlib import Path
@@ -18,5 +18,5 @@ FormatOption = Annotated[str, typer.Option("--format", help="table or json.")]
 
 
 def settings(config: Path | None) -> Settings:
-    """Settings without flags; a command applies its flags with `override`."""
+    """Reads the settings without flags; a command applies its flags with `override`."""
     return load_settings(config, os.environ)

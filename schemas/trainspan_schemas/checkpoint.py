@@ -103,7 +103,7 @@ class CheckpointMeta:
     """Hash of the manifest of the dataset that it was trained on."""
     weights_sha256: str | None = None
     policy: str | None = None
-    """Name of the policy whose calls it was trained on; None if its datasets name none."""
+    """Name of the policy whose calls it was trained on; None if its datasets name no policy."""
     base_digest: str | None = None
     """`digest_of_model` of `base`, which identifies it whatever its path; None in checkpoints that do not record it."""
     micro_batch_tokens: int | None = None

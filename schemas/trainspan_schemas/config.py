@@ -1,6 +1,6 @@
 """Reads settings: defaults < `trainspan.toml` < environment < flags.
 
-Environment: `TRAINSPAN_<SECTION>__<KEY>`, and the standard variable where one exists. An unknown key is an error that
+Environment: `TRAINSPAN_<SECTION>__<KEY>`, and the standard variable if there is one. An unknown key is an error that
 names the nearest known one.
 """
 

@@ -2,7 +2,7 @@
 
 The text under a field is its documentation everywhere: `docs/configuration.md` and the help of the commands' options are
 generated from it (see `setting_docs`). Its first paragraph is also the option's help; a second one is for the page only.
-If a default is None, the first paragraph ends with "; default: WHAT." and says what is used instead.
+If a default is None, the first paragraph ends with "; default: WHAT." and names the value that is used instead.
 
 Paths are relative to the working directory unless absolute.
 """
@@ -474,9 +474,9 @@ class LoopSettings:
     """Command that launches the trainer's processes, such as `accelerate launch --config_file fsdp.yaml`; default:
     `torchrun` for several."""
     restarts: int = 3
-    """How often each process is restarted after it exits unexpectedly."""
+    """Maximum number of restarts of each process that exits unexpectedly."""
     ready_timeout_s: float = 600.0
-    """How long to wait for the collector, the policy server and the trainer to come up."""
+    """How long to wait for the collector, the policy server and the trainer to become ready."""
     seed: int = 0
     """Seed for drawing tasks."""
 

@@ -1,1 +1,1 @@
-"""What commands ask of running processes."""
+"""Requests of commands to running processes."""

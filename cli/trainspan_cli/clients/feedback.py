@@ -1,4 +1,4 @@
-"""Feedback on a rollout or a response that is over, sent as one evaluation record over OTLP/gRPC."""
+"""Feedback on a finished rollout or response, sent as one evaluation record over OTLP/gRPC."""
 
 import time
 import uuid
@@ -16,7 +16,7 @@ _TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """One score; exactly one of `rollout_id` and `response_id` says of what."""
+    """One score; exactly one of `rollout_id` and `response_id` is set."""
 
     value: float
     name: str
@@ -26,7 +26,7 @@ class Feedback:
     explanation: str | None = None
 
     def attributes(self) -> dict[str, str | float]:
-        """Of the record: a new evaluation id, and only what is given."""
+        """The record's attributes: a new evaluation id, and the fields that are set."""
         pairs: dict[str, str | float | None] = {
             keys.EVALUATION_NAME: self.name,
             keys.EVALUATION_SCORE: self.value,
@@ -40,9 +40,9 @@ class Feedback:
 
 
 def send_feedback(feedback: Feedback, collector: str, headers: str | None) -> str:
-    """Sends it to the collector's OTLP/gRPC URL and returns the evaluation's id. Raises StoreError where it is not taken.
+    """Sends it to the collector's OTLP/gRPC URL and returns the evaluation's id. Raises StoreError if it is not accepted.
 
-    `headers` as in OTEL_EXPORTER_OTLP_HEADERS.
+    `headers` have the form of OTEL_EXPORTER_OTLP_HEADERS.
     """
     import grpc
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -58,7 +58,7 @@ def send_feedback(feedback: Feedback, collector: str, headers: str | None) -> st
                 key=key,
                 value=AnyValue(double_value=value) if isinstance(value, float) else AnyValue(string_value=str(value)),
             )
-            # records have no field for the event's name in the OpenTelemetry protocol's Python package until 1.34
+            # before 1.34, OpenTelemetry's Python package of the protocol has no field for a record's event name
             for key, value in {**attributes, "event.name": keys.EVALUATION_EVENT}.items()
         ],
     )
@@ -78,7 +78,7 @@ def send_feedback(feedback: Feedback, collector: str, headers: str | None) -> st
         except grpc.RpcError as error:
             reason = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
             raise StoreError(
-                f"the collector at {collector} did not take the reward ({reason}): is it running?"
+                f"the collector at {collector} did not accept the reward ({reason}): is it running?"
             ) from error
     if rejected := answer.partial_success.rejected_log_records:
         raise StoreError(f"the collector refused {rejected} record: {answer.partial_success.error_message}")

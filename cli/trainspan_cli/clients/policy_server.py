@@ -1,4 +1,4 @@
-"""What the loop asks the policy server over HTTP."""
+"""The loop's HTTP client of the policy server."""
 
 import json
 import re
@@ -13,13 +13,13 @@ from trainspan_schemas.home import token
 __all__ = ["PolicyClient", "policy_at"]
 
 _ORDER_TIMEOUT_S = 180.0
-"""Covers requests that are still under way, moving the weights, and another order that the server is busy with."""
+"""Covers running requests, moving the weights, and another change that the server is busy with."""
 _BUSY_WAIT_S = 1.0
 _COUNTER = r"^{}\{{[^}}]*\}} (\S+)$"
 
 
 class _BusyError(PolicyServerError):
-    """It does something else, and says that it will do this later."""
+    """The server is busy and asks for a retry."""
 
 
 class PolicyClient:
@@ -42,23 +42,23 @@ class PolicyClient:
         return answer
 
     def sleep(self) -> None:
-        """Has the server give its accelerator's memory to the trainer; requests are held until `wake` or a swap."""
+        """Has the server release its accelerator's memory for the trainer; requests are held until `wake` or a swap."""
         self._order("sleep")
 
     def wake(self) -> None:
-        """Has the server take its memory back; does nothing where it is awake."""
+        """Has the server take its memory back; does nothing if it is awake."""
         self._order("wake")
 
     def successful_requests(self) -> int:
-        """vLLM's own count of requests that reached a finish reason, since the server started."""
+        """vLLM's count of requests with a finish reason since the server started."""
         return self._counted("vllm:request_success_total")
 
     def sampled_tokens(self) -> int:
-        """vLLM's own count of tokens that it has sampled since the server started."""
+        """vLLM's count of sampled tokens since the server started."""
         return self._counted("vllm:generation_tokens_total")
 
     def _counted(self, counter: str) -> int:
-        """The counter over all engines."""
+        """The counter's sum over all engines."""
         values = re.findall(_COUNTER.format(counter), self._get("/metrics"), re.MULTILINE)
         return round(sum(float(value) for value in values))
 
@@ -94,7 +94,7 @@ class PolicyClient:
 
 
 def policy_at(url: str) -> dict[str, Any] | None:
-    """What the policy server at a URL (with or without /v1) says of its policy; None if there is no answer."""
+    """The policy's status from the server at a URL (with or without /v1); None if there is no answer."""
     client = PolicyClient(url.rstrip("/").removesuffix("/v1"), timeout_s=2)
     try:
         return client.policy()

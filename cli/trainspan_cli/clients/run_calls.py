@@ -1,4 +1,4 @@
-"""How many model calls of a run's round the policy server recorded: of agents in any language, counted or not."""
+"""The number of model calls that the policy server recorded for a round, whatever the agents' language."""
 
 import importlib.util
 import time
@@ -13,18 +13,18 @@ __all__ = ["stored_calls"]
 
 _PAUSE_S: Final = 0.5
 _PATIENCE_S: Final = 3.0
-"""The policy server sends a call a tenth of a second after it ended."""
+"""The policy server exports a call a tenth of a second after its end."""
 
 
 def stored_calls(store: Path, run_id: str, round_: int, counted: int) -> int | None:
-    """Requests that are stored of this run and round, of all attempts; None if no collector runs for the store.
+    """Counts the stored requests of this run and round, over all attempts; None if no collector runs for the store.
 
-    Waits a moment for as many as the agents `counted`, and until there are no more.
+    Waits up to 3 s until at least `counted` (the agents' count) are stored and the number is stable.
     """
     if importlib.util.find_spec("pyarrow") is None or running_collector(store) is None:
         return None
     quoted = run_id.replace("'", "''")
-    # The choices of one request began at the same time.
+    # The choices of one request have the same start.
     sql = f"""SELECT count(DISTINCT (rollout_id, attempt, call_index, start_ns)) AS requests
         FROM calls WHERE run_id = '{quoted}' AND round = {round_:d}"""
     deadline, seen = time.monotonic() + _PATIENCE_S, -1

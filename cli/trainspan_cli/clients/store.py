@@ -1,4 +1,4 @@
-"""Reads the store for commands: one SELECT over Arrow Flight, as rows."""
+"""Reads of the store for commands: one SELECT over Arrow Flight, as rows."""
 
 import json
 from typing import Any
@@ -27,9 +27,9 @@ def rows(store: str, sql: str, wait_ms: int = 10_000) -> list[dict[str, Any]]:
 
 
 def backlog(store: str) -> tuple[int, float | None]:
-    """What is acknowledged and not loaded: bytes of the journal, and the seconds that loading them will take.
+    """Bytes of the journal that are acknowledged but not loaded, and the seconds that loading them will take.
 
-    None: nothing was loaded yet. Raises StoreError.
+    The seconds are None if nothing was loaded yet. Raises StoreError.
     """
     from pyarrow import ArrowException, flight
 
@@ -39,11 +39,11 @@ def backlog(store: str) -> tuple[int, float | None]:
             try:
                 [result] = client.do_action(flight.Action("backlog", b""), options)
             except ArrowException as error:
-                raise StoreError(f"the store does not tell its backlog: {str(error).splitlines()[0]}") from error
+                raise StoreError(f"the store does not report its backlog: {str(error).splitlines()[0]}") from error
     answer = json.loads(result.body.to_pybytes())
     return answer["journal_bytes_not_loaded"], answer["seconds"]
 
 
 def server_message(error: Exception) -> str:
-    """The collector's own line in an error of Flight, without what gRPC adds."""
+    """The collector's line in a Flight error, without gRPC's additions."""
     return str(error).partition(". Detail:")[0].partition(" gRPC client debug context")[0]

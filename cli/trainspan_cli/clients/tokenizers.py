@@ -1,4 +1,4 @@
-"""Where a tokenizer may lie that turns stored token ids into text."""
+"""Candidate models for the tokenizer that decodes stored token ids."""
 
 from typing import TYPE_CHECKING
 
@@ -9,9 +9,9 @@ __all__ = ["tokenizer_places"]
 
 
 def tokenizer_places(model: str | None, chosen: "Settings") -> tuple[str | None, ...]:
-    """Models whose tokenizer may fit, the surest first. `model` is one that the user named: it must have one.
+    """Models whose tokenizer may fit, most likely first; only `model` if the user named one.
 
-    Raises UsageError where it has none.
+    Raises UsageError if `model` has no tokenizer.
     """
     from trainspan_processing.text.token_text import load_decoder
     from trainspan_schemas.checkpoint import read_latest

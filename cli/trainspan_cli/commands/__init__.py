@@ -1,1 +1,1 @@
-"""One module per sub-command, each with a function of the command's name."""
+"""One module per subcommand, each with a function of the command's name."""

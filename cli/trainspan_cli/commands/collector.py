@@ -19,13 +19,13 @@ def collector(
     *,
     given: Given,
     for_readers: Annotated[
-        bool, typer.Option("--for-readers", hidden=True, help="End when no reader of the store is left.")
+        bool, typer.Option("--for-readers", hidden=True, help="Stop when no reader of the store is left.")
     ] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Receive OTLP traces, logs and metrics, store them in DuckDB, and serve readers through Arrow Flight.
+    """Receive OTLP traces, logs and metrics, store them in DuckDB, and serve readers over Arrow Flight.
 
-    An export is answered once it is on disk. Stops on Ctrl-C or SIGTERM after everything is loaded.
+    An export is acknowledged once it is on disk. Ctrl-C or SIGTERM stops the collector after everything is loaded.
 
     Example: trainspan collector --store /data/spans.duckdb --grpc 127.0.0.1:4317
     """

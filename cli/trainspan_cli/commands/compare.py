@@ -15,7 +15,7 @@ def compare(
     html: Annotated[Path | None, typer.Option(help="Also write a page with the curves.")] = None,
     format: FormatOption = "table",
 ) -> None:
-    """Compare runs of the loop: held-out success or reward over seeds, by the settings in which they differ.
+    """Compare runs of the loop: held-out success or reward over seeds, grouped by the settings that differ.
 
     Example: trainspan compare 20261120-101500-1a2b3c4d 20261120-113000-5e6f7a8b --html compare.html
     """

@@ -24,16 +24,16 @@ def dataset(
     given: Given,
     again: Annotated[
         Path | None,
-        typer.Option(help="Make this dataset again under --out, from its manifest alone, and compare the bytes."),
+        typer.Option(help="Rebuild this dataset under --out, from its manifest alone, and compare the bytes."),
     ] = None,
     allow_behind: Annotated[
-        bool, typer.Option("--allow-behind", help="Build although the store still loads what it acknowledged.")
+        bool, typer.Option("--allow-behind", help="Build even if the store has not loaded all acknowledged data.")
     ] = False,
     show_merge_failures: Annotated[
         bool,
         typer.Option(
             "--show-merge-failures",
-            help="Show for each cause the tokens at which a call departs from the one before.",
+            help="Show for each cause the tokens at which a call departs from the previous one.",
         ),
     ] = False,
     model: Annotated[
@@ -58,7 +58,7 @@ def dataset(
 
 
 def _request(chosen: Settings, given: Given, stores: list[str] | None, **scope: Any) -> "Request":
-    """What to build: the settings with the options that were given; `--out` is where this one goes, and no setting of it."""
+    """The request: the settings with the given options; `--out` is the dataset's destination, not one of its settings."""
     from trainspan_processing.assembly.build import Request
     from trainspan_schemas.home import datasets_dir, store_path
 
@@ -72,7 +72,7 @@ def _request(chosen: Settings, given: Given, stores: list[str] | None, **scope: 
 
 
 def _built(request: "Request", *, as_json: bool) -> "BuiltDataset":
-    """The next dataset. A program that reads JSON learns why there is none."""
+    """Builds the next dataset. If there is none, `as_json` prints the reason as JSON."""
     import time
 
     from trainspan_processing.assembly.build import build_dataset
@@ -88,7 +88,7 @@ def _built(request: "Request", *, as_json: bool) -> "BuiltDataset":
 
 
 def _rebuilt(original: Path, request: "Request", stores: list[str] | None) -> "BuiltDataset":
-    """The dataset `original`, made again. Raises DatasetError if a byte differs."""
+    """Rebuilds the dataset `original`. Raises DatasetError if a byte differs."""
     import time
 
     from trainspan_processing.assembly.rebuild import rebuild
@@ -98,7 +98,7 @@ def _rebuilt(original: Path, request: "Request", stores: list[str] | None) -> "B
     rebuilt = rebuild(original, request.out, stores, Clock(time.time_ns, time.sleep))
     if rebuilt.differences:
         told = "; ".join(rebuilt.differences)
-        raise DatasetError(f"{original} came out differently at {rebuilt.built.path}: {told}")
+        raise DatasetError(f"{original} differs from its rebuild at {rebuilt.built.path}: {told}")
     return rebuilt.built
 
 

@@ -14,9 +14,9 @@ def diff(
     dataset_b: Annotated[Path, typer.Argument(help="Folder of another dataset.")],
     format: FormatOption = "table",
 ) -> int:
-    """Say what changed from one dataset to another: settings, rollouts, rows, rewards, advantages.
+    """Show the differences between two datasets: settings, rollouts, rows, rewards, advantages.
 
-    Exit code as of diff: 0 where they are equal, 1 where they differ, 2 where one of them cannot be read.
+    Exit code as for diff: 0 if they are equal, 1 if they differ, 2 if one of them cannot be read.
 
     Example: trainspan diff .trainspan/dataset/round-0003 /tmp/rloo/round-0003
     """

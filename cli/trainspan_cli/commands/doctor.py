@@ -16,9 +16,9 @@ def doctor(
     config: ConfigOption = None,
     format: FormatOption = "table",
 ) -> int:
-    """Check the installation, the running processes, and what is (not) being captured; exit 1 if something is wrong.
+    """Check the installation, the running processes and the capture; exit 1 if something is wrong.
 
-    Of the newest 100 rollouts it says which are unfinished, which calls were constrained and which do not merge, with the call,
+    Among the newest 100 rollouts it finds unfinished ones, constrained calls and calls that do not merge, each with the call,
     its client and what to do.
 
     Example: trainspan doctor --store run/spans.duckdb --policy-url http://127.0.0.1:8001

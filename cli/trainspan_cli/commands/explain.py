@@ -14,23 +14,23 @@ from trainspan_cli.settings import ConfigOption, FormatOption, settings
 def explain(
     *,
     rollout: Annotated[
-        str, typer.Argument(help="Id of a rollout, or its beginning; newest: the one that ended last (of the dataset).")
+        str, typer.Argument(help="Id of a rollout or a prefix of it; newest: the one that ended last (in the dataset).")
     ] = "newest",
     store: Annotated[list[str] | None, typer.Option(help="Store path or grpc:// address; may be repeated.")] = None,
     dataset: Annotated[
-        Path | None, typer.Option(help="Explain the credit that this dataset gave, e.g. .trainspan/dataset/round-0003.")
+        Path | None, typer.Option(help="Explain the credit in this dataset, e.g. .trainspan/dataset/round-0003.")
     ] = None,
-    attempt: Annotated[int | None, typer.Option(help="Which attempt [default: the last].")] = None,
+    attempt: Annotated[int | None, typer.Option(help="Number of the attempt [default: the last].")] = None,
     given: Given,
     model: Annotated[str | None, typer.Option(help="Model whose tokenizer decodes [default: the one served].")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file, too.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Shorten no text.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write a page to this file.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Do not shorten texts.")] = False,
     config: ConfigOption = None,
     format: FormatOption = "table",
 ) -> None:
-    """Explain one rollout: its calls, the rewards and the rule that bound each, its credit in numbers, tokens by advantage.
+    """Explain one rollout: its calls, its rewards with their binding rules, its credit in numbers, tokens by advantage.
 
-    The credit is what `trainspan dataset` computes with the same settings over the rollouts of that round.
+    The credit is the one that `trainspan dataset` computes with the same settings over the rollouts of that round.
 
     Example: trainspan explain 0c6c60ab --html rollout.html
     """

@@ -14,17 +14,18 @@ if TYPE_CHECKING:
 
 
 def export(
-    kind: Annotated[str, typer.Argument(help="sft: the best rollout of each group; dpo: its best against its worst.")],
+    kind: Annotated[str, typer.Argument(help="sft: the best rollout of each group; dpo: its best and its worst.")],
     dataset: Annotated[
-        str, typer.Argument(help="Folder of a dataset; or a store, where no dataset can be built (a vendor's model).")
+        str, typer.Argument(help="Folder of a dataset, or a store if no dataset can be built (a vendor's model).")
     ],
     out: Annotated[Path, typer.Argument(help="JSON lines file to write.")],
     store: Annotated[
-        list[str] | None, typer.Option(help="Where the messages are [default: the stores of the dataset].")
+        list[str] | None,
+        typer.Option(help="Store with the messages; may be repeated [default: the stores of the dataset]."),
     ] = None,
-    run: Annotated[str | None, typer.Option(help="Of a store: only rollouts of this run.")] = None,
-    round: Annotated[int | None, typer.Option(help="Of a store: only rollouts of this round.")] = None,
-    min_reward: Annotated[float | None, typer.Option(help="Leave out groups whose best reward is lower.")] = None,
+    run: Annotated[str | None, typer.Option(help="From a store: only rollouts of this run.")] = None,
+    round: Annotated[int | None, typer.Option(help="From a store: only rollouts of this round.")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Skip groups whose best reward is lower.")] = None,
     agent: Annotated[list[str] | None, typer.Option(help="Only this agent's calls; may be repeated.")] = None,
     form: Annotated[
         str, typer.Option(help="chat: recorded messages; text: the dataset's tokens, decoded exactly.")
@@ -33,7 +34,7 @@ def export(
     config: ConfigOption = None,
     format: FormatOption = "table",
 ) -> None:
-    """Export rollouts as training files of TRL: SFT (prompt and completion) or DPO (prompt, chosen, rejected).
+    """Export rollouts as training files for TRL: SFT (prompt and completion) or DPO (prompt, chosen, rejected).
 
     Example: trainspan export sft .trainspan/dataset/round-0003 sft.jsonl --min-reward 1
     """
@@ -46,9 +47,9 @@ def export(
     from trainspan_schemas.errors import UsageError
 
     if kind not in ("sft", "dpo"):
-        raise UsageError(f"no export {kind!r}: take sft or dpo")
+        raise UsageError(f"no export {kind!r}: use sft or dpo")
     if form not in ("chat", "text"):
-        raise UsageError(f"no form {form!r}: take chat or text")
+        raise UsageError(f"no form {form!r}: use chat or text")
     is_store = dataset.startswith("grpc") or Path(dataset).is_file()
     published = None if is_store else open_published(Path(dataset))
     chosen = settings(config)
@@ -92,5 +93,5 @@ def _print_summary(kind: str, done: "Exported") -> None:
         f"{done.path}: {done.examples} {'examples' if kind == 'sft' else 'pairs'} of {done.groups_used} of {done.groups} groups"
     )
     for reason, count in done.skipped.items():
-        print(f"  left out: {reason} {count}")
+        print(f"  skipped: {reason} {count}")
     print(f'load it with: datasets.load_dataset("json", data_files="{done.path}", split="train")')

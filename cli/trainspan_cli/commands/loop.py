@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def loop(
     *,
     given: Given,
-    seeds: Annotated[int, typer.Option(help="Runs with so many seeds, one after the other, then compared.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Number of seeds: one run for each, in sequence, then a comparison.")] = 1,
     config: ConfigOption = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the newest unfinished run of the same settings.")] = False,
+    resume: Annotated[bool, typer.Option(help="Resume the newest unfinished run with the same settings.")] = False,
     format: FormatOption = "table",
 ) -> int:
-    """Run rollouts, dataset and training round after round, with collector and policy server supervised.
+    """Run rollouts, dataset and training for many rounds, and supervise the collector and the policy server.
 
     Example: trainspan loop --rounds 20 --config trainspan.toml
     """
@@ -78,7 +78,7 @@ def _run(
     except KeyboardInterrupt:
         done = sum(record["kind"] == "round" for record in folder.records())
         print(
-            f"trainspan: interrupted after {done} rounds of run {folder.run_id}; the same command with --resume goes on",
+            f"trainspan: interrupted after {done} rounds of run {folder.run_id}; the same command with --resume continues it",
             file=sys.stderr,
         )
         sys.exit(130)

@@ -13,18 +13,18 @@ from trainspan_cli.settings import ConfigOption, FormatOption, settings
 def reward(
     *,
     value: Annotated[float, typer.Option(help="The score, a finite number.")],
-    rollout: Annotated[str | None, typer.Option(help="Id of the rollout that it is about.")] = None,
+    rollout: Annotated[str | None, typer.Option(help="Id of the rewarded rollout.")] = None,
     response: Annotated[
-        str | None, typer.Option(help="Or the id of a response (chatcmpl-…): of that one call.")
+        str | None, typer.Option(help="Or the id of a response (chatcmpl-…), to reward that one call.")
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the evaluation.")] = "reward",
-    explanation: Annotated[str | None, typer.Option(help="Why.")] = None,
-    source: Annotated[str, typer.Option(help="Who says so: human, agent.")] = "human",
+    explanation: Annotated[str | None, typer.Option(help="Reason for the score.")] = None,
+    source: Annotated[str, typer.Option(help="Source of the score: human or agent.")] = "human",
     given: Given,
     config: ConfigOption = None,
     format: FormatOption = "table",
 ) -> None:
-    """Reward a rollout, or one response of a call, after the fact; the next dataset takes it.
+    """Reward a rollout, or one response of a call, after the fact; the next dataset uses it.
 
     Example: trainspan reward --rollout 0b8e4c7a --value 1 --name reward
     """
@@ -37,9 +37,9 @@ def reward(
     from trainspan_schemas.senders import sender_headers
 
     if (rollout is None) == (response is None):
-        raise UsageError("name what is rewarded: either --rollout ID or --response ID")
+        raise UsageError("name the target: either --rollout ID or --response ID")
     if not math.isfinite(value):
-        raise UsageError(f"--value {value}: a reward is a finite number")
+        raise UsageError(f"--value {value}: a reward must be a finite number")
     chosen = settings(config)
     sender = override(chosen.rollouts, **given)
     headers = sender_headers(

@@ -31,14 +31,14 @@ def rollout(
         list[str], typer.Argument(metavar="TARGET", help="module:function, path/file.py:function, or -- COMMAND ARGS.")
     ],
     given: Given,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many tasks [default: all].")] = None,
+    limit: Annotated[int | None, typer.Option(help="Number of tasks, from the first [default: all].")] = None,
     split: Annotated[
-        str | None, typer.Option(help="train or val: label, and choice of the tasks that name one.")
+        str | None, typer.Option(help="train or val: label of the rollouts; tasks of the other split are skipped.")
     ] = None,
-    round: Annotated[int, typer.Option(help="Round that the rollouts belong to.")] = 0,
-    run: Annotated[str | None, typer.Option(help="Run that they belong to [default: a new one].")] = None,
+    round: Annotated[int, typer.Option(help="Round of the rollouts.")] = 0,
+    run: Annotated[str | None, typer.Option(help="Run of the rollouts [default: a new one].")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with --run and --round: finished rollouts are not repeated.")
+        bool, typer.Option("--resume", help="Resume --run and --round: finished rollouts are not repeated.")
     ] = False,
     config: ConfigOption = None,
     format: FormatOption = "table",
@@ -50,27 +50,27 @@ def rollout(
     Example: trainspan rollout --tasks tasks.jsonl -- python agent.py --question {input}
     """
     if format not in ("table", "json"):
-        raise UsageError(f"--format {format}: it is table or json")
+        raise UsageError(f"--format {format}: must be table or json")
     if split not in (None, "train", "val"):
-        raise UsageError(f"--split {split}: it is train or val")
+        raise UsageError(f"--split {split}: must be train or val")
     loaded = settings(config)
     wanted = _run_settings(loaded, given, target, run, round=round, split=split, limit=limit, resume=resume)
-    os.environ.setdefault("OPENAI_API_KEY", "trainspan")  # a judge may stand in a module that makes a client
+    os.environ.setdefault("OPENAI_API_KEY", "trainspan")  # the judge's module may create a client
     try:
         result = _run(wanted, loaded, as_json=format == "json")
     except KeyboardInterrupt:
-        print(f"interrupted; to go on: the same with --run {wanted.run_id} --resume", file=sys.stderr)
+        print(f"interrupted; to resume: the same command with --run {wanted.run_id} --resume", file=sys.stderr)
         raise
     return 0 if result.status.get("ok") and not result.unacknowledged else 1
 
 
 def _run_settings(loaded: "Settings", given: Given, target: list[str], run: str | None, **scope: Any) -> "RunSettings":
-    """What to run. Raises UsageError if there is no task file, or no run to resume."""
+    """The settings of the run. Raises UsageError if there is no task file, or no run to resume."""
     from trainspan_rollouts import RunSettings
 
     chosen = override(loaded.rollouts, **given)
     if scope["resume"] and run is None:
-        raise UsageError("--resume goes on with a run: name it with --run (and --round)")
+        raise UsageError("--resume continues a run: name it with --run (and --round)")
     if chosen.tasks is None:
         raise UsageError("no task file: name one with --tasks or in [rollouts] tasks")
     settings_of_run = {**dataclasses.asdict(chosen), "tasks": Path(chosen.tasks)}
@@ -84,7 +84,7 @@ def _run_settings(loaded: "Settings", given: Given, target: list[str], run: str 
 
 
 def _run(wanted: "RunSettings", loaded: "Settings", *, as_json: bool) -> "RunResult":
-    """Runs, with progress and result on the terminal."""
+    """Runs the rollouts and prints progress and result."""
     from trainspan_cli.clients.run_calls import stored_calls
     from trainspan_cli.views.rollout_progress import JsonProgress, ProgressBar
     from trainspan_cli.views.rollout_result import print_json, print_table

@@ -35,7 +35,7 @@ def serve(
     from trainspan_serving.process.launch import serve as run
 
     flags: list[str] = list(context.args)
-    if model is not None and model.startswith("-"):  # `serve -- --flag`: the first flag stands where the model would
+    if model is not None and model.startswith("-"):  # `serve -- --flag`: the first flag is parsed as the model
         flags.insert(0, model)
         model = None
     loaded = settings(config)
@@ -52,6 +52,6 @@ def serve(
 
 
 def _served_lora_rank(settings: Settings) -> int | None:
-    """A server beside a trainer of adapters takes these adapters."""
+    """The rank of the adapters to serve: the setting's, or that of the trainer's adapters."""
     trained = (settings.train.lora_rank or DEFAULT_LORA_RANK) if settings.train.adapter == "lora" else None
     return settings.serving.max_lora_rank or trained

@@ -29,30 +29,30 @@ def sql(
     store: Annotated[
         str | None, typer.Option(help="Path of the store or grpc://HOST:PORT [default: .trainspan/spans.duckdb].")
     ] = None,
-    format_: Annotated[str, typer.Option("--format", help="table, json (one object a line) or csv.")] = "table",
+    format_: Annotated[str, typer.Option("--format", help="table, json (one object per line) or csv.")] = "table",
     max_rows: Annotated[
         int | None, typer.Option(min=0, help="Rows to print, 0 for all [default: 100 as a table, else all].")
     ] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Query the store with SQL; what was acknowledged before is seen.
+    """Query the store with SQL; the result includes everything acknowledged before.
 
     Example: trainspan sql "SELECT rollout_id, status, reward FROM rollouts ORDER BY start_ns"
     """
     if format_ not in PRINTERS:
-        raise UsageError(f"--format {format_!r} is none of {', '.join(PRINTERS)}")
+        raise UsageError(f"--format {format_!r} is not one of {', '.join(PRINTERS)}")
     limit = max_rows if max_rows is not None else _TABLE_ROWS if format_ == "table" else 0
     with open_store(store or str(store_path(settings(config).collector.store))) as endpoint:
         names, rows = _select(endpoint, query)
         try:
             PRINTERS[format_](names, rows, limit or None)
             sys.stdout.flush()
-        except BrokenPipeError:  # the reader of our output has seen enough
+        except BrokenPipeError:  # the reader of the output closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _select(endpoint: StoreEndpoint, query: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
-    """Column names and rows, streamed. Raises StoreError with the server's one line."""
+    """Column names and rows, streamed. Raises StoreError with the server's message."""
     from pyarrow import flight
 
     client = flight.connect(endpoint.location, **endpoint.connect_options)
@@ -65,7 +65,7 @@ def _select(endpoint: StoreEndpoint, query: str) -> tuple[list[str], Iterator[tu
     except flight.FlightError as error:
         raise StoreError(server_message(error)) from error
     if (schema.metadata or {}).get(b"behind") == b"true":
-        print("trainspan: the newest spans are not loaded yet, the answer lacks them", file=sys.stderr)
+        print("trainspan: the newest spans are not loaded yet and are missing from the result", file=sys.stderr)
     return _distinct(schema.names), _rows(reader)
 
 
@@ -80,7 +80,7 @@ def _rows(reader: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Names that differ: a second `a` becomes `a_1`."""
+    """Makes names unique: a second `a` becomes `a_1`."""
     seen: dict[str, int] = {}
     result = []
     for name in names:

@@ -7,7 +7,7 @@ from trainspan_cli.settings import ConfigOption, FormatOption, settings
 
 
 def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
-    """Show what is running and what has been made.
+    """Show the running processes, and the runs, datasets and checkpoints on disk.
 
     Example: trainspan status --format json
     """

@@ -1,4 +1,4 @@
-"""`trainspan store`: verify, stats, compact, purge and migrate, with a running collector or without one."""
+"""`trainspan store`: verify, stats, compact, purge and migrate, with or without a running collector."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ _AGE_UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 
 class Action(StrEnum):
-    """What to do with the store."""
+    """An operation on the store."""
 
     VERIFY = "verify"
     STATS = "stats"
@@ -30,7 +30,7 @@ class Action(StrEnum):
 
 
 def store(
-    action: Annotated[Action, typer.Argument(help="What to do.")],
+    action: Annotated[Action, typer.Argument(help="Operation to perform.")],
     path: Annotated[
         str | None,
         typer.Option("--store", help="Path of the store or grpc://HOST:PORT [default: .trainspan/spans.duckdb]."),
@@ -40,23 +40,23 @@ def store(
     before: Annotated[
         str | None,
         typer.Option(
-            help="purge: traces that got nothing since then: 2026-11-01, 2026-11-01T12:00+01:00, or an age as 30d."
+            help="purge: traces without new data since then: 2026-11-01, 2026-11-01T12:00+01:00, or an age such as 30d."
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="purge: do it; without, only what would go is counted.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="purge: delete; without it, the data is only counted.")] = False,
     config: ConfigOption = None,
     format_: FormatOption = "table",
 ) -> int:
-    """Check a store, show what it holds, give space back, or remove data for good.
+    """Check a store, show its contents, reclaim space, or delete data permanently.
 
-    verify reads everything once and exits 1 if something is wrong. compact writes the file anew without the space of what
-    was deleted. purge removes traces from store, journal and write-ahead log, proves it, and lists the datasets that hold
-    rows of them. migrate brings a store of an earlier version to this one, as starting a collector does.
+    verify reads everything once and exits 1 if something is wrong. compact rewrites the file without the space of deleted
+    data. purge removes traces from store, journal and write-ahead log, proves it, and lists the datasets that contain rows
+    of them. migrate upgrades a store of an earlier version, as starting a collector does.
 
     Example: trainspan store purge --task t-17 --yes
     """
     if format_ not in ("table", "json"):
-        raise UsageError(f"--format {format_!r} is none of table, json")
+        raise UsageError(f"--format {format_!r} is not one of table, json")
     body: dict[str, Any] = {}
     if action is Action.PURGE:
         body = _criteria(trace, task, before) | {"dry_run": not yes}
@@ -79,7 +79,7 @@ def _criteria(trace: list[str] | None, task: str | None, before: str | None) -> 
 
 
 def _time_ns(text: str) -> int:
-    """A date, a time, or an age as nanoseconds since 1970. Raises UsageError."""
+    """Converts a date, a time or an age to nanoseconds since 1970. Raises UsageError."""
     unit = _AGE_UNITS.get(text[-1:])
     try:
         if unit and text[:-1].replace(".", "", 1).isdecimal():
@@ -87,12 +87,12 @@ def _time_ns(text: str) -> int:
         else:
             moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError) as error:
-        raise UsageError(f"--before {text!r} is no date, time or age: give 2026-11-01 or 30d") from error
+        raise UsageError(f"--before {text!r} is not a date, time or age: write 2026-11-01 or 30d") from error
     return int(moment.astimezone(UTC).timestamp() * 1e9)
 
 
 def _do(endpoint: StoreEndpoint, action: Action, body: dict[str, Any]) -> dict[str, Any]:
-    """The collector's answer. Raises StoreError with its one line."""
+    """The collector's answer. Raises StoreError with its message."""
     from pyarrow import ArrowException, flight
 
     options = flight.FlightCallOptions(headers=endpoint.call_headers)
@@ -106,7 +106,7 @@ def _do(endpoint: StoreEndpoint, action: Action, body: dict[str, Any]) -> dict[s
 
 
 def _datasets(trace_ids: set[str], rollout_ids: set[str]) -> list[dict[str, Any]]:
-    """The datasets under `$TRAINSPAN_HOME` with rows of these traces or rollouts, and how many."""
+    """The datasets under `$TRAINSPAN_HOME` with rows of these traces or rollouts, and the number of these rows."""
     from pyarrow import parquet
 
     from trainspan_schemas.dataset import manifest_path, round_of
@@ -129,7 +129,7 @@ def _text(action: Action, answer: dict[str, Any]) -> str:
     if action is Action.VERIFY:
         rows = ", ".join(f"{name} {count}" for name, count in answer["rows"].items())
         lines = [f"rows read: {rows}; requests in the journal: {answer['journal_requests']}"]
-        return "\n".join([*lines, *(answer["problems"] or ["all is well"])])
+        return "\n".join([*lines, *(answer["problems"] or ["no problems found"])])
     if action is Action.COMPACT:
         return f"{answer['bytes_before']} bytes before, {answer['bytes']} now"
     if action is Action.MIGRATE:
@@ -153,7 +153,7 @@ def _purge_lines(answer: dict[str, Any]) -> list[str]:
         lines += [f"removed as well: {path}" for path in answer["files_removed"]]
     elif any(answer["rows"].values()):
         lines.append("nothing was removed yet: add --yes")
-    lines += [f"dataset {held['path']} holds {held['rows']} rows of them" for held in answer["datasets"]]
+    lines += [f"dataset {held['path']} contains {held['rows']} rows of them" for held in answer["datasets"]]
     return lines
 
 

@@ -23,18 +23,18 @@ def train(
     ] = None,
     given: Given,
     follow: Annotated[bool, typer.Option("--follow", help="Keep training each dataset that appears.")] = False,
-    rounds: Annotated[int | None, typer.Option(help="With --follow: end after so many datasets.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="With --follow: stop after this number of datasets.")] = None,
     format: FormatOption = "table",
     config: ConfigOption = None,
 ) -> None:
-    """Train on the newest dataset that was not used yet, write a checkpoint and swap it into the policy server.
+    """Train on the newest unused dataset, write a checkpoint and swap it into the policy server.
 
-    Starts from the newest checkpoint, else from the model.
+    Training starts from the newest checkpoint, or from the model if there is none.
 
     Example: trainspan train --model Qwen/Qwen3-0.6B --policy-url http://127.0.0.1:8000
     """
     if format not in ("table", "json"):
-        raise UsageError(f"--format {format!r} is not known: use table or json")
+        raise UsageError(f"--format {format!r} is unknown: use table or json")
     chosen = override(settings(config).train, **given)
     datasets = dataset or datasets_dir(settings(config).dataset.out)
 

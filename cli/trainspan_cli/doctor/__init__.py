@@ -1,1 +1,1 @@
-"""What `trainspan status` and `trainspan doctor` look at: installation, processes, capture, chat template."""
+"""The checks of `trainspan status` and `trainspan doctor`: installation, processes, capture, chat template."""

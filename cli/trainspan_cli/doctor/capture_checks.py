@@ -1,4 +1,4 @@
-"""What a store says of capture, for `trainspan doctor`."""
+"""Checks of a store's capture for `trainspan doctor`."""
 
 import importlib.util
 import time
@@ -22,7 +22,7 @@ _STRAY_CLIENTS = f"""
 
 
 def stored_findings(store: str, settings: Settings) -> list[Finding]:
-    """What a store (a path or a grpc:// address) says of loading, of capture, and of its newest rollouts."""
+    """Findings on loading, capture and the newest rollouts of a store (a path or a grpc:// address)."""
     path = Path(store)
     if store.startswith(("grpc://", "grpc+tls://")) or path.exists() or running_collector(path):
         try:
@@ -30,25 +30,27 @@ def stored_findings(store: str, settings: Settings) -> list[Finding]:
         except TrainspanError as error:
             return [Finding("problem", "store", str(error))]
         except ModuleNotFoundError as error:
-            advice = "pip install 'trainspan[collector]' here, or ask where the collector runs"
+            advice = "pip install 'trainspan[collector]' here, or run the command on the collector's machine"
             return [Finding("note", "store", f"{store} cannot be read without {error.name}", advice)]
     advice = "start `trainspan collector`, then run an agent under `opentelemetry-instrument`"
     return [Finding("note", "store", f"nothing stored yet at {store}", advice)]
 
 
 def backlog_findings(store: str) -> list[Finding]:
-    """Whether what was acknowledged is loaded about as fast as it comes."""
+    """Whether acknowledged data is loaded about as fast as it arrives."""
     n_bytes, seconds = backlog(store)
     if not n_bytes or (seconds is not None and seconds < _BACKLOG_ALARM_S):
-        return [Finding("ok", "loading", "keeps up with what comes")]
-    told = "none was loaded yet" if seconds is None else f"loading them takes {seconds:.0f} s"
-    detail = f"{n_bytes / 2**20:.0f} MiB of acknowledged requests wait: {told}"
-    advice = "send less at a time, or give the collector a faster disk or processor; it slows senders before its disk is full"
+        return [Finding("ok", "loading", "keeps up with ingest")]
+    told = "nothing was loaded yet" if seconds is None else f"loading them takes {seconds:.0f} s"
+    detail = f"{n_bytes / 2**20:.0f} MiB of acknowledged requests are not loaded: {told}"
+    advice = (
+        "send data more slowly, or give the collector a faster disk or CPU; it slows senders before its disk is full"
+    )
     return [Finding("problem", "loading", detail, advice)]
 
 
 def capture_findings(store: str) -> list[Finding]:
-    """What is captured, and what is missing, over the whole store."""
+    """Captured and missing data over the whole store."""
 
     def count(sql: str) -> int:
         return int(next(iter(rows(store, sql)[0].values())) or 0)
@@ -81,9 +83,9 @@ def capture_findings(store: str) -> list[Finding]:
             "token ids",
             f"""SELECT count(*) FROM spans WHERE attributes LIKE '%"{keys.CALL_LACKS}"%'""",
             lambda n: (
-                f"{n} calls came from a server that gives no token ids or log-probabilities; they cannot be trained"
+                f"{n} calls came from a server that returns no token ids or log-probabilities; they cannot be trained"
             ),
-            "serve the policy with `trainspan serve`, or with a server that knows `return_token_ids` (vLLM)",
+            "serve the policy with `trainspan serve`, or with a server that supports `return_token_ids` (vLLM)",
         ),
         (
             "boundary",
@@ -113,7 +115,7 @@ def capture_findings(store: str) -> list[Finding]:
 
 
 def rollout_findings(store: str, settings: Settings) -> list[Finding]:
-    """Which of the newest rollouts are unfinished, which calls were constrained, and which do not merge, with an example of each."""
+    """Unfinished rollouts among the newest, and calls that were constrained or do not merge, with an example of each."""
     if importlib.util.find_spec("polars") is None:
         return []
     from trainspan_cli.clients.tokenizers import tokenizer_places

@@ -1,7 +1,7 @@
-"""Does a chat template keep the history? One that rewrites it (deletes `<think>` of earlier answers) keeps calls from merging.
+"""Detection of chat templates that rewrite history (such as deleting `<think>` of earlier answers) and so prevent merging.
 
-A call merges into the one before it where its prompt begins with that call's prompt and answer. This is tried on
-conversations in which the agent sends back what the model wrote.
+A call merges into the previous one if its prompt begins with that call's prompt and answer. This is tested on
+conversations in which the agent sends the model's answers back unchanged.
 """
 
 import importlib.util
@@ -15,14 +15,14 @@ __all__ = ["HistoryProbe", "merge_ratios", "model_template", "prefix_keeping_tem
 
 Message = dict[str, Any]
 Render = Callable[[list[Message]], str]
-"""Messages → the prompt for the next answer. Raises where the template refuses them."""
+"""Messages → the prompt for the next answer. Raises if the template refuses them."""
 
 _TURNS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryProbe:
-    """Of `of` calls that follow another, `kept` begin with it."""
+    """Of `of` calls with a predecessor, `kept` begin with it."""
 
     kept: int
     of: int
@@ -33,16 +33,16 @@ class HistoryProbe:
 
 
 def probe_history(render: Render, follow_up: str, *, thoughts: bool) -> HistoryProbe | None:
-    """A conversation of four calls, after each of which a message of role `follow_up` (user or tool) comes.
+    """Probes a conversation of four calls, each followed by a message of role `follow_up` (user or tool).
 
-    `thoughts`: every answer begins with one. None where the template takes no such message, or renders no plain text.
+    `thoughts`: every answer begins with one. None if the template does not accept such a message or render plain text.
     """
     messages: list[Message] = [{"role": "user", "content": "question 0"}]
     before, kept = "", 0
     for turn in range(_TURNS):
         try:
             prompt = render(messages)
-        except Exception:  # noqa: BLE001 - templates raise what they like
+        except Exception:  # noqa: BLE001 - templates raise anything
             return None
         if turn and f"answer {turn - 1}" not in prompt:
             return None
@@ -54,7 +54,7 @@ def probe_history(render: Render, follow_up: str, *, thoughts: bool) -> HistoryP
 
 
 def _thought(turn: int, prompt: str) -> str:
-    """Where the prompt opens the thought, the model goes on inside of it; where it closes it, there is none."""
+    """The thought of an answer: its continuation if the prompt opens it, nothing if the prompt closes it."""
     if prompt.rstrip().endswith("</think>"):
         return ""
     whole = f"<think>\nthought {turn}\n</think>\n\n"
@@ -62,7 +62,7 @@ def _thought(turn: int, prompt: str) -> str:
 
 
 def model_template(model: Path) -> tuple[str, dict[str, Any]] | None:
-    """The chat template of a model directory and the special tokens that it may use; None where there is none."""
+    """The chat template of a model directory and the special tokens that it may use; None if there is no template."""
     try:
         config: dict[str, Any] = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -92,7 +92,7 @@ def renderer(template: str, special_tokens: Mapping[str, Any]) -> Render:
 
 
 def prefix_keeping_template(template: str) -> Path | None:
-    """The file of TRL's counterpart of a known template that keeps prefixes; None where TRL is missing or has none."""
+    """The path of TRL's prefix-keeping variant of a known template; None if TRL is missing or has none."""
     spec = importlib.util.find_spec("trl")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -105,9 +105,9 @@ def prefix_keeping_template(template: str) -> Path | None:
 
 
 def merge_ratios(template: str, special_tokens: Mapping[str, Any]) -> dict[str, float]:
-    """Share of calls that merge, after further questions and after tool results; without what the template does not take.
+    """Share of calls that merge, after further questions and after tool results, if the template accepts them.
 
-    Answers have thoughts where the template knows of any. Raises ModuleNotFoundError without transformers.
+    Answers have thoughts if the template handles them. Raises ModuleNotFoundError without transformers.
     """
     render, thoughts = renderer(template, special_tokens), "think" in template
     probes = {

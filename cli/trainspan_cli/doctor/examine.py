@@ -22,11 +22,11 @@ __all__ = ["examine", "template_findings"]
 
 
 def examine(settings: Settings, store: str | None = None, policy_url: str | None = None) -> list[Finding]:
-    """All findings: installation, processes, then what the store says of capture.
+    """All findings: installation, processes, then the store's capture.
 
-    `store` (a path or a grpc:// address) and `policy_url` (with or without /v1) name others than those of the settings.
+    `store` (a path or a grpc:// address) and `policy_url` (with or without /v1) override the settings.
     """
-    # The imports take longest, and go on while everything else is looked at.
+    # The imports take longest and run during all other checks.
     imports = ImportCheck([part for part in PARTS if importlib.util.find_spec(part.mark)])
     running = [*_processes(settings, policy_url), *template_findings(settings.serving.model or served_model())]
     running += stored_findings(store or str(store_path(settings.collector.store)), settings)
@@ -39,29 +39,29 @@ def _installation(imports: ImportCheck) -> list[Finding]:
         extra = " or ".join(part.extras)
         advice = f"pip install 'trainspan[{part.extras[0]}]'"
         if part not in imports.parts:
-            advice += " where that part is to run"
+            advice += " if that part is to run here"
             findings.append(Finding("note", extra, f"{part.mark} is not installed here", advice))
         elif error := imports.error(part):
-            findings.append(Finding("problem", extra, f"it cannot be imported: {error}", advice))
+            findings.append(Finding("problem", extra, f"cannot be imported: {error}", advice))
         else:
-            findings.append(Finding("ok", extra, "all of it can be imported"))
+            findings.append(Finding("ok", extra, "can be imported"))
     hooks = [entry.value for entry in entry_points(group="opentelemetry_pre_instrument")]
     if "trainspan._hook:install" in hooks:
         findings.append(Finding("ok", "agent hook", "`opentelemetry-instrument` will load trainspan"))
     else:
         advice = "install trainspan with pip into the agent's own environment"
         findings.append(
-            Finding("problem", "agent hook", "`opentelemetry-instrument` does not know trainspan here", advice)
+            Finding("problem", "agent hook", "`opentelemetry-instrument` does not find trainspan here", advice)
         )
     if os.environ.get("TRAINSPAN_DISABLED", "").lower() in ("1", "true"):
         findings.append(Finding("problem", "agent hook", "TRAINSPAN_DISABLED is set", "unset it"))
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        findings.append(Finding("problem", "agent hook", "OTEL_SDK_DISABLED is set: no span is made", "unset it"))
+        findings.append(Finding("problem", "agent hook", "OTEL_SDK_DISABLED is set: no spans are created", "unset it"))
     return findings
 
 
 def template_findings(model: str | None) -> list[Finding]:
-    """Whether the chat template of a model directory rewrites history; nothing where there is none to look at."""
+    """Whether the chat template of a model directory rewrites history; empty if there is no template to check."""
     found = model_template(Path(model)) if model else None
     if model is None or found is None or importlib.util.find_spec("transformers") is None:
         return []
@@ -94,7 +94,7 @@ def _processes(settings: Settings, policy_url: str | None) -> list[Finding]:
     if _listens(endpoint.hostname or "127.0.0.1", endpoint.port or 4317):
         findings.append(Finding("ok", "collector", f"listens at {settings.serving.collector}"))
     else:
-        detail = f"nothing listens at {settings.serving.collector}; agents run, but their spans are lost"
+        detail = f"nothing listens at {settings.serving.collector}; agents still run, but their spans are lost"
         findings.append(Finding("problem", "collector", detail, "start `trainspan collector`"))
     url = policy_url or f"http://{settings.serving.host}:{settings.serving.port}"
     policy = policy_at(url)
@@ -111,9 +111,9 @@ def _policy_finding(policy: Mapping[str, Any]) -> Finding:
     if trouble := policy["export_trouble"]:
         advice = f"calls wait on disk: {trouble}"
     elif policy["calls_refused"]:
-        advice = "the collector refused calls; they are kept, and tried again when the server starts: see its log"
+        advice = "the collector refused calls; they are kept and retried when the server starts: see its log"
     elif policy["calls_dropped"]:
-        advice = "the spool was full while the collector was out of reach; those calls cannot be trained"
+        advice = "the spool was full while the collector was unreachable; those calls cannot be trained"
     else:
         return Finding("ok", "policy server", detail, "")
     return Finding("problem", "policy server", detail, advice)

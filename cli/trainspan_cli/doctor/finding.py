@@ -1,4 +1,4 @@
-"""What `trainspan doctor` finds."""
+"""Findings of `trainspan doctor`."""
 
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ Level = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of `trainspan doctor`; `advice` says what to do about a note or a problem."""
+    """One line of `trainspan doctor`; `advice` states what to do about a note or a problem."""
 
     level: Level
     subject: str

@@ -1,4 +1,4 @@
-"""What runs and what has been made: the substance of `trainspan status`."""
+"""The content of `trainspan status`: running processes, and runs, datasets and checkpoints on disk."""
 
 import time
 from dataclasses import asdict
@@ -18,7 +18,7 @@ __all__ = ["overview"]
 
 
 def overview(settings: Settings) -> dict[str, Any]:
-    """What runs and what has been made, as plain values."""
+    """The status as plain values."""
     store = store_path(settings.collector.store)
     collector = running_collector(store)
     checkpoints, datasets = checkpoints_dir(settings.train.checkpoints), datasets_dir(settings.dataset.out)
@@ -39,7 +39,7 @@ def overview(settings: Settings) -> dict[str, Any]:
 
 
 def _newest_run() -> dict[str, Any] | None:
-    """Where the newest run of the loop is, by its records."""
+    """The state of the loop's newest run, from its records."""
     found = sorted(runs_dir().glob("*/run.json"))
     if not found:
         return None

@@ -1,4 +1,5 @@
-"""The supervised loop: starts the other processes by their commands and repeats rollouts, dataset, training.
+"""The supervised loop: starts the other processes through their commands and repeats rollouts, dataset, training.
 
-`rounds` is the loop itself. Below it: `state/` on disk, `checks/` of each round, `processes/` it starts, and the `report/` it leaves.
+`rounds` is the loop itself. It uses `state/` (files of a run), `checks/` (of each round), `processes/` (started by the loop)
+and `report/` (of a run).
 """

@@ -1,4 +1,4 @@
-"""The loop itself: evaluate, then round after round collect rollouts, build the dataset, train and swap; evaluate again."""
+"""The loop itself: evaluate; in each round collect rollouts, build the dataset, train and swap; evaluate again."""
 
 import json
 import time
@@ -26,7 +26,7 @@ EvalName = Literal["validation", "probe"]
 
 
 class Loop:
-    """One run. `config` is handed to every child command; `folder` keeps what is needed to go on after a kill."""
+    """One run. `config` is passed to every child command; `folder` has the state needed to resume after a kill."""
 
     def __init__(
         self, settings: Settings, tasks: LoopTasks, config: Path | None, folder: RunFolder, screen: Screen
@@ -39,7 +39,7 @@ class Loop:
         self._tasks = tasks
 
     def run(self) -> dict[str, Any]:
-        """Runs or goes on; returns the result record. Raises ProcessError, ConfigError, TaskFileError."""
+        """Runs or resumes; returns the result record. Raises ProcessError, ConfigError, TaskFileError."""
         loop, folder = self._settings.loop, self._folder
         try:
             self._services.start()
@@ -65,7 +65,7 @@ class Loop:
         return {"run_id": folder.run_id, "folder": str(folder.path), "records": folder.records()}
 
     def _evaluate(self, round_: int, count: int, *, probe: bool = False) -> None:
-        """Validation after `round_`, and the hard probe with it; skipped where it is on record."""
+        """Runs the validation after `round_`, and with `probe` the hard probe, unless they are recorded already."""
         loop = self._settings.loop
         named: list[tuple[EvalName, TaskPool]] = [("validation", self._tasks.val)]
         if probe and self._tasks.probe:
@@ -106,9 +106,9 @@ class Loop:
                 self._folder.keep_best(served["checkpoint"], record)
 
     def _measured(self, round_: int) -> dict[str, Any]:
-        """Of the validation that has just ended: the estimate, and pass@k where each task was rolled out several times.
+        """The estimate of the last validation, and pass@k if each task was rolled out several times.
 
-        From what the runner wrote down, so that no reward outside the validation gets in.
+        It is computed from the runner's ledger, so that it includes no rewards from outside the validation.
         """
         from trainspan_rollouts.run_ledger import ledger_file, task_rewards
 
@@ -163,7 +163,7 @@ class Loop:
         seconds: dict[str, float],
         checks: list[dict[str, Any]],
     ) -> None:
-        """Puts the round on record, from its manifest (or what stands for one) and the trainer's event, if there was one."""
+        """Records the round, from its manifest (or its substitute) and the trainer's event, if there was one."""
         skipped = skip_reason(manifest, event)
         checks = [*checks, skip_check(self._folder.records(), skipped).record()]
         keys = ("rows", "rollouts", "groups", "calls_seen", "calls_kept", "dropped", "rewards")
@@ -189,5 +189,5 @@ class Loop:
 
 
 def settings_record(settings: Settings) -> dict[str, Any]:
-    """The settings as plain values, to tell whether a run may be resumed."""
+    """The settings as plain values, to decide whether a run may be resumed."""
     return asdict(settings)

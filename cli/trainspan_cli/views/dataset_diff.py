@@ -14,7 +14,7 @@ __all__ = ["print_difference"]
 
 
 def print_difference(difference: "Difference", a: str, b: str) -> None:
-    """Prints tables of what changed; one line where nothing did."""
+    """Prints tables of the changes, or one line if there are none."""
     console = Console(markup=False, highlight=False, emoji=False)
     if difference.is_empty:
         console.print(f"no difference: {difference.rows.both} rows of {difference.rollouts.both} rollouts")
@@ -31,9 +31,9 @@ def print_difference(difference: "Difference", a: str, b: str) -> None:
         console.print(_changes("largest changes of a reward", difference.rewards.largest))
     others = ", ".join(f"{name} ({count})" for name, count in difference.columns.items())
     if others:
-        console.print(f"other columns that differ, in rows of both: {others}")
+        console.print(f"other columns that differ in common rows: {others}")
     if difference.order_differs:
-        console.print("the rows of both stand in another order")
+        console.print("the common rows are in a different order")
 
 
 def _changes(title: str, changes: "list[Change]") -> Table:
@@ -61,8 +61,8 @@ def _values(changes: "Mapping[str, ValueChanges]") -> Table:
         ("mean A", lambda change: _shown(change.mean_a)),
         ("mean B", lambda change: _shown(change.mean_b)),
         ("mean |B − A|", lambda change: _shown(change.mean_change)),
-        ("greatest |B − A|", lambda change: _shown(change.max_change)),
-        ("other sign", lambda change: str(change.sign_flips)),
+        ("largest |B − A|", lambda change: _shown(change.max_change)),
+        ("sign changed", lambda change: str(change.sign_flips)),
         ("correlation", lambda change: _shown(change.correlation)),
     ]
     for name, figure in figures:

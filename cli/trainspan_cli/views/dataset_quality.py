@@ -1,4 +1,4 @@
-"""The quality report in the terminal: what a dataset kept and dropped, how its rewards and lengths are spread."""
+"""The quality report in the terminal: kept and dropped calls of a dataset, distributions of rewards and lengths."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +37,7 @@ def print_quality(manifest: Mapping[str, Any], path: Path, *, was_there: bool, p
 
 
 def print_merge_failures(found: "Sequence[tuple[int, Unmerged]]", path: Path, decoder: "Decoder | None") -> None:
-    """Prints the number of each cause and its first example, of the dataset at `path`: the tokens as ids and as text."""
+    """Prints the count of each cause in the dataset at `path` and its first example: the tokens as ids and as text."""
     from trainspan_processing.merging.divergence import EXPLANATIONS
     from trainspan_processing.text.safe_text import visible
 
@@ -45,7 +45,9 @@ def print_merge_failures(found: "Sequence[tuple[int, Unmerged]]", path: Path, de
     if not found:
         console.print("every call continues the call of its agent before it, or is the first")
     if found and decoder is None:
-        hint = "no tokenizer was found, so causes are told from token ids alone: name a model directory with --model"
+        hint = (
+            "no tokenizer was found, so causes are inferred from token ids alone: name a model directory with --model"
+        )
         console.print(Text(hint, style="dim"), soft_wrap=True)
     for count, one in found:
         told = one.divergence
@@ -121,7 +123,7 @@ def _distributions(distributions: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _sparkline(counts: Sequence[int]) -> str:
-    """One character per bin; what occurs at all is never blank."""
+    """One character per bin; only empty bins are blank."""
     greatest = max(counts, default=0)
     levels = len(_BLOCKS) - 1
     return "".join(_BLOCKS[-(-count * levels // greatest)] if count else " " for count in counts)

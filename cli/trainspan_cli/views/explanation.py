@@ -1,4 +1,4 @@
-"""The account of a rollout in the terminal. Nothing that a model wrote is taken as markup or reaches it as a control."""
+"""The explanation of a rollout in the terminal. Text by a model is never interpreted as markup or control characters."""
 
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 __all__ = ["print_explanation"]
 
 _MOST_CHARACTERS = 1_200
-"""Of one text, unless all of it is asked for."""
+"""Maximum length of one text, except with --full."""
 
 _WIDEST = 1_000
-"""Columns of a table, at most."""
+"""Maximum width of a table in columns."""
 
 _SHADES = {
     "p": ("#e6f6e9", "#cdeed4", "#b0e4bc", "#90d9a1", "#6fcd86"),
@@ -25,7 +25,7 @@ _SHADES = {
 
 
 def print_explanation(account: "RolloutAccount", *, full: bool) -> None:
-    """Prints facts, calls, rewards, credit and text; `full`: no text is shortened."""
+    """Prints facts, calls, rewards, credit and text; with `full`, no text is shortened."""
     console = Console(markup=False, highlight=False, emoji=False)
     console.print(_facts(account), soft_wrap=True)
     if account.calls:
@@ -34,7 +34,7 @@ def print_explanation(account: "RolloutAccount", *, full: bool) -> None:
     for reason in _untrained(account):
         console.print(_indented(reason), soft_wrap=True)
     console.print(_title("rewards"))
-    for edge in _edges(account) or [Text("nothing rewarded this rollout", style="dim")]:
+    for edge in _edges(account) or [Text("this rollout has no rewards", style="dim")]:
         console.print(_indented(edge), soft_wrap=True)
     console.print(_title("credit"))
     for line in account.credit.lines:
@@ -56,7 +56,7 @@ def _indented(text: Text) -> Text:
 
 
 def _print_whole(console: Console, table: Table) -> None:
-    """Nothing of it is cut: a narrow terminal wraps its lines."""
+    """Prints the table without truncation: a narrow terminal wraps its lines."""
     width = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
     if width <= console.width:
         console.print(table)
@@ -75,7 +75,7 @@ def _untrained(account: "RolloutAccount") -> list[Text]:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """0, 1, 2, 5 as `0–2, 5`."""
+    """Formats 0, 1, 2, 5 as `0–2, 5`."""
     found: list[list[int]] = []
     for number in sorted(set(numbers)):
         if found and number == found[-1][-1] + 1:

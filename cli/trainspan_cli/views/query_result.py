@@ -1,4 +1,4 @@
-"""Prints the rows of a query: a table, JSON lines or CSV."""
+"""Printers for the rows of a query: table, JSON lines or CSV."""
 
 import csv
 import json
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 __all__ = ["PRINTERS"]
 
-_FILE_WIDTH: Final = 10_000  # nothing is wrapped in a file or pipe
+_FILE_WIDTH: Final = 10_000  # files and pipes get no line wrapping
 
 
 def _print_table(names: list[str], rows: Iterator[tuple[Any, ...]], limit: int | None) -> None:
@@ -52,24 +52,24 @@ def _print_csv(names: list[str], rows: Iterator[tuple[Any, ...]], limit: int | N
 
 
 def _cell(value: object) -> str:
-    """A value as one text; NULL as such, nested values as JSON."""
+    """A value as text; None as `NULL`, nested values as JSON."""
     if value is None:
         return "NULL"
     return value if isinstance(value, str) else json.dumps(_typed(value), ensure_ascii=False).strip('"')
 
 
 def _visible(text: str) -> str:
-    """Text that cannot move the cursor or hide: control and format characters as escapes."""
+    """The text with control and format characters escaped, so that it cannot move the cursor or hide."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def _exact(value: Decimal) -> float | str:
-    """A decimal as a JSON number where that is the same number."""
+    """A decimal as a JSON number if that is exact, else as text."""
     return float(value) if Decimal(repr(float(value))) == value else str(value)
 
 
 def _typed(value: Any) -> Any:
-    """A value as JSON has it: bytes as {"bytes": base64}, numbers that JSON lacks and other types as text."""
+    """A value as JSON: bytes as {"bytes": base64}, numbers without a JSON form and other types as text."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
@@ -90,4 +90,4 @@ PRINTERS: Final[dict[str, Callable[[list[str], Iterator[tuple[Any, ...]], int | 
     "json": _print_json,
     "csv": _print_csv,
 }
-"""Format → a function of column names, rows, and how many rows to print at most (None: all)."""
+"""Format → a function of column names, rows, and the maximum number of rows to print (None: all)."""

@@ -1,4 +1,4 @@
-"""Prints the progress of a run: lines of JSON, or a bar."""
+"""Progress output of a run: JSON lines or a bar."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ _PROGRESS_INTERVAL_S: Final = 0.5
 
 
 class JsonProgress:
-    """One line at most twice a second."""
+    """Prints at most two lines per second."""
 
     def __init__(self) -> None:
         self._next_s = 0.0
@@ -47,7 +47,7 @@ class ProgressBar:
         return self
 
     def __call__(self, progress: "Progress") -> None:
-        if not self._progress.live.is_started:  # a target that cannot be used is told without a bar
+        if not self._progress.live.is_started:  # an unusable target is reported without a bar
             self._progress.start()
         reward = "no reward yet" if progress.mean_reward is None else f"mean reward {progress.mean_reward:.3f}"
         self._progress.update(

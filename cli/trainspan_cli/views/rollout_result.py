@@ -1,4 +1,4 @@
-"""Prints the result of a run."""
+"""Output of a run's result."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ def print_json(result: "RunResult") -> None:
 
 
 def print_table(result: "RunResult", stored: int | None) -> None:
-    """`stored`: the calls of the round that the policy server recorded, None where that is unknown."""
+    """Prints the result; `stored` is the number of the round's calls that the policy server recorded, None if unknown."""
     from rich.console import Console
     from rich.table import Table
 
@@ -40,7 +40,7 @@ def print_table(result: "RunResult", stored: int | None) -> None:
 
 def _calls(counted: int, stored: int | None) -> str:
     if stored is None:
-        return f"{counted}, as far as the agents' processes could tell"
+        return f"{counted}, as counted by the agents' processes"
     if stored == counted:
         return str(stored)
     return f"{stored} recorded by the policy server, {counted} counted by the agents' processes"

@@ -1,4 +1,4 @@
-"""Which GPUs the loop's processes see, how the trainer is launched, and who starts first on a shared GPU."""
+"""The GPUs visible to the loop's processes, the launch of the trainer, and the start order on a shared GPU."""
 
 import io
 import json
@@ -68,7 +68,7 @@ def test_settings_count_among_the_visible_gpus_and_every_process_sees_its_own(tm
         ({"trainer_devices": "cuda:0"}, "must be numbers of GPUs"),
         ({"trainer_processes": 3}, "the trainer has 1 GPUs, and each is one process"),
         ({"trainer_processes": 0}, "must be at least 1"),
-        ({"trainer_processes": 2, "trainer_launch": "torchrun"}, "would do nothing beside loop.trainer_launch"),
+        ({"trainer_processes": 2, "trainer_launch": "torchrun"}, "has no effect with loop.trainer_launch"),
     ],
 )
 def test_devices_that_cannot_be_meant_are_refused(settings: dict[str, Any], reason: str) -> None:
@@ -115,7 +115,7 @@ server = http.server.HTTPServer(("127.0.0.1", port), Handler)
 note("ready")
 server.serve_forever()
 """
-"""In the place of the commands: says when it starts and with which devices; answers as a policy server after a second, or not
+"""Replaces the commands: reports when it starts and with which devices; answers as a policy server after a second, or not
 before the trainer starts."""
 
 

@@ -46,7 +46,7 @@ def test_what_the_trainer_did_before_a_kill_is_found_with_and_without_metrics() 
         '{"event": "aborted", "dataset": "e", "reason": "the loss is nan"}\n'
     )
     assert folder.trained_before("a") == {"dataset": "a", "version": 1}
-    assert folder.trained_before("b") is None, "a trainer that lives still writes its metrics"
+    assert folder.trained_before("b") is None, "a running trainer still writes its metrics"
     long_ago = time.time() - 60
     os.utime(folder.checkpoints / "ledger.jsonl", (long_ago, long_ago))
     assert folder.trained_before("a") == {"dataset": "a", "version": 1}
@@ -74,6 +74,6 @@ def test_one_process_at_a_time_drives_a_run() -> None:
     assert not folder.is_held()
     with folder.held():
         assert folder.is_held()
-        with pytest.raises(ProcessError, match=f"run {folder.run_id} goes on in another"), folder.held():
-            pytest.fail("two hold it")
+        with pytest.raises(ProcessError, match=f"run {folder.run_id} is in progress in another"), folder.held():
+            pytest.fail("two processes hold the lock")
     assert not folder.is_held()

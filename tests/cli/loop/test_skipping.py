@@ -1,4 +1,4 @@
-"""Rounds that train nothing: why, how many, and when that is an alarm."""
+"""Skipped rounds: their reasons, their number, and the alarm."""
 
 import csv
 import io
@@ -61,7 +61,7 @@ def test_the_third_skipped_round_in_a_row_is_an_alarm(
     check = skip_check(evaluated, skipped)
     assert check.ok is ok
     assert check.detail.startswith(f"skipped, {in_a_row} in a row: no" if skipped else "not skipped")
-    assert ("look at some rollouts" in check.detail) is not ok
+    assert ("inspect some rollouts" in check.detail) is not ok
     assert len(skipped_rounds(evaluated)) == sum(reason is not None for reason in earlier)
 
 

@@ -351,7 +351,7 @@ def test_stats_and_migrate_say_what_there_is(tmp_path: Path) -> None:
         (["purge"], "exactly one of --trace, --task and --before"),
         (["purge", "--trace", "xyz"], "'xyz' is not 32 lower-case hex digits"),
         (["purge", "--task", "t", "--before", "1d"], "exactly one of"),
-        (["purge", "--before", "yesterday"], "no date, time or age"),
+        (["purge", "--before", "yesterday"], "not a date, time or age"),
         (["compact", "--yes"], "belong to purge"),
     ],
 )

@@ -68,7 +68,7 @@ def test_a_dataset_is_refused_unless_it_is_allowed_to_be_behind(
 def test_doctor_calls_it_a_problem_if_nothing_is_loaded(lagging: CollectorProcess) -> None:
     [finding] = backlog_findings(str(lagging.store))
     assert (finding.level, finding.subject) == ("problem", "loading")
-    assert "none was loaded yet" in finding.detail
+    assert "nothing was loaded yet" in finding.detail
 
 
 @pytest.mark.slow

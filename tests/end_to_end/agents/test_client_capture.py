@@ -145,7 +145,7 @@ def test_a_server_that_refuses_the_question_is_asked_without_it_and_the_calls_sa
     (finding,) = [one for one in capture_findings(str(stack.collector.store)) if one.subject == "token ids"]
     count, _, what = finding.detail.partition(" ")
     assert int(count) >= 2
-    assert what.startswith("calls came from a server that gives no token ids")
+    assert what.startswith("calls came from a server that returns no token ids")
     assert "trainspan serve" in finding.advice
 
 

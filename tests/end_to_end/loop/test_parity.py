@@ -1,8 +1,8 @@
-"""The first round of a run, made again in memory from what the store holds: plain Python and PyTorch, no part of the system.
+"""The first round of a run, recomputed in memory from the store: plain Python and PyTorch, without the system's code.
 
 Ids, log-probabilities and rewards are read from the store by SQL; advantages, loss, gradient and AdamW are written here
 from their formulas, one forward pass per call. Ids must be those of the dataset, advantages agree to 1e-6, loss and
-gradient norm to 1e-5, and the weights of the checkpoint to what AdamW makes of the gradients' rounding.
+gradient norm to 1e-5, and the weights of the checkpoint within AdamW's effect of the gradients' rounding.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class Stored:
 
 
 def read_store(store: Path, run_id: str) -> list[Stored]:
-    """The calls of round 1, by task, rollout and call; groups without contrast left out."""
+    """The calls of round 1, by task, rollout and call; without groups that have no contrast."""
     where = f"run_id = '{run_id}' AND round = 1 AND split = 'train'"
     judged = rows(
         str(store), f"SELECT rollout_id, attempt, task_id, reward FROM rollouts WHERE {where} AND status = 'ok'"
@@ -74,7 +74,7 @@ def read_store(store: Path, run_id: str) -> list[Stored]:
 
 
 def advantages_of(rewards: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Of the rollouts (by task) whose group has any contrast."""
+    """The advantages of the rollouts (by task) in groups with contrast."""
     advantages: dict[str, float] = {}
     for of_task in rewards.values():
         values = list(of_task.values())
@@ -98,7 +98,7 @@ def split(calls: list[Stored], dataset_sha256: str) -> list[list[Stored]]:
 
 
 def train_plainly(model: Any, steps: list[list[Stored]], learning_rate: float) -> list[tuple[float, float]]:
-    """(loss, gradient norm) of each step; moves the model's weights by AdamW."""
+    """(loss, gradient norm) of each step; updates the model's weights with AdamW."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
@@ -170,7 +170,7 @@ def assert_parity(run: Path, calls: list[Stored], *, exactly: float) -> None:
 def test_swapped_rewards_turn_the_panel_red(
     demo: DemoRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The fault stands between the store and credit: the rollouts of round 1 get one another's rewards."""
+    """The fault is between the store and credit: the rollouts of round 1 get each other's rewards."""
     import polars as pl
 
     from trainspan_processing.rewards import rollout_rewards
@@ -197,4 +197,4 @@ def test_swapped_rewards_turn_the_panel_red(
     monkeypatch.setattr(rollout_rewards, "bind_rewards", swapped)
     faulty = panel(tmp_path / "faulty")
     assert not faulty.ok
-    assert "the runner heard" in faulty.detail
+    assert "the runner recorded" in faulty.detail

@@ -34,4 +34,4 @@ def test_without_a_collector_nobody_is_asked(tmp_path: Path) -> None:
 def test_the_table_says_who_counted() -> None:
     assert _calls(0, 6) == "6 recorded by the policy server, 0 counted by the agents' processes"
     assert _calls(6, 6) == "6"
-    assert _calls(0, None) == "0, as far as the agents' processes could tell"
+    assert _calls(0, None) == "0, as counted by the agents' processes"

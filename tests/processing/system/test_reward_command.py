@@ -48,8 +48,8 @@ def test_late_feedback_reaches_the_next_dataset_by_rollout_and_by_response(bench
     [
         (("--value", "1"), 2, "either --rollout ID or --response ID"),
         (("--value", "1", "--rollout", "a", "--response", "b"), 2, "either --rollout ID or --response ID"),
-        (("--value", "nan", "--rollout", "a"), 2, "a reward is a finite number"),
-        (("--value", "1", "--rollout", "a", "--collector", "http://127.0.0.1:9"), 1, "did not take the reward"),
+        (("--value", "nan", "--rollout", "a"), 2, "a reward must be a finite number"),
+        (("--value", "1", "--rollout", "a", "--collector", "http://127.0.0.1:9"), 1, "did not accept the reward"),
     ],
 )
 def test_what_cannot_be_sent_is_one_line(arguments: tuple[str, ...], code: int, message: str) -> None:

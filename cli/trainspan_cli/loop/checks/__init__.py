@@ -1,1 +1,1 @@
-"""What must hold in a round, and when a run ends."""
+"""Integrity checks of rounds, statistics of validations, and stop conditions."""

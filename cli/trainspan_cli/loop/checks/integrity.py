@@ -1,4 +1,4 @@
-"""The integrity panel: what must hold in every round for its numbers to be believed."""
+"""The integrity panel: conditions that every round must meet for its numbers to be valid."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ __all__ = ["Check", "StageCounts", "all_hold", "dataset_checks", "reward_checks"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One named statement, whether it holds, and the figures."""
+    """One named condition, whether it holds, and its figures."""
 
     name: str
     ok: bool
@@ -26,16 +26,16 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class StageCounts:
-    """One collection stage (training rollouts, or a validation) seen from four places."""
+    """Counts of one collection stage (training rollouts, or a validation) from four sources."""
 
     server_requests: int
-    """Successful requests by vLLM's own metric."""
+    """Successful requests by vLLM's metric."""
     client_calls: int
-    """Successful calls by the agents' side."""
+    """Successful calls counted by the agents' side."""
     exported_calls: int
     """Call spans that the collector acknowledged to the policy server."""
     dropped_calls: int
-    """Call spans that the policy server had to drop, or that the collector refused."""
+    """Call spans that the policy server dropped or the collector refused."""
     stored_requests: int
     """Distinct requests among the stored call spans."""
     stored_calls: int
@@ -48,7 +48,7 @@ class StageCounts:
 
 
 def stage_checks(counts: StageCounts) -> list[Check]:
-    """Nothing is lost between agents, server and store."""
+    """Checks that nothing is lost between agents, server and store."""
     agree = counts.server_requests == counts.client_calls == counts.stored_requests > 0
     exported = counts.exported_calls == counts.stored_calls and not counts.dropped_calls
     return [
@@ -72,7 +72,7 @@ def stage_checks(counts: StageCounts) -> list[Check]:
 
 
 def dataset_checks(manifest: Mapping[str, Any]) -> list[Check]:
-    """Every call is either a row or dropped with a fixed reason."""
+    """Checks that every call is either a row or dropped with a known reason."""
     dropped: Mapping[str, int] = manifest["dropped"]
     unknown = sorted(name for name in dropped if without_detail(name) not in DROP_REASONS)
     missing = manifest["calls_seen"] - manifest["calls_kept"] - sum(dropped.values())
@@ -88,7 +88,7 @@ def dataset_checks(manifest: Mapping[str, Any]) -> list[Check]:
 
 
 def reward_checks(rewards: RewardRecords) -> list[Check]:
-    """What is trained on is what the judge said of that very rollout; nothing to check where the runner heard no reward."""
+    """Checks that the rewards in training are the judge's for the same rollout; empty if the runner recorded no rewards."""
     if not rewards.recorded:
         return []
     compared = rewards.recorded.keys() & rewards.used.keys()
@@ -108,7 +108,9 @@ def reward_checks(rewards: RewardRecords) -> list[Check]:
     if differing:
         first = next(iter(differing))
         place = "/".join(map(str, first))
-        detail += f"; rollout {place}: the runner heard {rewards.recorded[first]:g}, the dataset has {differing[first]}"
+        detail += (
+            f"; rollout {place}: the runner recorded {rewards.recorded[first]:g}, the dataset has {differing[first]}"
+        )
     return [Check("rewards are those of the runner", bool(compared) and not differing, detail)]
 
 
@@ -117,7 +119,7 @@ def _same(recorded: float, used: float | None) -> bool:
 
 
 def training_checks(event: Mapping[str, Any]) -> list[Check]:
-    """The trainer started from what the server sampled, and the server now has the trainer's weights."""
+    """Checks that server and trainer agreed on the sampled tokens, and that the server now has the trainer's weights."""
     if event.get("skipped"):
         return []
     told = event.get("agreement")
@@ -149,5 +151,5 @@ def training_checks(event: Mapping[str, Any]) -> list[Check]:
 
 
 def all_hold(checks: Sequence[Mapping[str, Any]]) -> bool:
-    """True if there are checks and all hold."""
+    """Whether there are checks and all of them hold."""
     return bool(checks) and all(check["ok"] for check in checks)

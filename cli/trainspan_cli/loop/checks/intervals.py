@@ -10,27 +10,27 @@ __all__ = ["Estimate", "measured", "t_half_width", "t_interval"]
 
 Z_95 = 1.959964
 T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
-"""Student's t at 97.5 % for 1 to 9 degrees of freedom; beyond, by the expansion of Cornish and Fisher around Z_95."""
+"""Student's t at 97.5 % for 1 to 9 degrees of freedom; above 9, the Cornish-Fisher expansion around Z_95 is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Mean reward over tasks. Rollouts of one task are not independent trials, so a task counts once, by its mean."""
+    """Mean reward over tasks. Rollouts of one task are not independent trials, so each task counts once, with its mean."""
 
     n: int
     """Tasks that have a reward."""
     mean: float
-    """NaN without any."""
+    """NaN without tasks."""
     deviation: float
-    """Sample standard deviation over tasks; NaN for fewer than two, or where a reward is not finite."""
+    """Sample standard deviation over tasks; NaN for fewer than two, or if a reward is not finite."""
     binary: bool
-    """Every single reward is 0 or 1, so that the mean is a success rate."""
+    """Whether every reward is 0 or 1, so that the mean is a success rate."""
 
     @classmethod
     def of(cls, tasks: Iterable[Sequence[float]]) -> "Estimate":
-        """From the rewards of each task; tasks without any do not count."""
+        """Estimates from the rewards of each task; tasks without rewards do not count."""
         found = [rewards for rewards in tasks if rewards]
-        # `statistics` adds exactly: the mean of equal floats is that float, and great values do not overflow.
+        # `statistics` adds exactly: the mean of equal floats is that float, and large values do not overflow.
         means = [statistics.mean(rewards) for rewards in found]
         spread = len(means) > 1 and all(map(math.isfinite, means))
         return cls(
@@ -42,18 +42,18 @@ class Estimate:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "Estimate":
-        """From a record that `record()` is part of."""
+        """Reads a record that includes the fields of `record()`."""
         mean, deviation = (math.nan if record[name] is None else record[name] for name in ("mean", "deviation"))
         return cls(record["n"], mean, deviation, record["binary"])
 
     def record(self) -> dict[str, Any]:
-        """As JSON: what is not a number is null."""
+        """The JSON fields; values that are not finite are null."""
         mean, deviation = (value if math.isfinite(value) else None for value in (self.mean, self.deviation))
         return {"n": self.n, "mean": mean, "deviation": deviation, "binary": self.binary}
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """At 95 %: of a success rate Wilson's (1927), else Student's (1908). None where there are too few tasks for it."""
+        """The 95 % interval: Wilson's (1927) for a success rate, else Student's (1908). None if there are too few tasks."""
         if not self.n:
             return None
         if self.binary:
@@ -71,12 +71,12 @@ class Estimate:
 
 
 def measured(estimates: Iterable[Estimate]) -> str:
-    """What the estimates are of: "success" if all rewards are 0 or 1, else "reward"."""
+    """The measured quantity: "success" if all rewards are 0 or 1, else "reward"."""
     return "success" if all(estimate.binary for estimate in estimates) else "reward"
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """95 % interval of the mean of independent values (Student 1908); None for fewer than two."""
+    """The 95 % interval of the mean of independent values (Student 1908); None for fewer than two."""
     if len(values) < 2:
         return None
     mean, half = statistics.mean(values), t_half_width(statistics.stdev(values), len(values))
@@ -84,7 +84,7 @@ def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def t_half_width(deviation: float, n: int) -> float:
-    """Half of Student's 95 % interval of a mean of `n` values, n ≥ 2, with this sample standard deviation."""
+    """The half width of Student's 95 % interval for the mean of `n` values, n ≥ 2, with this sample standard deviation."""
     degrees, z = n - 1, Z_95
     beyond = z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
     t = T_95[degrees - 1] if degrees <= len(T_95) else beyond
@@ -93,6 +93,6 @@ def t_half_width(deviation: float, n: int) -> float:
 
 def _wilson(p: float, n: int) -> tuple[float, float]:
     z2 = Z_95**2
-    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
+    center = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = Z_95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, center - half), min(1.0, center + half)

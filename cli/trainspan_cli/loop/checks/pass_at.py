@@ -1,4 +1,4 @@
-"""pass@k: the chance that at least one of k rollouts of a task succeeds."""
+"""pass@k: the probability that at least one of k rollouts of a task succeeds."""
 
 from collections.abc import Sequence
 from math import comb
@@ -14,7 +14,7 @@ def pass_at_k(n: int, successes: int, k: int) -> float:
 
 
 def pass_at(tasks: Sequence[Sequence[bool]]) -> dict[int, float]:
-    """pass@1, 2, 4 … up to the number of rollouts that every task has, as means over tasks."""
+    """pass@1, 2, 4 … up to the smallest number of rollouts of a task, as means over tasks."""
     least = min((len(rollouts) for rollouts in tasks), default=0)
     found: dict[int, float] = {}
     k = 1

@@ -1,4 +1,4 @@
-"""Rounds that train nothing: why, how many, and when somebody should look."""
+"""Skipped rounds, which train nothing: their reasons, their number, and an alarm for too many in a row."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -10,11 +10,11 @@ __all__ = ["MOST_IN_A_ROW", "skip_check", "skip_reason", "skipped_rounds"]
 Record = Mapping[str, Any]
 
 MOST_IN_A_ROW: Final = 2
-"""Skipped rounds in a row that chance explains: beyond it the policy stands still for a reason."""
+"""Maximum number of skipped rounds in a row that chance explains; more have another cause."""
 
 
 def skip_reason(manifest: Record, event: Record) -> str | None:
-    """Why the round is skipped, from its manifest (or what `trainspan dataset` said in place of one) and the trainer's event."""
+    """The reason to skip the round, from its manifest (or the figures of `trainspan dataset` without one) and the trainer's event."""
     if nothing := manifest.get("nothing_to_train"):
         return str(nothing)
     if not event.get("skipped"):
@@ -27,12 +27,12 @@ def skip_reason(manifest: Record, event: Record) -> str | None:
 
 
 def skipped_rounds(records: Sequence[Record]) -> list[Record]:
-    """The records of rounds that were skipped."""
+    """The records of skipped rounds."""
     return [record for record in records if record["kind"] == "round" and record.get("skipped")]
 
 
 def skip_check(records: Sequence[Record], skipped: str | None) -> Check:
-    """Whether rounds train the policy, for the round after `records`."""
+    """Checks that rounds train the policy, for the round after `records`."""
     in_a_row = 1 if skipped else 0
     for record in reversed([record for record in records if record["kind"] == "round"] if skipped else []):
         if not record.get("skipped"):
@@ -42,7 +42,5 @@ def skip_check(records: Sequence[Record], skipped: str | None) -> Check:
         return Check("rounds train the policy", True, "not skipped")
     detail = f"skipped, {in_a_row} in a row: {skipped}"
     if in_a_row > MOST_IN_A_ROW:
-        detail += (
-            "; the policy stands still: look at some rollouts with `trainspan explain`, then change tasks, judge or n"
-        )
+        detail += "; the policy does not change: inspect some rollouts with `trainspan explain`, then change tasks, judge or n"
     return Check("rounds train the policy", in_a_row <= MOST_IN_A_ROW, detail)

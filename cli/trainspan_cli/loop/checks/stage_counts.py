@@ -1,4 +1,4 @@
-"""Counts one collection stage from four places: vLLM's metric, the agents' side, the policy server's exporter, the store."""
+"""Counts of one collection stage from four sources: vLLM's metric, the agents' side, the policy server's exporter, the store."""
 
 import time
 from typing import Any
@@ -13,7 +13,7 @@ SETTLE_TIMEOUT_S = 15.0
 
 
 class StageMeter:
-    """Started before a stage, stopped after it; the stage must be alone on the policy server."""
+    """Counts between its creation and `stop`; the policy server must have no other load during the stage."""
 
     def __init__(self, policy: PolicyClient, store: str, run_id: str) -> None:
         self._policy, self._store, self._run_id = policy, store, run_id
@@ -22,11 +22,11 @@ class StageMeter:
         self._sampled = policy.sampled_tokens()
         before = policy.policy()
         self._dropped = before["calls_dropped"] + before["calls_refused"]
-        # What was captured before the stage (a swap's canary) may be exported during it.
+        # Calls captured before the stage (a swap's canary) may be exported during it.
         self._exported = before["calls_captured"] - self._dropped
 
     def stop(self, rollouts: int, client_calls: int) -> StageCounts:
-        """The counts; waits up to 15 s for spans that are still on their way."""
+        """The counts; waits up to 15 s for spans that are still in transit."""
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
         while True:
             counts = self._read(rollouts, client_calls)
@@ -36,12 +36,12 @@ class StageMeter:
             time.sleep(0.2)
 
     def sampled_tokens(self) -> int:
-        """What the server has sampled since the stage began, answers that were left or failed included."""
+        """Tokens that the server sampled since the start of the stage, including abandoned and failed answers."""
         return self._policy.sampled_tokens() - self._sampled
 
     def _read(self, rollouts: int, client_calls: int) -> StageCounts:
         now = self._policy.policy()
-        # Order matters: what is exported before the store is asked must be found there.
+        # Order matters: calls exported before the query must be in the store.
         stored = self._stored()
         return StageCounts(
             server_requests=self._policy.successful_requests() - self._requests,

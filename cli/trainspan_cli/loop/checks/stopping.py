@@ -1,4 +1,4 @@
-"""When a run ends: after its rounds, or earlier by what validation and the clock say."""
+"""Stop conditions of a run: its number of rounds, its validations, or its time."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ Record = Mapping[str, Any]
 
 
 def stop_reason(settings: LoopSettings, records: Sequence[Record], round_: int) -> str | None:
-    """Why the run ends after `round_`, from its records alone (so that a resumed run decides the same); None: it goes on."""
+    """The reason to end the run after `round_`, from its records alone (so that a resumed run decides the same), or None."""
     if round_ >= settings.rounds:
         return f"all {settings.rounds} rounds are done"
     validations = _validations(records, round_)
@@ -33,7 +33,7 @@ def stop_reason(settings: LoopSettings, records: Sequence[Record], round_: int) 
 
 
 def best_validation(records: Sequence[Record]) -> Record | None:
-    """The validation with the highest mean reward, the earliest of equals; None without any that has rewards."""
+    """The validation with the highest mean reward, the earliest among equals; None if no validation has rewards."""
     validations = [record for record in _validations(records) if not math.isnan(_mean(record))]
     return max(validations, key=lambda record: (_mean(record), -record["round"])) if validations else None
 
@@ -49,7 +49,7 @@ def _validations(records: Sequence[Record], last_round: int | None = None) -> li
 
 
 def _mean(record: Record) -> float:
-    """NaN where no rollout had a reward."""
+    """The mean reward; NaN if no rollout had one."""
     return Estimate.of_record(record).mean
 
 

@@ -1,1 +1,1 @@
-"""The processes of a run, and the screen that shows them."""
+"""The processes of a run, and the progress screen."""

@@ -21,7 +21,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def _end_with_parent() -> None:
-    """In the child: get SIGTERM when the loop dies, however it dies (Linux)."""
+    """Makes the child get SIGTERM when the loop ends for any reason (Linux); called in the child."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -35,7 +35,7 @@ def _tail(log: Path, lines: int = 1) -> str:
 
 
 class Service:
-    """A long-lived `trainspan` command: stderr goes to `log`, JSON lines of stdout to `events`.
+    """A long-lived `trainspan` command: stderr goes to `log`, JSON lines of stdout go to `events`.
 
     `launcher` runs its module, in one process or in several.
     """
@@ -72,8 +72,8 @@ class Service:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                start_new_session=True,  # Ctrl-C reaches the loop alone, which then ends its children in order
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 - the loop starts services before any thread of its own
+                start_new_session=True,  # Ctrl-C reaches only the loop, which then stops its children in order
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - the loop starts services before it starts threads
             )
         assert self._process.stdout is not None
         threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
@@ -90,24 +90,24 @@ class Service:
                     self.events.put(event)
 
     def keep_alive(self) -> bool:
-        """Restarts the process where it ended by itself; True if it had to. Raises ProcessError after too many."""
+        """Restarts the process if it exited; True if so. Raises ProcessError after too many restarts."""
         if self._process is None or self._process.poll() is None:
             return False
         if self._restarts_left <= 0:
             raise ProcessError(
-                f"{self.name} ended with code {self._process.returncode}: {_tail(self.log)} (log: {self.log})"
+                f"{self.name} exited with code {self._process.returncode}: {_tail(self.log)} (log: {self.log})"
             )
         self._restarts_left -= 1
         self.start()
         return True
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Polls `ready`; raises ProcessError where the process ends first or time runs out."""
+        """Polls `ready`. Raises ProcessError if the process exits first or the timeout expires."""
         deadline = time.monotonic() + timeout_s
         while not ready():
             if self._process is None or self._process.poll() is not None:
                 code = self._process.returncode if self._process else None
-                raise ProcessError(f"{self.name} ended with code {code}: {_tail(self.log)} (log: {self.log})")
+                raise ProcessError(f"{self.name} exited with code {code}: {_tail(self.log)} (log: {self.log})")
             if time.monotonic() > deadline:
                 raise ProcessError(
                     f"{self.name} was not ready after {timeout_s:.0f} s: {_tail(self.log)} (log: {self.log})"
@@ -115,7 +115,7 @@ class Service:
             time.sleep(0.1)
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """SIGTERM, then SIGKILL after `timeout_s`."""
+        """Sends SIGTERM, then SIGKILL after `timeout_s`."""
         if self._process is None:
             return
         if self._process.poll() is None:
@@ -133,9 +133,9 @@ def run_command(
     log: Path,
     on_event: Callable[[dict[str, Any]], None],
 ) -> tuple[int, str]:
-    """Runs a `trainspan` command whose stdout is JSON lines; gives each to `on_event`.
+    """Runs a `trainspan` command that prints JSON lines, and passes each to `on_event`.
 
-    Returns the exit code and the last line of stderr. The command is ended where this is interrupted.
+    Returns the exit code and the last line of stderr. An interrupt stops the command too.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     began = log.stat().st_size if log.exists() else 0

@@ -1,4 +1,4 @@
-"""Which devices the policy server and the trainer of a run have, and how the trainer is launched on several."""
+"""The devices of a run's policy server and trainer, and the launcher of a trainer on several devices."""
 
 import re
 import shlex
@@ -12,28 +12,28 @@ from trainspan_schemas.settings import LoopSettings
 
 __all__ = ["Devices"]
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"  # PyTorch and vLLM heed it on AMD's GPUs too
-_AMD = "HIP_VISIBLE_DEVICES"  # where it is set it must say the same
+_VISIBLE = "CUDA_VISIBLE_DEVICES"  # PyTorch and vLLM use it on AMD GPUs too
+_AMD = "HIP_VISIBLE_DEVICES"  # must have the same value if it is set
 _NVIDIA = re.compile(r"nvidia\d+")
 _SHARE = 0.4
-"""Of a shared GPU's memory, the server's: the trainer holds three times its weights beside them."""
+"""The server's share of a shared GPU's memory: the trainer needs three times its weights in addition to them."""
 _MODULES = {"accelerate launch": "accelerate.commands.launch", "torchrun": "torch.distributed.run"}
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Names of GPUs, as CUDA_VISIBLE_DEVICES has them; none on a machine without."""
+    """Names of GPUs as in CUDA_VISIBLE_DEVICES; empty on a machine without GPUs."""
 
     server: tuple[str, ...]
     trainer: tuple[str, ...]
     launcher: tuple[str, ...]
-    """The command that runs the trainer's module, `-m` and what follows left out."""
+    """The command that runs the trainer's module, without `-m` and what follows."""
 
     @classmethod
     def of(cls, settings: LoopSettings, environ: Mapping[str, str], dev: Path = Path("/dev")) -> "Devices":
-        """What the settings say. By default the server has the first GPU, the trainer the others, or the only one too.
+        """The devices by the settings; by default the server has the first GPU, the trainer the others or the same one.
 
-        Raises ConfigError for a device that is not there, and for a launch that contradicts itself.
+        Raises ConfigError if a device does not exist or the launch settings contradict each other.
         """
         visible = _visible(environ, dev)
         server = _chosen("server_devices", settings.server_devices, visible)
@@ -46,13 +46,13 @@ class Devices:
 
     @property
     def shared(self) -> bool:
-        """Whether a GPU is the server's and the trainer's."""
+        """Whether the server and the trainer share a GPU."""
         return bool(set(self.server) & set(self.trainer))
 
     def server_flags(self, given: str | None) -> list[str]:
-        """What vLLM is told: a server on several devices splits the model over them, one on a shared GPU takes a share of it.
+        """vLLM's flags: a server on several devices splits the model over them, one on a shared GPU limits its memory.
 
-        Flags that are given come last, and win.
+        The user's flags come last and take precedence.
         """
         flags = ["--tensor-parallel-size", str(len(self.server))] if len(self.server) > 1 else []
         flags += ["--gpu-memory-utilization", str(_SHARE)] if self.shared else []
@@ -61,7 +61,7 @@ class Devices:
 
     @staticmethod
     def environ(environ: Mapping[str, str], devices: tuple[str, ...]) -> dict[str, str]:
-        """The environment of a process that is to see these devices only; as it is where there are none."""
+        """The environment in which a process sees only these devices; unchanged if there are none."""
         if not devices:
             return dict(environ)
         names = ",".join(devices)
@@ -69,7 +69,7 @@ class Devices:
 
 
 def _visible(environ: Mapping[str, str], dev: Path) -> tuple[str, ...]:
-    """The GPUs that the loop may use: those of the environment, else all NVIDIA GPUs of the machine."""
+    """The GPUs that the loop may use: those in the environment, else all NVIDIA GPUs of the machine."""
     given = environ.get(_VISIBLE, environ.get(_AMD))
     if given is not None:
         names = tuple(name.strip() for name in given.split(",") if name.strip())
@@ -79,7 +79,7 @@ def _visible(environ: Mapping[str, str], dev: Path) -> tuple[str, ...]:
 
 
 def _chosen(setting: str, text: str | None, visible: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The visible devices at these places."""
+    """The visible devices with these numbers."""
     if text is None:
         return None
     places = text.replace(" ", "").split(",")
@@ -99,7 +99,7 @@ def _launcher(settings: LoopSettings, devices: int) -> tuple[str, ...]:
     if settings.trainer_launch is not None:
         if processes is not None:
             raise ConfigError(
-                f"loop.trainer_processes = {processes} would do nothing beside loop.trainer_launch: say the number there"
+                f"loop.trainer_processes = {processes} has no effect with loop.trainer_launch: set the number there"
             )
         for command, module in _MODULES.items():
             if settings.trainer_launch.startswith(command):

@@ -1,4 +1,4 @@
-"""The live screen of the loop: where it is, what is under way, and one line per round. Plain lines where there is no terminal."""
+"""The loop's live screen: current stage, its progress, and one line per round. Without a terminal it prints plain lines."""
 
 import time
 from types import TracebackType
@@ -19,7 +19,7 @@ SHOWN_ROUNDS = 12
 
 
 class Screen:
-    """Shows a run while it goes on; use as a context manager."""
+    """Shows a run in progress; use as a context manager."""
 
     def __init__(self, console: Console, title: str) -> None:
         self._console = console
@@ -47,7 +47,7 @@ class Screen:
         if self._live:
             self._live.stop()
 
-    # What the loop tells
+    # Calls by the loop
 
     def stage(self, name: str) -> None:
         self._stage, self._stage_began, self._progress = name, time.monotonic(), {}
@@ -69,7 +69,7 @@ class Screen:
             self._console.print(f"{self._clock()} {text}", markup=False, highlight=False, soft_wrap=True)
 
     def record(self, record: dict[str, Any]) -> None:
-        """Takes a record of rounds.jsonl."""
+        """Adds a record of rounds.jsonl."""
         for check in record["checks"]:
             if not check["ok"]:
                 self.note(f"ALARM {check['name']}: {check['detail']}")
@@ -80,7 +80,7 @@ class Screen:
         if self._live is None:
             self._console.print(f"{self._clock()} {self._line(record)}", markup=False, highlight=False, soft_wrap=True)
 
-    # What it shows
+    # Rendering
 
     def __rich__(self) -> Panel:
         head = Table.grid(expand=True)

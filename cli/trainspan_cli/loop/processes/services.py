@@ -20,7 +20,7 @@ __all__ = ["Services"]
 
 
 class Services:
-    """`config` is handed to every child command. A collector that already runs for the store is used, and left running."""
+    """`config` is passed to every child command. A collector that already runs for the store is used and not stopped."""
 
     def __init__(self, settings: Settings, config: Path | None, folder: RunFolder, screen: Screen) -> None:
         self._settings = settings
@@ -35,7 +35,7 @@ class Services:
         self.store = store_path(settings.collector.store)
 
     def start(self) -> None:
-        """Returns when all are ready. Raises ConfigError, ProcessError."""
+        """Starts all services and returns when they are ready. Raises ConfigError, ProcessError."""
         settings, folder = self._settings, self._folder
         model = settings.train.model or settings.serving.model
         if model is None:
@@ -57,7 +57,7 @@ class Services:
             environ=devices.environ(self.environ, devices.server),
             flags=devices.server_flags(settings.loop.server_flags),
         )
-        if devices.shared:  # the trainer fits itself to the memory that the server leaves
+        if devices.shared:  # the trainer adapts to the memory that the server leaves
             server.wait_until(self.policy.is_healthy, timeout_s)
             if settings.serving.sleep:
                 self.policy.sleep()
@@ -78,22 +78,22 @@ class Services:
         return self._trainer
 
     def collector_option(self) -> list[str]:
-        """The option that names the running collector to those who send spans."""
+        """The option that names the running collector for senders of spans."""
         address = running_collector(self.store)
         if address is None or address.grpc is None:
             raise ProcessError(f"no collector with an OTLP listener runs for {self.store}")
         return ["--collector", f"http://{address.grpc}"]
 
     def keep_alive(self) -> None:
-        """Restarts what ended by itself. Raises ProcessError after too many restarts."""
+        """Restarts services that exited. Raises ProcessError after too many restarts."""
         for service in self._running:
             if service.keep_alive():
-                self._screen.note(f"{service.name} ended by itself and was restarted")
+                self._screen.note(f"{service.name} exited unexpectedly and was restarted")
                 if service.name == "policy server":
                     service.wait_until(self.policy.is_healthy, self._settings.loop.ready_timeout_s)
 
     def stop(self) -> None:
-        """Ends all, the last started first."""
+        """Stops all services, the last started first."""
         self._screen.stage("stopping")
         for service in reversed(self._running):
             service.stop()

@@ -23,7 +23,7 @@ from trainspan_schemas.settings import Settings
 __all__ = ["Built", "Collected", "Stages"]
 
 NOTHING_TO_TRAIN = 3
-"""Exit code of `trainspan dataset` where it found nothing to train on."""
+"""Exit code of `trainspan dataset` if there is nothing to train on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Collected:
     """The result of one `trainspan rollout`."""
 
     result: dict[str, Any]
-    """What the command told, and `sampled_tokens` (by the server) in `sampling_seconds` (while it ran)."""
+    """The command's result, with `sampled_tokens` (by the server) and `sampling_seconds` (the command's run time)."""
     checks: list[dict[str, Any]]
     seconds: float
     is_stored: bool
@@ -44,11 +44,11 @@ class Built:
 
     seconds: float
     nothing: dict[str, Any] | None = None
-    """Where there is no dataset since nothing can be trained: the reason as `nothing_to_train`, and what was seen."""
+    """Set if there is no dataset because nothing can be trained: the reason as `nothing_to_train`, and the figures."""
 
 
 class Stages:
-    """Runs one stage at a time against the services of a run. Every method raises ProcessError where a command fails."""
+    """Runs one stage at a time against the services of a run. Every method raises ProcessError if a command fails."""
 
     def __init__(self, settings: Settings, services: Services, folder: RunFolder, screen: Screen) -> None:
         self._settings = settings
@@ -57,10 +57,10 @@ class Stages:
         self._screen = screen
 
     def collect(self, tasks: Path, round_: int, split: str, n: int) -> Collected:
-        """Runs the agent `n` times on each task of a file and takes the counts of all parties."""
+        """Runs the agent `n` times on each task of a file and collects the counts from all sources."""
         began = time.monotonic()
         settings, services = self._settings.rollouts, self._services
-        if self._settings.serving.sleep:  # no swap woke it where the trainer skipped the round
+        if self._settings.serving.sleep:  # no swap woke it if the trainer skipped the round
             services.policy.wake()
         result: dict[str, Any] = {}
 
@@ -77,11 +77,11 @@ class Stages:
         assert self._settings.loop.target is not None
         target = self._settings.loop.target
         agent = [target] if is_function_name(target) else ["--", *shlex.split(target)]
-        # Exit code 1 with a result: no rollout is ok, which is the round's misfortune and not the loop's.
+        # Exit code 1 with a result: no rollout is ok, which fails the round but not the loop.
         code, message = self._command("rollout", arguments, agent, on_event, admitted=(0, 1))
         if code != 0 and not result:
             raise ProcessError(f"rollout failed: {message} (log: {self._folder.logs / 'rollout.log'})")
-        if result.get("unacknowledged"):  # the collector was away: it is started again, and gets the verdicts
+        if result.get("unacknowledged"):  # the collector was down: it is restarted and receives the verdicts
             again: dict[str, Any] = {}
             self._command("rollout", [*arguments, "--resume"], agent, again.update, admitted=(0, 1))
             if left := again.get("unacknowledged", result["unacknowledged"]):
@@ -96,9 +96,9 @@ class Stages:
         return Collected(result, checks, time.monotonic() - began, counts.stored_rollouts >= counts.rollouts)
 
     def dataset(self, round_: int, *, are_stored: bool) -> Built:
-        """Builds the round's dataset, which the trainer takes up at once.
+        """Builds the round's dataset, which the trainer picks up at once.
 
-        The runner has ended: where all of its rollouts `are_stored`, a group that lacks some waits for nobody.
+        The runner has ended: if all of its rollouts `are_stored`, incomplete groups do not wait.
         """
         began = time.monotonic()
         if self._settings.serving.sleep:
@@ -114,10 +114,10 @@ class Stages:
         return Built(time.monotonic() - began)
 
     def trained(self, round_: int) -> dict[str, Any]:
-        """The trainer's event for the round's dataset, which the trainer finds by itself.
+        """Waits for the trainer's event for the round's dataset, which the trainer finds by itself.
 
-        Where the trainer used it before the loop (or the trainer) was killed, no event comes: its metrics then serve,
-        or its ledger.
+        If the trainer used it before the loop (or the trainer) was killed, there is no event: the result then comes from
+        its metrics or its ledger.
         """
         manifest = manifest_path(dataset_dir(self._folder.datasets, round_))
         sha256 = hashlib.sha256(manifest.read_bytes()).hexdigest()
@@ -135,7 +135,7 @@ class Stages:
                 return event
 
     def _recovered(self, known: dict[str, Any]) -> dict[str, Any]:
-        """An event from what the trainer left on disk and what the policy server says of its last swap."""
+        """Reconstructs an event from the trainer's files and the policy server's last swap."""
         served = self._services.policy.policy()
         self._screen.policy(served["version"])
         tokens = {"trained": known.get("trained_tokens"), "forwarded": known.get("forwarded_tokens")}
@@ -151,7 +151,7 @@ class Stages:
         on_event: Callable[[dict[str, Any]], None],
         admitted: Sequence[int] = (0,),
     ) -> tuple[int, str]:
-        """The exit code, one of `admitted`, and what the command said last."""
+        """Runs a command; returns its exit code, one of `admitted`, and its last message."""
         services = self._services
         services.keep_alive()
         log = self._folder.logs / f"{name}.log"

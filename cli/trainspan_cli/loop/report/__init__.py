@@ -1,1 +1,1 @@
-"""What a run leaves to look at."""
+"""Reports of a run and comparisons of runs."""

@@ -1,4 +1,4 @@
-"""Runs side by side: what differs in their settings, and what came of it over their seeds."""
+"""Comparison of runs: their differing settings, and the results over their seeds."""
 
 import json
 import math
@@ -19,7 +19,7 @@ SEEDS = (("loop", "seed"), ("train", "seed"))
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Held-out mean reward after `round`, over the seeds that have it; `interval` at 95 %, None for a single seed."""
+    """Held-out mean reward after `round`, over the seeds with that validation; 95 % `interval`, None for a single seed."""
 
     round: int
     mean: float
@@ -28,7 +28,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A run in one line. Estimates are of held-out tasks."""
+    """Summary of a run. Estimates are over held-out tasks."""
 
     run_id: str
     seed: int
@@ -45,7 +45,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Runs of the same settings but for the seed; `label` names what sets them apart from the other series."""
+    """Runs of the same settings except for the seed; `label` names the settings that distinguish them from other series."""
 
     label: str
     runs: tuple[RunFolder, ...]
@@ -54,7 +54,7 @@ class Series:
         return [outcome(run) for run in self.runs]
 
     def validation(self) -> list[Band]:
-        """By round, over the seeds."""
+        """The bands by round, over the seeds."""
         means: defaultdict[int, list[float]] = defaultdict(list)
         for run in self.runs:
             for round_, estimate in _validations(run).items():
@@ -62,21 +62,21 @@ class Series:
         return [Band(round_, sum(values) / len(values), t_interval(values)) for round_, values in sorted(means.items())]
 
     def gain(self) -> tuple[float, tuple[float, float] | None]:
-        """Mean of (end − start) over the seeds, and its 95 % t-interval."""
+        """The mean of (end − start) over the seeds, and its 95 % t-interval."""
         gains = [one.end.mean - one.start.mean for one in self.outcomes()]
         return sum(gains) / len(gains), t_interval(gains)
 
 
 def measured_in(series: Sequence[Series]) -> str:
-    """What the validations of all runs measured: "success" or "reward"."""
+    """The quantity measured by the validations of all runs: "success" or "reward"."""
     return measured(estimate for one in series for run in one.runs for estimate in _validations(run).values())
 
 
 def outcome(run: RunFolder) -> Outcome:
-    """Raises UsageError where the run has no validation yet."""
+    """Summarizes a run. Raises UsageError if it has no validation yet."""
     record, records, validations = run.read("run.json"), run.records(), _validations(run)
     if not validations:
-        raise UsageError(f"run {run.run_id} has no validation with rewards on record yet: nothing to compare")
+        raise UsageError(f"run {run.run_id} has no validation with rewards yet: nothing to compare")
     best_round = max(validations, key=lambda round_: (validations[round_].mean, -round_))
     rounds = [one for one in records if one["kind"] == "round"]
     return Outcome(
@@ -94,7 +94,7 @@ def outcome(run: RunFolder) -> Outcome:
 
 
 def group_runs(runs: Sequence[RunFolder]) -> list[Series]:
-    """Series in the order of their first run, labelled by the settings in which they differ."""
+    """The series in the order of their first run, labeled by the settings in which they differ."""
     flat = {run: _flat(run.read("run.json").get("settings", {})) for run in runs}
     keys = {key for settings in flat.values() for key in settings}
     differing = sorted(key for key in keys if len({_text(settings.get(key)) for settings in flat.values()}) > 1)
@@ -105,7 +105,7 @@ def group_runs(runs: Sequence[RunFolder]) -> list[Series]:
 
 
 def _validations(run: RunFolder) -> dict[int, Estimate]:
-    """The last validation of each round (a final one has more tasks than the one in between)."""
+    """The last validation of each round (the final one has more tasks than intermediate ones)."""
     return {
         int(record["round"]): Estimate.of_record(record)
         for record in run.records()

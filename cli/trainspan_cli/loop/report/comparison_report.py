@@ -31,7 +31,7 @@ def comparison_record(series: Sequence[Series]) -> list[dict[str, Any]]:
 
 
 def comparison_table(series: Sequence[Series]) -> Table:
-    """For the terminal."""
+    """The table for the terminal."""
     shown = Table(box=None)
     for name in HEAD:
         shown.add_column(name, justify="left" if name in ("settings", "run") else "right", overflow="fold")
@@ -41,7 +41,7 @@ def comparison_table(series: Sequence[Series]) -> Table:
 
 
 def write_comparison(path: Path, series: Sequence[Series]) -> Path:
-    """Writes the page, and the picture beside it as PNG; returns the page's path."""
+    """Writes the page, and the picture next to it as PNG; returns the page's path."""
     curves = path.with_suffix(".png")
     draw_comparison(series, curves)
     parts = [picture(curves, f"Held-out {measured_in(series)} by round"), "<h2>Runs</h2>", table(HEAD, _rows(series))]

@@ -1,4 +1,4 @@
-"""Pictures of one run and of several runs, from their records alone."""
+"""Plots of one run and of several runs, from their records alone."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,27 +12,27 @@ __all__ = ["draw_comparison", "draw_curves", "draw_training"]
 
 Record = Mapping[str, Any]
 
-GREY, BLUE, ORANGE, GREEN, RED, PURPLE = "#8c959f", "#0969da", "#bc4c00", "#1a7f37", "#cf222e", "#8250df"
+GRAY, BLUE, ORANGE, GREEN, RED, PURPLE = "#8c959f", "#0969da", "#bc4c00", "#1a7f37", "#cf222e", "#8250df"
 
 
 def draw_curves(records: Sequence[Record], path: Path, title: str) -> None:
-    """Success (or reward) by round with 95 % intervals, and the agreement of server and trainer below it."""
+    """Plots success (or reward) by round with 95 % intervals, and below it the agreement of server and trainer."""
     from matplotlib.figure import Figure
 
     rounds = [record for record in records if record["kind"] == "round"]
     figure = Figure(figsize=(8, 5.6), layout="constrained")
     reward, difference = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     shown = [record for record in rounds if record["rollout"].get("mean_reward") is not None]
-    # A round's rollouts come from the policy before its update, so they stand where that policy's validation stands.
+    # A round's rollouts come from the policy before its update, so they are plotted at that policy's validation.
     reward.plot(
         [record["round"] - 1 for record in shown],
         [record["rollout"]["mean_reward"] for record in shown],
         ".-",
-        color=GREY,
+        color=GRAY,
         label="training rollouts (mean reward)",
     )
     held_out: list[Estimate] = []
-    for name, colour, label in (("validation", BLUE, "held-out tasks"), ("probe", ORANGE, "hard probe")):
+    for name, color, label in (("validation", BLUE, "held-out tasks"), ("probe", ORANGE, "hard probe")):
         evals = sorted((r for r in records if r["kind"] == "eval" and r["name"] == name), key=lambda r: int(r["round"]))
         if not evals:
             continue
@@ -43,7 +43,7 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> None:
             yerr=_error_bars(estimates),
             fmt="o-",
             capsize=3,
-            color=colour,
+            color=color,
             label=f"{label} (95 %)",
         )
         held_out += estimates
@@ -67,7 +67,7 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> None:
 
 
 def draw_training(records: Sequence[Record], metrics: Mapping[int, Record], path: Path) -> None:
-    """KL, entropy, clipped share, staleness and stage times by round; `metrics` are the trainer's lines by round."""
+    """Plots KL, entropy, clipped share, staleness and stage times by round; `metrics` are the trainer's lines by round."""
     from matplotlib.figure import Figure
 
     rounds = [record for record in records if record["kind"] == "round"]
@@ -89,7 +89,7 @@ def draw_training(records: Sequence[Record], metrics: Mapping[int, Record], path
     gradient.set_ylabel("gradient norm")
     numbers = [record["round"] for record in rounds]
     parts = [[record["seconds"].get(stage, 0.0) for record in rounds] for stage in ("rollouts", "dataset", "train")]
-    stages.stackplot(numbers, *parts, labels=["rollouts", "dataset", "training"], colors=[GREY, ORANGE, BLUE])
+    stages.stackplot(numbers, *parts, labels=["rollouts", "dataset", "training"], colors=[GRAY, ORANGE, BLUE])
     stages.set_ylabel("seconds of a round")
     for axis in flat:
         if axis.get_legend_handles_labels()[0]:
@@ -98,24 +98,24 @@ def draw_training(records: Sequence[Record], metrics: Mapping[int, Record], path
 
 
 def draw_comparison(series: Sequence[Series], path: Path) -> None:
-    """Held-out success (or reward) by round of each series: the mean over its seeds, and its 95 % t-interval where there are several."""
+    """Plots held-out success (or reward) by round of each series: the mean over its seeds, and for several its 95 % t-interval."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axis = figure.subplots()
     for number, one in enumerate(series):
-        colour = f"C{number}"
+        color = f"C{number}"
         bands: list[Band] = one.validation()
         rounds = [band.round for band in bands]
         axis.plot(
-            rounds, [band.mean for band in bands], "o-", color=colour, label=f"{one.label} ({len(one.runs)} seeds)"
+            rounds, [band.mean for band in bands], "o-", color=color, label=f"{one.label} ({len(one.runs)} seeds)"
         )
         several = [band for band in bands if band.interval is not None]
         axis.fill_between(
             [band.round for band in several],
             [band.interval[0] for band in several if band.interval],
             [band.interval[1] for band in several if band.interval],
-            color=colour,
+            color=color,
             alpha=0.2,
         )
     measure = measured_in(series)
@@ -127,7 +127,7 @@ def draw_comparison(series: Sequence[Series], path: Path) -> None:
 
 
 def _error_bars(estimates: Sequence[Estimate]) -> list[list[float]]:
-    """Lengths below and above the means; 0 where there is no interval."""
+    """Lengths below and above the means; 0 if there is no interval."""
     intervals = [estimate.interval or (estimate.mean, estimate.mean) for estimate in estimates]
     means = [estimate.mean for estimate in estimates]
     return [
@@ -137,10 +137,10 @@ def _error_bars(estimates: Sequence[Estimate]) -> list[list[float]]:
 
 
 def _lines(axis: Any, metrics: Mapping[int, Record], names: Mapping[str, tuple[str, str]]) -> None:
-    for name, (colour, label) in names.items():
+    for name, (color, label) in names.items():
         known = [(number, line[name]) for number, line in metrics.items() if line.get(name) is not None]
         if known:
-            axis.plot([number for number, _ in known], [value for _, value in known], ".-", color=colour, label=label)
+            axis.plot([number for number, _ in known], [value for _, value in known], ".-", color=color, label=label)
 
 
 def _with_versions(metrics: Mapping[int, Record]) -> Iterable[tuple[int, Record]]:

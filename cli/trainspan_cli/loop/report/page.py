@@ -1,4 +1,4 @@
-"""A self-contained HTML page: no script, nothing loaded, every text escaped."""
+"""A self-contained HTML page without scripts or external resources; all text is escaped."""
 
 import base64
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ th:first-child, td:first-child, .text td:last-child, .text th:last-child { text-
 
 
 def write_page(path: Path, title: str, parts: Sequence[str]) -> Path:
-    """Writes `parts` (HTML already) under a heading; returns `path`."""
+    """Writes `parts` (HTML) under a heading; returns `path`."""
     head = [
         "<!doctype html><html lang='en'><meta charset='utf-8'>",
         "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">",
@@ -29,13 +29,13 @@ def write_page(path: Path, title: str, parts: Sequence[str]) -> Path:
 
 
 def picture(path: Path, text: str) -> str:
-    """A PNG file within the page."""
+    """Embeds a PNG file in the page."""
     image = base64.b64encode(path.read_bytes()).decode()
     return f"<p><img alt='{escape(text)}' src='data:image/png;base64,{image}'></p>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "figures") -> str:
-    """`kind` "text" sets the last column to the left."""
+    """An HTML table; `kind` "text" aligns the last column to the left."""
     header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table class='{kind}'><tr>{header}</tr>{body}</table>"

@@ -1,4 +1,4 @@
-"""What a run leaves to look at: `report.html`, its pictures, and `rounds.csv`; from its records and the trainer's metrics."""
+"""The report of a run: `report.html`, its plots, and `rounds.csv`, from its records and the trainer's metrics."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -121,7 +121,7 @@ def _integrity(records: Sequence[Record]) -> str:
 
 
 def _write_csv(path: Path, records: Sequence[Record], metrics: Mapping[int, Record]) -> None:
-    """One line per round: the loop's figures, the validation after it, and every plain number of the trainer."""
+    """Writes one line per round: the loop's figures, the validation after it, and every number of the trainer."""
     validations = {
         record["round"]: Estimate.of_record(record)
         for record in records

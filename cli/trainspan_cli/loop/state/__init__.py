@@ -1,1 +1,1 @@
-"""What the loop knows of a run, on disk."""
+"""The state of a run on disk."""

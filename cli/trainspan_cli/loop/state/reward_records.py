@@ -1,4 +1,4 @@
-"""The rewards of a round from three places: the runner's own record, the dataset's ledger, and the rows that are trained on."""
+"""The rewards of a round from three sources: the runner's record, the dataset's ledger, and the training rows."""
 
 import json
 from collections.abc import Mapping
@@ -16,20 +16,20 @@ Attempt = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class RewardRecords:
-    """What each place says of an attempt."""
+    """The rewards by attempt from each source."""
 
     recorded: Mapping[Attempt, float]
-    """What the judge (or the agent itself) gave, written down by the runner when it heard it."""
+    """The judge's (or the agent's own) reward, as the runner recorded it on receipt."""
     used: Mapping[Attempt, float | None]
-    """What the dataset read from the store for each attempt that it saw."""
+    """The reward that the dataset read from the store, for each attempt that it saw."""
     trained: Mapping[Attempt, frozenset[float]]
-    """The returns of its rows; only of credit that gives every call the whole reward."""
+    """The returns of its rows, only if the credit rule gives every call the whole reward."""
 
 
 def read_rewards(runner: Path, dataset: Path) -> RewardRecords | None:
-    """Of the runner's ledger file and a dataset folder; None where the dataset's reward is meant to be another one.
+    """Reads the runner's ledger file and a dataset folder; None if the dataset's rewards differ on purpose.
 
-    That is so with `[dataset] reward`, `air`, `overlong = "punish"`, or other names than `reward`.
+    They do with `[dataset] reward`, `air`, `overlong = "punish"`, or reward names other than `reward`.
     """
     from trainspan_rollouts.run_ledger import recorded_rewards
 

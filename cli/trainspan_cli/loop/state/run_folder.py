@@ -1,4 +1,4 @@
-"""`$TRAINSPAN_HOME/runs/<run>/`: what the loop knows of one run, on disk, so that it goes on after any kill."""
+"""`$TRAINSPAN_HOME/runs/<run>/`: the state of one run on disk, from which it resumes after any kill."""
 
 import fcntl
 import json
@@ -20,18 +20,18 @@ from trainspan_schemas.home import make_home, runs_dir
 __all__ = ["RunFolder", "newest_unfinished"]
 
 LEDGER_REST_S = 20.0
-"""A trainer that lives writes a round's metrics well within this after the ledger's last line of that round."""
+"""A running trainer writes a round's metrics well within this time after the ledger's last line of that round."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Paths and records of a run; files are replaced or appended whole."""
+    """Paths and records of a run; files are replaced atomically or appended in whole lines."""
 
     path: Path
 
     @classmethod
     def create(cls, settings: Mapping[str, Any]) -> "RunFolder":
-        """A new run; its id starts with the time, so that names sort by age."""
+        """Creates a new run; its id starts with the time, so that names sort by age."""
         run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:8]}"
         folder = cls(runs_dir() / run_id)
         make_home()
@@ -57,16 +57,16 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While this process drives the run. Raises ProcessError where another one does."""
+        """Locks the run for this process. Raises ProcessError if another one holds the lock."""
         with (self.path / "lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise ProcessError(f"run {self.run_id} goes on in another `trainspan loop`") from error
+                raise ProcessError(f"run {self.run_id} is in progress in another `trainspan loop`") from error
             yield
 
     def is_held(self) -> bool:
-        """Whether a living process drives the run."""
+        """Whether a live process holds the lock."""
         try:
             with (self.path / "lock").open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -83,7 +83,7 @@ class RunFolder:
         temporary.replace(self.path / name)
 
     def read(self, name: str) -> dict[str, Any]:
-        """A JSON file's object; {} where it is missing."""
+        """A JSON file's object; {} if it is missing."""
         try:
             value: dict[str, Any] = json.loads((self.path / name).read_text())
         except FileNotFoundError:
@@ -91,24 +91,24 @@ class RunFolder:
         return value
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Adds a record to `rounds.jsonl`, after a line break where a kill tore the last line."""
+        """Appends a record to `rounds.jsonl`, after a line break if a kill cut off the last line."""
         path = self.path / "rounds.jsonl"
         torn = path.exists() and not path.read_bytes().endswith(b"\n")
         with path.open("a") as file:
             file.write(("\n" if torn else "") + json.dumps(record, default=str) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """All whole records of `rounds.jsonl`; a line torn by a kill is left out."""
+        """All complete records of `rounds.jsonl`; a line cut off by a kill is skipped."""
         return _json_lines(self.path / "rounds.jsonl")
 
     def metrics(self) -> dict[int, dict[str, Any]]:
-        """The trainer's lines of `metrics.jsonl` by round; of a round that was tried twice the later one."""
+        """The trainer's lines of `metrics.jsonl` by round; the later one for a round that was tried twice."""
         return {line["round"]: line for line in _json_lines(self.checkpoints / "metrics.jsonl")}
 
     def trained_before(self, dataset_sha256: str) -> dict[str, Any] | None:
-        """What the trainer says of a dataset that it is done with: its metrics, else what its ledger says.
+        """The trainer's record of a finished dataset: from its metrics, else from its ledger.
 
-        The ledger is written first. It counts alone where it has been at rest for a while: the trainer was killed then.
+        The ledger is written first. It is used without metrics only after 20 s without a write: the trainer was then killed.
         """
         for line in _json_lines(self.checkpoints / "metrics.jsonl"):
             if line.get("dataset") == dataset_sha256:
@@ -120,7 +120,7 @@ class RunFolder:
             if entry.get("dataset") != dataset_sha256:
                 continue
             reason = entry.get("reason") or f"{entry['event']}, then interrupted before its metrics"
-            # After "trained" the trainer still swaps: only what ends a round counts.
+            # After "trained" the trainer still swaps: only events that end a round count.
             if entry.get("event") in ("skipped", "published", "unpublished"):
                 return {"skipped": reason}
             if entry.get("event") in ("aborted", "refused"):
@@ -128,7 +128,7 @@ class RunFolder:
         return None
 
     def keep_best(self, checkpoint: str, record: Mapping[str, Any]) -> None:
-        """Keeps a checkpoint as `best/<name>` (hard links, so that pruning does not reach it) in place of the earlier best."""
+        """Keeps a checkpoint as `best/<name>` (as hard links, which survive pruning) in place of the earlier best."""
         best = self.path / "best"
         target = best / checkpoint
         best.mkdir(exist_ok=True)
@@ -147,7 +147,7 @@ class RunFolder:
         self.write("run.json", {**self.read("run.json"), "status": status, **more})
 
     def draw_tasks(self, name: str, tasks: TaskPool, count: int, seed: str) -> Path:
-        """A task file with `count` of the tasks (all, if fewer), drawn by `seed`; the same on every call."""
+        """Writes a task file with `count` of the tasks (all, if fewer), drawn by `seed`; the same on every call."""
         path = self.path / "tasks" / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(line + "\n" for line in tasks.draw(count, seed)))

@@ -1,4 +1,4 @@
-"""Several runs of the same settings with other seeds, one after the other, resumable as a whole."""
+"""Runs of the same settings with different seeds, in sequence, resumable as a whole."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ __all__ = ["SeedSeries", "with_seed"]
 
 
 def with_seed(settings: Settings, offset: int) -> Settings:
-    """The settings with both seeds (task draws, training) moved by `offset`."""
+    """The settings with `offset` added to both seeds (task draws, training)."""
     return dataclasses.replace(
         settings,
         loop=dataclasses.replace(settings.loop, seed=settings.loop.seed + offset),
@@ -24,7 +24,7 @@ def with_seed(settings: Settings, offset: int) -> Settings:
 
 
 class SeedSeries:
-    """`runs/series-<time>.json`: which run belongs to which seed. A finished run is not repeated on resume."""
+    """`runs/series-<time>.json`: the run of each seed. A finished run is not repeated on resume."""
 
     def __init__(self, path: Path, settings: Settings, seeds: int) -> None:
         self.path = path
@@ -33,7 +33,7 @@ class SeedSeries:
 
     @classmethod
     def open(cls, settings: Settings, seeds: int, *, resume: bool) -> "SeedSeries":
-        """A new series, or with `resume` the newest one, if it is unfinished and has the same settings and number of seeds."""
+        """Opens a new series, or with `resume` the newest, if it is unfinished with the same settings and number of seeds."""
         make_home()
         runs_dir().mkdir(exist_ok=True)
         known = sorted(runs_dir().glob("series-*.json"))
@@ -47,7 +47,7 @@ class SeedSeries:
         return series
 
     def unfinished(self) -> Iterator[tuple[Settings, RunFolder]]:
-        """The runs still to do, with their settings; each is created when it is its turn."""
+        """The remaining runs with their settings; each is created when its turn comes."""
         for offset in range(self._seeds):
             settings = with_seed(self._settings, offset)
             name = str(settings.loop.seed)
@@ -61,7 +61,7 @@ class SeedSeries:
                 yield settings, folder
 
     def runs(self) -> list[RunFolder]:
-        """All runs that were begun, by seed."""
+        """All started runs, by seed."""
         return [RunFolder(runs_dir() / run_id) for run_id in self._read()["runs"].values()]
 
     def finish(self) -> None:
@@ -76,5 +76,5 @@ class SeedSeries:
 
 
 def _plain(settings: Settings) -> Any:
-    """As it comes back from JSON."""
+    """The settings as read back from JSON."""
     return json.loads(json.dumps(dataclasses.asdict(settings), default=str))

@@ -1,4 +1,4 @@
-"""The tasks that a run draws from, in task files of any kind that `trainspan rollout` reads."""
+"""The tasks that a run draws from, in task files of any format that `trainspan rollout` reads."""
 
 import json
 import random
@@ -14,9 +14,9 @@ __all__ = ["LoopTasks", "TaskPool"]
 
 
 class TaskPool:
-    """The tasks of `split` of one file, counted once; a task without a split is for training. Memory does not grow with the file.
+    """The tasks of `split` in one file, counted once; a task without a split is for training.
 
-    Raises TaskFileError, with the line's (or row's) number, at the first that is no task.
+    Memory does not grow with the file. Raises TaskFileError with the number of the first line (or row) that is not a task.
     """
 
     def __init__(self, path: Path, split: Split) -> None:
@@ -27,7 +27,7 @@ class TaskPool:
         return self._count
 
     def draw(self, count: int, seed: str) -> list[str]:
-        """`count` tasks (all, if fewer) as JSON lines, drawn without replacement by `seed`; the same on every call."""
+        """Draws `count` tasks (all, if fewer) as JSON lines, without replacement by `seed`; the same on every call."""
         drawn = random.Random(seed).sample(range(self._count), min(count, self._count))
         wanted = set(drawn)
         mine = (task for task in read_tasks(self._path) if self._is_mine(task))
@@ -42,7 +42,7 @@ class TaskPool:
 
 @dataclass(frozen=True, slots=True)
 class LoopTasks:
-    """What a loop's settings name: tasks to train on, to validate on, and of the hard probe."""
+    """The tasks named by a loop's settings: for training, for validation, and for the hard probe."""
 
     train: TaskPool
     val: TaskPool
@@ -50,7 +50,7 @@ class LoopTasks:
 
     @classmethod
     def open(cls, settings: Settings) -> "LoopTasks":
-        """Checks every task of the files. Raises ConfigError, TaskFileError."""
+        """Opens the files and checks every task. Raises ConfigError, TaskFileError."""
         loop, named = settings.loop, settings.rollouts.tasks
         if not named or not loop.target:
             raise ConfigError("the loop needs [rollouts] tasks and [loop] target in trainspan.toml")
