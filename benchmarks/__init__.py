@@ -1,1 +1,1 @@
-"""Measurements. Each module has `measure()`, which returns plain figures; `python -m benchmarks` runs them all and stores JSON."""
+"""Measurements. Each module's `measure()` returns plain figures; `python -m benchmarks` runs them and stores JSON."""

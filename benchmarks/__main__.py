@@ -1,6 +1,6 @@
-"""`make bench`: runs the measurements one after the other, prints them and stores them with commit and machine.
+"""`make bench`: runs the measurements in sequence, prints them and stores them with commit and machine.
 
-Each runs in a process of its own: peak memory of children, imports and thread settings of one do not reach the next.
+Each runs in a separate process, so that children's peak memory, imports and thread settings do not affect the next one.
 """
 
 import argparse
@@ -16,12 +16,12 @@ from typing import Any
 
 MODULES = ("collector", "serving", "agents", "rollouts", "processing", "training", "accelerator", "offpolicy")
 BY_NAME = ("canary", "checkpointing", "filling", "fitting", "reading", "stored_spans")
-"""Those that take long or need a pretrained model, and run only if they are named."""
+"""Measurements that take long or need a pretrained model; they run only if they are named."""
 RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """The machine that the figures depend on."""
     model = next(
         (
             line.split(":", 1)[1].strip()
@@ -40,13 +40,13 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit, with a mark where the working tree differs from it."""
+    """The commit, marked if the working tree differs from it."""
     done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
 
 def measured(name: str) -> dict[str, Any]:
-    """The figures of one module. Exits with its error where it fails."""
+    """The figures of one module. Exits with its error if it fails."""
     program = f"import json; from benchmarks.{name} import measure; print(json.dumps(measure()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     if done.returncode != 0:

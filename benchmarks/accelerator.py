@@ -1,8 +1,8 @@
-"""Training at the size of real models, random weights: one GPU in bfloat16 with compiled flex attention, else a small one on the CPU.
+"""Training at the size of real models with random weights: on one GPU in bfloat16 with compiled flex attention, else small on the CPU.
 
-An optimizer step of 64 rollouts (8 of each of 8 tasks, 6 turns, prompt/completion/observation 1024/128/128) goes through
-the trainer's own loop as padded rows, as packed ones and as prefix trees: forwarded and trained tokens per second, the share of the
-device's peak, and the greatest memory held. `python -m benchmarks accelerator` stores it with the hardware's name.
+An optimizer step of 64 rollouts (8 of each of 8 tasks, 6 turns, prompt/completion/observation 1024/128/128) runs in the
+trainer's loop as padded rows, as packed ones and as prefix trees: forwarded and trained tokens per second, the share of the
+device's peak, and the peak memory. `python -m benchmarks accelerator` stores them with the hardware's name.
 """
 
 import platform
@@ -23,10 +23,10 @@ from trainspan_training.rounds.heavy_imports import import_training
 __all__ = ["SMALL", "SMALL_WORK", "WORK", "Size", "make_model", "measure", "run"]
 
 WARM, MEASURED = 2, 3
-"""Optimizer steps before (compilation among them), and those that count."""
+"""Number of warm-up steps (with compilation), and of measured ones."""
 
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "4090": 165e12}
-"""Floating-point operations per second, bfloat16 without sparsity, by a part of the device's name; from the makers' data sheets."""
+"""Floating-point operations per second, bfloat16 without sparsity, by a part of the device's name; from the vendors' data sheets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ SMALL_WORK = Workload(groups=2, group=4, turns=3, prompt=48, sampled=8, observed
 
 
 def measure() -> dict[str, Any]:
-    """Per size and way through the model; medians over the measured steps."""
+    """Figures by model size and forward mode; medians over the measured steps."""
     import_training()
     import torch
 
@@ -71,7 +71,7 @@ def measure() -> dict[str, Any]:
 
 
 def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, Any]:
-    """One step several times over, in the trainer's own loop; seconds are wall time."""
+    """Runs one step several times in the trainer's loop; seconds are wall time."""
     import numpy as np
     import torch
 
@@ -116,7 +116,7 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
         trainer.control.should_training_stop = True
 
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer = load_tokenizer(make_tiny_model(Path(folder), hidden=32))  # TRL wants to see one
+        tokenizer = load_tokenizer(make_tiny_model(Path(folder), hidden=32))  # required by TRL
         trainer = TransitionGRPOTrainer(model, tokenizer, settings, steps(), folder)
         if cuda:
             torch.cuda.reset_peak_memory_stats()
@@ -147,9 +147,9 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
 
 
 def _operations(size: Size, batches: Sequence[Any], trained: int) -> float:
-    """Floating-point operations that a step needs, three times its forward pass; nothing that is computed again counts.
+    """Floating-point operations of a step, three times its forward pass; recomputation does not count.
 
-    Layers: two for each weight and token. Head: on trained positions. Attention: scores and values of the pairs that are seen.
+    Layers: two for each weight and token. Head: on trained positions. Attention: scores and values of the attended pairs.
     """
     head = size.hidden // size.heads
     attention = size.hidden * (2 * size.hidden + 2 * size.key_heads * head)
@@ -161,7 +161,7 @@ def _operations(size: Size, batches: Sequence[Any], trained: int) -> float:
 
 
 def _pairs(batch: Any) -> int:
-    """Pairs of tokens of which one sees the other; rows count as long as they are padded to."""
+    """Pairs of tokens with attention between them; rows count with their padded length."""
     if batch.branches is not None:
         return int((batch.branches.depths[: batch.n_tokens] + 1).sum())
     rows, width = batch.tokens.shape
@@ -169,7 +169,7 @@ def _pairs(batch: Any) -> int:
 
 
 def make_model(size: Size) -> Any:
-    """Random weights, on the GPU where there is one."""
+    """Creates a model with random weights, on the GPU if there is one."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

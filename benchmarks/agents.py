@@ -1,10 +1,10 @@
-"""What our side costs an agent: CPU and wall time per model call, and start-up time.
+"""The overhead of trainspan in an agent: CPU and wall time per model call, and startup time.
 
-The same plain openai agent calls a local server that answers at once: plain, under `opentelemetry-instrument` without us,
-and with us; spans go to a real OTLP receiver. The three processes run side by side and take many short turns. The
-difference of the latter two is ours, that of the export settings included: we send after 0.2 s, the SDK alone after 5 s,
-so that CPU time of the whole process is given as a mean over the turns. A lone call is exported by itself.
-Start-up is a program that does nothing.
+The same plain openai agent calls a local server that answers at once: plain, under `opentelemetry-instrument` without
+trainspan, and with it; spans go to a real OTLP receiver. The three processes run side by side and take many short turns.
+The difference between the last two is trainspan's cost, including its export settings: it sends after 0.2 s, the SDK alone
+after 5 s, so CPU time of the whole process is given as a mean over the turns. A lone call is exported by itself.
+Startup is measured with a program that does nothing.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ for line in sys.stdin:
     for _ in range(int(line)):
         client.chat.completions.create(model="policy", messages=messages, tools=tools)
     thread, wall = time.thread_time() - thread, time.perf_counter() - wall
-    time.sleep(0.3)  # what we export belongs to the turn; what the SDK exports between turns, to the next
+    time.sleep(0.3)  # trainspan's exports count to this turn; the SDK's exports between turns to the next
     spent, before = time.process_time(), spent
     print(json.dumps([1000 * seconds / int(line) for seconds in (thread, spent - before, wall)]), flush=True)
 """
@@ -57,7 +57,7 @@ _VARIANTS: dict[str, tuple[list[str], dict[str, str]]] = {
 
 
 def measure() -> dict[str, Any]:
-    """Milliseconds per call, seconds of CPU for the start."""
+    """Milliseconds per call, and seconds of CPU for the start."""
     with tempfile.TemporaryDirectory() as folder, OpenAIServer() as policy, OtlpRecorder() as recorder:
         wired = {
             "OPENAI_BASE_URL": policy.url,

@@ -1,10 +1,10 @@
-"""The canary's verdicts over many swaps of a real model: right weights that it refuses, stale ones that it lets pass.
+"""The canary's verdicts over many swaps of a real model: correct weights that it refuses, stale ones that it accepts.
 
 SmolLM2-135M-Instruct under a real vLLM in float32 and bfloat16; canaries scored in float32 and in bfloat16. Updates are
-whole Adam steps from 1e-6 (a hundredth of what bfloat16 resolves) to 1e-4; each is swapped in and out again several times. Then
-loads are skipped, the output head is left unpacked and the prefix cache is not emptied. Beside it, how far the tokens that
-the server samples are off the trainer's log-probabilities, by what both compute in. `TRAINSPAN_BENCH_MODEL` names a
-folder with the model; without it `tools/pretrained_model.py` makes one. About 25 minutes on two cores.
+whole Adam steps from 1e-6 (a hundredth of bfloat16's resolution) to 1e-4; each is swapped in and out several times. Faults
+are then planted: skipped loads, an unpacked output head, a prefix cache that is not reset. It also compares the server's
+log-probabilities of sampled tokens with the trainer's, by the dtypes of both. `TRAINSPAN_BENCH_MODEL` names a folder with
+the model; without it `tools/pretrained_model.py` creates one. It takes about 25 minutes on two cores.
 """
 
 import json
@@ -26,7 +26,7 @@ _REPOSITORY = Path(__file__).parents[1]
 _UPDATES = ((1e-6, 1), (1e-6, 4), (1e-5, 1), (1e-5, 4), (1e-4, 2))
 """Learning rate of Adam and number of steps."""
 _TURNS = 3
-"""Swaps there and back for each update."""
+"""Swaps to the update and back, for each update."""
 _SETUPS = (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"))
 """Dtype of the server, and of the trainer's scores."""
 _QUESTIONS = tuple(
@@ -96,7 +96,7 @@ def _sample(server: RunningServer, question: str) -> dict[str, Any]:
 
 
 def compare(base: Path, sampled: Path) -> dict[str, Any]:
-    """Mean and greatest |Δ| and k3 of the sampled tokens, by what the trainer computes in."""
+    """Mean and maximum |Δ| and k3 of the sampled tokens, by the trainer's dtype."""
     import numpy as np
     import torch
 
@@ -150,7 +150,7 @@ def _planted(file: Path, fault: str) -> Iterator[None]:
 
 
 def make_checkpoints(base: Path, out: Path) -> None:
-    """For each update two checkpoints, there and back, in one folder per dtype of the scores.
+    """Writes two checkpoints for each update, there and back, in one folder per dtype of the scores.
 
     Steps are Adam's on the language-model loss over the repository's own text.
     """
@@ -204,7 +204,7 @@ def make_checkpoints(base: Path, out: Path) -> None:
 
 
 class _Text:
-    """What `draw_prompts` wants of a row."""
+    """A row with the one field that `draw_prompts` reads."""
 
     def __init__(self, tokens: Any) -> None:
         self.tokens = tokens

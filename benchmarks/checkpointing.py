@@ -1,8 +1,8 @@
-"""A round of a model of 135 million weights by stage: seconds, and the greatest memory of a process.
+"""A round of a model of 135 million weights by stage: seconds, and the peak memory of a process.
 
-Weights are random, in the shape of SmolLM2-135M, or those of the folder that TRAINSPAN_BENCH_MODEL names. Every round has
-4 short rollouts: what is measured is what a round does beside training. One process; two that split the weights.
-What a policy server waits for is `save`.
+Weights are random, in the shape of SmolLM2-135M, or those in the folder of TRAINSPAN_BENCH_MODEL. Every round has 4 short
+rollouts, so that the fixed cost of a round is measured, not training. It runs in one process and in two that split the
+weights. A policy server waits for `save`.
 """
 
 import json
@@ -26,7 +26,7 @@ __all__ = ["measure"]
 
 WORK = Workload(groups=2, group=2, turns=1, prompt=40, sampled=16, observed=0)
 ROUNDS = 3
-"""The first of which makes Adam's state, and does not count."""
+"""The first one creates Adam's state and does not count."""
 
 
 def measure() -> dict[str, Any]:
@@ -44,7 +44,7 @@ def measure() -> dict[str, Any]:
 
 
 def run(folder: Path, model: Path, checkpoints: Path, processes: int) -> dict[str, Any]:
-    """`trainspan train --follow` over all datasets, in so many processes (gloo)."""
+    """Runs `trainspan train --follow` over all datasets in `processes` processes (gloo)."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -99,7 +99,7 @@ def run(folder: Path, model: Path, checkpoints: Path, processes: int) -> dict[st
 
 
 def make_model(folder: Path) -> Path:
-    """Random weights, with the tokenizer of the tests' tiny model: nothing is tokenized."""
+    """Creates a model with random weights and the tokenizer of the tests' tiny model: nothing is tokenized."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -1,12 +1,12 @@
-"""The collector under load: acknowledged and loaded spans per second and per CPU-second, and how long an answer takes.
+"""The collector under load: acknowledged and loaded spans per second and per CPU-second, and the latency of answers.
 
 Spans of 8 KiB (500 prompt and 200 completion tokens, messages, identity), 64 per request, 4 connections from one client
-process on the same machine. Beside them the machine's own limits: how often its disk syncs, and how fast it writes.
+process on the same machine. The machine's limits are measured too: its disk's sync rate and write speed.
 
-CPU-seconds are those of the collector's processes: of all, until everything is in DuckDB, and of the intake alone, which is
-all but the loader's thread, DuckDB's, and the process that makes rows: from the socket to the acknowledged bytes on disk.
-That is what a peer which keeps spans in memory can be compared with; the whole also makes rows of them, looks for duplicates,
-and compresses them into a file.
+CPU-seconds are those of the collector's processes: of all of them, until everything is in DuckDB, and of the intake alone,
+from the socket to the acknowledged bytes on disk, without the loader's thread, DuckDB's threads and the row process.
+The intake is comparable with a peer that keeps spans in memory; the whole also builds rows, looks for duplicates, and
+compresses the rows into a file.
 """
 
 import http.client
@@ -43,12 +43,12 @@ _SUSTAINED_S = 40.0
 _SUSTAINED_SPANS_PER_S = 10_000
 _Send = Callable[[StoreAddress, float, Iterator[bytes], list[float]], None]
 _LOADING = ("loader", "duckdb")
-"""Names of the threads that load."""
+"""Names of the loading threads."""
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
 def measure(burst_s: float = _BURST_S, sustained_s: float = _SUSTAINED_S) -> dict[str, Any]:
-    """A burst as fast as can be, then a steady flow of 10,000 spans/s, the stages of a span's way, the machine's limits."""
+    """Measures a burst at full speed, a steady flow of 10,000 spans/s, the stages of a span, and the machine's limits."""
     with tempfile.TemporaryDirectory(prefix="trainspan-bench-") as folder:
         of_machine = limits(Path(folder))
         of_burst = _measure_burst(Path(folder) / "burst.duckdb", burst_s)
@@ -65,7 +65,7 @@ def measure(burst_s: float = _BURST_S, sustained_s: float = _SUSTAINED_S) -> dic
 
 
 def _measure_peer(ours: dict[str, Any]) -> dict[str, Any]:
-    """The peer's intake over HTTP, and how many times as many spans our process, and our intake, take in a CPU-second."""
+    """The peer's intake over HTTP, and the ratio of our spans per CPU-second (whole process, intake alone) to the peer's."""
     python = os.environ.get(PEER_PYTHON)
     if not python:
         return {}
@@ -131,7 +131,7 @@ def _measure_http(store: Path) -> dict[str, Any]:
 
 
 class _Cpu:
-    """CPU-seconds of a collector since this was made."""
+    """CPU-seconds of a collector since the creation of this object."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -141,7 +141,7 @@ class _Cpu:
         return self._all_s() - self._before_s
 
     def spans_per_s(self, n_spans: int) -> dict[str, int]:
-        """Of the whole, and of the intake."""
+        """Spans per CPU-second of the whole and of the intake."""
         loading_s = self._loading_s() - self._loading_before_s
         return {
             "spans_per_collector_cpu_s": round(n_spans / self.used_s()),
@@ -157,13 +157,13 @@ class _Cpu:
 
 
 def _processes(pid: int) -> list[int]:
-    """A collector's process, and the one that makes rows for it."""
+    """A collector's process and its row process."""
     children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
     return [pid, *(int(child) for found in children for child in found)]
 
 
 def _measure_flow(store: Path, seconds: float) -> dict[str, Any]:
-    """The backlog, in bytes of the journal that are not loaded, of a steady flow: flat if its last third is no higher."""
+    """The backlog of a steady flow, in bytes of the journal that are not loaded: flat if its last third is no higher."""
     backlog_mib: list[float] = []
     taken_mib: list[int] = []
     with _collector(store) as (address, process):
@@ -209,11 +209,11 @@ def _collector(store: Path) -> Iterator[tuple[StoreAddress, "subprocess.Popen[by
 
 
 def _burst(address: StoreAddress, seconds: float, send: _Send | None = None) -> list[float]:
-    """Sends from all connections for that long; the seconds each answer took."""
+    """Sends from all connections for `seconds`; returns the seconds that each answer took."""
     taken: list[float] = []
     senders = [requests(seed) for seed in range(_CONNECTIONS)]
     for sender in senders:
-        next(sender)  # makes its spans
+        next(sender)  # creates its spans
     stop_at = time.monotonic() + seconds
     threads = [threading.Thread(target=send or _send, args=(address, stop_at, sender, taken)) for sender in senders]
     for thread in threads:
@@ -224,7 +224,7 @@ def _burst(address: StoreAddress, seconds: float, send: _Send | None = None) -> 
 
 
 def _flow(address: StoreAddress, seconds: float, taken: list[float]) -> None:
-    """Sends at a steady pace over one connection, never faster; the seconds that answers took go to `taken`."""
+    """Sends at a steady pace over one connection, never faster; the seconds of each answer are appended to `taken`."""
     bodies, began = requests(0), time.monotonic()
     with _channel(address) as channel:
         export = channel.unary_unary(_EXPORT)
@@ -281,14 +281,14 @@ def _count(address: StoreAddress, *, wait_ms: int) -> int:
 
 
 def _peak_mib(pid: int) -> int:
-    """Of the collector's processes together: each one's own peak, pages that both have mapped counted twice."""
+    """Sum of the peaks of the collector's processes; shared pages count twice."""
     lines = [line for each in _processes(pid) for line in Path(f"/proc/{each}/status").read_text().splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
 
 
 @contextmanager
 def _memory(pid: int) -> Iterator[list[int]]:
-    """What the collector takes, looked at twice a second during the block."""
+    """The collector's memory, sampled twice a second during the block."""
     taken_mib, ended = [_pss_mib(pid)], threading.Event()
 
     def look() -> None:
@@ -305,7 +305,7 @@ def _memory(pid: int) -> Iterator[list[int]]:
 
 
 def _pss_mib(pid: int) -> int:
-    """Memory of the collector's processes now, what both share counted once (proportional set size)."""
+    """Current memory of the collector's processes; shared pages count once (proportional set size)."""
     lines = [line for each in _processes(pid) for line in Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) // 1024
 

@@ -1,8 +1,8 @@
-"""Where the collector's time goes: each stage of a span's way alone, in one process, in microseconds of CPU per span.
+"""The collector's time by stage: each stage of a span's processing alone, in one process, in microseconds of CPU per span.
 
 The same requests as in benchmarks/collector.py: decode (the receiver's check), journal (checksum and write), its sync (wall
-time), rows (decode again, read attributes), Arrow, hand over (from the process that makes rows), insert (duplicates looked
-up, compression) and commit, checkpoint.
+time), rows (decode again, read attributes), Arrow, hand over (from the row process), insert (duplicate lookup,
+compression) and commit, checkpoint.
 """
 
 import json
@@ -33,12 +33,12 @@ from trainspan_collector.store.key_index import KeyIndex
 __all__ = ["measure"]
 
 _GROUP = 8
-"""Requests that one write and sync of the journal takes, about what four connections give."""
+"""Requests per write and sync of the journal, about as with four connections."""
 _N_REQUESTS = 12 * ROW_GROUP_ROWS // SPANS_PER_REQUEST
 
 
 class Stages:
-    """Seconds of CPU by stage."""
+    """CPU seconds by stage."""
 
     def __init__(self) -> None:
         self.cpu_s: dict[str, float] = {}
@@ -51,7 +51,7 @@ class Stages:
 
 
 def measure() -> dict[str, Any]:
-    """`stage_us` per span, the sum, and the memory that DuckDB held at the end."""
+    """Measures `stage_us` per span, the sum, and DuckDB's memory at the end."""
     with tempfile.TemporaryDirectory(prefix="trainspan-bench-") as folder:
         return _measure(Path(folder))
 
@@ -96,7 +96,7 @@ def _measure(folder: Path) -> dict[str, Any]:
 
 
 def _handed_over(table: pa.Table, shared: BinaryIO) -> pa.Table:
-    """The table as it comes out of the process that makes rows."""
+    """The table as received from the row process."""
     shared.seek(0)
     write_table(shared, table)
     shared.flush()
@@ -104,7 +104,7 @@ def _handed_over(table: pa.Table, shared: BinaryIO) -> pa.Table:
 
 
 def _journal(path: Path, bodies: list[bytes], stages: Stages) -> float:
-    """Writes the requests in groups, each with one sync; the seconds that the syncs took."""
+    """Writes the requests in groups, each with one sync; returns the seconds of the syncs."""
     sync_s, marker = 0.0, new_marker()
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for start in range(0, len(bodies), _GROUP):
@@ -125,7 +125,7 @@ def _journal(path: Path, bodies: list[bytes], stages: Stages) -> float:
 
 
 def limits(folder: Path) -> dict[str, Any]:
-    """What the machine can do: syncs per second after small and large writes, MiB/s to disk and from memory to memory."""
+    """The machine's limits: syncs per second after small and large writes, MiB/s to disk and from memory to memory."""
     result: dict[str, Any] = {}
     for name, n_bytes in (("fdatasync_4_kib_per_s", 4096), ("fdatasync_512_kib_per_s", 512 * 1024)):
         descriptor = os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,8 +1,8 @@
-"""How full micro-batches are, and what a step of a real model takes.
+"""The fill of micro-batches, and the cost of a step of a real model.
 
-256 rows of lognormal lengths (median 500 tokens, spread .8) at the shape of SmolLM2-135M: micro-batches against the fewest
-possible, padded and as chosen. With `TRAINSPAN_BENCH_MODEL=FOLDER` also CPU seconds and peak memory of a forward and backward
-pass over 16 rows (median 100) of that model, 1,024 tokens at a time.
+256 rows of lognormal lengths (median 500 tokens, spread .8) at the shape of SmolLM2-135M: number of micro-batches, padded
+and as chosen, compared with the minimum. With `TRAINSPAN_BENCH_MODEL=FOLDER` also CPU seconds and peak memory of a forward
+and backward pass over 16 rows (median 100) of that model, 1,024 tokens at a time.
 """
 
 import os
@@ -45,7 +45,7 @@ def _settings(tokens: int, forward: str = "auto") -> TrainSettings:
 
 
 def _calls(count: int, *, median: int, vocabulary: int = 49_152) -> list[LoggedCall]:
-    """A rollout each, half of it sampled."""
+    """One call per rollout; half of its tokens are sampled."""
     import numpy as np
 
     rng = np.random.default_rng(0)

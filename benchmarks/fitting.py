@@ -1,7 +1,7 @@
-"""What a pretrained model is trained with where nothing is set: the chosen tokens of a micro-batch, and what they take.
+"""The defaults for training a pretrained model: the chosen tokens per micro-batch, and their memory and time.
 
 TRAINSPAN_BENCH_MODEL names its folder. One round of one step on 12 rollouts of 540 tokens, by `trainspan train` with the
-defaults of `[train]` but for its limits, which log-probabilities that were made up would exceed.
+defaults of `[train]` except for its limits, which the made-up log-probabilities would exceed.
 """
 
 import json
@@ -66,7 +66,7 @@ def measure() -> dict[str, Any]:
 
 
 def resources() -> float:
-    """The greatest memory of a child, in GiB."""
+    """The peak memory of a child, in GiB."""
     import resource
 
     return round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20, 2)

@@ -1,7 +1,7 @@
-"""What each off-policy correction buys: the same small policy trained on rollouts that are 0, 3 and 6 rounds old.
+"""The effect of each off-policy correction: the same small policy trained on rollouts that are 0, 3 and 6 rounds old.
 
 Offline: a Llama of about 30,000 weights learns to repeat the first token of its prompt; rollouts of round r are sampled
-from the weights of round r − age. Everything but the sampling is the trainer's own code path.
+from the weights of round r − age. Everything except the sampling is the trainer's code.
 """
 
 import copy
@@ -33,14 +33,14 @@ VARIANTS = {
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     success: float
-    """Mean reward of the last three rounds' policies, on fresh rollouts."""
+    """Mean reward of the policies of the last three rounds, on fresh rollouts."""
     effective_share: float
     bounded: float
     rejected: float
 
 
 def measure(seeds: int = 2) -> dict[str, Any]:
-    """Per age and variant: success at the end (mean over seeds), and the mean effective sample share and bounded share."""
+    """By age and variant: success at the end (mean over seeds), and the mean effective sample share and bounded share."""
     import_training()
     import torch
 
@@ -76,7 +76,7 @@ def _learn(settings: TrainSettings, age: int, seed: int, folder: Path) -> _Outco
     trainer = TransitionGRPOTrainer(model, _tokenizer(), replace(settings, dtype="float32"), [], str(folder))
     trainer.create_optimizer()
     optimizer: Any = trainer.optimizer
-    sampler = _model().eval()  # a model of its own: TRL binds the forward pass of a copy to the original
+    sampler = _model().eval()  # a separate model: TRL binds the forward pass of a copy to the original
     versions, successes, sums = [copy.deepcopy(model.state_dict())], [], OffPolicySums()
     for round_ in range(ROUNDS):
         sampler.load_state_dict(versions[max(0, round_ - age)])
@@ -127,7 +127,7 @@ def _model() -> Any:
 
 
 def _tokenizer() -> Any:
-    """TRL wants to see one; it has nothing to do here."""
+    """A tokenizer, required by TRL but not used."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -137,7 +137,7 @@ def _tokenizer() -> Any:
 
 
 def _rollouts(model: Any, rng: Any, round_: int) -> tuple[list[Any], float]:
-    """One call for each of GROUP rollouts of PROMPTS prompts, with advantages within their group; and the mean reward."""
+    """One call for each of GROUP rollouts of PROMPTS prompts, with advantages within their group, and the mean reward."""
     import numpy as np
 
     from trainspan_training.data.dataset import Call
@@ -168,7 +168,7 @@ def _rollouts(model: Any, rng: Any, round_: int) -> tuple[list[Any], float]:
 
 
 def _sample(model: Any, prompts: Any, rng: Any) -> Iterator[tuple[Any, Any]]:
-    """(tokens (B,), log-probabilities (B,)) of each place of the completions."""
+    """Yields (tokens (B,), log-probabilities (B,)) for each position of the completions."""
     import numpy as np
     import torch
 

@@ -1,4 +1,4 @@
-"""Calls per CPU-second from a collector's store to Parquet, and of the frame part alone; peak memory of the command."""
+"""Calls per CPU-second from a collector's store to Parquet, and in the frame part alone; peak memory of the command."""
 
 import argparse
 import json
@@ -42,7 +42,7 @@ START_NS = 1_700_000_000_000_000_000
 
 
 class _Recorded(Source):
-    """Answers each read with what a first pass over the store gave: the frame part without transport."""
+    """Answers each read with the recorded result of a first pass over the store: the frame part without transport."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source.stores)
@@ -78,9 +78,9 @@ class _Recorded(Source):
 
 
 def measure(calls: int = 64_000, agentlightning: str | None = None) -> dict[str, Any]:
-    """Rollouts of 8 calls of about 500 prompt and 100 completion tokens (the prompts grow), with client spans.
+    """Measures rollouts of 8 calls of about 500 prompt and 100 completion tokens (the prompts grow), with client spans.
 
-    `agentlightning` (else TRAINSPAN_BENCH_PEER_PYTHON) is an interpreter that has agentlightning 0.3.0: its adapter then runs on
+    `agentlightning` (else TRAINSPAN_BENCH_PEER_PYTHON) is an interpreter with agentlightning 0.3.0: its adapter then runs on
     some of the same calls.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -111,8 +111,8 @@ def measure(calls: int = 64_000, agentlightning: str | None = None) -> dict[str,
 
 
 def _lineage_cpu_s(agents: int, turns: int) -> float:
-    """CPU of the lineage of one rollout whose agents take turns; each turn adds 8 tokens. The tokens of `turns` turns grow
-    with their square, those of agents with their number."""
+    """CPU of the lineage of one rollout with alternating agents; each turn adds 8 tokens. The number of tokens grows with
+    the square of `turns` and linearly with `agents`."""
     random = np.random.default_rng(0)
     tokens = random.integers(0, 50_000, (agents, 8 * turns + 16), dtype=np.int32)
     pairs = [(agent, 16 + 8 * turn) for turn in range(turns) for agent in range(agents)]
@@ -131,7 +131,7 @@ def _tokens(lists: Sequence[np.ndarray[Any, np.dtype[np.int32]]]) -> Tokens:
 
 
 def _measure_peer(python: str, rollouts: int = 250) -> dict[str, Any]:
-    """The adapter of Agent Lightning 0.3.0 on the first of the same rollouts, its spans already in memory."""
+    """The adapter of Agent Lightning 0.3.0 on the first of the same rollouts, with spans already in memory."""
     random = np.random.default_rng(0)
     lines = [json.dumps([_peer_span(span) for span in _rollout(number, random)]) for number in range(rollouts)]
     script = Path(__file__).parent / "peers" / "agentlightning_adapter.py"
@@ -143,7 +143,7 @@ def _measure_peer(python: str, rollouts: int = 250) -> dict[str, Any]:
 
 
 def _peer_span(span: Span) -> list[Any]:
-    """A span as that adapter looks for it: found by its name, ids as lists under its own keys."""
+    """A span as that adapter expects it: recognized by its name, with ids as lists under the adapter's keys."""
     attributes: dict[str, Any] = {}
     for pair in span.attributes:
         kind = pair.value.WhichOneof("value")
@@ -165,7 +165,7 @@ def _tokens_per_call() -> dict[str, float]:
 
 
 def _measure_command(store: Path, out: Path, collector: int) -> dict[str, Any]:
-    """The whole command as a process of its own: its CPU, imports included, and that of the collector, which reads for it."""
+    """The whole command in a separate process: its CPU, including imports, and that of the collector, which reads for it."""
     reads_before_s = cpu_s_of(collector)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
@@ -199,7 +199,7 @@ def _measure_command(store: Path, out: Path, collector: int) -> dict[str, Any]:
 
 
 def _measure_frames(store: Path, out: Path) -> dict[str, Any]:
-    """The same work without process start, transport and writing; the best of three."""
+    """The same work without process start, transport and writing; best of three."""
     clock = Clock(time.time_ns, time.sleep)
     with Source([str(store)]) as source:
         recorded = _Recorded(source)
@@ -305,6 +305,6 @@ def _span(trace_id: bytes, span_id: bytes, parent: bytes, start_ns: int, attribu
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=64_000, help="1000000 for a store of a million calls")
-    parser.add_argument("--agentlightning", metavar="PYTHON", help="interpreter that has agentlightning 0.3.0")
+    parser.add_argument("--agentlightning", metavar="PYTHON", help="interpreter with agentlightning 0.3.0")
     arguments = parser.parse_args()
     print(json.dumps(measure(arguments.calls, arguments.agentlightning), indent=2))

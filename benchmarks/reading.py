@@ -1,7 +1,7 @@
 """Memory of reading a dataset: one process, and each of two that train together (gloo).
 
-32 rollouts of 100 turns, 8 of each task: 1.9 million tokens, 96 million as whole prompts with their answers. Figures are MiB that
-Python, NumPy and Arrow allocate, by their own counts: at most until micro-batches are made, and what then stays.
+32 rollouts of 100 turns, 8 of each task: 1.9 million tokens, 96 million as whole prompts with their answers. Figures are MiB
+allocated by Python, NumPy and Arrow, by their own counts: the peak until micro-batches are built, and the rest afterwards.
 """
 
 import gc
@@ -37,7 +37,7 @@ def measure() -> dict[str, Any]:
 
 
 def write(root: Path) -> Path:
-    """The dataset, a rollout at a time: all prompts together would not fit."""
+    """Writes the dataset one rollout at a time: all prompts together would not fit."""
     import hashlib
 
     import numpy as np
@@ -115,7 +115,7 @@ def _start(dataset: Path, processes: int) -> list[dict[str, Any]]:
 
 
 def read(dataset: str) -> None:
-    """What a trainer does with a dataset before its first forward pass, in this process of those that the environment names."""
+    """Reads a dataset as a trainer does before its first forward pass, in this process of the team in the environment."""
     import pyarrow as pa
     from transformers import LlamaConfig
 
@@ -133,7 +133,7 @@ def read(dataset: str) -> None:
     team.gather(None)
     folder = open_dataset(Path(dataset))
     layout = batch_layout(settings, config, cuda=False, processes=team.size)
-    read_calls(folder, only=frozenset([0]))  # what is imported and made once is there
+    read_calls(folder, only=frozenset([0]))  # warms up imports and caches
     replayer = Replayer(config.vocab_size, bytes)  # no call is constrained
     made: list[Any] = []
 

@@ -1,8 +1,8 @@
-"""Running rollouts: what one costs beside the agent itself.
+"""The overhead of running a rollout, without the agent itself.
 
 In-process: 10,000 rollouts of a function that does nothing, as CPU time of runner and worker together per rollout, less
-what a run of one rollout takes (their start). Process: CPU time from starting an agent to its end, stage by stage, each
-over the one before it; the agent is `pass`.
+that of a run of one rollout (their start). Process: CPU time from an agent's start to its end, stage by stage, each
+relative to the previous one; the agent is `pass`.
 """
 
 import json
@@ -28,7 +28,7 @@ _SYNC_AGENT = "def solve(task):\n    return 1.0\n"
 
 
 def measure() -> dict[str, Any]:
-    """Milliseconds of CPU time; medians with the spread where a figure was taken several times."""
+    """Milliseconds of CPU time; medians with the spread if a figure was measured several times."""
     with tempfile.TemporaryDirectory() as folder, otlp_sink() as (_, collector):
         root = Path(folder)
         return {**_in_process(root, collector), **_processes(root, collector)}
@@ -53,12 +53,12 @@ def _rollouts_cpu_s(root: Path, collector: str, count: int) -> float:
     seconds, output = _cpu_s([*command, "agent.py:solve"], environ, root)
     result = json.loads(output.splitlines()[-1])
     if (result["status"], result["unacknowledged"]) != ({"ok": count}, 0):
-        raise RuntimeError(f"the rollouts went wrong: {result}")
+        raise RuntimeError(f"the rollouts failed: {result}")
     return seconds
 
 
 def _processes(root: Path, collector: str) -> dict[str, Any]:
-    """Each stage adds one thing; what it costs over the stage before it."""
+    """The cost of each stage, which adds one component, over the previous one."""
     python, instrument = str(BIN / "python"), str(BIN / "opentelemetry-instrument")
     (root / "pass.py").write_text("pass\n")
     off = {"TRAINSPAN_DISABLED": "1", "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "*"}
@@ -94,7 +94,7 @@ def _processes(root: Path, collector: str) -> dict[str, Any]:
 
 
 def _cpu_s(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> tuple[float, str]:
-    """User and system time of a program and of all that it waited for, and its output."""
+    """User and system time of a program and its children, and its output."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         command, env={**environ, "PYTHONPATH": os.fspath(folder)}, cwd=folder, capture_output=True, text=True,

@@ -1,10 +1,10 @@
-"""The policy server: what capture costs an agent's call, the bytes of a call's span, and how long a swap of weights takes.
+"""The policy server: the cost of capture per call, the bytes of a call's span, and the time of a weight swap.
 
-A Llama of 0.5M parameters. The same requests go in many short turns to our server and to vLLM alone under the same flags.
-The cost of capture is what an agent that asks for nothing gets from us, against vLLM alone when its client asks for
-log-probabilities: computing them is the engine's work. Where both clients ask, the difference is capture and export alone.
-Latency is one call of 32 tokens at concurrency 1; speed and CPU time of the server's processes are at concurrency 32.
-CPU time holds also where the machine does other things besides; speed then only where enough rounds were left alone.
+A Llama of 0.5M parameters. The same requests go in many short turns to our server and to vLLM alone with the same flags.
+The cost of capture is the difference between our server without special request parameters and vLLM alone when its client
+asks for log-probabilities: computing them is the engine's work. If both clients ask, the difference is capture and export
+alone. Latency is one call of 32 tokens at concurrency 1; speed and CPU time of the server's processes are at concurrency 32.
+CPU time is valid on a busy machine too; speed only if enough rounds were undisturbed.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _CALLS = 3
 _CALLS_AT_ONCE = 2
 _CONCURRENCY = 32
 _SETTLE_S = 0.2
-"""For the spans of a turn's last calls."""
+"""Wait for the spans of a turn's last calls."""
 _SWAPS = 20
 _BODY = {
     "model": "policy",
@@ -68,12 +68,12 @@ def measure() -> dict[str, Any]:
         ):
             figures = _compare(ours, alone) | _span_bytes(ours, sink)
         with policy_server(base, root / "lora", "--collector", "none", "--max-lora-rank", "8", *options) as server:
-            figures |= _swaps(server, "lora", (3, 4))  # before the full weights that they do not belong to
+            figures |= _swaps(server, "lora", (3, 4))  # before the full weights, which are not their base
             return figures | _swaps(server, "full", (1, 2))
 
 
 class _Sink:
-    """The counting collector's process."""
+    """The process of the counting collector."""
 
     def __enter__(self) -> "_Sink":
         self._process = subprocess.Popen(
@@ -161,7 +161,7 @@ def _swaps(server: RunningServer, kind: str, versions: tuple[int, int]) -> dict[
 
 
 def _at_once(clients: ThreadPoolExecutor, url: str, extra: dict[str, Any]) -> float:
-    """Tokens per second with all clients."""
+    """Tokens per second with all clients in parallel."""
     began = time.monotonic()
     for done in [clients.submit(_calls, url, extra, _CALLS_AT_ONCE) for _ in range(_CONCURRENCY)]:
         done.result()
@@ -188,7 +188,7 @@ def _calls(url: str, extra: dict[str, Any], count: int, **more: str) -> list[flo
 
 
 def _vllm_alone(model: Path, root: Path) -> contextlib.AbstractContextManager[RunningServer]:
-    """vLLM under our flags but without our middleware and worker."""
+    """vLLM with our flags but without our middleware and worker."""
     os.environ.setdefault("TRAINSPAN_HOME", str(root / "alone"))
     launch = prepare(ServingSettings(model=str(model), port=0), (), os.environ)
     flags = list(launch.flags)

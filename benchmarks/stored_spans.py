@@ -1,7 +1,7 @@
-"""What loading costs beside many stored spans: CPU of a batch of 2,048 at each size of the store, of new spans and of those sent again.
+"""The cost of loading into a large store: CPU of a batch of 2,048 spans at each store size, for new and for repeated spans.
 
-The spans of benchmarks/collector.py are loaded; the others are put into the store by SQL, with little but their ids, since only ids
-are looked at. `TRAINSPAN_BENCH_STORED` names other sizes.
+The spans of benchmarks/collector.py are loaded; the others are inserted by SQL with little more than their ids, since only
+ids are looked up. `TRAINSPAN_BENCH_STORED` sets other sizes.
 """
 
 import os
@@ -32,7 +32,7 @@ _MEMORY_BYTES: Final = 144 * 2**20  # the default of duckdb_memory_bytes
 
 
 def measure() -> dict[str, Any]:
-    """Figures at each size, and the ratio of the greatest to that at a million stored spans."""
+    """Figures at each size, and their ratios to the cost at a million stored spans."""
     sizes = [int(text) for text in os.environ.get("TRAINSPAN_BENCH_STORED", _SIZES).split(",")]
     with tempfile.TemporaryDirectory(prefix="trainspan-bench-") as folder:
         database = Database(Path(folder) / "spans.duckdb", memory_bytes=_MEMORY_BYTES)
@@ -79,7 +79,7 @@ def _at(filling: Filling, database: Database, folder: Path, size: int) -> dict[s
 
 
 def _tables(filling: Filling) -> Tables:
-    """A batch of one row group, with ids of its own."""
+    """A batch of one row group with new ids."""
     batch = Batch(filling.last_seq)
     for body in islice(_BODIES, ROW_GROUP_ROWS // SPANS_PER_REQUEST):
         batch.add(Frame(Signal.TRACES, 1, body, 0))
@@ -88,7 +88,7 @@ def _tables(filling: Filling) -> Tables:
 
 
 def _load(filling: Filling, tables: Tables) -> float:
-    """Microseconds of CPU a span, those of RocksDB's threads included."""
+    """Microseconds of CPU per span, including RocksDB's threads."""
     began = time.process_time()
     filling.index.cover(filling.cursor)
     load(filling.cursor, filling.index, tables, Progress(Position(1, 1), filling.last_seq))
@@ -96,7 +96,7 @@ def _load(filling: Filling, tables: Tables) -> float:
 
 
 def _load_old(filling: Filling, size: int) -> float:
-    """The same for copies of stored spans that lie far apart."""
+    """The same for copies of stored spans that are far apart."""
     step = size // ROW_GROUP_ROWS
     rows = filling.cursor.sql(f"FROM stored.spans WHERE seq % {step} = {step // 2} AND seq <= {size}").to_arrow_table()
     tables = _tables(filling)
@@ -110,7 +110,7 @@ def _load_old(filling: Filling, size: int) -> float:
 
 
 def _memory_mib() -> int:
-    """Of this process, without files that it maps."""
+    """Memory of this process without mapped files."""
     with open("/proc/self/status") as status:
         [kib] = [int(line.split()[1]) for line in status if line.startswith("RssAnon:")]
     return kib >> 10

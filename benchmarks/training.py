@@ -1,4 +1,4 @@
-"""Training: seconds of a round, and of one optimizer step against TRL's own padded per-call batches in the same process.
+"""Training: seconds of a round, and of one optimizer step compared with TRL's padded per-call batches in the same process.
 
 Round: 256 transitions of 300 tokens on average, about 3.5M parameters. Step: 6 turns, 8 rollouts of each of 2 tasks,
 prompt/completion/observation 400/24/24, the same model.
@@ -27,11 +27,11 @@ __all__ = ["measure"]
 ROUND = Workload(groups=64, group=1, turns=4, prompt=204, sampled=24, observed=24)  # 228, 276, 324 and 372 tokens
 STEP = Workload(groups=2, group=8, turns=6, prompt=400, sampled=24, observed=24)
 STOCK_ROWS = 8
-"""Rows of a micro-batch of TRL's, its default."""
+"""Rows of a TRL micro-batch, its default."""
 
 
 def measure(rounds: int = 3) -> dict[str, Any]:
-    """Medians over `rounds` rounds of four optimizer steps, reading, canary, checkpoint and metrics included; one step each.
+    """Medians over `rounds` rounds of four optimizer steps, with reading, canary, checkpoint and metrics; and one step each.
 
     Seconds are wall time of a round and CPU time of the process; tokens are per round or step.
     """
@@ -83,7 +83,7 @@ def _run(settings: TrainSettings, datasets: Path, checkpoints: Path, rounds: int
 
 
 def _steps(model_dir: Path, folder: Path) -> dict[str, Any]:
-    """One optimizer step in four ways; the loss is the mean over tokens in all of them, TRL's own."""
+    """One optimizer step in four ways; all use the mean over tokens as loss, like TRL."""
     import numpy as np
 
     from tests.training.support.references import as_calls
@@ -137,7 +137,7 @@ def _steps(model_dir: Path, folder: Path) -> dict[str, Any]:
 
 
 def _timed(trainer: Any, forward_and_backward: Callable[[], float]) -> dict[str, Any]:
-    """CPU seconds of a whole optimizer step."""
+    """CPU seconds and loss of a whole optimizer step."""
     began = time.process_time()
     loss = forward_and_backward()
     trainer.optimizer.step()
@@ -145,7 +145,7 @@ def _timed(trainer: Any, forward_and_backward: Callable[[], float]) -> dict[str,
 
 
 def _stock(model_dir: Path, folder: Path, logged: list[LoggedCall]) -> tuple[Any, list[dict[str, Any]]]:
-    """TRL's own trainer, loss and scoring; per-call rows in random order, prompts padded left, completions right."""
+    """TRL's trainer, loss and scoring; per-call rows in random order, prompts padded left, completions right."""
     import numpy as np
     import torch
     from datasets import Dataset

@@ -1,1 +1,1 @@
-"""Other projects on the same work, each run by an interpreter that has it."""
+"""Other projects on the same workload, each run by an interpreter with its packages."""

@@ -1,7 +1,7 @@
-"""Agent Lightning 0.3.0's span adapter on the calls of benchmarks/processing.py: run by an interpreter that has it.
+"""Agent Lightning 0.3.0's span adapter on the calls of benchmarks/processing.py, run by an interpreter with its packages.
 
 Standard input: JSON lines, one rollout each: a list of [span id, parent id, name, start, end, attributes].
-Prints {"calls", "cpu_s"} of `TracerTraceToTriplet.adapt` alone: no process start, no store, spans already in memory.
+Prints {"calls", "cpu_s"} of `TracerTraceToTriplet.adapt` alone, without process start or store, with spans already in memory.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def adapter_module() -> tuple[Any, Any]:
-    """(the adapter's module, its types), without the package's own imports of servers and trainers."""
+    """Loads (the adapter's module, its types), without the package's imports of servers and trainers."""
     spec = importlib.util.find_spec("agentlightning")
     assert spec is not None
     assert spec.submodule_search_locations

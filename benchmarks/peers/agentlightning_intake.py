@@ -1,8 +1,8 @@
-"""The OTLP intake of agentlightning 0.3.0 on the same request bodies over HTTP: spans per CPU-second of its server.
+"""The OTLP intake of agentlightning 0.3.0 with the same request bodies over HTTP: spans per CPU-second of its server.
 
-It keeps spans in memory and answers before anything is on disk. Its 149 packages (about 800 MB) do not belong into this
-project's environment: `make bench` measures where TRAINSPAN_BENCH_PEER_PYTHON names a Python that has them, and so does
-`python -m benchmarks.peers.agentlightning_intake`, which else installs them into an environment of its own, measures, and removes it.
+It keeps spans in memory and answers before anything is on disk. Its 149 packages (about 800 MB) stay out of this project's
+environment: `make bench` measures it if TRAINSPAN_BENCH_PEER_PYTHON names a Python with them, and so does
+`python -m benchmarks.peers.agentlightning_intake`, which otherwise installs them into a temporary environment.
 """
 
 import http.client
@@ -52,13 +52,15 @@ asyncio.run(main())
 
 
 def measure(python: Path, seconds: float = _SECONDS) -> dict[str, Any]:
-    """Figures of the server run by `python`, sent to from four connections for that long."""
+    """Figures of the server run by `python`, under load from four connections for `seconds`."""
     with _server(python) as (process, said):
-        ids = {f"agentlightning.{name}": said[name] for name in ("rollout_id", "attempt_id")}  # it drops spans without
+        ids = {
+            f"agentlightning.{name}": said[name] for name in ("rollout_id", "attempt_id")
+        }  # it drops spans without them
         taken: list[float] = []
         bodies = [requests(seed, ids) for seed in range(_CONNECTIONS)]
         for sender in bodies:
-            next(sender)  # makes its spans
+            next(sender)  # creates its spans
         cpu_before, began = cpu_s(process.pid), time.monotonic()
         senders = [threading.Thread(target=_send, args=(said["port"], began + seconds, body, taken)) for body in bodies]
         for thread in senders:
@@ -92,7 +94,7 @@ def _server(python: Path) -> Iterator[tuple["subprocess.Popen[str]", dict[str, A
 
 
 def _ask(process: "subprocess.Popen[str]", line: str = "") -> dict[str, Any]:
-    """Writes a line; the next line that is JSON."""
+    """Writes a line; returns the next line of JSON."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(line)

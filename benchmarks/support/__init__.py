@@ -1,1 +1,1 @@
-"""Helpers of the measurements: what is sent, and how time is taken and compared."""
+"""Helpers of the measurements: workloads, clocks and statistics."""

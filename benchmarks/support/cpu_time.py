@@ -1,4 +1,4 @@
-"""CPU time of other processes and of their threads, as the system knows it."""
+"""CPU time of other processes and of their threads, from the kernel."""
 
 import contextlib
 import os
@@ -18,10 +18,10 @@ def _cpu_s(stat: Path) -> float:
 
 
 def thread_cpu_s(pid: int, name: str) -> float:
-    """The same of a process's threads of that name."""
+    """The same for a process's threads with that name."""
     used_s = 0.0
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             if (task / "comm").read_text() == f"{name}\n":
                 used_s += _cpu_s(task / "stat")
     return used_s

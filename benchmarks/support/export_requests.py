@@ -20,7 +20,7 @@ _TRACE_MARK, _SPAN_MARK = b"\xfetrace-id-here\xff!", b"\xfespanid\xff"
 
 
 def requests(seed: int, resource: Mapping[str, str] | None = None) -> Iterator[bytes]:
-    """Without end; ids are new in each, the content of 8 x 64 spans comes again and again. `resource`: more attributes."""
+    """Yields requests forever with new ids in each; the content of 8 x 64 spans repeats. `resource`: extra attributes."""
     templates = [_template(100 * seed + number, resource or {}) for number in range(_TEXTS)]
     while True:
         for body, trace_places, span_places in templates:
@@ -33,7 +33,7 @@ def requests(seed: int, resource: Mapping[str, str] | None = None) -> Iterator[b
 
 
 def _template(seed: int, resource: Mapping[str, str]) -> tuple[bytearray, list[int], list[int]]:
-    """A serialised request, and where in it each trace id and span id stands."""
+    """A serialized request, and the offsets of its trace ids and span ids."""
     request = ExportTraceServiceRequest()
     resource_spans = request.resource_spans.add()
     resource_spans.resource.attributes.add(key="service.name").value.string_value = "policy"

@@ -1,7 +1,7 @@
-"""Comparisons on a machine that does other things besides: many short turns, and what each pair of them says.
+"""Comparisons on a busy machine: many short turns, compared in pairs.
 
-What disturbs one turn disturbs its neighbour too, so that ratios and differences within a round scatter less than the
-figures themselves, and the median over rounds is not moved by those that were hit.
+Load that disturbs one turn disturbs its neighbor too, so ratios and differences within a round vary less than the figures
+themselves, and the median over rounds is robust to disturbed ones.
 """
 
 import statistics
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def rotated(items: Sequence[T], rounds: int) -> Iterator[Sequence[T]]:
-    """The items once a round, each round begun one further, so that none always follows the same other."""
+    """Yields the items once per round, rotated by one each time, so that their order of succession varies."""
     for number in range(rounds):
         place = number % len(items)
         yield [*items[place:], *items[:place]]
@@ -33,13 +33,13 @@ def summary(values: Sequence[float], digits: int) -> str:
 
 
 def mean(values: Sequence[float], digits: int) -> str:
-    """The mean with its standard error: for what happens only now and then, such as exports."""
+    """The mean with its standard error, for events that occur only occasionally, such as exports."""
     error = statistics.stdev(values) / len(values) ** 0.5
     return f"{statistics.fmean(values):.{digits}f} ± {error:.{digits}f} (mean of {len(values)} rounds)"
 
 
 def _ranks(count: int) -> tuple[int, int]:
-    """Places, from 0, of the values between which the median lies in 95 of 100 cases."""
+    """Ranks, from 0, of the bounds of the median's 95 % interval."""
     below, low = 1 / 2**count, 0
     while low + 1 < count / 2 and below + comb(count, low + 1) / 2**count <= 0.025:
         low += 1

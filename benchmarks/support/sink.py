@@ -1,4 +1,4 @@
-"""A collector that only counts, in a process of its own: what is measured beside it is the sender.
+"""A collector that only counts, in a separate process, so that only the sender is measured.
 
 `python -m benchmarks.support.sink` prints its port, then for each line on stdin `REQUESTS BYTES` so far.
 """

@@ -1,4 +1,4 @@
-"""Calls to train on, of fixed lengths."""
+"""Training calls of fixed lengths."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Workload:
     observed: int
 
     def calls(self, vocabulary: int, seed: int = 0) -> list[LoggedCall]:
-        """Log-probabilities are made up, since nothing of their values is measured."""
+        """The calls; log-probabilities are made up, since their values are not measured."""
         import numpy as np
 
         rng = np.random.default_rng(seed)
