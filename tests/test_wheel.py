@@ -110,7 +110,7 @@ def collecting(environment: Environment, store: Path) -> Iterator[StoreAddress]:
 def send_two(address: StoreAddress) -> None:
     rollouts: Sequence[TestRollout] = [chain(TestRollout(name), 2).reward(float(name == "a")) for name in "ab"]
     assert address.grpc is not None
-    send(address.grpc, rollouts)
+    send(address.grpc, rollouts, address.token)
 
 
 def training_options(folder: Path) -> list[str]:
