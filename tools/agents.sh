@@ -22,7 +22,7 @@ run() {
 
 echo "trainspan: installing the agents' environment for tests (log: $log)"
 run install --constraint "$pins" --editable ".[web]" \
-    langchain langchain-openai langgraph openai-agents autogen-agentchat "autogen-ext[openai]" \
+    langchain langchain-openai langgraph openai-agents autogen-agentchat "autogen-ext[openai]" agno smolagents \
     aiohttp fastapi gunicorn requests uvicorn
 rm -rf "$folder/traceloop" "$folder/openinference" "$folder/web"
 run install --constraint "$pins" --no-deps --target "$folder/traceloop" \

@@ -6,13 +6,14 @@ import hmac
 import logging
 import os
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from trainspan_schemas.errors import InvalidRecordError, one_line
 from trainspan_schemas.signing import signing_key
+from trainspan_schemas.unnamed_agents import agent_of_body
 from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller, identify
 from trainspan_serving.capture.engine_tap import EngineTap, Exchange
@@ -114,6 +115,8 @@ class PolicyMiddleware:
         if scope["path"] in _WITHOUT_WEIGHTS:
             await self._app(scope, receive, send)
         else:
+            if caller.agent is None:
+                caller = replace(caller, agent=agent_of_body(body))
             await self._generate(parts, caller, scope, receive, send)
 
     async def _generate(self, parts: _Parts, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
-from tests.support.programs import environment, run, write
+from tests.support.programs import WITHOUT_OPENAI, environment, run, write
 from tests.support.web_agent import AGENTS
-from trainspan._calls.agent_name import agent_of_body
 from trainspan_schemas import keys
+from trainspan_schemas.unnamed_agents import agent_of_body
 
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 SYSTEM = {"role": "system", "content": "You plan."}
@@ -22,7 +22,7 @@ USER = {"role": "user", "content": "Go."}
 
 
 def name_of(**request: Any) -> str | None:
-    return agent_of_body(lambda: json.dumps(request).encode())
+    return agent_of_body(json.dumps(request).encode())
 
 
 def test_an_agent_without_a_name_is_identified_by_its_system_prompt_and_tools_alone() -> None:
@@ -41,7 +41,7 @@ def test_an_agent_without_a_name_is_identified_by_its_system_prompt_and_tools_al
     "body", [None, b"", b"{", b"[]", b'{"messages": [{"role": "user", "content": "x"}]}', b'{"prompt": "x"}']
 )
 def test_a_request_without_a_sign_of_an_agent_has_no_name(body: bytes | None) -> None:
-    assert agent_of_body(lambda: body) is None
+    assert agent_of_body(body) is None
 
 
 def test_without_anything_else_the_service_is_the_agent(
@@ -106,3 +106,55 @@ def test_the_openai_agents_sdk_names_its_agent_and_sends_no_traces_with_the_poli
     assert bool(dashboard.requests) is uploads
     assert {request.headers["authorization"] for request in dashboard.requests} <= {"Bearer own"}
     assert recorder.one("trainspan.rollout").attributes[keys.ROLLOUT_STATUS] == "ok"
+
+
+SMOLAGENTS = """
+    import os
+    from smolagents import CodeAgent, OpenAIServerModel, ToolCallingAgent
+
+    model = OpenAIServerModel("policy", api_base=os.environ["OPENAI_BASE_URL"], api_key="key")
+    ToolCallingAgent([], model, name="clerk", description="Looks.", max_steps=1, verbosity_level=0).run("Go.")
+    CodeAgent([], model, name="coder", description="Writes.", max_steps=1, verbosity_level=0, stream_outputs=True).run("Go.")
+    CodeAgent([], model, max_steps=1, verbosity_level=0).run("Go.")
+"""
+AGNO = """
+    import asyncio, os
+    from agno.agent import Agent
+    from agno.models.openai import OpenAILike
+    from agno.team import Team
+
+    def model():
+        return OpenAILike("policy", base_url=os.environ["OPENAI_BASE_URL"], api_key="key")
+
+    clerk = Agent(name="clerk", model=model(), instructions="Look.", telemetry=False)
+    clerk.run("Go.")
+    asyncio.run(clerk.arun("Go."))
+    Team(name="store", members=[clerk], model=model(), telemetry=False).run("Go.")
+    Agent(model=model(), instructions="Look.", telemetry=False).run("Go.")
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        pytest.param(SMOLAGENTS, ["clerk", "clerk", "coder", "coder", "agent-", "agent-"], id="smolagents"),
+        pytest.param(AGNO, ["clerk", "clerk", "store", "agent-"], id="agno"),
+    ],
+)
+def test_frameworks_that_keep_no_current_agent_name_it_by_the_call_stack(
+    tmp_path: Path, policy: OpenAIServer, wired: dict[str, str], source: str, names: list[str]
+) -> None:
+    done = subprocess.run(
+        ["opentelemetry-instrument", "python", str(write(tmp_path, source))],
+        env={
+            **environment({**wired, **WITHOUT_OPENAI}),
+            "PATH": f"{AGENTS / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = [request.baggage[keys.GEN_AI_AGENT_NAME] for request in policy.requests]
+    assert [name[: len("agent-")] if name.startswith("agent-") else name for name in told] == names

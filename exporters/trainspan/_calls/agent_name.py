@@ -4,10 +4,8 @@ Every source is read in the context of the request, with or without an instrumen
 A framework that is not imported costs one dictionary lookup.
 """
 
-import hashlib
-import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import Token
 from functools import partial
 from typing import Any, Final
@@ -15,30 +13,32 @@ from typing import Any, Final
 import wrapt
 from opentelemetry import trace
 
+from trainspan._calls.agent_on_stack import agent_on_stack
 from trainspan._guard import guarded
 from trainspan._rollout.span_processor import invoked_agent
+from trainspan_schemas.unnamed_agents import agent_of_body
 
-__all__ = ["agent_of_body", "calling_agent", "watch_frameworks"]
+__all__ = ["calling_agent", "watch_frameworks"]
 
 _MAX_DEPTH: Final = 64
 _CREATE_AGENT_NODES: Final = frozenset({"agent", "model", "tools"})
 """Nodes inside an agent built by LangChain; as an agent's name they are too generic to use."""
-_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 
 
 def calling_agent(body: Callable[[], bytes | None]) -> str | None:
     """Returns the name of the agent that requests a generation here; `body` returns the request's JSON if it is needed.
 
     OpenAI Agents SDK: its current agent span. LangChain and LangGraph: the agent's name, otherwise the graph node.
-    Pydantic AI: the agent of the current run. Others: the nearest agent span. If none of these gives a name: a hash of
-    system prompt and tools, which distinguishes the agents of one program, otherwise `service.name`.
+    Pydantic AI: the agent of the current run. Others: the agent on the call stack, or the nearest agent span. If none of these
+    gives a name: a hash of system prompt and tools, which distinguishes the agents of one program, otherwise `service.name`.
     """
     sources = (
         _openai_agent,
         _langgraph_agent,
         _pydantic_agent,
+        guarded(agent_on_stack),
         invoked_agent,
-        partial(agent_of_body, body),
+        partial(_hashed, body),
         _service_name,
     )
     return next(filter(None, (source() for source in sources)), None)
@@ -83,29 +83,8 @@ def _pydantic_agent() -> str | None:
 
 
 @guarded
-def agent_of_body(body: Callable[[], bytes | None]) -> str | None:
-    """Returns `agent-` and 8 hex digits: a hash of system prompt and tools in a chat, responses or messages request."""
-    content = body()
-    if not content:
-        return None
-    try:
-        request = json.loads(content)
-    except ValueError:
-        return None
-    if not isinstance(request, dict):
-        return None
-    prompt = [request.get("instructions"), request.get("system")]
-    messages = request.get("messages") or request.get("input")
-    if isinstance(messages, Sequence):
-        for message in messages:
-            if not isinstance(message, dict) or message.get("role") not in _SYSTEM_ROLES:
-                break
-            prompt.append(message.get("content"))
-    tools = request.get("tools") or []
-    if not tools and not any(prompt):
-        return None
-    told = json.dumps([[text for text in prompt if text], tools], sort_keys=True)
-    return f"agent-{hashlib.blake2b(told.encode(), digest_size=4).hexdigest()}"
+def _hashed(body: Callable[[], bytes | None]) -> str | None:
+    return agent_of_body(body())
 
 
 @guarded

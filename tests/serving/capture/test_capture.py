@@ -16,6 +16,7 @@ from trainspan_schemas import keys
 from trainspan_schemas.checkpoint import digest_of_model
 from trainspan_schemas.identity import Identity, TraceParent
 from trainspan_schemas.tokens import decode_ids, decode_logprobs
+from trainspan_schemas.unnamed_agents import agent_of_body
 
 pytestmark = pytest.mark.usefixtures("base_policy")
 
@@ -285,6 +286,19 @@ def test_identity_and_agent_come_from_baggage_and_calls_are_counted_per_attempt(
     numbers = [(span.attributes[keys.ATTEMPT], span.attributes[keys.CALL_INDEX]) for span in spans]
     assert numbers == [(0, 0), (0, 1), (1, 0)]
     assert len({span.trace_id for span in spans}) == 3
+
+
+def test_an_agent_without_a_name_is_known_by_its_system_prompt_whatever_language_it_is_written_in(stack: Stack) -> None:
+    parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
+    for system in ("You plan.", "You plan.", "You pack."):
+        messages = [{"role": "system", "content": system}, MESSAGES[-1]]
+        body = {"model": "policy", "messages": messages, "max_tokens": 4}
+        assert stack.server.post(f"/rollout/{parent}/v1/chat/completions", body)[0] == 200
+    spans = stack.sink.wait(3, lambda span: span.trace_id == parent.trace_id)
+    spans.sort(key=lambda span: span.attributes[keys.CALL_INDEX])
+    planner, again, packer = (span.attributes[keys.GEN_AI_AGENT_NAME] for span in spans)
+    assert planner == again == agent_of_body(b'{"messages": [{"role": "system", "content": "You plan."}]}')
+    assert packer != planner
 
 
 def test_a_traceparent_in_the_url_or_the_api_key_is_enough(stack: Stack) -> None:

@@ -1,0 +1,37 @@
+"""How an agent is called that nobody named: by what it is told and what it can do."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = ["agent_of_body"]
+
+_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
+
+
+def agent_of_body(content: bytes | None) -> str | None:
+    """`agent-` and 8 hex digits of the system prompt and the tools in a chat, responses or messages request.
+
+    None for a request without both, and for what is no JSON object.
+    """
+    if not content:
+        return None
+    try:
+        request = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(request, dict):
+        return None
+    prompt = [request.get("instructions"), request.get("system")]
+    messages = request.get("messages") or request.get("input")
+    if isinstance(messages, Sequence):
+        for message in messages:
+            if not isinstance(message, dict) or message.get("role") not in _SYSTEM_ROLES:
+                break
+            prompt.append(message.get("content"))
+    tools = request.get("tools") or []
+    if not tools and not any(prompt):
+        return None
+    told = json.dumps([[text for text in prompt if text], tools], sort_keys=True)
+    return f"agent-{hashlib.blake2b(told.encode(), digest_size=4).hexdigest()}"
