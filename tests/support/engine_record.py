@@ -1,12 +1,14 @@
 """An independent record of the generations of vLLM's engine: test middleware, innermost around `engine.generate`.
 
 Writes one JSON line per finished choice to the file named by ENGINE_RECORD. It shares no code with capture: the
-log-probability of a token is looked up by the token's own id.
+log-probability of a token is looked up by the token's own id. With ENGINE_SEEDED, a request without a seed gets one derived
+from its prompt, so equal prompts get equal answers.
 """
 
 import contextvars
 import json
 import os
+import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -26,7 +28,8 @@ class EngineRecorder:
             await self._app(scope, self._starting(scope, receive), send)
             return
         headers = dict(scope.get("headers", ()))
-        _client.set(headers.get(b"authorization", b"").decode().removeprefix("Bearer "))
+        key = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
+        _client.set(key.decode().removeprefix("Bearer "))
         await self._app(scope, receive, send)
 
     def _starting(self, scope: Message, receive: Callable[[], Awaitable[Message]]) -> Callable[[], Awaitable[Message]]:
@@ -46,6 +49,8 @@ class EngineRecorder:
             ids: dict[int, list[int]] = {}
             logprobs: dict[int, list[float]] = {}
             delta = sampling_params.output_kind.name == "DELTA"
+            if os.environ.get("ENGINE_SEEDED") and sampling_params.seed is None:
+                sampling_params.seed = zlib.crc32(json.dumps(prompt["prompt_token_ids"]).encode())
             async for output in generate(prompt, sampling_params, request_id, **options):
                 for choice in output.outputs:
                     if not delta:

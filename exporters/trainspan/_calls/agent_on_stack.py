@@ -27,8 +27,10 @@ class _Naming:
 
 
 _FRAMEWORKS: Final = {
+    "ag2": _Naming(frozenset({"Agent"}), ("self",)),
     "agno": _Naming(frozenset({"Agent", "Team"}), ("agent", "team", "self")),
     "crewai": _Naming(frozenset({"BaseAgent"}), ("from_agent", "agent", "self"), "role"),
+    "llama_index": _Naming(frozenset({"BaseWorkflowAgent"}), ("self",)),
     "semantic_kernel": _Naming(frozenset({"Agent"}), ("self",)),
     "smolagents": _Naming(frozenset({"MultiStepAgent"}), ("self",)),
 }
@@ -57,8 +59,9 @@ def _callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _agent_in(frame: FrameType, package: str, naming: _Naming) -> object | None:
+    code = frame.f_code
     for variable in naming.variables:
-        if variable in frame.f_code.co_varnames:
+        if variable in code.co_varnames or variable in code.co_freevars:
             value = frame.f_locals.get(variable)
             for kind in type(value).__mro__:
                 if kind.__name__ in naming.classes and kind.__module__.partition(".")[0] == package:

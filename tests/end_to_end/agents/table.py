@@ -10,7 +10,7 @@ import pytest
 from tests.end_to_end.agents.cases import CASES, FRAMEWORKS, INSTRUMENTORS, Case
 from tests.support.places import ROOT
 
-__all__ = ["RESOLVED", "remember", "resolved", "table"]
+__all__ = ["PAGE", "RESOLVED", "put", "remember", "resolved", "table"]
 
 PAGE = ROOT / "docs" / "agents.md"
 BEGIN, END = "<!-- frameworks: written by python -m tests.end_to_end.agents.table -->\n", "<!-- end of frameworks -->\n"
@@ -59,7 +59,7 @@ def _results(cache: Path) -> dict[str, int]:
     return {case.name: json.loads((folder / case.name).read_text()) for case in CASES if (folder / case.name).exists()}
 
 
-def _put(text: str, begin: str, table: str, end: str) -> str:
+def put(text: str, begin: str, table: str, end: str) -> str:
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
     if not rest:
@@ -71,9 +71,9 @@ if __name__ == "__main__":
     cache = ROOT / ".pytest_cache"
     page = PAGE.read_text()
     if results := _results(cache):
-        page = _put(page, BEGIN, table(results), END)
+        page = put(page, BEGIN, table(results), END)
     fits = [json.loads(path.read_text()) for path in sorted((cache / "v" / RESOLVED).glob("*"))]
     if fits:
-        page = _put(page, BEGIN_RESOLVED, resolved(fits), END_RESOLVED)
+        page = put(page, BEGIN_RESOLVED, resolved(fits), END_RESOLVED)
     PAGE.write_text(page)
     sys.stdout.write(f"{len(results)} of {len(CASES)} cases have passed, {len(fits)} frameworks were resolved\n")
