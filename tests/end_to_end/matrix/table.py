@@ -1,6 +1,7 @@
 """Writes the matrix's table into `docs/agents.md` from the latest results: `python -m tests.end_to_end.matrix.table`."""
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -80,7 +81,7 @@ def _version(case: Case) -> str:
         return str(json.loads((PINS / "package.json").read_text())["dependencies"][case.requirements[0]])
     if not case.requirements:
         return "–"
-    wanted = case.requirements[0].partition("[")[0]
+    wanted = re.split(r"[\[<>=]", case.requirements[0])[0]
     pins = dict(line.split("==") for line in (PINS / f"{case.name}.txt").read_text().splitlines() if "==" in line)
     return pins[wanted]
 
