@@ -81,7 +81,6 @@ CASES: tuple[Case, ...] = (
 
 UNTRIED: dict[str, str] = {
     "CAMEL": "needs tiktoken's vocabulary from the network, and mcp before 2",
-    "LangGraph by hand": "in the table of frameworks above",
-    "Langroid, Griptape, Atomic Agents, Microsoft Agent Framework, Magentic, Marvin": "not written yet",
+    "Langroid, Griptape, Atomic Agents, Microsoft Agent Framework, Magentic, Marvin": "there is no program",
 }
 """Framework → why it is not in the matrix."""

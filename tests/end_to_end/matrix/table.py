@@ -42,15 +42,14 @@ class Result:
 
 
 def table(results: Mapping[str, Mapping[str, Result]]) -> str:
-    """A row for each case, as far as it was run."""
+    """A row for each case that has been run; the others are named below."""
     lines = [
         "| program | version | agent | served, stored, counted | trained, free | trained, strict | bare → traced | wrong |"
     ]
     lines.append("|---" * 8 + "|")
     for case in CASES:
-        modes = results.get(case.name, {})
+        modes = results.get(case.name)
         if not modes:
-            lines.append(f"| {case.title} | {_version(case)} | not run |  |  |  |  |  |")
             continue
         counts = ", ".join(f"{one.served}/{one.stored}/{one.counted}" for one in modes.values())
         agents = ", ".join(sorted({_agent(name) for one in modes.values() for name in one.agents}))
@@ -59,6 +58,8 @@ def table(results: Mapping[str, Mapping[str, Result]]) -> str:
         wrong = "; ".join(sorted({_short(what) for one in modes.values() for what in one.wrong})) or "–"
         cells = (case.title, _version(case), agents, counts, *trained, times, wrong)
         lines.append("| " + " | ".join(cells) + " |")
+    if missing := [case.title for case in CASES if case.name not in results]:
+        lines += ["", f"Their programs exist but have not been run: {', '.join(missing)}."]
     lines += ["", "Not tried: " + "; ".join(f"{name} ({why})" for name, why in UNTRIED.items()) + "."]
     return "\n".join(lines) + "\n"
 
