@@ -14,10 +14,11 @@ import pytest
 from tests.end_to_end.agents.conftest import FORCED_TOOLS, Stack
 from tests.end_to_end.matrix.cases import Case
 from tests.end_to_end.matrix.environments import Installer, installer
-from tests.support.collector import running
+from tests.support.collector import running, select
 from tests.support.policy_server import policy_server
 from tests.support.programs import environment
 from tests.support.tiny_model import make_tiny_model
+from trainspan_schemas import keys
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -71,7 +72,7 @@ class Matrix:
         (place / "reward.py").write_text(REWARD)
 
     def run(self, case: Case, mode: str, commands: Path, *, traced: bool) -> Ran:
-        """The program, known to the engine by `key_of` what runs; `commands` is the folder of its environment's commands."""
+        """Runs the program, with `key_of` the run as its API key; `commands` is the folder of its environment's commands."""
         program = [*case.command, str(PROGRAMS / case.program), *(["--strict"] if mode == "strict" else [])]
         environ = {
             **environment({}),
@@ -97,6 +98,15 @@ class Matrix:
             timeout=240, check=False,
         )  # fmt: skip
         return Ran(done.returncode, done.stdout, done.stderr, time.monotonic() - start_s)
+
+    def rollouts(self, case: Case, mode: str) -> set[str | None]:
+        """Ids of the rollouts of the traced run, from the spans of the program, or those of the runner that started it."""
+        key = key_of(case, mode, traced=True)
+        if case.is_python:
+            return self.stack.rollouts_of(key)
+        sql = f"""SELECT DISTINCT json_extract_string(attributes, '$."{keys.ROLLOUT_ID}"') FROM spans
+                  WHERE json_extract_string(attributes, '$."{keys.RUN_ID}"') = '{key}'"""
+        return {row[0] for row in select(self.stack.collector.address, sql)}
 
     def kept(self) -> tuple[int, dict[str, int]]:
         """How many calls the dataset of all new rollouts trains, and the reasons of the others; every reward is 1.

@@ -28,9 +28,10 @@ class Installer:
 
     @contextlib.contextmanager
     def environment(self, case: Case, place: Path) -> Iterator[Path]:
-        """The folder of the case's commands, for the time of the block."""
+        """Yields the folder with the commands of the case."""
+        place.mkdir(parents=True)
         try:
-            yield self._node(place) if case.is_node else self._python(case, place)
+            yield self._python(case, place) if case.is_python else self._node(place) if case.is_node else place
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
@@ -41,7 +42,6 @@ class Installer:
         return place / "bin"
 
     def _node(self, place: Path) -> Path:
-        place.mkdir(parents=True)
         for name in ("package.json", "package-lock.json"):
             shutil.copy(PINS / name, place / name)
         command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--silent"]

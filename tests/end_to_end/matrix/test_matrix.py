@@ -51,7 +51,7 @@ def _measure(matrix: Matrix, case: Case, mode: str, commands: Path) -> Result:
     bare = matrix.run(case, mode, commands, traced=False)
     traced = matrix.run(case, mode, commands, traced=True)
     key = key_of(case, mode, traced=True)
-    served, rollouts = matrix.stack.engine_calls(key), matrix.stack.rollouts_of(key)
+    served, rollouts = matrix.stack.engine_calls(key), matrix.rollouts(case, mode)
     seen = Result(
         mode, served=len(served), bare_s=bare.seconds, traced_s=traced.seconds, wrong=_differences(case, bare, traced)
     )
