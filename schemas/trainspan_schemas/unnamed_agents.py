@@ -1,4 +1,4 @@
-"""How an agent is called that nobody named: by what it is told and what it can do."""
+"""The identifier of an agent without a name: a hash of its system prompt and tools."""
 
 import hashlib
 import json
@@ -11,9 +11,9 @@ _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 
 
 def agent_of_body(content: bytes | None) -> str | None:
-    """`agent-` and 8 hex digits of the system prompt and the tools in a chat, responses or messages request.
+    """Returns `agent-` and 8 hex digits: a hash of system prompt and tools in a chat, responses or messages request.
 
-    None for a request without both, and for what is no JSON object.
+    Returns None for a request with neither, and for content that is not a JSON object.
     """
     if not content:
         return None

@@ -36,7 +36,7 @@ def calling_agent(body: Callable[[], bytes | None]) -> str | None:
         _openai_agent,
         _langgraph_agent,
         _pydantic_agent,
-        guarded(agent_on_stack),
+        agent_on_stack,
         invoked_agent,
         partial(_hashed, body),
         _service_name,

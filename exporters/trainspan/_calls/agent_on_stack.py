@@ -1,7 +1,7 @@
-"""The agent on whose behalf a call is made, from the call stack, for frameworks that keep no current agent.
+"""Finds the agent that makes a call on the call stack, for frameworks that keep no current agent.
 
-The nearest frame of a framework's code that holds one of its agents tells which it is. This works in threads and tasks that
-have no context, and changes nothing in the framework.
+The nearest frame of a framework's code that holds one of its agents tells which agent calls. This works in threads and tasks
+without a context, and changes nothing in the framework.
 """
 
 import sys
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Final
+
+from trainspan._guard import guarded
 
 __all__ = ["agent_on_stack"]
 
@@ -37,8 +39,9 @@ _FRAMEWORKS: Final = {
 """Top package → where its agents are found."""
 
 
+@guarded
 def agent_on_stack() -> str | None:
-    """Its name; None if no framework runs here, or if the program gave the agent no name."""
+    """Returns the agent's name, or None if no agent is on the stack or the program did not name it."""
     if sys.modules.keys().isdisjoint(_FRAMEWORKS):
         return None
     for frame in _callers(sys._getframe(1)):
@@ -70,7 +73,7 @@ def _agent_in(frame: FrameType, package: str, naming: _Naming) -> object | None:
 
 
 def _name_of(agent: object, attribute: str) -> str | None:
-    """None for a name that the framework made up, as Semantic Kernel does: another one in each process."""
+    """Returns None for a name that the framework generated: Semantic Kernel's differ from process to process."""
     given = getattr(agent, "model_fields_set", None)
     if given is not None and attribute not in given:
         return None
