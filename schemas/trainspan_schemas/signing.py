@@ -29,7 +29,7 @@ def signing_key(file: str | None = None) -> bytes:
         return _read(path)
     except FileNotFoundError as error:
         if file:
-            raise ConfigError(f"signing key {path} does not exist: copy it from the runner's machine") from error
+            raise ConfigError(f"signing key {path} does not exist: copy the other machine's key there") from error
     make_secret_file(path, secrets.token_hex(32) + "\n")
     return _read(path)
 

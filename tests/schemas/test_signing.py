@@ -1,4 +1,4 @@
-"""The runner's key, and what is signed with it."""
+"""The runner's key and its signatures."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_the_key_is_made_once_for_its_owner_alone(tmp_path: Path, monkeypatch: p
 
 def test_a_key_that_others_can_read_or_that_is_missing_or_short_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "key"
-    with pytest.raises(ConfigError, match="does not exist: copy it from the runner's machine"):
+    with pytest.raises(ConfigError, match="does not exist: copy the other machine's key there"):
         signing_key(str(file))
     file.write_text("k" * 64)
     file.chmod(0o644)
