@@ -1,4 +1,4 @@
-"""Settings of all tests."""
+"""Configuration of all tests."""
 
 import os
 from typing import Any
@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, settings
 from tests.support.skips import SkipGuard
 from tests.support.workers import ScopeScheduler, order_of
 
-# Machines are shared: how long one example takes says nothing.
+# Machines are shared: the duration of one example is meaningless.
 settings.register_profile("trainspan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("trainspan")
 
-# A collector that a test starts speaks HTTP where the test says so: it then takes .3 s more to start and stop.
+# Collectors started by tests serve HTTP only if the test asks for it: that takes .3 s more to start and stop.
 os.environ.setdefault("TRAINSPAN_COLLECTOR__HTTP", "off")
 
 
@@ -23,11 +23,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What the workers of `pytest -n` share out."""
+    """The unit of work for the workers of `pytest -n`."""
     return ScopeScheduler(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In workers, what takes longest begins first."""
+    """Starts the longest tests first in workers."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: order_of(item.nodeid))

@@ -1,4 +1,4 @@
-"""The direction of imports between packages, folders and files, and what the agent's side may load."""
+"""The direction of imports between packages, folders and files, and the imports of the agent's side."""
 
 import ast
 import re
@@ -59,9 +59,9 @@ FLOORS = {
         "_guard _switch _noise _releases",
     ),
 }
-"""A package's folders and top modules, top floor first: each imports from itself and from lower floors, never from its neighbors."""
+"""A package's folders and top modules, top layer first: each imports from itself and from lower layers, never from its neighbors."""
 LARGEST = 11
-"""Files in a folder; modules beside the folders of a package are not counted."""
+"""Files in a folder; modules next to the folders of a package do not count."""
 
 
 def modules_of(folder: Path, package: str) -> dict[str, Path]:
@@ -71,7 +71,7 @@ def modules_of(folder: Path, package: str) -> dict[str, Path]:
 
 
 def imports_of(path: Path, package: str) -> set[str]:
-    """Dotted names within the package that the file imports: modules, or things in them."""
+    """Dotted names within the package that the file imports: modules or their members."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -94,7 +94,7 @@ def graph_of(folder: Path, package: str) -> dict[str, set[str]]:
 
 
 def upward(graph: Mapping[str, set[str]], floors: Sequence[str]) -> list[str]:
-    """The imports that do not go down. Raises KeyError for a folder that has no floor."""
+    """The imports that do not point to a lower layer. Raises KeyError if a folder has no layer."""
     floor_of = {room: -number for number, rooms in enumerate(floors) for room in rooms.split()}
 
     def room(module: str) -> str:
@@ -109,7 +109,7 @@ def upward(graph: Mapping[str, set[str]], floors: Sequence[str]) -> list[str]:
 
 
 def circle(graph: Mapping[str, set[str]]) -> list[str]:
-    """Modules that import one another in a circle, the first one again at its end; empty if there is none."""
+    """Modules in an import cycle, with the first one repeated at the end; empty if there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -1,4 +1,4 @@
-"""Benchmarks and tools run seldom: what they import is there, and each benchmark has its `measure()`."""
+"""Benchmarks and tools are run rarely: their imports must exist, and each benchmark must have `measure()`."""
 
 import ast
 import importlib.util
@@ -14,7 +14,7 @@ FILES = sorted(path for folder in ("benchmarks", "tools", "examples") for path i
 
 
 def _names_in(path: Path) -> set[str]:
-    """What a module defines or imports, anywhere in it."""
+    """The names that a module defines or imports, at any depth."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

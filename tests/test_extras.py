@@ -1,4 +1,4 @@
-"""What each extra declares is all that its part imports, and what is missing is told in one line."""
+"""Each extra declares everything that its part imports, and a missing module is reported in one line."""
 
 import ast
 import importlib.util
@@ -27,18 +27,18 @@ EXTRAS = {
     "training": ("training",),
     "cli": (),
 }
-"""Folder → the extras of which each must bring, beside the base, all that the folder imports."""
+"""Folder → its extras, each of which must provide, with the base, everything that the folder imports."""
 
 OPTIONAL = {
     ("rollouts", "pyarrow"): "task files in Parquet only",
-    ("processing", "tokenizers"): "text beside token ids, where there is a tokenizer",
-    ("processing", "huggingface-hub"): "text beside token ids, of models that were downloaded",
-    ("serving", "torch"): "inside vLLM's worker, which brings the torch that it was built for",
+    ("processing", "tokenizers"): "text next to token ids, if there is a tokenizer",
+    ("processing", "huggingface-hub"): "text next to token ids, for downloaded models",
+    ("serving", "torch"): "inside vLLM's worker, which comes with its own torch",
     ("cli", "pyarrow"): "commands that read the store or a dataset",
     ("cli", "matplotlib"): "pictures of runs",
-    ("cli", "transformers"): "what `doctor` says of chat templates",
+    ("cli", "transformers"): "the findings of `doctor` on chat templates",
 }
-"""(folder, distribution) imported within a function alone, and what for: without it a command says what to install."""
+"""(folder, distribution) imported only within functions → its purpose; without it, the command names the extra to install."""
 
 
 def declared(*extras: str) -> set[str]:
@@ -49,7 +49,7 @@ def declared(*extras: str) -> set[str]:
 
 @cache
 def owners() -> dict[str, set[str]]:
-    """Module, at any depth → the installed distributions that have files in it."""
+    """Module, at any depth → the installed distributions with files in it."""
     found: dict[str, set[str]] = {}
     for distribution in distributions():
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
@@ -62,7 +62,7 @@ def owners() -> dict[str, set[str]]:
 
 
 def distribution_of(module: str) -> str:
-    """Of the longest name that is of one distribution; namespace packages are of several."""
+    """The distribution of the longest name that only one provides; several share a namespace package."""
     parts = module.split(".")
     for depth in range(len(parts), 0, -1):
         names = owners().get(".".join(parts[:depth]), set()) - {"trainspan"}
@@ -73,7 +73,7 @@ def distribution_of(module: str) -> str:
 
 
 def imports(tree: ast.AST, *, lazy: bool = False) -> Iterator[tuple[str, bool]]:
-    """(module, whether it is imported within a function) of all imports, but those for type checkers."""
+    """(module, whether it is imported within a function) of all imports except those for type checkers."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, lazy) for alias in node.names)
@@ -151,7 +151,7 @@ def test_the_function_that_the_doctor_imports_a_part_by_is_there() -> None:
 
 @pytest.mark.slow
 def test_the_doctor_imports_training_as_its_command_does_without_vllm() -> None:
-    """TRL imports vLLM wherever it is installed: half of all the time that the doctor took."""
+    """TRL imports vLLM if it is installed, which took half of the doctor's time."""
     program = (
         "import sys; from trainspan_cli.extras import import_part; import_part('trainspan_training'); "
         "print('trl' in sys.modules, 'vllm' in sys.modules)"

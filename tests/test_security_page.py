@@ -1,4 +1,4 @@
-"""docs/security.md: every promise names a test that is there, and the roles are those of the code."""
+"""docs/security.md: every promise names an existing test, and the roles match the code."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ NAMED = re.compile(r"`([\w/]+/test_\w+\.py)::(test_\w+)`")
 
 
 def _rows(heading: str) -> list[list[str]]:
-    """The cells of all tables whose first line has this heading's last cell."""
+    """The cells of all tables with this last cell in their heading."""
     rows, inside = [], False
     for line in PAGE.splitlines():
         if not line.startswith("|"):

@@ -1,4 +1,4 @@
-"""What a machine lacks is told in one line, before anything is installed or run."""
+"""Missing prerequisites are reported in one line, before anything is installed or run."""
 
 import os
 import shutil

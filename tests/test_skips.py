@@ -1,4 +1,4 @@
-"""The guard against tests that are skipped unseen."""
+"""The guard against unnoticed skipped tests."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The built wheel with each extra by itself, in fresh environments of every Python that is here."""
+"""The built wheel with each extra alone, in fresh environments of every installed Python."""
 
 import json
 import os
@@ -27,7 +27,7 @@ AGENT = "def solve(task):\n    return 0.5\n"
 
 
 def interpreters() -> list[Path]:
-    """One of each minor version that is supported and installed: this one, those of pyenv, those on PATH."""
+    """One interpreter of each supported and installed minor version: this one, pyenv's, and those on PATH."""
     known = [Path(sys.executable), *sorted((Path.home() / ".pyenv" / "versions").glob("3.1[123].*/bin/python"))]
     known += [Path("/usr/bin") / f"python3.{minor}" for minor in (11, 12, 13)]
     found: dict[str, Path] = {}
@@ -40,7 +40,7 @@ def interpreters() -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment with trainspan in it."""
+    """A virtual environment with trainspan."""
 
     path: Path
     home: Path
@@ -51,7 +51,7 @@ class Environment:
         return {**kept, "PATH": f"{self.path / 'bin'}:/usr/bin:/bin", "TRAINSPAN_HOME": str(self.home)}
 
     def run(self, *arguments: str, timeout_s: float = 300.0) -> "subprocess.CompletedProcess[str]":
-        """A command line of trainspan."""
+        """Runs a trainspan command line."""
         return subprocess.run(
             [self.path / "bin" / "trainspan", *arguments],
             cwd=self.path,
@@ -63,7 +63,7 @@ class Environment:
         )
 
     def findings(self) -> dict[str, str]:
-        """Extra → level of what `trainspan doctor` says of the installation, with which it begins."""
+        """Extra → level of its installation finding, from the beginning of `trainspan doctor`."""
         told = json.loads(self.run("doctor", "--format", "json").stdout)
         return {one["subject"]: one["level"] for one in reversed(told)}
 
@@ -88,7 +88,7 @@ def install(wheel: Path, python: Path, place: Path, *extras: str) -> Environment
 
 @contextmanager
 def collecting(environment: Environment, store: Path) -> Iterator[StoreAddress]:
-    """`trainspan collector` of that environment."""
+    """Runs `trainspan collector` in that environment."""
     command = [environment.path / "bin" / "trainspan", "collector", "--store", str(store), "--http", "off"]
     process = subprocess.Popen(
         [*command, "--grpc", "127.0.0.1:0", "--flight", "127.0.0.1:0"],
@@ -98,7 +98,7 @@ def collecting(environment: Environment, store: Path) -> Iterator[StoreAddress]:
     deadline = time.monotonic() + 60
     try:
         while (address := running_collector(store)) is None:
-            assert process.poll() is None, "the collector ended"
+            assert process.poll() is None, "the collector exited"
             assert time.monotonic() < deadline
             time.sleep(0.05)
         yield address
@@ -114,9 +114,9 @@ def send_two(address: StoreAddress) -> None:
 
 
 def training_options(folder: Path) -> list[str]:
-    """Of `trainspan train`, with a model and a dataset that are made in `folder`."""
+    """Arguments of `trainspan train`, with a model and a dataset created in `folder`."""
     model = make_tiny_model(folder / "model")
-    sampled = logprobs_of(model, [3, 4], [5, 6])  # of another policy the round would be refused
+    sampled = logprobs_of(model, [3, 4], [5, 6])  # with another policy's log-probabilities the round would be refused
     calls = [LoggedCall(name, [3, 4], [5, 6], sampled, value) for name, value in (("a", 1.0), ("b", -1.0))]
     write_dataset(folder / "to-train", calls)
     return ["--model", str(model), "--policy-url", "none", "--dataset", str(folder / "to-train")]

@@ -1,4 +1,4 @@
-"""Which chat templates keep history, and what the doctor says of those that do not."""
+"""Chat templates that keep history, and the doctor's findings on those that do not."""
 
 import importlib.util
 import json

@@ -21,7 +21,7 @@ COMMANDS = (
     "store",
     "status",
     "doctor",
-)  # others rely on these names
+)  # other tests use these names
 
 
 def trainspan(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -1,4 +1,4 @@
-"""What `trainspan serve` takes from the settings of the other parts."""
+"""Settings of other sections that `trainspan serve` uses."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Options of commands that are settings: the command gets what was given, and the help is the settings' own text."""
+"""Options generated from settings: the command gets the given values, and the help is the settings' text."""
 
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ CLI = CliRunner(env={"COLUMNS": "200"})
 
 
 def _run(*arguments: str, names: tuple[str, ...] = ()) -> tuple[dict[str, Any], str]:
-    """What a command with options of `[dataset]` was called with, and what it printed."""
+    """The arguments of a command with options of `[dataset]`, and its output."""
     seen: dict[str, Any] = {}
 
     @setting_options("dataset", *names)

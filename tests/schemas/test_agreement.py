@@ -1,4 +1,4 @@
-"""Server against trainer, by what the two compute in and by whether the data are fresh."""
+"""Agreement of server and trainer, by their dtypes and by the freshness of the data."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def agreement(mean: float | None, k3: float | None, *, fresh: bool = True) -> Ag
 
 def test_bulk_and_tail_must_both_be_within_their_limits() -> None:
     assert not agreement(0.02, 0.001).mismatch
-    assert agreement(0.11, 0.001).mismatch, "all tokens are somewhat off"
+    assert agreement(0.11, 0.001).mismatch, "all tokens are slightly off"
     assert agreement(0.02, 0.02).mismatch, "a few tokens are far off"
     assert agreement(float("nan"), 0.001).mismatch
     assert agreement(None, None).mismatch

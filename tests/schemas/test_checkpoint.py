@@ -68,4 +68,4 @@ def test_a_checkpoint_goes_by_the_model_that_training_began_with(tmp_path: Path)
     CheckpointMeta("full", 1, "model", "model", None, base_digest="ab").write(tmp_path)
     assert base_digest(tmp_path) == "ab"
     (tmp_path / "trainspan.json").write_text('{"kind": "full", "version": 1}')
-    assert base_digest(tmp_path) is None, "of an earlier version"
+    assert base_digest(tmp_path) is None, "a checkpoint of an earlier version"

@@ -51,7 +51,7 @@ def test_a_traceparent_is_printed_as_it_was_read() -> None:
 
 
 def test_a_client_that_writes_a_space_as_a_plus_loses_neither_identity_nor_signature() -> None:
-    """OpenTelemetry for Python takes baggage apart and puts it together again so."""
+    """OpenTelemetry for Python parses and reassembles baggage this way."""
     key = b"k" * 32
     signed = Identity("r 1+1", "run", "a task", 0, 3, "val").signed(key)
     again = signed.to_baggage().replace("%20", "+")

@@ -1,4 +1,4 @@
-"""Calls of users' functions: in order, several at once, and none that hangs holds up the others."""
+"""Calls of users' functions: in order, in parallel, and a hanging call does not block the others."""
 
 import asyncio
 import threading
@@ -14,14 +14,14 @@ from trainspan_schemas.invocation import Invoker
 
 @pytest.fixture
 def release() -> Iterator[threading.Event]:
-    """Lets hanging functions go after the test."""
+    """Releases hanging functions after the test."""
     event = threading.Event()
     yield event
     event.set()
 
 
 def outcomes(function: Callable[..., Any], numbers: range, concurrency: int = 4, timeout_s: float = 30.0) -> list[Any]:
-    """What each call returned, or what it raised as text."""
+    """The result of each call, or its exception as text."""
     with closing(Invoker(function, "test")) as invoker:
         futures = invoker.results(((number,) for number in numbers), concurrency, timeout_s)
     return [future.result() if future.exception() is None else repr(future.exception()) for future in futures]
@@ -133,7 +133,7 @@ def test_what_an_asynchronous_call_opened_can_be_used_by_the_next() -> None:
     async def share(number: int) -> int:
         nonlocal lock
         lock = lock or asyncio.Lock()
-        async with lock:  # raises RuntimeError in another loop, where another call waits for it
+        async with lock:  # raises RuntimeError in another loop if another call waits for it
             await asyncio.sleep(0.01)
         return number
 

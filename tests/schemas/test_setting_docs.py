@@ -1,4 +1,4 @@
-"""The documentation of settings: what is read from `settings.py`, and that docs/configuration.md is current."""
+"""The documentation of settings: parsing of `settings.py`, and docs/configuration.md is up to date."""
 
 import subprocess
 import sys

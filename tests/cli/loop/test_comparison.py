@@ -22,7 +22,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def finished_run(seed: int, rate: float, start: int, end: int, scale: float = 1.0) -> RunFolder:
-    """Of 100 tasks `start`, then `end` are solved, for which there is a reward of `scale`."""
+    """Of 100 tasks, `start` and later `end` are solved, for a reward of `scale` each."""
     folder = RunFolder.create({"loop": {"seed": seed, "rounds": 1}, "train": {"seed": seed, "learning_rate": rate}})
     for round_, successes in ((0, start), (1, end)):
         check = {"name": "every call is stored", "ok": round_ == 0 or end > 10, "detail": "<b>x</b>"}
@@ -116,13 +116,13 @@ def test_rewards_outside_0_and_1_are_no_success_in_any_place(
         axis = figure.axes[0]
         assert axis.get_ylabel() in (measure, f"held-out {measure}")
         low, high = axis.get_ylim()
-        assert low <= mean <= high, "what is drawn can be seen"
+        assert low <= mean <= high, "the drawn values are visible"
 
 
 def test_status_shows_a_mean_reward_with_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
     finished_run(0, 1e-5, 20, 60, 100.0)
     assert run(["status"]) == 0
-    # 60 of 100 tasks at 100: s² = 100²·.24·100/99, t(99) = 1.9842
+    # 60 of 100 tasks with reward 100: s² = 100²·.24·100/99, t(99) = 1.9842
     assert "validation after round 1: 60.000 [50.230, 69.770], n 100" in capsys.readouterr().out
     assert run(["status", "--format", "json"]) == 0
     start, end = json.loads(capsys.readouterr().out)["run"]["validations"]

@@ -75,7 +75,9 @@ def records(**change: Any) -> RewardRecords:
 def test_rewards_that_the_dataset_has_as_the_runner_heard_them_hold() -> None:
     (check,) = reward_checks(records())
     assert (check.ok, check.detail) == (True, "3 of 3 rewards compared (3 in rows), 0 differ")
-    assert failed(reward_checks(records(trained={}))) == [], "credit that splits a reward leaves the ledger to compare"
+    assert failed(reward_checks(records(trained={}))) == [], (
+        "with credit that splits a reward, only the ledger is compared"
+    )
     assert reward_checks(records(recorded={})) == []
 
 

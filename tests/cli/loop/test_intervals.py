@@ -34,14 +34,14 @@ def test_rewards_that_are_not_all_0_or_1_get_students_interval_over_tasks() -> N
     half = 4.3027 * math.sqrt(3245.25 / 3)
     assert estimate.interval == pytest.approx((34.5 - half, 34.5 + half))
     assert str(estimate) == f"34.500 [{34.5 - half:.3f}, {34.5 + half:.3f}]"
-    # shares of the way within [0, 1] are not successes either
+    # partial rewards within [0, 1] are not successes either
     assert Estimate.of([[0.5], [0.25], [1.0]]).interval == t_interval([0.5, 0.25, 1.0])
 
 
 def test_rollouts_of_one_task_count_once_by_their_mean() -> None:
     tasks = [[-1.0, 3.0, 10.0], [2.0], [0.0, 6.0], []]
     assert Estimate.of(tasks).interval == t_interval([4.0, 2.0, 3.0])
-    # task means of binary rewards are fractions, and still rates of success: 1/2 and 1 make 3/4 of 2
+    # task means of binary rewards are fractions but still success rates: 1/2 and 1 make 3/4 of 2
     halves = Estimate.of([[0.0, 1.0], [1.0, 1.0]])
     assert (halves.n, halves.mean, halves.binary) == (2, 0.75, True)
     assert halves.interval == pytest.approx((0.197867, 0.973323), abs=2e-6)

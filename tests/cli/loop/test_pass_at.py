@@ -1,4 +1,4 @@
-"""pass@k by hand: of 4 rollouts with 1 success, 3 of the 6 pairs hold it."""
+"""pass@k by hand: of 4 rollouts with 1 success, 3 of the 6 pairs contain it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the loop orders of a policy server that does something else at the moment."""
+"""Requests of the loop to a busy policy server."""
 
 from pathlib import Path
 

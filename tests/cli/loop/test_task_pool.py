@@ -11,7 +11,7 @@ from trainspan_schemas.errors import ConfigError, TaskFileError
 
 @pytest.fixture
 def tasks(tmp_path: Path) -> Path:
-    """50 tasks for training, of which 10 do not say so, and 5 for validation between them."""
+    """50 training tasks, 10 of them without a split, with 5 validation tasks between them."""
     lines = []
     for number in range(55):
         split = "val" if number % 11 == 0 else "train" if number % 11 < 9 else None

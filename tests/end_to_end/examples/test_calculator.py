@@ -53,7 +53,7 @@ def test_a_quarter_of_the_demonstrations_is_right() -> None:
         messages = demonstration(problem, generator)
         complete = len(messages) == 6
         right += complete and messages[-1]["content"] == f"answer {problem.answer}"
-    # "++" and the like have no wrong order, and some wrong orders give the right number.
+    # Operators such as "++" have no wrong order, and some wrong orders give the right number.
     assert 0.22 < right / 2000 < 0.36
 
 

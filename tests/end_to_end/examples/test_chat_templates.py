@@ -1,4 +1,4 @@
-"""The chat template of examples/templates: with it the calls of a conversation with tools merge, with ordinary ones they do not."""
+"""The chat template in examples/templates: with it, calls of a conversation with tools merge; with ordinary ones they do not."""
 
 import json
 import subprocess
@@ -22,9 +22,9 @@ _ANSWERS = (
     '<think>\ntwice\n</think>\n\nOnce more: <tool_call>\n{"name": "add", "arguments": {"a": 4, "b": 4}}\n</tool_call>',
     "So it is 8.",
 )
-"""What the model writes: calls alone, after text, several at once, and thoughts before both."""
+"""Outputs of the model: calls alone, after text, several at once, and thoughts before both."""
 
-# What SmolLM2-Instruct and the first ChatML models come with.
+# The template of SmolLM2-Instruct and the first ChatML models.
 _PLAIN = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -32,7 +32,7 @@ _PLAIN = (
 
 
 def _merges(model: Path, template: str) -> list[bool]:
-    """Whether each prompt begins with the exact tokens of the prompt and answer before it."""
+    """Whether each prompt begins with the exact tokens of the previous prompt and answer."""
     messages, found, before = list(_QUESTION), [], None
     for answer in _ANSWERS:
         prompt = encode(model, render(template, messages))
@@ -53,8 +53,8 @@ def test_with_the_example_every_call_continues_the_one_before_it_token_for_token
 @pytest.mark.parametrize(
     ("template", "merges"),
     [
-        (_PLAIN, [False, False, True, False]),  # it shows no call at all
-        (trl_template("qwen2_5"), [True, False, True, False]),  # a line feed of its own before a call that follows text
+        (_PLAIN, [False, False, True, False]),  # it renders no calls at all
+        (trl_template("qwen2_5"), [True, False, True, False]),  # it adds a line feed before a call that follows text
         (trl_template("qwen3"), [True, False, False, False]),  # the same, and it drops the thoughts of earlier turns
     ],
 )
@@ -85,7 +85,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_vllms_parser_reads_the_answers_as_this_test_does(tmp_path: Path) -> None:
-    """Loading the parser takes vLLM's 12 s of CPU."""
+    """Parses with vLLM, whose import takes 12 s of CPU."""
     tokenizer = make_byte_tokenizer(tmp_path) / "tokenizer.json"
     done = subprocess.run(
         [sys.executable, "-c", _PARSE, str(tokenizer), json.dumps(_ANSWERS)],

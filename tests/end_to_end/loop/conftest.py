@@ -1,4 +1,4 @@
-"""One run of the demo on ports of its own; what follows uses its model."""
+"""One run of the demo on separate ports; the tests use its model."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
 
 @pytest.fixture
 def background() -> "Iterator[list[subprocess.Popen[str]]]":
-    """Processes that are ended after the test."""
+    """Processes that are stopped after the test."""
     processes: list[subprocess.Popen[str]] = []
     yield processes
     for process in reversed(processes):

@@ -1,4 +1,4 @@
-"""An agent whose rollouts are worth what a test wants of each round: one line of a file per round."""
+"""An agent with rewards planned by a test: a file has one line per round."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ ROLLOUTS_PER_ROUND = 8
 
 
 async def solve_or_find_nobody(task: dict[str, Any]) -> float:
-    """Task t0 asks the policy through a proxy that is not there; the others get 0 or 1."""
+    """Task t0 calls the policy through a proxy that does not exist; the others get 0 or 1."""
     away = task["id"] == "t0"
     client = AsyncOpenAI(
         max_retries=0, http_client=DefaultAsyncHttpxClient(proxy="http://127.0.0.1:1" if away else None)
@@ -24,7 +24,7 @@ async def solve_or_find_nobody(task: dict[str, Any]) -> float:
 
 
 async def solve(task: dict[str, Any]) -> float | None:
-    """Asks once; the reward of rollout i of round r by line r of PLAN: `same` (1), `none`, `crash`, or `mixed` (0 and 1)."""
+    """Calls once; line r of PLAN sets the rewards of round r: `same` (1), `none`, `crash`, or `mixed` (0 and 1)."""
     with Path(os.environ["FICKLE_COUNT"]).open("ab") as file:
         file.write(b".")
         number = file.tell() - 1

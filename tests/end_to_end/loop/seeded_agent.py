@@ -1,4 +1,4 @@
-"""The demo's agent, unchanged, on a client that asks for each answer with a seed of its own, so that it can be sampled again."""
+"""The demo's agent, unchanged, on a client that sends a different seed with each request, so that answers are reproducible."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ REAL = agent.client
 
 
 def seed_of(rollout_id: str, messages: Sequence[Any]) -> int:
-    """Of the answer to these messages in this rollout."""
+    """The seed of the answer to these messages in this rollout."""
     return int(hashlib.sha256(f"{rollout_id}/{len(messages)}".encode()).hexdigest()[:7], 16)
 
 
 class Seeded:
-    """Looks like the client as far as the agent uses it."""
+    """The part of the client's interface that the agent uses."""
 
     @property
     def chat(self) -> "Seeded":

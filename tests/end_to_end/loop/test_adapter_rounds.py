@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 @contextlib.contextmanager
 def watched(url: str) -> Iterator[list[tuple[bool, int]]]:
-    """What the server says of sleep and version, each time that it says something new."""
+    """Records the server's sleep state and version at each change."""
     states: list[tuple[bool, int]] = []
     stop = threading.Event()
 

@@ -71,7 +71,7 @@ def test_it_learns_and_its_panel_is_green(demo: DemoRun, tmp_path: Path) -> None
 
 
 def test_weights_that_are_not_loaded_turn_it_red(demo: DemoRun, tmp_path: Path) -> None:
-    """First the canary sees it and the round is given up; then, with a canary that is blind to it, the panel does."""
+    """First the canary detects it and the round is aborted; then, with a blind canary, the panel does."""
     place = make_place(tmp_path / "home")
     (tmp_path / "fault").write_text("frozen")
     loop = start(place, demo.place.home / "calculator", tmp_path, rounds=6, eval_tasks=0, eval_every=0)
@@ -88,7 +88,7 @@ def test_weights_that_are_not_loaded_turn_it_red(demo: DemoRun, tmp_path: Path) 
     assert failed(first) == ["the swap is fresh"]
     assert "does not compute with" in first["train"]["swap"]["error"]
     assert first["policy_version"] == 0
-    assert failed(later[0]) == [], "sampled before the first load that was skipped unseen"
+    assert failed(later[0]) == [], "sampled before the first undetected skipped load"
     assert later[0]["train"]["agreement"]["server_dtype"] == "bfloat16"
     assert later[0]["train"]["agreement"]["trainer_dtype"] == "bfloat16"
     assert failed(later[-1]) == ["server and trainer agree"]

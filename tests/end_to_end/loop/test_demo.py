@@ -46,7 +46,7 @@ def test_each_round_made_a_policy_that_then_answered(demo: DemoRun) -> None:
     assert [record["policy_version"] for record in records(demo, "eval")] == [0, 0, 2, 2]
     for record in rounds:
         assert record["dataset"]["calls_kept"] > 100
-        # Rollouts that begin alike share their tokens, so fewer may be forwarded than are trained.
+        # Rollouts with a common prefix share its tokens, so fewer may be forwarded than are trained.
         assert min(record["train"]["tokens"][kind] for kind in ("forwarded", "trained")) > 100
 
 

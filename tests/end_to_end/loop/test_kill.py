@@ -1,4 +1,4 @@
-"""The loop is killed in the middle and started again."""
+"""The loop is killed in the middle of a run and restarted."""
 
 import json
 import os

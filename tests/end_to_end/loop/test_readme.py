@@ -1,4 +1,4 @@
-"""The README's commands, run as they stand there: an agent that is only traced becomes a better policy's agent."""
+"""The README's commands, run verbatim: training on the traces of an agent improves its policy."""
 
 import hashlib
 import itertools
@@ -61,7 +61,7 @@ def answer_version(place: Place) -> int:
 def wait_for(url: str, process: "subprocess.Popen[str]", timeout_s: float = 180) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        assert process.poll() is None, "the policy server ended"
+        assert process.poll() is None, "the policy server exited"
         try:
             with urllib.request.urlopen(url, timeout=2):
                 return
@@ -120,16 +120,16 @@ def test_your_own_agent_is_traced_and_trained_by_the_commands_of_the_readme(
     failed = [done.stderr for done in runs if done.returncode != 0]
     assert not failed, failed[0]
 
-    # Hours later: the collector may have stopped meanwhile, its store is read all the same.
+    # Hours later: the collector may have stopped; its store can still be read.
     background[0].terminate()
     assert background[0].wait(30) == 0
     assert dataset.startswith("trainspan dataset")
     made = run("make dataset", place)
     assert made.returncode == 0, made.stderr
     manifest = json.loads(next((place.home / "dataset").glob("round-*.about/manifest.json")).read_text())
-    # The first rollout has nothing before it to be compared with.
+    # The first rollout has no earlier one to be compared with.
     assert manifest["rollouts"] == AGENTS - 1
-    # This test's own request belongs to no rollout, and does not lower the coverage.
+    # This test's request belongs to no rollout and does not lower the coverage.
     assert set(manifest["dropped"]) == {"singleton_group", "no_rollout"}
     assert manifest["dropped"]["no_rollout"] == 1
     assert manifest["credit"]["baseline"] == "running"

@@ -1,4 +1,4 @@
-"""The loop with rewards that are no successes: negative ones, and far above 1."""
+"""The loop with rewards other than successes: negative ones, and ones far above 1."""
 
 import csv
 import json

@@ -1,8 +1,8 @@
-"""The first round of a run sampled again, seed by seed, in a plain loop in memory: agent, judge, model, loss and nothing else.
+"""The first round of a run, resampled with the same seeds in a plain loop in memory: only agent, judge, model and loss.
 
-The plain loop is told the rollout ids of the run, from which the seeds follow, and its tasks. It makes prompts with the
-tokenizer, asks the model in PyTorch, draws tokens by the same random numbers as the server (vLLM's kernel for them), and
-judges the answers. Everything that training then sees must be the same.
+The plain loop gets the rollout ids of the run, which determine the seeds, and its tasks. It builds prompts with the
+tokenizer, runs the model in PyTorch, draws tokens with the same random numbers as the server (by vLLM's kernel), and
+judges the answers. All inputs of training must then be the same.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 @dataclass
 class InMemory:
-    """Looks like the agent's client, and is the model itself."""
+    """The interface of the agent's client on top of the model."""
 
     model: Any
     tokenizer: Any

@@ -1,4 +1,4 @@
-"""`trainspan loop --seeds`: real runs of two seeds, validated several times a task, compared."""
+"""`trainspan loop --seeds`: real runs of two seeds, with several validation rollouts per task, compared."""
 
 import json
 import subprocess
@@ -54,6 +54,6 @@ def test_two_seeds_run_one_after_the_other_and_are_compared(demo: DemoRun, tmp_p
             assert run["best"]["round"] == 1
             assert (Path(run["best"]["checkpoint"]) / "model.safetensors").exists()
         else:
-            assert "best" not in run  # the model that it began with is not a checkpoint of the run
+            assert "best" not in run  # the initial model is not a checkpoint of the run
     (page,) = (place.home / "runs").glob("series-*.html")
     assert "data:image/png;base64," in page.read_text()

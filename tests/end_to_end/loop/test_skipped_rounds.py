@@ -1,4 +1,4 @@
-"""Rounds with nothing to train on are skipped and counted; the loop goes on, also after a kill."""
+"""Rounds with nothing to train on are skipped and counted; the loop continues, also after a kill."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def _records(place: Place) -> list[dict[str, Any]]:
 
 
 def _prepare(tmp_path: Path, agent: str, rounds: int) -> tuple[Place, dict[str, str], list[str]]:
-    """A place, and the environment and command of a loop on two tasks there."""
+    """A folder, and the environment and command of a loop on two tasks in it."""
     place = make_place(tmp_path / "home")
     calculator = tmp_path / "inputs"
     calculator.mkdir()
@@ -57,7 +57,7 @@ def test_rollouts_that_never_reached_the_policy_cost_a_round_no_wait(tmp_path: P
     assert len(records) == 1, done.stderr[-3000:]
     assert records[0]["rollout"]["status"] == {"infra_error": 4, "ok": 4}
     assert (records[0]["dataset"]["rows"], records[0]["policy_version"]) == (4, 1)
-    assert records[0]["seconds"]["dataset"] < 20, "they will not come: 30 s are waited for rollouts that may"
+    assert records[0]["seconds"]["dataset"] < 20, "they will not arrive: the 30 s wait is for rollouts that may"
 
 
 def test_rounds_without_contrast_rewards_or_success_never_end_the_loop(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_rounds_without_contrast_rewards_or_success_never_end_the_loop(tmp_path:
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     time.sleep(3)
-    # what was begun of a round before the kill is begun anew
+    # a round that was interrupted by the kill starts again
     (tmp_path / "count").write_bytes(b"." * 8 * len(_records(place)))
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=300, check=False)
     records = [record for record in _records(place) if record["kind"] == "round"]
