@@ -18,7 +18,7 @@ from benchmarks.support.workload import Workload
 from tests.support.tiny_model import make_tiny_model
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.model.loading import load_tokenizer
-from trainspan_training.rounds.heavy_imports import import_training
+from trainspan_training.objective.heavy_imports import import_training
 
 __all__ = ["SMALL", "SMALL_WORK", "WORK", "Size", "make_model", "measure", "run"]
 

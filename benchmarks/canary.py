@@ -101,8 +101,8 @@ def compare(base: Path, sampled: Path) -> dict[str, Any]:
     import torch
 
     from trainspan_training.model.loading import load_model
+    from trainspan_training.objective.heavy_imports import import_training
     from trainspan_training.rounds.canary import score_prompts
-    from trainspan_training.rounds.heavy_imports import import_training
 
     import_training()
     torch.set_num_threads(1)
@@ -159,8 +159,8 @@ def make_checkpoints(base: Path, out: Path) -> None:
     from trainspan_schemas.checkpoint import hash_weights
     from trainspan_training.model.full_weights import copy_companions
     from trainspan_training.model.loading import load_model, load_tokenizer
+    from trainspan_training.objective.heavy_imports import import_training
     from trainspan_training.rounds.canary import draw_prompts, make_canary, score_prompts
-    from trainspan_training.rounds.heavy_imports import import_training
 
     import_training()
     torch.set_num_threads(1)

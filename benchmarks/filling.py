@@ -15,7 +15,7 @@ from typing import Any
 from tests.support.dataset_files import LoggedCall
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.model.loading import load_config, load_model, load_tokenizer
-from trainspan_training.rounds.heavy_imports import import_training
+from trainspan_training.objective.heavy_imports import import_training
 
 __all__ = ["measure"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainspan_schemas.settings import TrainSettings
-from trainspan_training.rounds.heavy_imports import import_training
+from trainspan_training.objective.heavy_imports import import_training
 
 __all__ = ["measure"]
 

@@ -8,25 +8,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from trainspan_schemas.checkpoint import CheckpointMeta
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.home import served_model
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
-from trainspan_training.checkpoints.ledger import Entry
-from trainspan_training.checkpoints.swap_request import EVENTS, Swap, publish
+from trainspan_training.checkpoints.swap_request import Swap
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.loss_weights import Rule, find_rule
 from trainspan_training.devices.cores import share_cores
+from trainspan_training.devices.leader import Leader
 from trainspan_training.devices.team import Team
 from trainspan_training.metrics.trackers import places
 from trainspan_training.model.starting_policy import Policy, starting_policy
+from trainspan_training.objective.heavy_imports import import_training
 from trainspan_training.objective.options import check, reporters
 from trainspan_training.rounds.dataset_queue import follow, newest
-from trainspan_training.rounds.heavy_imports import import_training
 from trainspan_training.rounds.owed_state import find_owed
+from trainspan_training.rounds.publication import publish_pending, skip
 from trainspan_training.rounds.result import NO_ROWS, Result
 
 __all__ = ["Job", "train"]
@@ -113,7 +112,7 @@ class _Session:
     ) -> None:
         self._job = job
         self._team = team
-        self._book = book
+        self._leader = Leader(team, book)
         self._rule = rule
         self._on_ready = on_ready
         self._on_result = on_result
@@ -121,23 +120,31 @@ class _Session:
 
     def run(self) -> None:
         settings = self._job.settings
-        policy = self._lead(lambda book: _start(book, settings))
-        owed = self._lead(lambda book: find_owed(book, policy, self._job.datasets))
+        policy = self._leader.share(lambda book: _start(book, settings))
+        owed = self._leader.share(lambda book: find_owed(book, policy, self._job.datasets))
         datasets = self._datasets(policy)
         if datasets is None:
             return
         import_training()
-        from trainspan_training.rounds.setup import Learner
+        from trainspan_training.rounds.setup import set_up
 
         share_cores(self._team.size)
         with places(reporters(settings), self._job.checkpoints):
-            learner = Learner(
-                datasets, self._book, policy, settings, self._rule, self._hear, self._team, self._job.follow, owed
+            rounds = set_up(
+                datasets,
+                self._leader,
+                policy,
+                settings,
+                self._rule,
+                self._hear,
+                self._team,
+                keep_going=self._job.follow,
+                owed=owed,
             )
             if self._team.leads:
                 self._on_ready()
             try:
-                learner.train()
+                rounds.run()
             finally:
                 if self._team.leads:
                     self._picture.draw()
@@ -147,25 +154,16 @@ class _Session:
         job = self._job
         if job.follow:
             return self._team.each(lambda: islice(self._appearing(), job.rounds))
-        dataset: DatasetFolder = self._lead(lambda book: newest(job.datasets, book.ledger))
+        dataset: DatasetFolder = self._leader.share(lambda book: newest(job.datasets, book.ledger))
         if dataset.rows:
             return iter([dataset])
-        self._lead(lambda book: book.ledger.append(Entry("skipped", dataset.sha256, reason=NO_ROWS)))
+        skip(self._leader, dataset, NO_ROWS)
         self._hear(Result(dataset.round, policy.version, policy.checkpoint, None, Swap("off", None), skipped=NO_ROWS))
         return None
 
     def _appearing(self) -> Iterator[DatasetFolder]:
-        assert self._book is not None, "the leader holds the checkpoints folder"
-        return follow(self._job.datasets, self._book.ledger, self._picture.draw_if_due)
-
-    def _lead(self, act: Callable[[Checkpoints], Any]) -> Any:
-        """What the leader finds or does, in every process."""
-
-        def make() -> Any:
-            assert self._book is not None, "the leader holds the checkpoints folder"
-            return act(self._book)
-
-        return self._team.share(make)
+        assert self._leader.held is not None, "the leader holds the checkpoints folder"
+        return follow(self._job.datasets, self._leader.held.ledger, self._picture.draw_if_due)
 
     def _hear(self, result: Result) -> None:
         if self._team.leads:
@@ -174,26 +172,8 @@ class _Session:
 
 
 def _start(book: Checkpoints, settings: TrainSettings) -> Policy:
-    _publish_pending(settings, book)
+    publish_pending(settings, book)
     return starting_policy(book, settings.model or served_model(), settings.adapter)
-
-
-def _publish_pending(settings: TrainSettings, checkpoints: Checkpoints) -> None:
-    """Swaps in `latest` where an earlier trainer was stopped before it could, or met a server that was busy or away."""
-    folder = checkpoints.pending()
-    if folder is None or settings.policy_url == "none":
-        return
-    meta = CheckpointMeta.read(folder)
-    swap = publish(
-        settings.policy_url, folder.name, meta.version, patience_s=settings.publish_timeout_s, was_there=False
-    )
-    log.warning("checkpoint=%s had not been swapped in: now %s", folder.name, swap.outcome)
-    if swap.outcome == "refused":
-        checkpoints.refuse(folder, str(swap.error))
-        return
-    event, before = EVENTS[swap.outcome], checkpoints.ledger.of_checkpoint(folder.name)
-    if before is None or before.event != event:
-        checkpoints.ledger.append(Entry(event, meta.dataset_sha256, folder.name, swap.error))
 
 
 class _Picture:

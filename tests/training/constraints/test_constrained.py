@@ -186,7 +186,7 @@ def test_loss_and_gradient_are_those_of_the_masked_distribution(
 ) -> None:
     """Every kind, twice from one prompt (n = 2), with a second turn behind it, and a free call."""
     trainer = make_trainer(double=True)
-    trainer.chunk = 7 * SIZE
+    trainer.scorer.chunk = 7 * SIZE
     calls: list[Sampled] = []
     for number, constraint in enumerate(KINDS.values()):
         for twin in (0, 1):

@@ -26,14 +26,14 @@ PLACES = {
     "read": "rounds.reading:read_calls",
     "plan": "rounds.reading:plan_steps",
     "build": "data.steps:make_batches",
-    "canary": "rounds.rounds:score_prompts",
-    "old": "objective.grpo_trainer:TransitionGRPOTrainer.logprobs",
+    "canary": "rounds.canary:score_prompts",
+    "old": "objective.logprobs:Scorer.logprobs",
     "step": "objective.grpo_trainer:TransitionGRPOTrainer.accumulate",
     "middle": "objective.grpo_trainer:TransitionGRPOTrainer._compute_loss",
-    "check": "objective.grpo_trainer:TransitionGRPOTrainer.measure",
+    "check": "objective.logprobs:Scorer.measure",
     "write": "model.full_weights:write_tensors",
     "save": "rounds.saving:hash_of",
-    "publish": "rounds.rounds:publish",
+    "publish": "rounds.publication:publish",
     "restore": "model.full_weights:FullWeights.restore",
 }
 """Where a round can fail → the function that does. `read` raises what a dataset is refused with, the others what nobody expects."""

@@ -3,7 +3,7 @@
 import atexit
 import gc
 
-from trainspan_training.rounds.heavy_imports import import_training
+from trainspan_training.objective.heavy_imports import import_training
 
 
 def import_once() -> None:

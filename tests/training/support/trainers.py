@@ -85,13 +85,13 @@ def make_trainer(
 
 def prepared(trainer: Any, case: Case, step: Step, model: Any) -> Step:
     """The step of the case, with the log-probabilities of an old policy and of a reference model."""
-    trainer.chunk = case.chunk
+    trainer.scorer.chunk = case.chunk
     if case.kl:
         (step,) = with_reference(trainer, [step], None if case.adapter == "lora" else shaken(model, 2))
     if case.old == "logged":
         return step
     old, correction = shaken(model, 1), Correction.of(case.settings)
-    batches = [correct(batch, trainer.logprobs(batch, old), correction)[0] for batch in step.micro_batches]
+    batches = [correct(batch, trainer.scorer.logprobs(batch, old), correction)[0] for batch in step.micro_batches]
     return replace(step, micro_batches=tuple(batches))
 
 

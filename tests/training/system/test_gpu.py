@@ -34,7 +34,7 @@ def test_compiled_flex_attention_gives_loss_and_gradient_of_the_reference(
     settings = TrainSettings(forward=mode, gradient_checkpointing=False)
     logged = mixed_rollouts(model)
     trainer = flexible_trainer(model_dir, settings, tmp_path, bf16=False)
-    trainer.chunk = chunk
+    trainer.scorer.chunk = chunk
     loss, gradient = measured(trainer, one_sequence(logged, settings))
     found = loss, {name: value.cpu() for name, value in gradient.items()}
     assert_same(found, reference(load_model(model_dir), logged, settings), 1e-4)

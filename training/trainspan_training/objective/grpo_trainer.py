@@ -20,7 +20,6 @@ changes nothing. The others of TRL normalise within a micro-batch.
 import contextlib
 import copy
 import logging
-import math
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
@@ -28,7 +27,6 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from datasets import Dataset
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -38,13 +36,10 @@ from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.devices.sharding import admit_cpu, compute_in_bf16, whole
 from trainspan_training.devices.team import Team
-from trainspan_training.objective.attention import attention_of
 from trainspan_training.objective.grpo_config import grpo_config
-from trainspan_training.objective.head import CHUNK
-from trainspan_training.objective.logprobs import Scores, score
-from trainspan_training.objective.options import clip_range
+from trainspan_training.objective.logprobs import Scorer, Scores
 from trainspan_training.objective.schedule import Schedule
-from trainspan_training.objective.token_stats import StepStats, TokenSums, call_means
+from trainspan_training.objective.token_stats import StepStats, call_means, fault_of
 
 __all__ = ["TransitionGRPOTrainer"]
 
@@ -100,14 +95,20 @@ class TransitionGRPOTrainer(GRPOTrainer):
         for module in list[Any](model.modules()):
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.0  # TRL switches off the dropout layers, but not this one
-        self._clip_range = clip_range(settings)
         double = any(parameter.dtype == torch.float64 for parameter in model.parameters())
         self._dtype = torch.float64 if double else torch.float32
         self.schedule = Schedule.of(settings, sum(parameter.numel() for parameter in model.parameters()))
         self.rate = self.schedule.rate
         """Learning rate of the next step."""
-        self.chunk = CHUNK
-        """Greatest number of logits at a time."""
+        self.scorer = Scorer(
+            self.accelerator,
+            lambda: self.policy,
+            settings,
+            self.team,
+            dtype=self._dtype,
+            bf16=bool(self.args.bf16),
+        )
+        """What micro-batches score, under these weights and under others."""
         self.fresh = False
         """Whether the calls of this round were sampled by the weights that it starts from."""
 
@@ -135,11 +136,11 @@ class TransitionGRPOTrainer(GRPOTrainer):
             group["lr"] = self.rate
         loss = self.accumulate(model, inputs)
         norm: Any = self.accelerator.clip_grad_norm_(model.parameters(), self._limits.max_grad_norm)
-        sums = self._over_team(TokenSums.collect(self._measured))
+        sums = self.scorer.over_team(self._measured)
         mean = float(np.mean(self.team.gather(float(loss))))
         stats = StepStats(sums, mean, float(whole(norm)), time.perf_counter() - began)
         self._stats.append(stats)
-        self.failure = self._fault(stats)
+        self.failure = fault_of(stats, self._limits, fresh=self.fresh)
         if self.failure:
             model.zero_grad(set_to_none=True)  # the optimizer skips parameters without gradient
         return loss
@@ -166,21 +167,6 @@ class TransitionGRPOTrainer(GRPOTrainer):
         stats, self._stats = self._stats, []
         return stats
 
-    @torch.no_grad()
-    def measure(self, batch: MicroBatch) -> TokenSums:
-        """The sums of a micro-batch (of each process) under the weights as they are now, without training on it."""
-        self.policy.eval()
-        sums = self._token_sums(batch, self._score(self.policy, batch))
-        return self._over_team(TokenSums.collect([sums]))
-
-    @torch.no_grad()
-    def logprobs(self, batch: MicroBatch, model: nn.Module | None = None) -> NDArray[np.float64]:
-        """Log-probabilities (N,) of a micro-batch under the weights as they are now, or under another model."""
-        chosen: nn.Module = self.policy if model is None else model
-        chosen.eval()
-        scores: NDArray[np.float64] = self._score(chosen, batch).logprobs.double().cpu().numpy()
-        return scores
-
     def log(self, *_: Any, **__: Any) -> None:
         """Nothing: what TRL and transformers log are means over micro-batches. See `report`."""
 
@@ -193,40 +179,17 @@ class TransitionGRPOTrainer(GRPOTrainer):
         except Exception as error:  # noqa: BLE001  # code of others, often with a network behind it
             log.warning("round=%d could not be reported to %s: %s", round_, self._limits.report_to, error)
 
-    def kl_fault(self, sums: TokenSums) -> str | None:
-        """Why the policy is too far from the one that its ratio is taken against, if it is."""
-        limit = self._limits.max_kl
-        others = {"k3": "the sampling policy"} if self.fresh else {}
-        for name, of in (others | {"k3_old": "the old policy"}).items():
-            if not (k3 := sums.mean(name)) <= limit:
-                return f"the KL divergence from {of} is {k3:.3g}, above max_kl {limit:g}"
-        return None
-
-    def _fault(self, stats: StepStats) -> str | None:
-        limits = self._limits
-        if not math.isfinite(stats.loss):
-            return f"the loss is {stats.loss}"
-        if abs(stats.loss) > limits.max_loss:
-            return f"the loss is {stats.loss:.3g}, beyond max_loss {limits.max_loss:g}"
-        if not math.isfinite(stats.grad_norm):
-            return f"the gradient norm is {stats.grad_norm}"
-        if (fault := self.kl_fault(stats.sums)) is not None:
-            return fault
-        if stats.sums.max_ratio > limits.max_ratio:
-            return f"an importance ratio is {stats.sums.max_ratio:.3g}, above max_ratio {limits.max_ratio:g}"
-        return None
-
     def _get_per_token_logps_and_entropies(
         self, model: nn.Module, input_ids: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor, None]:
         """(1, N) log-probabilities and entropies of the trained tokens, for TRL's loss."""
         batch = self._batch
         assert batch is not None, "only called within a training step"
-        self._scores = scores = self._score(model, batch)
-        self._measured.append(self._token_sums(batch, scores))
+        self._scores = scores = self.scorer.score(model, batch)
+        self._measured.append(self.scorer.sums(batch, scores))
         logprobs = scores.logprobs
         if self._limits.ratio == "call":
-            logprobs = call_means(logprobs, self._tensor(batch.calls))
+            logprobs = call_means(logprobs, self.scorer.tensor(batch.calls))
         return logprobs.unsqueeze(0), scores.entropies.unsqueeze(0), None
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
@@ -234,58 +197,24 @@ class TransitionGRPOTrainer(GRPOTrainer):
         loss: Tensor = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
         batch, scores = self._batch, self._scores
         if self._limits.kl_coef and batch is not None and scores is not None and batch.reference is not None:
-            apart = scores.logprobs - self._tensor(batch.reference, self._dtype)
-            divergence = (self._tensor(batch.weights, self._dtype) * ((-apart).exp() - 1 + apart)).sum()
+            apart = scores.logprobs - self.scorer.tensor(batch.reference, self._dtype)
+            divergence = (self.scorer.tensor(batch.weights, self._dtype) * ((-apart).exp() - 1 + apart)).sum()
             loss = loss + divergence * (self._limits.kl_coef * self.accelerator.num_processes / batch.n_step)
         return loss
 
-    def _score(self, model: nn.Module, batch: MicroBatch) -> Scores:
-        owner: Any = self.accelerator.unwrap_model(model)
-        implementation = str(owner.config.get_text_config()._attn_implementation)
-        with self.accelerator.autocast():
-            return score(
-                model,
-                owner,
-                self._tensor(batch.tokens),
-                self._tensor(batch.predicting),
-                self._tensor(batch.targets),
-                self._tensor(batch.temperatures, self._dtype),
-                attention_of(batch.branches, implementation, self.accelerator.device, bf16=bool(self.args.bf16)),
-                limits=batch.limits,
-                chunk=self.chunk,
-            )
-
-    def _token_sums(self, batch: MicroBatch, scores: Scores) -> Tensor:
-        return TokenSums.measure(
-            *scores,
-            sampled=self._tensor(batch.sampled),
-            old=self._tensor(batch.old),
-            reference=None if batch.reference is None else self._tensor(batch.reference),
-            advantages=self._tensor(batch.advantages),
-            calls=self._tensor(batch.calls) if self._limits.ratio == "call" else None,
-            forced=None if batch.limits is None else self._tensor(batch.limits.forced()),
-            clip=self._clip_range,
-        )
-
-    def _over_team(self, sums: TokenSums) -> TokenSums:
-        return sum(self.team.gather(sums), TokenSums())
-
-    def _tensor(self, values: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
-        return torch.from_numpy(values).to(self.accelerator.device, dtype)
-
     def _trl_inputs(self, batch: MicroBatch) -> dict[str, Tensor]:
         """The micro-batch in TRL's layout; see the module's docstring."""
-        targets = self._tensor(batch.targets).unsqueeze(0)
-        old = self._tensor(batch.old, self._dtype)
+        targets = self.scorer.tensor(batch.targets).unsqueeze(0)
+        old = self.scorer.tensor(batch.old, self._dtype)
         if self._limits.ratio == "call":
-            old = call_means(old, self._tensor(batch.calls))
+            old = call_means(old, self.scorer.tensor(batch.calls))
         return {
             "prompt_ids": torch.zeros_like(targets[:, :0]),
             "prompt_mask": torch.zeros_like(targets[:, :0]),
             "completion_ids": targets,
             "completion_mask": torch.ones_like(targets),
             "old_per_token_logps": old.unsqueeze(0),
-            "advantages": self._tensor(batch.advantages, self._dtype).unsqueeze(0),
+            "advantages": self.scorer.tensor(batch.advantages, self._dtype).unsqueeze(0),
             "num_items_in_batch": torch.tensor(float(batch.n_step), dtype=self._dtype, device=targets.device),
         }
 

@@ -1,15 +1,24 @@
-"""Log-probabilities of a model at chosen tokens, with the output head on these positions only."""
+"""Log-probabilities of a model at chosen tokens, with the output head on these positions only; `Scorer`: of micro-batches."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.data.token_limits import Limits
+from trainspan_training.devices.team import Team
+from trainspan_training.objective.attention import attention_of
 from trainspan_training.objective.head import CHUNK, Traced, head_scores
+from trainspan_training.objective.options import clip_range
+from trainspan_training.objective.token_stats import TokenSums
 
-__all__ = ["Scores", "score"]
+__all__ = ["Scorer", "Scores", "score"]
 
 
 class Scores(NamedTuple):
@@ -82,3 +91,77 @@ def _chunked(
     finally:
         for hook in hooks:
             hook.remove()
+
+
+class Scorer:
+    """Scores micro-batches as training does: under the live weights, which `policy` gives, or under another model."""
+
+    def __init__(
+        self,
+        accelerator: Any,
+        policy: Callable[[], Any],
+        settings: TrainSettings,
+        team: Team,
+        *,
+        dtype: torch.dtype,
+        bf16: bool,
+    ) -> None:
+        self._accelerator = accelerator
+        self._policy = policy
+        self._team = team
+        self._dtype = dtype
+        self._bf16 = bf16
+        self._by_call = settings.ratio == "call"
+        self._clip_range = clip_range(settings)
+        self.chunk = CHUNK
+        """Greatest number of logits at a time."""
+
+    @torch.no_grad()
+    def measure(self, batch: MicroBatch) -> TokenSums:
+        """The sums of a micro-batch (of each process) under the weights as they are now, without training on it."""
+        policy = self._policy().eval()
+        return self.over_team([self.sums(batch, self.score(policy, batch))])
+
+    @torch.no_grad()
+    def logprobs(self, batch: MicroBatch, model: nn.Module | None = None) -> NDArray[np.float64]:
+        """Log-probabilities (N,) of a micro-batch under the weights as they are now, or under another model."""
+        chosen: nn.Module = self._policy() if model is None else model
+        chosen.eval()
+        scores: NDArray[np.float64] = self.score(chosen, batch).logprobs.double().cpu().numpy()
+        return scores
+
+    def score(self, model: nn.Module, batch: MicroBatch) -> Scores:
+        owner: Any = self._accelerator.unwrap_model(model)
+        implementation = str(owner.config.get_text_config()._attn_implementation)
+        with self._accelerator.autocast():
+            return score(
+                model,
+                owner,
+                self.tensor(batch.tokens),
+                self.tensor(batch.predicting),
+                self.tensor(batch.targets),
+                self.tensor(batch.temperatures, self._dtype),
+                attention_of(batch.branches, implementation, self._accelerator.device, bf16=self._bf16),
+                limits=batch.limits,
+                chunk=self.chunk,
+            )
+
+    def sums(self, batch: MicroBatch, scores: Scores) -> Tensor:
+        """What `TokenSums.measure` makes of the scores of a micro-batch."""
+        return TokenSums.measure(
+            *scores,
+            sampled=self.tensor(batch.sampled),
+            old=self.tensor(batch.old),
+            reference=None if batch.reference is None else self.tensor(batch.reference),
+            advantages=self.tensor(batch.advantages),
+            calls=self.tensor(batch.calls) if self._by_call else None,
+            forced=None if batch.limits is None else self.tensor(batch.limits.forced()),
+            clip=self._clip_range,
+        )
+
+    def over_team(self, measured: Sequence[Tensor]) -> TokenSums:
+        """The sums of several micro-batches, over all processes."""
+        return sum(self._team.gather(TokenSums.collect(measured)), TokenSums())
+
+    def tensor(self, values: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
+        return torch.from_numpy(values).to(self._accelerator.device, dtype)

@@ -1,4 +1,4 @@
-"""Exact sums over the trained tokens of optimizer steps, on the device until a step is over."""
+"""Exact sums over the trained tokens of optimizer steps, on the device until a step is over; and the limits of a step."""
 
 import math
 from collections.abc import Iterable
@@ -7,7 +7,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-__all__ = ["StepStats", "TokenSums", "call_means"]
+from trainspan_schemas.settings import TrainSettings
+
+__all__ = ["StepStats", "TokenSums", "call_means", "fault_of", "kl_fault"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +124,27 @@ def call_means(values: Tensor, calls: Tensor) -> Tensor:
     sums = counts.index_add(0, place, values)
     counts = counts.index_add(0, place, torch.ones_like(values))
     return (sums / counts)[place]
+
+
+def fault_of(stats: StepStats, limits: TrainSettings, *, fresh: bool) -> str | None:
+    """Why a step moves no weight, if so. `fresh`: its calls were sampled by the weights that the round starts from."""
+    if not math.isfinite(stats.loss):
+        return f"the loss is {stats.loss}"
+    if abs(stats.loss) > limits.max_loss:
+        return f"the loss is {stats.loss:.3g}, beyond max_loss {limits.max_loss:g}"
+    if not math.isfinite(stats.grad_norm):
+        return f"the gradient norm is {stats.grad_norm}"
+    if (fault := kl_fault(stats.sums, limits, fresh=fresh)) is not None:
+        return fault
+    if stats.sums.max_ratio > limits.max_ratio:
+        return f"an importance ratio is {stats.sums.max_ratio:.3g}, above max_ratio {limits.max_ratio:g}"
+    return None
+
+
+def kl_fault(sums: TokenSums, limits: TrainSettings, *, fresh: bool) -> str | None:
+    """Why the policy is too far from the one that its ratio is taken against, if it is."""
+    others = {"k3": "the sampling policy"} if fresh else {}
+    for name, of in (others | {"k3_old": "the old policy"}).items():
+        if not (k3 := sums.mean(name)) <= limits.max_kl:
+            return f"the KL divergence from {of} is {k3:.3g}, above max_kl {limits.max_kl:g}"
+    return None

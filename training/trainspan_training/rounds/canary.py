@@ -11,10 +11,13 @@ import numpy as np
 import torch
 
 from trainspan_schemas.checkpoint import Canary, CanaryPrompt
+from trainspan_schemas.errors import CheckpointError
 from trainspan_training.data.sequences import TokenSequence
+from trainspan_training.devices.team import Team
+from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective.logprobs import score
 
-__all__ = ["draw_prompts", "make_canary", "score_prompts"]
+__all__ = ["CanaryKeeper", "Prompt", "draw_prompts", "make_canary", "score_prompts"]
 
 PROMPTS = 3
 COMPLETION = 64
@@ -81,3 +84,49 @@ def make_canary(prompts: Sequence[Prompt], new: list[list[float]], parent: list[
             for (prompt, completion), logprobs_new, logprobs_parent in zip(prompts, new, parent, strict=True)
         ],
     )
+
+
+class CanaryKeeper:
+    """The sequences of a run, and their scores under the newest good weights."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._prompts: list[Prompt] = []
+        self._scores: list[list[float]] = []
+        self._dtype = ""
+
+    def ready(
+        self, model: Any, policy: Policy, drawn: list[Prompt], *, trainer_dtype: str, server_dtype: str | None
+    ) -> None:
+        """Sequences and their scores under the weights as they are; the same sequences through a run.
+
+        They are taken over from the policy's checkpoint, or are those `drawn` from the first dataset. They are scored in
+        the trainer's dtype, or in the server's if that is the coarser one.
+        """
+        dtype = server_dtype if trainer_dtype == "float32" and server_dtype else trainer_dtype
+        if self._dtype == dtype:
+            return
+        if not self._prompts:
+            self._prompts = self._team.share(lambda: _known_prompts(policy) or drawn)
+        self._dtype = dtype
+        self._scores = self.score(model)
+
+    def score(self, model: Any) -> list[list[float]]:
+        """Scores under the weights as they are now."""
+        return score_prompts(model, self._prompts, self._dtype)
+
+    def canary(self, scores: list[list[float]]) -> Canary:
+        """`canary.json` of the weights that these are the scores under."""
+        return make_canary(self._prompts, scores, self._scores, self._dtype)
+
+    def accept(self, scores: list[list[float]]) -> None:
+        """The weights that these are the scores under are the newest good ones."""
+        self._scores = scores
+
+
+def _known_prompts(policy: Policy) -> list[Prompt]:
+    """The canary's sequences of the policy's checkpoint; none if it has no canary."""
+    try:
+        return [(prompt.prompt_ids, prompt.completion_ids) for prompt in Canary.read(policy.folder).prompts]
+    except CheckpointError:
+        return []

@@ -112,7 +112,7 @@ def against_old(
     """
     logged = settings.old_policy == "logged"
     if settings.old_policy is None and staleness.fresh and is_exact(server_dtype, trainer.dtype):
-        sample = trainer.measure(largest(steps[0]).first(CHECK_TOKENS))
+        sample = trainer.scorer.measure(largest(steps[0]).first(CHECK_TOKENS))
         logged = not agreement_of(sample, trainer.dtype, server_dtype, settings, staleness).mismatch
     if logged:
         return Prepared(tuple(steps), "logged", OffPolicySums())
@@ -121,7 +121,7 @@ def against_old(
     for step in steps:
         batches = []
         for batch in step.micro_batches:
-            changed, sums = correct(batch, trainer.logprobs(batch), correction)
+            changed, sums = correct(batch, trainer.scorer.logprobs(batch), correction)
             batches.append(changed)
             total += sums
         corrected.append(replace(step, micro_batches=tuple(batches)))
@@ -141,9 +141,9 @@ def with_reference(trainer: TransitionGRPOTrainer, steps: Sequence[Step], refere
 
     def scored(batch: MicroBatch) -> MicroBatch:
         if reference is not None:
-            return replace(batch, reference=trainer.logprobs(batch, reference))
+            return replace(batch, reference=trainer.scorer.logprobs(batch, reference))
         with trainer.policy.disable_adapter():
-            return replace(batch, reference=trainer.logprobs(batch))
+            return replace(batch, reference=trainer.scorer.logprobs(batch))
 
     return [replace(step, micro_batches=tuple(scored(batch) for batch in step.micro_batches)) for step in steps]
 

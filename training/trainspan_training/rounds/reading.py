@@ -21,6 +21,7 @@ from trainspan_training.devices.team import Team
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.rounds.canary import Prompt, draw_prompts
 from trainspan_training.rounds.old_policy import Staleness, check_policy, context_of, staleness_of
+from trainspan_training.rounds.result import NO_ROWS
 
 __all__ = ["Outline", "Reading"]
 
@@ -44,6 +45,13 @@ class Outline:
     """Smallest and greatest policy version of the calls; empty where none is known."""
     prompts: list[Prompt]
     """For a canary, drawn from the rows."""
+
+    def why_nothing(self, settings: TrainSettings) -> str:
+        """Why no call of the dataset is left."""
+        stale, lost = self.staleness.dropped, self.unreplayed
+        told = [f"{stale} calls are beyond train.max_staleness {settings.max_staleness}"] if stale else []
+        told += [f"{sum(lost.values())} calls cannot be replayed: {', '.join(lost)}"] if lost else []
+        return f"all {told[0]}" if len(told) == 1 else "; ".join(told) or NO_ROWS
 
 
 class Reading:

@@ -1,14 +1,12 @@
 """The live policy on disk: weights first, Adam's state while the trainer goes on, and the way back.
 
 Every process writes its part of both. A policy server waits for the weights only; the next step waits for Adam's state.
-A trainer that was killed in between finds a checkpoint without state: see `owed`.
+A trainer that was killed in between finds a checkpoint without state: see `owed_state`.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 
@@ -16,6 +14,7 @@ from trainspan_schemas.checkpoint import Canary, CheckpointMeta
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.swap_request import served_folders
 from trainspan_training.data.dataset import DatasetFolder
+from trainspan_training.devices.leader import Leader
 from trainspan_training.model.full_weights import FullWeights, Written, hash_of
 from trainspan_training.model.lora import AdapterWeights
 from trainspan_training.model.optimizer_state import StateWriter, load_optimizer
@@ -28,12 +27,16 @@ log = logging.getLogger(__name__)
 
 
 class PolicyFiles:
-    """What a trainer has on disk; `book` is the leader's. Every process calls every method."""
+    """What a trainer has on disk. Every process calls every method."""
 
     def __init__(
-        self, book: Checkpoints | None, weights: FullWeights | AdapterWeights, trainer: TransitionGRPOTrainer, keep: int
+        self,
+        leader: Leader[Checkpoints],
+        weights: FullWeights | AdapterWeights,
+        trainer: TransitionGRPOTrainer,
+        keep: int,
     ) -> None:
-        self._book = book
+        self._leader = leader
         self._weights = weights
         self._trainer = trainer
         self._keep = keep
@@ -56,7 +59,7 @@ class PolicyFiles:
             base_digest=parent.base_digest,
             micro_batch_tokens=micro_batch_tokens,
         )
-        temporary: Path = self.lead(lambda book: book.begin(meta))
+        temporary: Path = self._leader.share(lambda book: book.begin(meta))
         try:
             self._reserve(temporary.name.removeprefix(".tmp-"))
             written = {
@@ -64,10 +67,10 @@ class PolicyFiles:
                 for files in team.every(lambda: self._weights.write(temporary, team), (OSError, SafetensorError))
                 for name, file in files.items()
             }
-            folder: Path = self.lead(lambda book: self._commit(book, temporary, meta, parent, written, canary))
+            folder: Path = self._leader.share(lambda book: self._commit(book, temporary, meta, parent, written, canary))
         except (OSError, SafetensorError):
             self.drop_state()
-            self.lead(lambda book: book.discard(meta))
+            self._leader.share(lambda book: book.discard(meta))
             raise
         model = parent.model if kind == "lora" else folder
         return Policy(folder, folder.name, parent.base, meta.version, model, trained_on, parent.base_digest)
@@ -89,12 +92,12 @@ class PolicyFiles:
             except OSError as error:
                 log.warning("checkpoints that are not kept any more cannot be deleted: %s", error)
 
-        self.lead(delete)
+        self._leader.share(delete)
 
     def _reserve(self, name: str) -> None:
         """Takes the space of Adam's state. Raises OSError in every process where one has too little."""
         trainer = self._trainer
-        folder: Path = self.lead(lambda book: book.state_folder(name))
+        folder: Path = self._leader.share(lambda book: book.state_folder(name))
 
         def reserve() -> None:
             self._state = StateWriter(trainer.optimizer, trainer.policy, folder, trainer.team.rank, trainer.team.size)
@@ -135,16 +138,7 @@ class PolicyFiles:
         """Puts Adam's state of the policy into the live optimizer: empty where there is none."""
         self.settle()
         name = policy.checkpoint
-        files: list[Path] = self.lead(lambda book: book.state_files(name)) if name else []
+        files: list[Path] = self._leader.share(lambda book: book.state_files(name)) if name else []
         if name and not files:
             log.warning("no optimizer state of %s: Adam starts afresh", name)
         load_optimizer(self._trainer.optimizer, self._trainer.policy, files)
-
-    def lead(self, act: Callable[[Checkpoints], Any]) -> Any:
-        """What the leader does with the checkpoints folder, and its outcome in every process."""
-
-        def make() -> Any:
-            assert self._book is not None, "the leader holds the checkpoints folder"
-            return act(self._book)
-
-        return self._trainer.team.share(make)

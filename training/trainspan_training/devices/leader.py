@@ -1,0 +1,27 @@
+"""What only the leader of a team holds, such as the checkpoints folder, and how the others learn what it does with it."""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from trainspan_training.devices.team import Team
+
+__all__ = ["Leader"]
+
+_Held = TypeVar("_Held")
+
+
+class Leader(Generic[_Held]):
+    """The leader, as every process sees it; `held` is None in the others."""
+
+    def __init__(self, team: Team, held: _Held | None) -> None:
+        self._team = team
+        self.held = held
+
+    def share(self, act: Callable[[_Held], Any]) -> Any:
+        """What the leader does with what it holds, and its outcome or error in every process."""
+
+        def make() -> Any:
+            assert self.held is not None, "the leader holds it"
+            return act(self.held)
+
+        return self._team.share(make)

@@ -1,0 +1,125 @@
+"""What becomes of a new policy: swapped in and accepted, refused, or given up; and the way back to the newest good one.
+
+Only this module writes to the ledger of the checkpoints, and only it asks the policy server to swap.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from trainspan_schemas.checkpoint import CheckpointMeta
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.checkpoints.folder import Checkpoints
+from trainspan_training.checkpoints.ledger import Entry
+from trainspan_training.checkpoints.swap_request import EVENTS, Swap, publish
+from trainspan_training.data.dataset import DatasetFolder
+from trainspan_training.devices.leader import Leader
+from trainspan_training.metrics import round_record
+from trainspan_training.metrics.round_record import RoundRecord
+from trainspan_training.metrics.trackers import figures
+from trainspan_training.model.starting_policy import Policy
+
+if TYPE_CHECKING:
+    from trainspan_training.rounds.saving import PolicyFiles
+
+__all__ = ["Publication", "publish_pending", "skip"]
+
+log = logging.getLogger(__name__)
+
+
+class Publication:
+    """The newest good `policy`, and what becomes of the next one. Every process calls every method.
+
+    `report` hands the figures of a round, by its number, to trackers.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        files: "PolicyFiles",
+        leader: Leader[Checkpoints],
+        settings: TrainSettings,
+        report: Callable[[int, dict[str, float]], None],
+    ) -> None:
+        self.policy = policy
+        self._files = files
+        self._leader = leader
+        self._settings = settings
+        self._report = report
+
+    def offer(self, saved: Policy, *, was_there: bool) -> Swap:
+        """Asks the policy server to swap. `was_there`: it answered in this round."""
+        name = saved.folder.name
+        swap: Swap = self._leader.share(lambda _: _ask(self._settings, name, saved.version, was_there=was_there))
+        return swap
+
+    def settle(self, dataset: DatasetFolder, saved: Policy, swap: Swap) -> bool:
+        """Accepts the policy, or goes back if the server refused it; whether it was accepted."""
+        name = saved.folder.name
+        if swap.outcome == "refused":
+            log.error("checkpoint=%s refused by the policy server: %s", name, swap.error)
+            self._files.drop_state()
+            self._leader.share(lambda book: book.refuse(saved.folder, str(swap.error)))
+            self.go_back()
+            return False
+        if swap.error:
+            log.warning("checkpoint=%s is on disk but not swapped in: %s", name, swap.error)
+        entry = Entry(EVENTS[swap.outcome], dataset.sha256, name, swap.error)
+        self._leader.share(lambda book: book.ledger.append(entry))
+        self.policy = saved
+        self._files.keep_state()
+        return True
+
+    def finish(self, record: RoundRecord) -> None:
+        """Deletes what is not kept, and notes the round."""
+        self._files.prune(self._settings.policy_url)
+        self._leader.share(lambda book: self._note(book, record))
+
+    def abort(self, dataset: DatasetFolder, record: RoundRecord, failure: str, *, consume: bool) -> None:
+        """Goes back. Without `consume` the fault is not the dataset's: it is taken again when the trainer is started anew."""
+        self.go_back()
+
+        def note(book: Checkpoints) -> None:
+            try:
+                if consume:
+                    book.ledger.append(Entry("aborted", dataset.sha256, reason=failure))
+                self._note(book, record)
+            except OSError as error:
+                log.error("round=%d cannot be recorded: %s", dataset.round, error)
+
+        self._leader.share(note)
+
+    def go_back(self) -> None:
+        """Puts weights and optimizer back to the newest good policy."""
+        self._files.restore(self.policy)
+        self._files.load_state(self.policy)
+
+    def _note(self, book: Checkpoints, record: RoundRecord) -> None:
+        round_record.append(book.root, record)
+        self._report(record.round, figures(record))
+
+
+def skip(leader: Leader[Checkpoints], dataset: DatasetFolder, reason: str) -> None:
+    """Notes that nothing of the dataset is trained."""
+    leader.share(lambda book: book.ledger.append(Entry("skipped", dataset.sha256, reason=reason)))
+
+
+def publish_pending(settings: TrainSettings, checkpoints: Checkpoints) -> None:
+    """Swaps in `latest` if an earlier trainer was stopped before it could, or met a server that was busy or away."""
+    folder = checkpoints.pending()
+    if folder is None or settings.policy_url == "none":
+        return
+    meta = CheckpointMeta.read(folder)
+    swap = _ask(settings, folder.name, meta.version, was_there=False)
+    log.warning("checkpoint=%s had not been swapped in: now %s", folder.name, swap.outcome)
+    if swap.outcome == "refused":
+        checkpoints.refuse(folder, str(swap.error))
+        return
+    event, before = EVENTS[swap.outcome], checkpoints.ledger.of_checkpoint(folder.name)
+    if before is None or before.event != event:
+        checkpoints.ledger.append(Entry(event, meta.dataset_sha256, folder.name, swap.error))
+
+
+def _ask(settings: TrainSettings, name: str, version: int, *, was_there: bool) -> Swap:
+    patience_s = settings.publish_timeout_s
+    return publish(settings.policy_url, name, version, patience_s=patience_s, was_there=was_there)

@@ -1,0 +1,78 @@
+"""The record of a round, put together from its plan, what prepared it, and what its steps measured."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainspan_schemas.checkpoint import checkpoint_name
+from trainspan_schemas.settings import TrainSettings
+from trainspan_training.data.dataset import DatasetFolder
+from trainspan_training.metrics.round_record import RoundRecord, summarize
+from trainspan_training.model.starting_policy import Policy
+from trainspan_training.objective.token_stats import StepStats, TokenSums
+from trainspan_training.rounds.old_policy import Prepared, agreement_of
+from trainspan_training.rounds.reading import Outline
+
+__all__ = ["Trained"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What is known once the steps of a round were made."""
+
+    dataset: DatasetFolder
+    parent: Policy
+    outline: Outline
+    prepared: Prepared
+    stats: Sequence[StepStats]
+    """Of the steps that were made."""
+    kl: float
+    """k3 against the old policy after the last one."""
+    failure: str | None
+    """Why the round does not count, if so."""
+    rate: float
+    """Learning rate of the last step."""
+    micro_batch_tokens: int
+    trainer_dtype: str
+    server_dtype: str | None
+    seconds: dict[str, float]
+    """By stage; those that follow are added to it."""
+
+    def record(self, settings: TrainSettings) -> RoundRecord:
+        """Without alarms."""
+        parent, outline, off = self.parent, self.outline, self.prepared.off_policy
+        staleness, first = outline.staleness, self.stats[0].sums if self.stats else TokenSums()
+        summary = summarize(outline.steps, self.stats, settings, self.rate)
+        return RoundRecord(
+            round=self.dataset.round,
+            version=parent.version if self.failure else parent.version + 1,
+            checkpoint=parent.name if self.failure else checkpoint_name(parent.version + 1),
+            dataset=self.dataset.sha256,
+            error=self.failure,
+            rows=outline.calls,
+            reward_mean=_or_nan(self.dataset.reward_mean),
+            reward_std=_or_nan(self.dataset.reward_std),
+            groups=self.dataset.groups,
+            zero_spread_groups=self.dataset.zero_spread_groups,
+            kl=self.kl,
+            tokens_per_second=summary["forwarded_tokens"] / (self.seconds["train"] + self.seconds["optimizer"]),
+            policy_versions=list(outline.versions),
+            staleness_mean=staleness.mean,
+            staleness_max=staleness.greatest,
+            stale_calls=staleness.dropped,
+            constrained_calls=outline.constrained,
+            unreplayed_calls=outline.unreplayed,
+            old_policy=self.prepared.old_policy,
+            micro_batch_tokens=self.micro_batch_tokens,
+            effective_sample_share=off.effective_share,
+            weight_max=off.max_weight if off.tokens else math.nan,
+            bounded=off.bounded / off.tokens if off.tokens else 0.0,
+            rejected_calls=off.rejected_calls / off.calls if off.calls else 0.0,
+            agreement=agreement_of(first, self.trainer_dtype, self.server_dtype, settings, staleness),
+            seconds=self.seconds,
+            **summary,
+        )
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
