@@ -6,44 +6,28 @@ Rollouts are compared all together, so a few numbers of each rollout and call st
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import polars as pl
 
-from trainspan_processing.assembly.chunk import (
-    credit,
-    judged_others,
-    limits,
-    newest_version,
-    plan_for,
-    reward_part,
-    states_are_needed,
-    with_credit,
-)
-from trainspan_processing.assembly.rows import ROW_ORDER, Limits
+from trainspan_processing.assembly.chunk import states_are_needed
+from trainspan_processing.assembly.rows import ROW_ORDER, Limits, limits
 from trainspan_processing.assembly.settling import Moment, settle
-from trainspan_processing.credit.plan import Plan
+from trainspan_processing.assembly.spill import ChunkSummary, read_spilled, spill
+from trainspan_processing.credit.advantages import credit, with_credit
+from trainspan_processing.credit.plan import Plan, plan_for
 from trainspan_processing.dataset.ledger import Ledger
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import chunk_number
+from trainspan_processing.reasons.drop_reasons import judged_others
 from trainspan_processing.reasons.reason_counts import count_reasons
 from trainspan_processing.reasons.reason_examples import first_examples
 from trainspan_processing.reasons.waiting import Groups, find_groups
-from trainspan_processing.rewards.names import RewardName
-from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, compact, empty
+from trainspan_processing.tables import ROLLOUT_KEY, empty
 from trainspan_processing.traces.evaluations import COUNTED, EVALUATION_COLUMNS, collect_evaluations, count_evaluations
 from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_chunks
 from trainspan_schemas.settings import DatasetSettings
 
 __all__ = ["Assembly", "assemble"]
-
-_OF_ROLLOUT: Final = [*ROLLOUT_KEY, "run_id", "round", "task_id", "reward", "end_ns"]
-_OF_CALL: Final = [
-    *("rollout", "store", "seq", *SPAN_KEY, *ROLLOUT_KEY, "run_id", "round", "task_id", "agent"),
-    *("call_index", "next_index", "turn"),
-    *("position", "policy_name", "base", "policy_version", "policy_version_spans", "finish_reason", "temperature"),
-    *("logprobs_mode", "tokens_source", "group_id", "reason", "reward", "n_tokens", "response_id"),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +83,7 @@ class Assembly:
             needed = chunk["part"].unique(maintain_order=True).to_list()
             parts = {part: held for part, held in parts.items() if part in needed}  # before more are read
             for part in needed:
-                parts[part] = parts.get(part) or _read_part(self.folder, part)
+                parts[part] = parts.get(part) or read_spilled(self.folder, part)
             calls = [
                 parts[part][0].join(chunk.filter(pl.col("part") == part).drop("part", "chunk"), on="in_part")
                 for part in needed
@@ -110,26 +94,6 @@ class Assembly:
                 credited.sort("place", "position").drop("place"),
                 pl.concat(parts[part][1] for part in needed),
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What stays in memory of some rollouts."""
-
-    rollouts: pl.DataFrame
-    compared: pl.DataFrame
-    credited: list[pl.DataFrame]
-    """One frame, taken out when all parts are put together."""
-    reason_counts: pl.DataFrame
-    examples: pl.DataFrame
-    others: pl.DataFrame
-    rewards: Sequence[RewardName]
-    newest: int | None
-    calls: int
-    evaluations: pl.DataFrame
-    ignored_self_rewards: int
-    unmatched: int
-    function_error: str | None
 
 
 def assemble(
@@ -151,8 +115,8 @@ def assemble(
     with_state = states_are_needed(settings)
     moment = settle(source, selection, settings, ledger, clock)
 
-    def take(traces: TraceIndex, number: int) -> _Part:
-        return _done(source, traces, settings, folder, number, with_state=with_state)
+    def take(traces: TraceIndex, number: int) -> ChunkSummary:
+        return spill(source, traces, settings, folder, number, with_state=with_state)
 
     if moment.traces is not None:
         parts = [take(moment.traces, 0)]
@@ -173,48 +137,8 @@ def assemble(
     return _together(parts, together, groups, settings, ledger, folder, moment, before)
 
 
-def _done(
-    source: Source, traces: TraceIndex, settings: DatasetSettings, folder: Path, number: int, *, with_state: bool
-) -> _Part:
-    """Rewards what was indexed, and puts its sound calls into the folder."""
-    part = reward_part(source, traces, settings, with_state=with_state)
-    is_sound = pl.col("reason").is_null()
-    sound = part.calls.filter(is_sound).select(_OF_CALL).rename({"rollout": "in_part"})
-    for frame, path in zip((sound, traces.answers), _paths(folder, number), strict=True):
-        frame.write_ipc(path, compression="lz4")
-    counted = sound.group_by(pl.col("in_part").alias("rollout")).agg(
-        pl.len().cast(pl.UInt32).alias("sound"), pl.col("n_tokens").sum().alias("tokens")
-    )
-    compared = part.compared.select("rollout", *_OF_ROLLOUT, "group_id").join(
-        counted, on="rollout", how="left", maintain_order="left"
-    )
-    numbered = compared.with_columns(
-        pl.lit(number, dtype=pl.UInt32).alias("part"), pl.col("sound", "tokens").fill_null(0)
-    )
-    # What stays must not hold on to the texts that it was cut out of.
-    return _Part(
-        rollouts=compact(
-            part.rewarded.rollouts.select(*_OF_ROLLOUT, "split", "status", "group_size", "pending", "reason")
-        ),
-        compared=compact(numbered),
-        credited=[compact(part.credited).with_columns(pl.col("agent").cast(pl.Categorical))],  # few names, many calls
-        reason_counts=compact(count_reasons(part.calls.filter(~is_sound))),
-        examples=first_examples(part.calls),
-        others=compact(
-            part.others.select(*ROLLOUT_KEY, *SPAN_KEY, "agent", "is_bare_call", "redacted", "rollout_reason")
-        ),
-        rewards=part.rewarded.rewards,
-        newest=newest_version(part.calls),
-        calls=part.calls.height,
-        evaluations=count_evaluations(traces.evaluations, [reward.name for reward in part.rewarded.rewards]),
-        ignored_self_rewards=part.rewarded.ignored_self_rewards,
-        unmatched=part.rewarded.unmatched,
-        function_error=part.rewarded.function_error,
-    )
-
-
 def _together(
-    parts: list[_Part],
+    parts: list[ChunkSummary],
     rollouts: pl.DataFrame,
     groups: Groups,
     settings: DatasetSettings,
@@ -235,7 +159,7 @@ def _together(
     first = pl.lit(0, dtype=pl.UInt32).alias("first")
     waiting = held.filter(pl.col("sound") > 0).select(*ROLLOUT_KEY, waits, pl.col("sound").alias("calls"), first)
     plan = plan_for(settings, parts[0].rewards, compared)
-    credited = credit(_taken_out(parts, compared), compared, ledger, plan)
+    credited = credit(_taken_out(parts, compared), compared, ledger.history(), plan)
     others = pl.concat(part.others for part in parts)
     judged = judged_others(others, any_call=any(part.calls for part in parts))
     return Assembly(
@@ -261,7 +185,7 @@ def _together(
     )
 
 
-def _taken_out(parts: Sequence[_Part], compared: pl.DataFrame) -> pl.DataFrame:
+def _taken_out(parts: Sequence[ChunkSummary], compared: pl.DataFrame) -> pl.DataFrame:
     """The calls that are credited, by their rollouts' final numbers; no part holds on to its own."""
     frames = []
     for number, part in enumerate(parts):
@@ -282,12 +206,3 @@ def _evaluations_of_used(
     return count_evaluations(
         collect_evaluations(batch.join(known, on="rollout_id", how="semi") for batch in batches), names
     )
-
-
-def _paths(folder: Path, part: int) -> tuple[Path, Path]:
-    return folder / f"calls-{part:05d}.arrow", folder / f"answers-{part:05d}.arrow"
-
-
-def _read_part(folder: Path, part: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    calls, answers = _paths(folder, part)
-    return pl.read_ipc(calls), pl.read_ipc(answers)

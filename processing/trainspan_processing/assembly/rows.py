@@ -13,12 +13,22 @@ from trainspan_processing.merging.lineage import trace_lineage
 from trainspan_processing.merging.merge_failures import MergeFailures
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.tokens import Tokens, read_tokens
-from trainspan_processing.reasons.choices import unused
+from trainspan_processing.reasons.choices import check_choices, unused
 from trainspan_processing.reasons.drop_reasons import token_reason
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_schemas.dataset import COLUMNS
+from trainspan_schemas.settings import DatasetSettings
 
-__all__ = ["ROW_ORDER", "Limits", "RowCounts", "make_rows", "rows_of", "with_lineage"]
+__all__ = [
+    "ROW_ORDER",
+    "Limits",
+    "RowCounts",
+    "limits",
+    "make_rows",
+    "newest_version",
+    "rows_of",
+    "with_lineage",
+]
 
 ROW_ORDER: Final = ["run_id", "round", "task_id", *ROLLOUT_KEY]
 
@@ -59,6 +69,23 @@ class RowCounts:
     """Of each kept row: `prompt_tokens`, `completion_tokens` (u32), `advantage`."""
     calls_per_rollout: list[pl.Series] = field(default_factory=list)
     """Kept calls of each rollout."""
+
+
+def limits(settings: DatasetSettings, newest: int | None) -> Limits:
+    """What the settings demand of a call with tokens, `newest` being the newest policy version of all calls."""
+    return Limits(
+        newest,
+        settings.max_staleness,
+        settings.max_tokens,
+        settings.keep_zero_spread,
+        check_choices(settings.choices),
+    )
+
+
+def newest_version(calls: pl.DataFrame) -> int | None:
+    """The highest policy version among `calls`."""
+    newest = calls["policy_version"].max()
+    return newest if isinstance(newest, int) else None
 
 
 def make_rows(

@@ -1,7 +1,7 @@
 """The credit plan: which estimator gives advantages, and how several rewards come together. Parsed from the settings."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import polars as pl
@@ -13,7 +13,7 @@ from trainspan_schemas.errors import DatasetError, UsageError
 from trainspan_schemas.functions import is_function_name, load_function
 from trainspan_schemas.settings import DatasetSettings
 
-__all__ = ["Estimator", "Plan", "make_plan"]
+__all__ = ["Estimator", "Plan", "make_plan", "plan_for"]
 
 GIGPO: Final = "gigpo"
 PER_AGENT: Final = "per_agent"
@@ -176,3 +176,9 @@ def _one_of(key: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
         raise UsageError(f"{key} = {value!r}: take one of {', '.join(known)}")
     return value
+
+
+def plan_for(settings: DatasetSettings, rewards: Sequence[RewardName], compared: pl.DataFrame) -> Plan:
+    """The plan for these rollouts: the default baseline depends on whether any of them has a task."""
+    has_tasks = compared.is_empty() or bool(compared["task_id"].is_not_null().any())
+    return replace(make_plan(settings, has_tasks=has_tasks), rewards=tuple(rewards))

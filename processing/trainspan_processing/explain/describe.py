@@ -59,7 +59,7 @@ def tell(evidence: Evidence, decoder: Decoder | None) -> RolloutAccount:
 def _untrained(evidence: Evidence) -> list[UntrainedAccount]:
     """The calls that are not trained, by their reason."""
     special = group_advice(
-        evidence.draft.plan.baselines, has_tasks=bool(evidence.draft.compared["task_id"].is_not_null().any())
+        evidence.decided.plan.baselines, has_tasks=bool(evidence.decided.compared["task_id"].is_not_null().any())
     )
     found: dict[str, UntrainedAccount] = {}
     for row in evidence.calls.filter(pl.col("reason").is_not_null()).iter_rows(named=True):
@@ -148,7 +148,7 @@ def _excerpt(ids: list[int], decoder: Decoder | None) -> str:
 
 
 def _foreign(evidence: Evidence, start_ns: int) -> list[ForeignAccount]:
-    reasons = {(row[0], row[1]): row[2] for row in evidence.draft.others.select(*SPAN_KEY, "reason").iter_rows()}
+    reasons = {(row[0], row[1]): row[2] for row in evidence.decided.others.select(*SPAN_KEY, "reason").iter_rows()}
     told = []
     for call in evidence.own(evidence.traces.others).sort("start_ns", "span_id").iter_rows(named=True):
         key = (call["trace_id"], call["span_id"])
@@ -189,24 +189,24 @@ def _tools(evidence: Evidence, start_ns: int) -> list[ToolAccount]:
 
 
 def _credit(evidence: Evidence) -> CreditAccount:
-    draft = evidence.draft
-    own = evidence.own(draft.compared)
+    decided = evidence.decided
+    own = evidence.own(decided.compared)
     if own.is_empty():
         why = evidence.rollout["reason"] or "it made no call"
         reward = evidence.rollout["reward"]
         total = [] if reward is None else [reward_line(reward_parts(evidence), reward, evidence.settings.reward)]
         return CreditAccount(reward, None, [], [*total, f"not compared with others: {why}"], 0.0)
     group_id, rollout = own.select("group_id", "rollout").row(0)
-    group = draft.compared.filter(pl.col("group_id") == group_id).sort("rollout")
+    group = decided.compared.filter(pl.col("group_id") == group_id).sort("rollout")
     members = [
         Member(row["rollout_id"], row["attempt"], row["reward"], row["n_calls"], row["rollout"] == rollout)
         for row in group.iter_rows(named=True)
     ]
-    advantages = draft.calls.filter(pl.col("group_id") == group_id)["advantage"].abs()
+    advantages = decided.calls.filter(pl.col("group_id") == group_id)["advantage"].abs()
     greatest = advantages.max() if advantages.len() else None
     reward = evidence.rollout["reward"]
     lines = credit_lines(
-        draft.plan,
+        decided.plan,
         reward_parts(evidence),
         reward,
         [member.reward for member in members],
@@ -218,7 +218,7 @@ def _credit(evidence: Evidence) -> CreditAccount:
 
 def _credited(evidence: Evidence, rollout: int) -> list[CreditedCall]:
     terms: dict[int, list[Term]] = {}
-    for row in evidence.draft.terms.filter(pl.col("rollout") == rollout).iter_rows(named=True):
+    for row in evidence.decided.terms.filter(pl.col("rollout") == rollout).iter_rows(named=True):
         label = " ".join(filter(None, (row["reward_name"], row["term"])))
         term = Term(label, row["value"], row["center"], row["scale"], row["weight"], row["drop"])
         terms.setdefault(row["position"], []).append(term)

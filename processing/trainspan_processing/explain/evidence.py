@@ -6,8 +6,8 @@ from typing import Any
 
 import polars as pl
 
-from trainspan_processing.assembly.chunk import Draft
 from trainspan_processing.dataset.published import Published
+from trainspan_processing.explain.dry_run import DryRun
 from trainspan_processing.reasons.missing_calls import Lack
 from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_schemas.settings import DatasetSettings
@@ -36,10 +36,10 @@ class Evidence:
     rollout: dict[str, Any]
     """Its row of the rollout table with reward and reason."""
     calls: pl.DataFrame
-    """Its calls of the draft with final reasons, joined with TOKENS."""
+    """Its calls of the decided with final reasons, joined with TOKENS."""
     rows: pl.DataFrame | None
     """Its rows, as a dataset has them."""
-    draft: Draft
+    decided: DryRun
     traces: TraceIndex
     texts: Mapping[Key, SpanText]
     settings: DatasetSettings

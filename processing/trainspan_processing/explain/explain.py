@@ -7,13 +7,13 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.assembly.chunk import Draft, draft_dataset
 from trainspan_processing.assembly.recorded import recorded
 from trainspan_processing.assembly.rows import ROW_ORDER, RowCounts, make_rows
 from trainspan_processing.dataset.ledger import NOTHING_USED
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.describe import tell
+from trainspan_processing.explain.dry_run import DryRun, dry_run
 from trainspan_processing.explain.evidence import Evidence, SpanText
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import read_tokens
@@ -71,8 +71,8 @@ def explain_rollout(question: Question, clock: Clock) -> RolloutAccount:
         found = _find(source, question.rollout, question.attempt)
         company, now_ns = _company(source, found), clock.now_ns()
         traces = index_traces(source, company, NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s)
-        draft = draft_dataset(source, traces, settings, NOTHING_USED)
-        evidence = _evidence(source, traces, draft, found, settings)
+        decided = dry_run(source, traces, settings, NOTHING_USED)
+        evidence = _evidence(source, traces, decided, found, settings)
     return tell(evidence, find_decoder(question.models) if evidence.calls.height else None)
 
 
@@ -91,13 +91,13 @@ def _explained_by(dataset: Published, question: Question, settings: DatasetSetti
         # A round has no next dataset that its groups could wait for.
         wait_s = settings.group_wait_s if view.selection.round is None else 0.0
         groups = find_groups(traces.rollouts, earlier, clock.now_ns(), wait_s)
-        draft = draft_dataset(source, traces, settings, earlier, groups.held)
-        evidence = _evidence(source, traces, draft, found, settings)
+        decided = dry_run(source, traces, settings, earlier, groups.held)
+        evidence = _evidence(source, traces, decided, found, settings)
     judged = replace(
         evidence,
         dataset=dataset,
         agrees=_agrees(dataset, evidence),
-        unlike=_unlike(dataset, draft),
+        unlike=_unlike(dataset, decided),
     )
     return tell(judged, find_decoder(question.models) if evidence.calls.height else None)
 
@@ -171,26 +171,30 @@ def _company(source: Source, found: _Found) -> Selection:
     return Selection(rollout_ids=sorted({*ids, found.rollout_id}))
 
 
-def _evidence(source: Source, traces: TraceIndex, draft: Draft, found: _Found, settings: DatasetSettings) -> Evidence:
+def _evidence(
+    source: Source, traces: TraceIndex, decided: DryRun, found: _Found, settings: DatasetSettings
+) -> Evidence:
     own = (pl.col("rollout_id") == found.rollout_id) & (pl.col("attempt") == found.attempt)
     alone = Selection(rollout_ids=[found.rollout_id])
-    rollout = draft.rewarded.rollouts.filter(own)
+    rollout = decided.rewarded.rollouts.filter(own)
     if rollout.is_empty():
         raise DatasetError(
             f"rollout {found.rollout_id} is in the store, but none of its spans is: wait for them to arrive"
         )
-    calls = draft.calls.filter(own)
-    worth = draft.compared.select("rollout", pl.col("reward").alias("rollout_reward"))
-    sound = draft.sound.filter(own).join(worth, on="rollout", how="left").sort(*ROW_ORDER, "position", nulls_last=False)
+    calls = decided.calls.filter(own)
+    worth = decided.compared.select("rollout", pl.col("reward").alias("rollout_reward"))
+    sound = (
+        decided.sound.filter(own).join(worth, on="rollout", how="left").sort(*ROW_ORDER, "position", nulls_last=False)
+    )
     chunks = [(sound, traces.answers)] if sound.height else []
-    made = list(make_rows(source, chunks, draft.limits, RowCounts()))
+    made = list(make_rows(source, chunks, decided.limits, RowCounts()))
     payload = read_tokens(source, calls, answers=traces.answers) if calls.height else None
     judged = _with_outcome(calls, [outcome for _, outcome in made])
     return Evidence(
         rollout=rollout.row(0, named=True),
         calls=judged if payload is None else judged.join(payload, on=SPAN_KEY, how="left", maintain_order="left"),
         rows=pl.concat([rows for rows, _ in made]) if made else None,
-        draft=draft,
+        decided=decided,
         traces=traces,
         texts=_texts(source, alone),
         settings=settings,
@@ -233,8 +237,8 @@ def _agrees(dataset: Published, evidence: Evidence) -> bool:
     return written.equals(evidence.rows.select(columns).sort(SPAN_KEY))
 
 
-def _unlike(dataset: Published, draft: Draft) -> int:
+def _unlike(dataset: Published, decided: DryRun) -> int:
     """How many of the rollouts that the dataset compared are not in the stores, or have another reward there."""
     then = dataset.seen().drop_nulls("reward").select(*ROLLOUT_KEY, "reward")
-    now = draft.rewarded.rollouts.filter(pl.col("reason").is_null()).select(*ROLLOUT_KEY, "reward")
+    now = decided.rewarded.rollouts.filter(pl.col("reason").is_null()).select(*ROLLOUT_KEY, "reward")
     return then.join(now, on=[*ROLLOUT_KEY, "reward"], how="anti").height

@@ -36,7 +36,7 @@ def tell_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
     same = ["name", "score", "source", "time_ns"]
     this_attempt = pl.col("attempt").fill_null(evidence.rollout["attempt"]) == evidence.rollout["attempt"]
     stored = evidence.traces.evaluations.filter((pl.col("rollout_id") == evidence.rollout["rollout_id"]) & this_attempt)
-    bound = evidence.own(evidence.draft.rewarded.edges).sort("time_ns", "name", "score", nulls_last=True)
+    bound = evidence.own(evidence.decided.rewarded.edges).sort("time_ns", "name", "score", nulls_last=True)
     recorded = stored.sort("untrusted", maintain_order=True).unique(same, keep="first").select(*same, *SPAN_KEY)
     told = []
     for edge in bound.join(recorded, on=same, how="left", nulls_equal=True, maintain_order="left").iter_rows(
@@ -75,25 +75,25 @@ def tell_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
 def _why_not(evidence: Evidence, name: str, score: float | None, *, untrusted: bool) -> str:
     if evidence.settings.reward is not None:
         return f"rewards come from {evidence.settings.reward} instead"
-    names = [reward.name for reward in evidence.draft.plan.rewards]
+    names = [reward.name for reward in evidence.decided.plan.rewards]
     if name not in names:
         return f"the reward is called {' or '.join(names)} (--reward-name)"
     if score is None or not math.isfinite(score):
         return "it has no score that is a number"
     if untrusted:
         return "its sender may not reward this rollout: it is no runner, and no process that the user started"
-    if (evidence.own(evidence.draft.rewarded.edges)["rule"] == STATUS_RULE).any():
+    if (evidence.own(evidence.decided.rewarded.edges)["rule"] == STATUS_RULE).any():
         return "[dataset] status_rewards gives the rollout's status a reward in place of any other"
     return "the rollout has a judge, and only the judge's own event counts"
 
 
 def reward_parts(evidence: Evidence) -> list[RewardPart]:
     """The rewards that R adds up."""
-    weights = {reward.name: reward.weight for reward in evidence.draft.plan.rewards}
+    weights = {reward.name: reward.weight for reward in evidence.decided.plan.rewards}
     index = evidence.call_index
     return [
         RewardPart(
             row["name"], row["score"], weights[row["name"]], index.get((row["call_trace_id"], row["call_span_id"]))
         )
-        for row in evidence.own(evidence.draft.rewarded.edges).sort("time_ns", "name").iter_rows(named=True)
+        for row in evidence.own(evidence.decided.rewarded.edges).sort("time_ns", "name").iter_rows(named=True)
     ]

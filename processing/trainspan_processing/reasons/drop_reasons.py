@@ -22,6 +22,7 @@ from typing import Final, TypeAlias
 import polars as pl
 
 from trainspan_processing.reasons.overlong import is_overlong
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_schemas import keys
 from trainspan_schemas.errors import UsageError
 
@@ -31,6 +32,7 @@ __all__ = [
     "admitted_reasons",
     "call_reason",
     "early_reason",
+    "judged_others",
     "rollout_reason",
     "token_reason",
 ]
@@ -174,3 +176,18 @@ def _covers(row: dict[str, object]) -> bool:
         all(first == edge < end for (_, first, end), edge in zip(spans, edges, strict=False))
         and edges[-1] == row["length"]
     )
+
+
+def judged_others(others: pl.DataFrame, *, any_call: bool) -> pl.DataFrame:
+    """A call of a model that is not ours is not selected; where nothing came from a policy server (`any_call`), it lacks tokens."""
+    is_foreign = pl.lit(any_call) & ~pl.col("is_bare_call")
+    reason = (
+        pl.when(is_foreign)
+        .then(pl.lit("not_selected"))
+        .when(pl.col("redacted").fill_null(False))
+        .then(pl.lit("redacted"))
+        .when(pl.col("rollout_id").is_null())
+        .then(pl.lit("no_rollout"))
+        .otherwise(pl.coalesce("rollout_reason", pl.lit("no_token_ids")))
+    )
+    return others.select(*ROLLOUT_KEY, *SPAN_KEY, "agent", reason.alias("reason"))

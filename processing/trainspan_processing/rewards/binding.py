@@ -1,13 +1,16 @@
 """Which call or rollout an evaluation belongs to: the binding rule.
 
-An evaluation belongs to
-- `rollout`: it says so, has no span, or is on the rollout's or a process's own span;
-- `response`: it names the response of a call; `call`: it is on a call span; `twin`: on the client's span of a call;
+The first rule that holds decides:
+- `response`: it names the response of a call: that call;
+- `rollout`: it says so, has no span, or is on the rollout's or a process's own span: the rollout;
+- `call`: it is on a call span: that call;
+- `twin`: it is on the client's span of a call: that call;
 - `step`: it is on any other span, and a call under that span, else under the span's parent, finished before it: the latest
   such call. Times are the client's own, so that a skew between machines changes nothing;
 - `fallback`: none of these: the rollout.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 import polars as pl
@@ -18,75 +21,77 @@ from trainspan_processing.traces.call_matching import CallMatches
 __all__ = ["bind", "latest_finished"]
 
 
-_TARGETS: Final = {
-    "response": ("trace_id", "span_id"),
-    "call": ("trace_id", "span_id"),
-    "twin": ("twin_call_trace", "twin_call_span"),
-    "step": ("step_call_trace", "step_call_span"),
-}
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """An evaluation for which `holds` belongs to the call of this key, or, without a key, to the rollout."""
+
+    name: str
+    holds: pl.Expr
+    key: tuple[str, str] | None
+
+
+_OF: Final = pl.col("of").fill_null("")
+_DIRECT: Final = (
+    _Rule("response", pl.col("response_id").is_not_null(), ("trace_id", "span_id")),
+    _Rule("rollout", (_OF == "rollout") | pl.col("span_id").is_null() | (pl.col("is_process") & (_OF != "call")), None),
+    _Rule("call", pl.col("is_call"), ("trace_id", "span_id")),
+    _Rule("twin", pl.col("twin_call_span").is_not_null(), ("twin_call_trace", "twin_call_span")),
+)
+_RULES: Final = (
+    *_DIRECT,
+    _Rule("step", pl.col("step_call_span").is_not_null(), ("step_call_trace", "step_call_span")),
+    _Rule("fallback", pl.lit(True), None),
+)
 
 
 def bind(evaluations: pl.DataFrame, calls: pl.DataFrame, spans: pl.DataFrame, matches: CallMatches) -> pl.DataFrame:
     """EDGES, one per evaluation; `evaluations` are EVALUATIONS with attempt and `of`."""
+    rows = _with_spans(evaluations, calls, spans, matches)
+    at = pl.min_horizontal("time_ns", "span_end_ns").alias("finished_ns")
+    elsewhere = rows.filter(~pl.any_horizontal(rule.holds for rule in _DIRECT)).with_columns(at)
+    rows = rows.join(latest_finished(elsewhere, calls, matches), on="row", how="left")
+    name, trace_id, span_id = (pl.lit(None, dtype=pl.String) for _ in range(3))
+    for rule in reversed(_RULES):
+        chosen = pl.when(rule.holds)
+        name = chosen.then(pl.lit(rule.name)).otherwise(name)
+        trace_id, span_id = (
+            chosen.then(pl.col(rule.key[part]) if rule.key else pl.lit(None, dtype=pl.String)).otherwise(otherwise)
+            for part, otherwise in enumerate((trace_id, span_id))
+        )
+    return rows.select(
+        *ROLLOUT_KEY,
+        name.alias("rule"),
+        trace_id.alias("call_trace_id"),
+        span_id.alias("call_span_id"),
+        "name",
+        "score",
+        "source",
+        "time_ns",
+    )
+
+
+def _with_spans(
+    evaluations: pl.DataFrame, calls: pl.DataFrame, spans: pl.DataFrame, matches: CallMatches
+) -> pl.DataFrame:
+    """Evaluations, numbered by `row`, with what their span is: of a process, a call, or the client's span of a call."""
     named = evaluations.select(SPAN_KEY)
+    said = (pl.col(name).is_not_null() for name in ("status", "boundary", "stated_calls"))
     own = spans.join(named, on=SPAN_KEY, how="semi").select(
         *SPAN_KEY,
         "parent_span_id",
         pl.col("end_ns").alias("span_end_ns"),
-        (
-            pl.col("status").is_not_null() | pl.col("boundary").is_not_null() | pl.col("stated_calls").is_not_null()
-        ).alias("is_process"),
+        pl.any_horizontal(said).alias("is_process"),
     )
     call_of_twin = matches.links.join(named, on=SPAN_KEY, how="semi").rename(
         {"call_trace_id": "twin_call_trace", "call_span_id": "twin_call_span"}
     )
     is_call = calls.select(SPAN_KEY).join(named, on=SPAN_KEY, how="semi").with_columns(pl.lit(True).alias("is_call"))
-    rows = (
+    return (
         evaluations.with_row_index("row")
         .join(own, on=SPAN_KEY, how="left")
         .join(is_call, on=SPAN_KEY, how="left")
         .join(call_of_twin, on=SPAN_KEY, how="left")
         .with_columns(pl.col("is_process", "is_call").fill_null(False))
-    )
-    to_rollout = (
-        (pl.col("of").fill_null("") == "rollout")
-        | pl.col("span_id").is_null()
-        | (pl.col("is_process") & (pl.col("of").fill_null("") != "call"))
-    )
-    at = pl.min_horizontal("time_ns", "span_end_ns").alias("finished_ns")
-    elsewhere = rows.filter(
-        ~to_rollout & ~pl.col("is_call") & pl.col("twin_call_span").is_null() & pl.col("response_id").is_null()
-    )
-    rows = rows.join(latest_finished(elsewhere.with_columns(at), calls, matches), on="row", how="left")
-    rule = (
-        pl.when(pl.col("response_id").is_not_null())
-        .then(pl.lit("response"))
-        .when(to_rollout)
-        .then(pl.lit("rollout"))
-        .when("is_call")
-        .then(pl.lit("call"))
-        .when(pl.col("twin_call_span").is_not_null())
-        .then(pl.lit("twin"))
-        .when(pl.col("step_call_span").is_not_null())
-        .then(pl.lit("step"))
-        .otherwise(pl.lit("fallback"))
-    )
-
-    def target(part: int) -> pl.Expr:
-        chosen = pl.lit(None, dtype=pl.String)
-        for name, pair in _TARGETS.items():
-            chosen = pl.when(pl.col("rule") == name).then(pl.col(pair[part])).otherwise(chosen)
-        return chosen
-
-    return rows.with_columns(rule.alias("rule")).select(
-        *ROLLOUT_KEY,
-        "rule",
-        target(0).alias("call_trace_id"),
-        target(1).alias("call_span_id"),
-        "name",
-        "score",
-        "source",
-        "time_ns",
     )
 
 

@@ -30,15 +30,31 @@ def rollout_table(
     trace_id and span_id of the rollout span, start_ns, end_ns (of the rollout span, else of its spans), service_name,
     n_calls (u32), `complete` (nothing of it is missing), `pending` (not complete, but its last sign of life is younger
     than `settle_s`), `superseded` (a later attempt exists).
-
-    Complete is a rollout whose span is stored, whose call indexes have no gap, server by server, but for calls without
-    tokens, that has at least the calls that the agent's side saw succeed, with tokens or without, and whose client call
-    spans each have their call of the server. A client call counts for that only if it did not fail and names a model that
-    the policy server serves: agents may talk to other models too.
     """
+    silent_ns = now_ns - pl.col("last_ns")
+    return (
+        _facts(calls, bare_calls, spans, covered, served)
+        .with_columns(_completeness().alias("complete"))
+        .with_columns(
+            (~pl.col("complete") & (silent_ns < int(settle_s * 1e9))).alias("pending"),
+            (pl.col("attempt") < pl.col("attempt").max().over("rollout_id")).alias("superseded"),
+            pl.coalesce("end_ns", "last_ns").alias("end_ns"),
+            pl.coalesce("start_ns", "first_ns").alias("start_ns"),
+        )
+        .drop("first_ns", "last_ns", "stated_calls", "stated_elsewhere", "n_requests", "n_bare", "n_missing")
+        .drop("expected", "open_with_id", "open_without_id")
+        .sort(ROLLOUT_KEY)
+        .collect(engine="in-memory")  # in the order that is asked for
+    )
+
+
+def _facts(
+    calls: pl.DataFrame, bare_calls: pl.DataFrame, spans: pl.DataFrame, covered: pl.DataFrame, served: Collection[str]
+) -> pl.LazyFrame:
+    """What is known of each rollout; the counts are 0 where there is nothing to count."""
     owned = calls.lazy().filter(pl.col("rollout_id").is_not_null())
     identified = with_rollout(spans.lazy())
-    facts = (
+    return (
         _identities(owned, identified)
         .join(_rollout_spans(identified), on=ROLLOUT_KEY, how="left")
         .join(_stated_elsewhere(identified), on=ROLLOUT_KEY, how="left")
@@ -51,28 +67,24 @@ def rollout_table(
             pl.col("n_calls", "n_requests", "n_bare", "n_missing", "open_with_id", "open_without_id").fill_null(0),
         )
     )
+
+
+def _completeness() -> pl.Expr:
+    """Whether nothing of a rollout is missing.
+
+    Complete is a rollout whose span is stored, whose call indexes have no gap, server by server, but for calls without
+    tokens, that has at least the calls that the agent's side saw succeed, with tokens or without, and whose client call
+    spans each have their call of the server. A client call counts for that only if it did not fail and names a model that
+    the policy server serves: agents may talk to other models too.
+    """
     # A client call without a response id may have failed in a way that its span does not show: it counts only where
     # nobody stated the number of calls.
     open_calls = pl.col("open_with_id") + pl.when(pl.col("expected").is_null()).then("open_without_id").otherwise(0)
-    complete = (
+    return (
         pl.col("status").is_not_null()
         & (pl.col("n_missing") <= pl.col("n_bare"))
         & (pl.col("n_requests") + pl.col("n_bare") >= pl.col("expected").fill_null(0))
         & (open_calls == 0)
-    )
-    silent_ns = now_ns - pl.col("last_ns")
-    return (
-        facts.with_columns(complete.alias("complete"))
-        .with_columns(
-            (~pl.col("complete") & (silent_ns < int(settle_s * 1e9))).alias("pending"),
-            (pl.col("attempt") < pl.col("attempt").max().over("rollout_id")).alias("superseded"),
-            pl.coalesce("end_ns", "last_ns").alias("end_ns"),
-            pl.coalesce("start_ns", "first_ns").alias("start_ns"),
-        )
-        .drop("first_ns", "last_ns", "stated_calls", "stated_elsewhere", "n_requests", "n_bare", "n_missing")
-        .drop("expected", "open_with_id", "open_without_id")
-        .sort(ROLLOUT_KEY)
-        .collect(engine="in-memory")  # in the order that is asked for
     )
 
 

@@ -78,45 +78,111 @@ def index_traces(
     """
     if around is None:
         around = ChunkContext() if selection.rollout_ids is None else read_context(source, selection)
+    used = ledger.used.select(*ROLLOUT_KEY)
+    stored = _collect(source, selection, around)
+    matched = _without_used(_match(source, stored, around), used)
+    calls, others, spans = matched.calls, matched.others, stored.spans
+    bare_calls = others.filter("is_bare_call")
+    rollouts = rollout_table(calls, bare_calls, spans, matched.covered, stored.served, now_ns=now_ns, settle_s=settle_s)
+    rollouts = rollouts.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left").with_columns(_ALL_SELECTED)
+    prompts = _prompts(source, calls, matched.matches, spans)
+    return TraceIndex(
+        calls=_with_agents(calls, matched.matches, prompts, rollouts),
+        spans=spans,
+        evaluations=with_feedback(with_own_rewards(stored.evaluations, rollouts), stored.feedback, calls),
+        matches=matched.matches,
+        rollouts=rollouts,
+        others=others,
+        answers=matched.answers,
+        served=stored.served,
+        covered=matched.covered,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What the stores hold of the selection, and what of the context goes with it."""
+
+    calls: pl.DataFrame
+    """CALLS that came from policy servers, ordered."""
+    spans: pl.DataFrame
+    evaluations: pl.DataFrame
+    feedback: pl.DataFrame
+    served: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Matched:
+    """The calls, and which client span describes which."""
+
+    calls: pl.DataFrame
+    """With those whose tokens came with a client's span."""
+    matches: CallMatches
+    others: pl.DataFrame
+    answers: pl.DataFrame
+    covered: pl.DataFrame
+
+
+def _collect(source: Source, selection: Selection, around: ChunkContext) -> _Stored:
     spans = narrow_spans(source, selection)
     evaluations = collect_evaluations(source.read("evaluations", selection, EVALUATION_COLUMNS))
     feedback = around.feedback if around.feedback is not None else read_feedback(source)
-    calls = narrow_calls(source.read("calls", selection, CALL_COLUMNS))
-    spans = _with(spans, around.near(spans, calls))
-    calls = ordered_calls(_with(calls, around.calls) if around.are_counted else calls)
+    own_calls = narrow_calls(source.read("calls", selection, CALL_COLUMNS))
+    calls = ordered_calls(_with(own_calls, around.calls) if around.are_counted else own_calls)
     named = pl.concat([calls["policy_name"], calls["request_model"]]).drop_nulls().unique()
-    served = around.served | frozenset(named.to_list())
-    matches = match_calls(calls, spans)
+    return _Stored(
+        calls=calls,
+        spans=_with(spans, around.near(spans, own_calls)),
+        evaluations=pl.concat([evaluations, around.evaluations]) if around.are_counted else evaluations,
+        feedback=feedback,
+        served=around.served | frozenset(named.to_list()),
+    )
+
+
+def _match(source: Source, stored: _Stored, around: ChunkContext) -> _Matched:
+    matches = match_calls(stored.calls, stored.spans)
     covered = pl.concat([matches.links.select(SPAN_KEY), around.covered])
-    others, members = find_others(spans, covered)
-    answers = empty(TOKENS)
+    others, members = find_others(stored.spans, covered)
+    matched = _Matched(stored.calls, matches, others, empty(TOKENS), covered)
     if others.height:
-        answered, answers = read_answers(source, others)
-        clients = answered.select("trace_id", pl.col("parent_span_id").alias("span_id"))
-        # A call that the policy server recorded without tokens has come; of another one the server's word may still come.
-        come = pl.concat([clients, others.filter("is_bare_call").select(SPAN_KEY)])
-        of_come = members.join(come, left_on=["call_trace_id", "call_span_id"], right_on=SPAN_KEY, how="semi")
-        covered = pl.concat([covered, of_come.select(SPAN_KEY)])
-        is_served = pl.col("model").is_in(sorted(served)).fill_null(False)
-        others = others.filter(pl.col("is_bare_call") | ~is_served)
-        others = others.join(clients, on=SPAN_KEY, how="anti", maintain_order="left")
-        if answered.height:
-            as_read = calls.with_columns(pl.col("counted_index").alias("call_index")).select(list(CALLS))
-            calls = ordered_calls(pl.concat([as_read, with_defaults(answered)]))
-            matches = match_calls(calls, spans)
+        matched = _with_answers(source, stored, matched, members)
     if not around.are_counted:
-        others = others.filter(pl.col("rollout_id").is_not_null())
-    used = ledger.used.select(*ROLLOUT_KEY)
-    calls = calls.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left")
-    others = others.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left")
-    bare_calls = others.filter("is_bare_call")
-    rollouts = rollout_table(calls, bare_calls, spans, covered, served, now_ns=now_ns, settle_s=settle_s)
-    rollouts = rollouts.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left").with_columns(_ALL_SELECTED)
-    if around.are_counted:
-        evaluations = pl.concat([evaluations, around.evaluations])
-    evaluations = with_feedback(with_own_rewards(evaluations, rollouts), feedback, calls)
-    agents = _with_agents(calls, matches, _prompts(source, calls, matches, spans), rollouts)
-    return TraceIndex(agents, spans, evaluations, matches, rollouts, others, answers, served, covered)
+        matched = replace(matched, others=matched.others.filter(pl.col("rollout_id").is_not_null()))
+    return matched
+
+
+def _with_answers(source: Source, stored: _Stored, matched: _Matched, members: pl.DataFrame) -> _Matched:
+    """With the calls whose tokens came with a client's span; they are none of the `others` any more.
+
+    `members`: which client spans (SPAN_KEY) describe which of the others.
+    """
+    others = matched.others
+    answered, answers = read_answers(source, others)
+    clients = answered.select("trace_id", pl.col("parent_span_id").alias("span_id"))
+    # A call that the policy server recorded without tokens has come; of another one the server's word may still come.
+    come = pl.concat([clients, others.filter("is_bare_call").select(SPAN_KEY)])
+    of_come = members.join(come, left_on=["call_trace_id", "call_span_id"], right_on=SPAN_KEY, how="semi")
+    is_served = pl.col("model").is_in(sorted(stored.served)).fill_null(False)
+    others = others.filter(pl.col("is_bare_call") | ~is_served)
+    matched = replace(
+        matched,
+        others=others.join(clients, on=SPAN_KEY, how="anti", maintain_order="left"),
+        answers=answers,
+        covered=pl.concat([matched.covered, of_come.select(SPAN_KEY)]),
+    )
+    if answered.is_empty():
+        return matched
+    as_read = matched.calls.with_columns(pl.col("counted_index").alias("call_index")).select(list(CALLS))
+    calls = ordered_calls(pl.concat([as_read, with_defaults(answered)]))
+    return replace(matched, calls=calls, matches=match_calls(calls, stored.spans))
+
+
+def _without_used(matched: _Matched, used: pl.DataFrame) -> _Matched:
+    """Without the calls of rollouts that an earlier dataset used."""
+    calls, others = (
+        frame.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left") for frame in (matched.calls, matched.others)
+    )
+    return replace(matched, calls=calls, others=others)
 
 
 def index_chunks(

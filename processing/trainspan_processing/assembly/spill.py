@@ -1,0 +1,99 @@
+"""What of a chunk stays in memory, and its calls, which wait in files until they are written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.assembly.chunk import reward_chunk
+from trainspan_processing.assembly.rows import newest_version
+from trainspan_processing.read.source import Source
+from trainspan_processing.reasons.reason_counts import count_reasons
+from trainspan_processing.reasons.reason_examples import first_examples
+from trainspan_processing.rewards.names import RewardName
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, compact
+from trainspan_processing.traces.evaluations import count_evaluations
+from trainspan_processing.traces.trace_index import TraceIndex
+from trainspan_schemas.settings import DatasetSettings
+
+__all__ = ["ChunkSummary", "read_spilled", "spill"]
+
+_OF_ROLLOUT: Final = [*ROLLOUT_KEY, "run_id", "round", "task_id", "reward", "end_ns"]
+_OF_CALL: Final = [
+    *("rollout", "store", "seq", *SPAN_KEY, *ROLLOUT_KEY, "run_id", "round", "task_id", "agent"),
+    *("call_index", "next_index", "turn"),
+    *("position", "policy_name", "base", "policy_version", "policy_version_spans", "finish_reason", "temperature"),
+    *("logprobs_mode", "tokens_source", "group_id", "reason", "reward", "n_tokens", "response_id"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSummary:
+    """What stays in memory of some rollouts."""
+
+    rollouts: pl.DataFrame
+    compared: pl.DataFrame
+    credited: list[pl.DataFrame]
+    """One frame, taken out when all chunks are put together."""
+    reason_counts: pl.DataFrame
+    examples: pl.DataFrame
+    others: pl.DataFrame
+    rewards: Sequence[RewardName]
+    newest: int | None
+    calls: int
+    evaluations: pl.DataFrame
+    ignored_self_rewards: int
+    unmatched: int
+    function_error: str | None
+
+
+def spill(
+    source: Source, traces: TraceIndex, settings: DatasetSettings, folder: Path, number: int, *, with_state: bool
+) -> ChunkSummary:
+    """Rewards what was indexed, and puts its sound calls into the folder, under the number of the chunk."""
+    chunk = reward_chunk(source, traces, settings, with_state=with_state)
+    is_sound = pl.col("reason").is_null()
+    sound = chunk.calls.filter(is_sound).select(_OF_CALL).rename({"rollout": "in_part"})
+    for frame, path in zip((sound, traces.answers), _paths(folder, number), strict=True):
+        frame.write_ipc(path, compression="lz4")
+    counted = sound.group_by(pl.col("in_part").alias("rollout")).agg(
+        pl.len().cast(pl.UInt32).alias("sound"), pl.col("n_tokens").sum().alias("tokens")
+    )
+    compared = chunk.compared.select("rollout", *_OF_ROLLOUT, "group_id").join(
+        counted, on="rollout", how="left", maintain_order="left"
+    )
+    numbered = compared.with_columns(
+        pl.lit(number, dtype=pl.UInt32).alias("part"), pl.col("sound", "tokens").fill_null(0)
+    )
+    # What stays must not hold on to the texts that it was cut out of.
+    return ChunkSummary(
+        rollouts=compact(
+            chunk.rewarded.rollouts.select(*_OF_ROLLOUT, "split", "status", "group_size", "pending", "reason")
+        ),
+        compared=compact(numbered),
+        credited=[compact(chunk.credited).with_columns(pl.col("agent").cast(pl.Categorical))],  # few names, many calls
+        reason_counts=compact(count_reasons(chunk.calls.filter(~is_sound))),
+        examples=first_examples(chunk.calls),
+        others=compact(
+            chunk.others.select(*ROLLOUT_KEY, *SPAN_KEY, "agent", "is_bare_call", "redacted", "rollout_reason")
+        ),
+        rewards=chunk.rewarded.rewards,
+        newest=newest_version(chunk.calls),
+        calls=chunk.calls.height,
+        evaluations=count_evaluations(traces.evaluations, [reward.name for reward in chunk.rewarded.rewards]),
+        ignored_self_rewards=chunk.rewarded.ignored_self_rewards,
+        unmatched=chunk.rewarded.unmatched,
+        function_error=chunk.rewarded.function_error,
+    )
+
+
+def read_spilled(folder: Path, part: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The sound calls of a chunk, and TOKENS of those that only clients recorded."""
+    calls, answers = _paths(folder, part)
+    return pl.read_ipc(calls), pl.read_ipc(answers)
+
+
+def _paths(folder: Path, part: int) -> tuple[Path, Path]:
+    return folder / f"calls-{part:05d}.arrow", folder / f"answers-{part:05d}.arrow"

@@ -1,0 +1,51 @@
+"""Several rewards of a call as one: added up before the comparison, or compared one by one, added up and whitened (GDPO)."""
+
+import polars as pl
+
+from trainspan_processing.credit.baselines import EPSILON, are_equal
+from trainspan_processing.credit.comparison import CALL
+from trainspan_processing.credit.plan import Plan
+from trainspan_processing.rewards.names import rollout_column, step_column
+
+__all__ = ["summed", "whitened"]
+
+
+def summed(calls: pl.DataFrame, plan: Plan) -> pl.DataFrame:
+    """Adds `step_reward` and `rollout_reward`, Σ_k w_k·r_k over the rewards that are there, NULL where none is."""
+
+    def total(columns: dict[str, float]) -> pl.Expr:
+        present = pl.any_horizontal(pl.col(name).is_not_null() for name in columns)
+        return pl.when(present).then(pl.sum_horizontal(pl.col(name) * weight for name, weight in columns.items()))
+
+    return calls.with_columns(
+        total({step_column(reward.name): reward.weight for reward in plan.rewards}).alias("step_reward"),
+        total({rollout_column(reward.name): reward.weight for reward in plan.rewards}).alias("rollout_reward"),
+    )
+
+
+def whitened(calls: pl.DataFrame, terms: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """(A − μ_batch) / (σ_batch + ε) over rollouts, of the sum A of the rewards' own advantages.
+
+    GDPO, arXiv 2601.05242, eqs. 4 to 6: each reward is normalised in its group, the weighted sum over the batch.
+    """
+    per_rollout = calls.group_by("rollout", maintain_order=True).agg(pl.col("advantage").mean())["advantage"]
+    mean, spread = per_rollout.mean(), per_rollout.std()
+    if not isinstance(mean, float) or not isinstance(spread, float):
+        return calls, terms
+    if pl.select(are_equal(pl.lit(per_rollout.min()), pl.lit(per_rollout.max()))).item():
+        return calls, terms
+    scale = 1.0 / (spread + EPSILON)
+    last_step = calls.select(
+        *CALL,
+        pl.lit("").alias("reward_name"),
+        pl.lit("batch").alias("term"),
+        pl.lit(0.0).alias("value"),
+        pl.lit(mean).alias("center"),
+        pl.lit(scale).alias("scale"),
+        pl.lit(1.0).alias("weight"),
+        pl.lit(None, dtype=pl.String).alias("drop"),
+    )
+    return (
+        calls.with_columns((pl.col("advantage") - mean) * scale),
+        pl.concat([terms.with_columns(pl.col("weight") * scale), last_step]),
+    )

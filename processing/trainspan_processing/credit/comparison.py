@@ -1,0 +1,164 @@
+"""Calls compared with each other and with rollouts of earlier datasets: centers and scales, as TERMS."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.credit.plan import GIGPO, Estimator, Plan, baseline_of, credit_of
+from trainspan_processing.credit.rules import CREDITS
+from trainspan_processing.tables import Schema
+from trainspan_schemas.errors import UsageError
+
+__all__ = ["CALL", "Comparison"]
+
+CALL: Final = ["rollout", "position"]
+"""The columns that number a call."""
+
+_FACTS: Final = ["rollout", "group", "run_id", "end_ns", "rollout_id", "attempt"]
+_PARTS: Final[Schema] = {"rollout": pl.UInt32, "part": pl.String, "value": pl.Float64}
+_NO_PARTS: Final = pl.DataFrame(schema=_PARTS)
+_EVERYTHING: Final = pl.lit(0, dtype=pl.UInt32).alias("pool")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What calls are compared by. Every method returns (terms, parts): see `assign_advantages` for the frames."""
+
+    rollouts: pl.DataFrame
+    history: pl.DataFrame
+    """HISTORY."""
+    plan: Plan
+
+    def terms(self, calls: pl.DataFrame, part: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """TERMS (with `worth`) and parts of `calls` with step_reward and rollout_reward.
+
+        With `per_agent` each agent's calls are credited and compared as if alone.
+        An agent's return is the rollout's own reward plus those of its own calls. Estimators by role: arXiv 2506.24119.
+        """
+        plan = self.plan
+        if not plan.per_agent:
+            return self._of_estimator(calls, plan.estimator, part)
+        empty = self._of_estimator(calls.clear(), plan.estimator, part)
+        found = [empty]
+        by_agent = calls.partition_by("agent", as_dict=True)
+        for (agent,), own in sorted(by_agent.items(), key=lambda item: str(item[0][0])):
+            estimator = plan.by_agent.get(str(agent), plan.estimator)
+            share = " ".join(filter(None, (part, f"agent:{agent}")))
+            found.append(self._of_estimator(own, estimator, share))
+        terms, parts = (pl.concat(frames) for frames in zip(*found, strict=True))
+        return terms, parts
+
+    def _of_estimator(self, calls: pl.DataFrame, estimator: Estimator, part: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+        plan = self.plan
+        if estimator.credit == GIGPO:
+            episode, parts = self._over_rollouts(CREDITS["identical"](calls, plan.gamma), estimator, part)
+            states, _ = self._over_calls(CREDITS["return_to_go"](calls, plan.gamma), "state", "", estimator)
+            pair = [
+                _labelled(episode, "episode", plan.episode_weight),
+                # A state that one call alone was in says nothing of it; the episode still does.
+                _labelled(states, "state", plan.state_weight).with_columns(pl.lit(0.0).alias("worth")),
+            ]
+            return pl.concat(pair), parts
+        credited = credit_of(estimator)(calls, plan.gamma)
+        _check_credit(estimator.credit, credited, calls)
+        if estimator.credit == "step":
+            of_step = f"{part} step {plan.step_by}:".lstrip()
+            terms, parts = self._over_calls(credited, plan.step_by, of_step, estimator)
+            return _labelled(terms, "step"), parts
+        if plan.group_over == "calls":
+            terms, parts = self._over_calls(credited, None, "", estimator)
+            return _labelled(terms, "call"), parts
+        terms, parts = self._over_rollouts(credited, estimator, part)
+        return _labelled(terms, "rollout"), parts
+
+    def _over_rollouts(
+        self, credited: pl.DataFrame, estimator: Estimator, part: str
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Calls compared with what rollouts are worth as wholes: R_i = rollout reward + Σ_t r_it over the calls given."""
+        whole, steps = pl.col("rollout_reward").first(), pl.col("step_reward")
+        present = whole.is_not_null() | steps.is_not_null().any()
+        total = pl.when(present).then(whole.fill_null(0.0) + steps.sum())
+        worth = credited.group_by("rollout", maintain_order=True).agg(total.alias("value")).drop_nulls("value")
+        items = self.rollouts.select(_FACTS).join(worth, on="rollout", maintain_order="left")
+        items = items.with_columns(pl.col("rollout").alias("item"), _EVERYTHING)
+        past = self.history.filter(pl.col("part") == part).with_columns(_EVERYTHING)
+        compared = _compare(items, past, estimator).select("rollout", "center", "scale", "drop")
+        terms = credited.select(*CALL, "return").join(compared, on="rollout", how="inner", maintain_order="left")
+        return terms, worth.select("rollout", pl.lit(part).alias("part"), "value")
+
+    def _over_calls(
+        self, credited: pl.DataFrame, by: str | None, part: str, estimator: Estimator
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Calls compared with calls of the same group and the same `by`; those without a value are left out.
+
+        With a `part` those of the same `by` are compared beyond groups, too: with each other, and with what rollouts of
+        `history` had under its name, which is `part` and the value of `by`.
+        """
+        keys = ["group", by] if by else ["group"]
+        valued = credited.select(*CALL, *keys, "return").drop_nulls("return").sort(CALL).with_row_index("item")
+        valued = valued.with_columns(pl.col("return").alias("value"))
+        if not part:
+            items, past = (frame.with_columns(_EVERYTHING) for frame in (valued, self.history.clear()))
+            parts = _NO_PARTS
+        else:
+            key = pl.col(keys[-1]).cast(pl.String).fill_null("")
+            named = valued.with_columns(pl.concat_str(pl.lit(part), key).alias("part"))
+            pools = named.select("part").unique().sort("part").with_row_index("pool")
+            items = named.join(pools, on="part", maintain_order="left")
+            past = self.history.join(pools, on="part", maintain_order="left")
+            parts = named.group_by("rollout", "part", maintain_order=True).agg(pl.col("value").mean())
+            parts = parts.select(pl.col(name).cast(kind) for name, kind in _PARTS.items())
+        items = items.select(
+            "item", "rollout", "pool", "value", pl.struct(keys).rank("dense").cast(pl.UInt32).alias("group")
+        ).join(self.rollouts.select(_FACTS).drop("group"), on="rollout", how="left", maintain_order="left")
+        compared = _compare(items, past, estimator).select("item", "center", "scale", "drop")
+        return valued.drop("value").join(compared, on="item", how="inner", maintain_order="left"), parts
+
+
+def _labelled(terms: pl.DataFrame, term: str, weight: float = 1.0) -> pl.DataFrame:
+    return terms.select(
+        *CALL,
+        pl.lit("").alias("reward_name"),
+        pl.lit(term).alias("term"),
+        pl.col("return").alias("value"),
+        "center",
+        "scale",
+        pl.lit(weight).alias("weight"),
+        "drop",
+        pl.col("return").alias("worth"),
+    )
+
+
+def _compare(items: pl.DataFrame, past: pl.DataFrame, estimator: Estimator) -> pl.DataFrame:
+    """The baseline over `items`, those of earlier datasets among them."""
+    columns = ["item", "rollout", "group", "pool", "value", "run_id", "end_ns", "rollout_id", "attempt"]
+    frame = items.select(columns).with_columns(pl.lit(False).alias("history"))
+    if past.height:
+        number = pl.lit(None, dtype=pl.UInt32)
+        missing = (number.alias(name) for name in ("item", "rollout", "group"))
+        before = past.with_columns(*missing, pl.lit(True).alias("history"))
+        frame = pl.concat([frame, before.select(frame.columns)]).rechunk()
+    compared = baseline_of(estimator)(frame)
+    _check_comparison(estimator.baseline, compared, items)
+    return compared
+
+
+def _check_credit(name: str, credited: pl.DataFrame, calls: pl.DataFrame) -> None:
+    if missing := {*CALL, "return"} - set(credited.columns):
+        raise UsageError(f"credit {name!r} returned no column {sorted(missing)[0]!r}")
+    if credited.height != calls.height:
+        raise UsageError(f"credit {name!r} returned {credited.height} calls for {calls.height}")
+    if not credited["return"].dtype.is_numeric() or not credited["return"].is_finite().all():
+        raise UsageError(f"credit {name!r} returned a value that is no finite number")
+
+
+def _check_comparison(name: str, compared: pl.DataFrame, items: pl.DataFrame) -> None:
+    missing = {"item", "center", "scale", "drop"} - set(compared.columns)
+    if missing:
+        raise UsageError(f"baseline {name!r} returned no column {sorted(missing)[0]!r}")
+    if not compared["item"].sort().equals(items["item"].sort()):
+        raise UsageError(f"baseline {name!r} returned {compared.height} items for {items.height}")
+    numbers = compared.select("center", "scale")
+    if not all(column.dtype.is_numeric() and column.is_finite().all() for column in numbers):
+        raise UsageError(f"baseline {name!r} returned a center or scale that is no finite number")

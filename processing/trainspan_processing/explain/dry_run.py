@@ -1,0 +1,81 @@
+"""The dataset step without its tokens, in one chunk and written nowhere: what decides the credit of a rollout."""
+
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from trainspan_processing.assembly.chunk import RewardedChunk, reward_chunk, states_are_needed
+from trainspan_processing.assembly.rows import Limits, limits, newest_version
+from trainspan_processing.credit.advantages import credit, with_credit
+from trainspan_processing.credit.plan import Plan, plan_for
+from trainspan_processing.dataset.ledger import Ledger
+from trainspan_processing.read.source import Source
+from trainspan_processing.reasons.drop_reasons import judged_others
+from trainspan_processing.rewards.rollout_rewards import Rewarded
+from trainspan_processing.tables import ROLLOUT_KEY
+from trainspan_processing.traces.trace_index import TraceIndex
+from trainspan_schemas.settings import DatasetSettings
+
+__all__ = ["DryRun", "dry_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What is decided without tokens, of rollouts that are one chunk."""
+
+    rewarded: Rewarded
+    plan: Plan
+    """How rewards became advantages; the default baseline is settled."""
+    compared: pl.DataFrame
+    """As of the chunk."""
+    calls: pl.DataFrame
+    """As of the chunk, with `return`, `advantage` and `drop`."""
+    terms: pl.DataFrame
+    """TERMS: each advantage in numbers, by (rollout, position)."""
+    others: pl.DataFrame
+    """rollout_id (NULL: of no rollout), attempt, trace_id, span_id, agent and `reason` of the calls without tokens."""
+    limits: Limits
+
+    @property
+    def sound(self) -> pl.DataFrame:
+        """The calls with nothing against them so far."""
+        return self.calls.filter(pl.col("reason").is_null())
+
+
+def dry_run(
+    source: Source, traces: TraceIndex, settings: DatasetSettings, ledger: Ledger, held: pl.DataFrame | None = None
+) -> DryRun:
+    """Rewards, compares and credits what was indexed, but for rollouts that are `held` (rollout_id, attempt) for their group.
+
+    Raises UsageError for unknown names of credit and baseline, and for functions that do not keep to their form.
+    """
+    chunk = reward_chunk(source, traces, settings, with_state=states_are_needed(settings))
+    if held is not None and held.height:
+        chunk = _without(chunk, held)
+    plan = plan_for(settings, chunk.rewarded.rewards, chunk.compared)
+    credited = credit(chunk.credited, chunk.compared, ledger.history(), plan)
+    return DryRun(
+        rewarded=chunk.rewarded,
+        plan=plan,
+        compared=chunk.compared,
+        calls=with_credit(chunk.calls, credited.calls),
+        terms=credited.terms,
+        others=judged_others(chunk.others, any_call=chunk.calls.height > 0),
+        limits=limits(settings, newest_version(chunk.calls)),
+    )
+
+
+def _without(chunk: RewardedChunk, held: pl.DataFrame) -> RewardedChunk:
+    """The chunk with nothing of these rollouts compared; their sound calls are `group_unfinished`."""
+    numbers = chunk.compared.join(held, on=ROLLOUT_KEY, how="semi")["rollout"]
+    is_held = pl.col("rollout").is_in(numbers.implode()).fill_null(value=False)
+    waits = pl.when(is_held).then(pl.lit("group_unfinished"))
+    return replace(
+        chunk,
+        compared=chunk.compared.join(held, on=ROLLOUT_KEY, how="anti", maintain_order="left"),
+        calls=chunk.calls.with_columns(
+            pl.coalesce("reason", waits).alias("reason"),
+            *(pl.when(~is_held).then(name).alias(name) for name in ("rollout", "group_id")),
+        ),
+        credited=chunk.credited.filter(~is_held),
+    )
