@@ -5,7 +5,7 @@ import atexit
 import hmac
 import logging
 import os
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from trainspan_serving.export.spool import Spool
 from trainspan_serving.export.state_folder import StateFolder, claim_state
 from trainspan_serving.http.admin import ADMIN_PREFIX, handle_admin
 from trainspan_serving.http.answer import Answer
-from trainspan_serving.http.asgi import answer_error, answer_json
+from trainspan_serving.http.asgi import App, Message, Receive, Scope, Send, answer_error, answer_json
 from trainspan_serving.http.body import BodyError, ClientGoneError, read_body, replayed
 from trainspan_serving.http.metrics import PolicyMetrics
 from trainspan_serving.process.link import report
@@ -35,11 +35,6 @@ __all__ = ["PolicyMiddleware"]
 
 _log = logging.getLogger(__name__)
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _FLUSH_S = 5.0
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")

@@ -4,7 +4,7 @@ import hmac
 import ipaddress
 import json
 import socket
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from trainspan_schemas.errors import CheckpointError
 from trainspan_serving.checkpoints.candidates import CheckpointNotFoundError
 from trainspan_serving.export.exporter import Exporter
-from trainspan_serving.http.asgi import answer_json
+from trainspan_serving.http.asgi import Receive, Scope, Send, answer_json
 from trainspan_serving.http.body import BodyError, ClientGoneError, read_body
 from trainspan_serving.swap.policy_server import BusyError, CanaryFailedError, LoadFailedError, PolicyServer
 
@@ -21,10 +21,6 @@ __all__ = ["ADMIN_PREFIX", "handle_admin", "state_of"]
 ADMIN_PREFIX: Final = "/trainspan/"
 
 _MAX_BODY_BYTES = 65_536
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 class _Refusal(Exception):
@@ -56,7 +52,7 @@ def state_of(server: PolicyServer, exporter: Exporter) -> dict[str, Any]:
 async def handle_admin(
     server: PolicyServer,
     exporter: Exporter,
-    scope: MutableMapping[str, Any],
+    scope: Scope,
     receive: Receive,
     send: Send,
 ) -> None:
@@ -86,9 +82,7 @@ async def _refuse(send: Send, status: int, error: str, reason: str, **further: o
     await answer_json(send, status, {"error": error, "reason": reason, **further})
 
 
-async def _answer(
-    server: PolicyServer, exporter: Exporter, scope: MutableMapping[str, Any], receive: Receive
-) -> dict[str, Any]:
+async def _answer(server: PolicyServer, exporter: Exporter, scope: Scope, receive: Receive) -> dict[str, Any]:
     method, what = scope["method"], scope["path"].removeprefix(ADMIN_PREFIX)
     if what not in ("policy", "sleep", "wake"):
         raise _Refusal(404, f"nothing at {scope['path'][:80]}: use {ADMIN_PREFIX}policy, sleep or wake")

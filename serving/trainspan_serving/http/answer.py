@@ -1,15 +1,13 @@
 """The response to a client: vLLM's own with the policy version, or the reason why the server ended the request."""
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from trainspan_schemas import keys
 from trainspan_serving.capture.engine_tap import Exchange
+from trainspan_serving.http.asgi import Message, Receive, Send
 
 __all__ = ["Answer"]
-
-Message = MutableMapping[str, Any]
 
 
 class Answer:
@@ -17,8 +15,8 @@ class Answer:
 
     def __init__(
         self,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
+        receive: Receive,
+        send: Send,
         exchange: Exchange,
     ) -> None:
         self._receive, self._send, self._exchange = receive, send, exchange

@@ -1,10 +1,16 @@
-"""Complete JSON responses over ASGI."""
+"""The types of ASGI, and complete JSON responses over it."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
-__all__ = ["answer_error", "answer_json"]
+__all__ = ["App", "Message", "Receive", "Scope", "Send", "answer_error", "answer_json"]
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _HEADERS: Final[Mapping[int, Sequence[tuple[bytes, bytes]]]] = {
     408: [(b"connection", b"close")],
@@ -23,7 +29,7 @@ _TYPES: Final = {
 
 
 async def answer_json(
-    send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+    send: Send,
     status: int,
     body: object,
 ) -> None:
@@ -34,7 +40,7 @@ async def answer_json(
     await send({"type": "http.response.body", "body": data})
 
 
-async def answer_error(send: Callable[[MutableMapping[str, Any]], Awaitable[None]], status: int, message: str) -> None:
+async def answer_error(send: Send, status: int, message: str) -> None:
     """Sends an error in the format of OpenAI's API."""
     body = {"error": {"message": message, "type": _TYPES[status], "code": status}}
     await answer_json(send, status, body)

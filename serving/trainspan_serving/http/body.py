@@ -1,13 +1,12 @@
 """Reads the whole body of a request, within a size and time limit, before the request counts as in flight."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
-__all__ = ["BodyError", "ClientGoneError", "read_body", "replayed"]
+from trainspan_serving.http.asgi import Message, Receive, Scope
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
+__all__ = ["BodyError", "ClientGoneError", "read_body", "replayed"]
 
 
 class BodyError(Exception):
@@ -22,7 +21,7 @@ class ClientGoneError(Exception):
     """The client closed the connection before its body was complete: there is nobody to answer."""
 
 
-async def read_body(scope: MutableMapping[str, Any], receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
+async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
     """Reads the whole body. A Content-Length over the limit is refused before anything is read or 100 Continue is sent.
 
     Raises BodyError or ClientGoneError.
