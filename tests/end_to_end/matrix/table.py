@@ -30,8 +30,8 @@ class Result:
     bare_s: float
     traced_s: float
     stored: int = 0
-    counted: int = 0
-    """Calls that the agent's side counted."""
+    counted: int | None = 0
+    """Calls that the agent's side counted; None for a program in another language, which has no agent's side."""
     status: str = ""
     agents: tuple[str, ...] = ()
     trained: int = 0
@@ -51,7 +51,9 @@ def table(results: Mapping[str, Mapping[str, Result]]) -> str:
         modes = results.get(case.name)
         if not modes:
             continue
-        counts = ", ".join(f"{one.served}/{one.stored}/{one.counted}" for one in modes.values())
+        counts = ", ".join(
+            f"{one.served}/{one.stored}/{'–' if one.counted is None else one.counted}" for one in modes.values()
+        )
         agents = ", ".join(sorted({_agent(name) for one in modes.values() for name in one.agents}))
         trained = [_trained(modes[mode]) if mode in modes else "–" for mode in ("free", "strict")]
         times = ", ".join(f"{one.bare_s:.1f} → {one.traced_s:.1f} s" for one in modes.values())
