@@ -59,11 +59,11 @@ class Request:
     number: int | None = None
     """The dataset's number; None: the round, else the next free one."""
     recorded: Recorded | None = None
-    """Build what this saw, as it saw it; None: what the stores hold now and no dataset in `out` used."""
+    """Build from this earlier view of the stores. None: everything in the stores now that no dataset in `out` used."""
 
     @property
     def target(self) -> Path:
-        """The folder to make, or the one that was made before."""
+        """The dataset's folder, which may exist already."""
         given = self.number if self.number is not None else self.round
         return dataset_dir(self.out, next_round(self.out) if given is None else given)
 
@@ -75,17 +75,17 @@ class BuiltDataset:
     path: Path
     manifest: dict[str, Any]
     sha256: str
-    """Of the manifest file: the dataset's identity."""
+    """Hash of the manifest file: the dataset's identity."""
     was_there: bool
-    """It had been built before, with the same settings, and was left as it is."""
+    """Whether it had already been built with the same settings and was left unchanged."""
 
 
 def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
     """Builds the dataset and publishes its folder.
 
-    Raises NothingToTrainError where no call is trainable or too few are, DatasetError where the folder is in the way or
-    calls are of several policies, StoreError where a store cannot be read, UsageError for unknown names of credit, baseline
-    or functions.
+    Raises NothingToTrainError if no call or too few calls are trainable, DatasetError if the folder is in the way or the
+    calls come from several policies, StoreError if a store cannot be read, UsageError if a credit, baseline or function
+    is unknown.
     """
     target = request.target
     if target.exists():
@@ -99,7 +99,7 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
     ledger = read_ledger(request.out) if recorded is None else recorded.earlier
     with opened as source, scratch_folder(target) as scratch:
         with tempfile.TemporaryDirectory(dir=scratch.root) as calls:
-            # A round has no next dataset that could take what is left behind.
+            # A round has no later dataset that could take rollouts left out of this one.
             assembly = assemble(source, selection, settings, ledger, clock, Path(calls), may_leave_groups=not is_round)
             files, counts, reason_counts, examples = _write_rows(source, assembly, scratch.rows)
         shares = assembly.shares if assembly.plan.needs_history else assembly.shares.clear()
@@ -149,7 +149,7 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
 def _write_rows(
     source: Source, assembly: Assembly, folder: Path
 ) -> tuple[list[FileEntry], RowCounts, pl.DataFrame, pl.DataFrame]:
-    """The files of rows, what was counted in them, REASON_COUNTS of all calls with tokens, and EXAMPLES of those read here."""
+    """Writes the rows. Returns their files and counts, REASON_COUNTS of all calls with tokens, and EXAMPLES of this pass."""
     counts, writer, reason_counts, examples = (
         RowCounts(),
         DatasetWriter(folder),
@@ -165,7 +165,7 @@ def _write_rows(
 
 
 def _special_advice(assembly: Assembly) -> dict[str, str]:
-    """What to say of a reason in place of the usual."""
+    """Advice by reason that replaces the usual advice."""
     has_tasks = bool(assembly.compared["task_id"].is_not_null().any())
     special = group_advice(assembly.plan.baselines, has_tasks=has_tasks)
     if assembly.function_error:
@@ -180,14 +180,14 @@ def _where(request: Request) -> str:
 
 
 def _settings_record(request: Request) -> dict[str, Any]:
-    """What decides the rows, besides the stores and the ledger."""
+    """The settings that determine the rows, together with the stores and the ledger."""
     passing = ("out", "wait_s", "reward_concurrency")
     chosen = {key: value for key, value in asdict(request.settings).items() if key not in passing}
     return {**chosen, "run_id": request.run_id, "round": request.round}
 
 
 def _existing(target: Path, request: Request) -> BuiltDataset:
-    """A published dataset is never changed: its consumers know it by its hash."""
+    """The dataset already at `target`. A published dataset never changes: its consumers identify it by its hash."""
     there = _opened(target, was_there=True)
     if there.manifest.get("settings") != _settings_record(request):
         raise DatasetError(f"{target} exists with other settings: choose another --out, or move it away")

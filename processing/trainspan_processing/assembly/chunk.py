@@ -1,4 +1,4 @@
-"""One chunk of whole rollouts: selected, rewarded, grouped, and judged as far as that goes without tokens."""
+"""Selects, rewards and groups one chunk of whole rollouts, and finds the drop reasons that need no tokens."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,23 +27,23 @@ _CREDITED: Final = ["rollout", "position", "agent", "turn"]
 
 @dataclass(frozen=True, slots=True)
 class RewardedChunk:
-    """Some whole rollouts with their rewards, compared with nothing yet."""
+    """Whole rollouts with their rewards, before any comparison."""
 
     rewarded: Rewarded
     compared: pl.DataFrame
-    """The complete, rewarded rollouts that made calls, with `rollout` (u32) and `group_id`."""
+    """The complete, rewarded rollouts with calls, with `rollout` (u32) and `group_id`."""
     calls: pl.DataFrame
-    """All calls with `rollout` and `group_id` (NULL where the rollout is not compared), `reason` (as far as it shows) and
-    `reward` (the call's own, weighted and added up)."""
+    """All calls with `rollout` and `group_id` (NULL if the rollout is not compared), `reason` (as far as it is known
+    without tokens) and `reward` (the weighted sum of the call's own rewards)."""
     credited: pl.DataFrame
-    """Of the calls of compared rollouts what credit needs: rollout, position, agent, turn, a `step_column` and a `rollout_column`
-    per reward, and `state` where calls are compared by it."""
+    """Calls of compared rollouts with the columns for credit: rollout, position, agent, turn, a `step_column` and a
+    `rollout_column` per reward, and `state` if calls are compared by it."""
     others: pl.DataFrame
     """OTHERS with `rollout_reason`."""
 
 
 def states_are_needed(settings: DatasetSettings) -> bool:
-    """Whether calls are compared by state. Raises UsageError for names and functions that cannot be used, before any work."""
+    """Whether calls are compared by state. Raises UsageError for unusable names and functions, before any work."""
     check_choices(settings.choices)
     if settings.reward is not None:
         load_reward(settings.reward)
@@ -53,7 +53,7 @@ def states_are_needed(settings: DatasetSettings) -> bool:
 
 
 def reward_chunk(source: Source, traces: TraceIndex, settings: DatasetSettings, *, with_state: bool) -> RewardedChunk:
-    """Rewards what was indexed, and finds which rollouts can be compared and in which group each is."""
+    """Rewards the indexed rollouts, and finds those that can be compared and their groups."""
     traces = select(source, traces, settings)
     rewarded = reward_rollouts(source, traces, settings)
     compared = _compared(source, traces, rewarded)
@@ -89,7 +89,7 @@ def _prompts(source: Source, calls: pl.DataFrame, answers: pl.DataFrame) -> Iter
 
 
 def _with_rewards(calls: pl.DataFrame, rewarded: Rewarded, compared: pl.DataFrame) -> pl.DataFrame:
-    """All calls with what their rollout says, and their own rewards."""
+    """Adds the columns of their rollout and their own rewards to all calls."""
     names = [reward.name for reward in rewarded.rewards]
     of_group = compared.select(*ROLLOUT_KEY, "rollout", "group_id", *(rollout_column(name) for name in names))
     said = (pl.col("reason").alias("rollout_reason"), pl.col("is_signed").alias("rollout_is_signed"), "task_id")
@@ -111,7 +111,7 @@ def _with_states(source: Source, answers: pl.DataFrame, calls: pl.DataFrame) -> 
 
 
 def _own_reward(rewards: Sequence[RewardName]) -> pl.Expr:
-    """`reward` of a call: its own rewards, weighted and added up; NULL where it has none."""
+    """`reward` of a call: the weighted sum of its own rewards; NULL if it has none."""
     steps = {step_column(reward.name): reward.weight for reward in rewards}
     total = pl.sum_horizontal(pl.col(name) * weight for name, weight in steps.items())
     return pl.when(pl.any_horizontal(pl.col(name).is_not_null() for name in steps)).then(total).alias("reward")

@@ -1,6 +1,6 @@
-"""Every rollout of a selection, gone through in chunks, rewarded and credited; what is left to do then needs the tokens.
+"""Rewards and credits all rollouts of a selection, chunk by chunk: everything that needs no tokens.
 
-Rollouts are compared all together, so a few numbers of each rollout and call stay in memory. The calls wait in files.
+All rollouts are compared with each other, so a few numbers per rollout and call stay in memory. Calls are spilled to files.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,44 +32,44 @@ __all__ = ["Assembly", "assemble"]
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """What is decided of all rollouts without tokens."""
+    """All rollouts, rewarded and credited; no tokens read."""
 
     rollouts: pl.DataFrame
     """rollout_id, attempt, run_id, round, task_id, reward, end_ns, split, status, group_size, `pending` and `reason`."""
     groups: Groups
-    """Those whose last rollouts have not come; rollouts of those that wait are pending."""
+    """Groups whose last rollouts have not arrived; rollouts of waiting groups are pending."""
     compared: pl.DataFrame
-    """Those that are compared, sorted by ROLLOUT_KEY, with `rollout` (u32), group_id, the number of their `part`, theirs `in_part`,
-    and of their `sound` calls (those with nothing against them so far) the number and the `tokens` (u32)."""
+    """The compared rollouts, sorted by ROLLOUT_KEY, with `rollout` (u32), group_id, the number of their `part`, their own
+    number `in_part`, and the number and `tokens` (u32) of their `sound` calls (no drop reason so far)."""
     advantages: pl.DataFrame
     """rollout, position, return, advantage and drop of the calls of compared rollouts."""
     plan: Plan
-    """How rewards became advantages; the default baseline is settled."""
+    """How rewards became advantages, with the default baseline resolved."""
     shares: pl.DataFrame
-    """rollout_id, attempt, `part`, `value`: what later datasets compare agents and single rewards with."""
+    """rollout_id, attempt, `part`, `value`: the shares of agents and single rewards, for comparison in later datasets."""
     reason_counts: pl.DataFrame
-    """REASON_COUNTS of the calls with tokens that are dropped."""
+    """REASON_COUNTS of the dropped calls with tokens."""
     others: pl.DataFrame
     """REASON_COUNTS of the calls without tokens."""
     examples: pl.DataFrame
-    """EXAMPLES of the reasons of both."""
+    """EXAMPLES of the reasons of calls with and without tokens."""
     limits: Limits
     used: pl.DataFrame
-    """rollout_id, attempt, `calls`: what rollouts that an earlier dataset used have now."""
+    """rollout_id, attempt and current number of `calls` of the rollouts that an earlier dataset used."""
     evaluations: pl.DataFrame
-    """COUNTED: the evaluations of the reward's names, of new rollouts and of those that an earlier dataset used."""
+    """COUNTED: the evaluations with the reward's names, of new rollouts and of rollouts that an earlier dataset used."""
     ignored_self_rewards: int
     unmatched: int
     function_error: str | None
     folder: Path
-    """Of the sound calls of each part."""
+    """Folder with the sound calls of each part."""
     as_of_ns: int
-    """The time at which rollouts were pending and groups waited."""
+    """The time as of which rollouts are pending and groups are waiting."""
 
     def chunks(self) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-        """The sound calls with their credit, in the order of datasets, with TOKENS of those that only clients recorded.
+        """Yields the sound calls with their credit, in the order of datasets, and TOKENS of client-only calls.
 
-        Whole rollouts, some at a time, bounded by calls and by tokens.
+        Each chunk holds whole rollouts and is bounded by calls and by tokens.
         """
         ordered = self.compared.filter(pl.col("sound") > 0).sort(*ROW_ORDER)
         numbered = ordered.select(
@@ -106,11 +106,11 @@ def assemble(
     *,
     may_leave_groups: bool = True,
 ) -> Assembly:
-    """Indexes, rewards and credits all rollouts of the selection that no earlier dataset used; `folder` takes the calls.
+    """Indexes, rewards and credits all rollouts of the selection that no earlier dataset used; spills calls to `folder`.
 
-    Waits up to `wait_s` for rollouts that are still arriving, and leaves groups that lack rollouts to the next dataset for up
-    to `group_wait_s`, if `may_leave_groups`. Raises UsageError for unknown names of credit and baseline, and for functions
-    that do not keep to their form.
+    Waits up to `wait_s` for rollouts that are still arriving. With `may_leave_groups`, leaves groups that lack rollouts to
+    the next dataset for up to `group_wait_s`. Raises UsageError for unknown credits and baselines, and for functions that
+    return something invalid.
     """
     with_state = states_are_needed(settings)
     moment = settle(source, selection, settings, ledger, clock)
@@ -186,7 +186,7 @@ def _together(
 
 
 def _taken_out(parts: Sequence[ChunkSummary], compared: pl.DataFrame) -> pl.DataFrame:
-    """The calls that are credited, by their rollouts' final numbers; no part holds on to its own."""
+    """The credited calls, with the final numbers of their rollouts. Removed from the parts, to free their memory."""
     frames = []
     for number, part in enumerate(parts):
         numbers = compared.filter(pl.col("part") == number).select("in_part", "rollout")

@@ -1,4 +1,4 @@
-"""The manifest: what went in, what was kept and dropped and why, how credit was given, what came out."""
+"""The manifest: inputs, kept and dropped calls with reasons, credit, outputs."""
 
 import hashlib
 import inspect
@@ -37,7 +37,7 @@ def make_manifest(
     inputs: Sequence[Mapping[str, Any]],
     earlier: Sequence[Path],
 ) -> dict[str, Any]:
-    """The manifest of a dataset, whose ledger file is written to `folder`; `earlier` are the datasets that came before."""
+    """The manifest of a dataset whose ledger file is already in `folder`; `earlier`: the datasets before it."""
     compared = assembly.compared
     runs = assembly.rollouts["run_id"].drop_nulls().unique().to_list()
     merges = counts.rows - counts.first_calls
@@ -96,20 +96,20 @@ def _digest(path: Path) -> str:
 
 
 def _function_digests(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Function named in the settings → sha256 of the file that holds it: what else decides on the rows."""
+    """Function named in the settings → sha256 of its source file, since its code also determines the rows."""
     names = {value for value in settings.values() if isinstance(value, str) and is_function_name(value)}
     found = {}
     for name in sorted(names):
         try:
             source = inspect.getsourcefile(inspect.unwrap(load_function(name)))
-        except TypeError:  # an object that can be called, or one written in C
+        except TypeError:  # a callable object, or a function written in C
             source = None
         found[name] = _digest(Path(source)) if source else "unknown"
     return found
 
 
 def _credit_record(plan: Plan, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """How advantages came about, with the defaults settled."""
+    """How advantages were computed, with the defaults resolved."""
     return {
         "credit": settings["credit"],
         "baseline": plan.estimator.baseline,
@@ -125,7 +125,7 @@ def _credit_record(plan: Plan, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reward_statistics(rewards: pl.Series) -> dict[str, Any]:
-    """mean, std (ddof 1), min, max and number of the rewards; None where there are too few."""
+    """mean, std (ddof 1), min, max and number of the rewards; None if there are too few."""
     std = rewards.std() if rewards.len() > 1 else None
     return {"mean": rewards.mean(), "std": std, "min": rewards.min(), "max": rewards.max(), "n": rewards.len()}
 

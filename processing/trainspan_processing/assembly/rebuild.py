@@ -1,4 +1,4 @@
-"""Makes a published dataset again, from its manifest and what its run saw (recorded.py)."""
+"""Rebuilds a published dataset from its manifest and the data that its run saw (recorded.py)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -17,17 +17,18 @@ __all__ = ["Rebuilt", "rebuild"]
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A dataset that was made again."""
+    """A rebuilt dataset."""
 
     built: BuiltDataset
     differences: list[str]
-    """What is not as it was; empty where every file has the same bytes."""
+    """Differences from the original; empty if every file has the same bytes."""
 
 
 def rebuild(original: Path, out: Path, stores: Sequence[str] | None, clock: Clock) -> Rebuilt:
-    """Makes the dataset `original` again in the folder `out`, from its own stores or from `stores` that hold its rollouts.
+    """Rebuilds the dataset `original` in the folder `out`, from its own stores or from `stores` that hold its rollouts.
 
-    Raises DatasetError where `out` is the original's own folder, or an earlier dataset that it depends on is gone or changed.
+    Raises DatasetError if `out` is the original's own folder, or if an earlier dataset that it depends on is gone or
+    changed.
     """
     published = open_published(original)
     if out.resolve() == published.path.resolve().parent:

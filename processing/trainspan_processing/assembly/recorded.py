@@ -1,4 +1,4 @@
-"""What the run that built a dataset saw: its stores up to their watermarks, at its time, after the datasets before it."""
+"""The view of the run that built a dataset: its stores up to their watermarks, its clock, and the datasets before it."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -20,17 +20,17 @@ __all__ = ["Recorded", "recorded"]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """How to look at stores as a dataset's run did."""
+    """A view of stores as the run that built a dataset saw them."""
 
     selection: Selection
-    """The run's own. In other stores than its own: the rollouts that it looked at, those of its ledger and those that
-    earlier datasets had dropped."""
+    """The run's selection. In stores other than its own: the rollouts that it looked at, from its ledger, and the rollouts
+    that earlier datasets had dropped."""
     earlier: Ledger
-    """Of the datasets that there were."""
+    """The ledger of the datasets that existed."""
     watermarks: Mapping[int, int] | None
-    """Store number → the last `seq` that the run saw; None in other stores, where numbers mean something else."""
+    """Store number → the last `seq` that the run saw; None in other stores, where sequence numbers differ."""
     as_of_ns: int | None
-    """Its time; None in datasets that do not tell."""
+    """The run's time; None if the dataset does not record it."""
 
     def clock(self, clock: Clock) -> Clock:
         """The run's time, if it is known, else that of `clock`."""
@@ -43,14 +43,14 @@ class Recorded:
         return Source(stores, allow_behind, watermarks=dict(marks or {}), is_held=marks is not None)
 
     def rollouts_at_hand(self, source: Source) -> Selection:
-        """The selection by the ids of its rollouts that were not used before."""
+        """The selection, limited to the ids of its unused rollouts."""
         inventory = take_inventory(source, self.selection).without(self.earlier.used.select("rollout_id", "attempt"))
         ids = inventory.holdings["rollout_id"].unique().sort().to_list()
         return Selection(self.selection.run_id, self.selection.round, ids)
 
 
 def recorded(dataset: Published, stores: Sequence[str]) -> Recorded:
-    """The view of the run that built `dataset`, of its own stores or of others.
+    """The view that the run that built `dataset` had, applied to its own stores or to others.
 
     Raises DatasetError if an earlier dataset that it depends on is gone or changed.
     """
@@ -67,7 +67,7 @@ def _ids(ledger: pl.DataFrame) -> set[str]:
 
 
 def _earlier(dataset: Published) -> list[Path]:
-    """The folders of the datasets whose ledgers it was built with, unchanged."""
+    """The folders of the earlier datasets that it was built after. Raises DatasetError if one is gone or changed."""
     folders = []
     for entry in dataset.manifest["earlier"]:
         folder = dataset.path.parent / entry["name"]

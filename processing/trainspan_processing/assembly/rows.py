@@ -35,24 +35,24 @@ ROW_ORDER: Final = ["run_id", "round", "task_id", *ROLLOUT_KEY]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a call must keep to beyond being sound."""
+    """Limits on calls that are sound without their tokens."""
 
     newest_version: int | None
     max_staleness: int | None
     max_tokens: int | None
     keep_zero_spread: bool
     choices: str
-    """Of CHOICES: which answers to one request are kept."""
+    """One of CHOICES: which answers to one request are kept."""
 
 
 @dataclass(slots=True)
 class RowCounts:
-    """What was counted while rows were made."""
+    """Counts taken while rows are made."""
 
     rows: int = 0
     segments: int = 0
     first_calls: int = 0
-    """Kept (rollout, agent) pairs: no call of these could have been merged into less than one row each."""
+    """Kept (rollout, agent) pairs: each needs at least one segment, however well its calls merge."""
     prompt_tokens: int = 0
     environment_tokens: int = 0
     """Prompt tokens that no earlier call of the segment holds."""
@@ -61,18 +61,18 @@ class RowCounts:
     policies: Counter[str] = field(default_factory=Counter)
     """Rows by the name of the policy that made the call."""
     bases: Counter[str] = field(default_factory=Counter)
-    """Rows by the digest of the model that the policy's training began with, of those that name one."""
+    """Rows by the digest of the model that the policy's training began with; rows without a digest are not counted."""
     groups: set[str] = field(default_factory=set)
     merge_failures: MergeFailures = field(default_factory=MergeFailures)
-    """Calls that do not continue the one of their agent before them, by cause."""
+    """Calls that do not continue their agent's previous call, by cause."""
     shapes: list[pl.DataFrame] = field(default_factory=list)
-    """Of each kept row: `prompt_tokens`, `completion_tokens` (u32), `advantage`."""
+    """`prompt_tokens`, `completion_tokens` (u32) and `advantage` of each kept row."""
     calls_per_rollout: list[pl.Series] = field(default_factory=list)
     """Kept calls of each rollout."""
 
 
 def limits(settings: DatasetSettings, newest: int | None) -> Limits:
-    """What the settings demand of a call with tokens, `newest` being the newest policy version of all calls."""
+    """The limits that the settings put on calls with tokens; `newest` is the newest policy version of all calls."""
     return Limits(
         newest,
         settings.max_staleness,
@@ -94,13 +94,13 @@ def make_rows(
     limits: Limits,
     counts: RowCounts,
 ) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-    """(rows with COLUMNS, the calls with their final `reason`) of each chunk of calls that seem sound without their tokens.
+    """Yields (rows with COLUMNS, the calls with their final `reason`) for each chunk of calls without a drop reason so far.
 
     A chunk is (calls, answers): CALLS of whole rollouts, in the order of rows, with `rollout` (their number), turn, group_id,
-    reason, reward, return, advantage and `drop`; and TOKENS of those that only clients recorded.
+    reason, reward, return, advantage and `drop`; and TOKENS of client-only calls.
     """
     for calls, answers in chunks:
-        # No name holds on to tokens here while the next ones are read.
+        # No variable keeps tokens alive here while the next ones are read.
         yield rows_of(_with_tokens(calls, read_tokens(source, calls, answers=answers)), limits, counts)
 
 
@@ -109,7 +109,7 @@ def _with_tokens(calls: pl.DataFrame, payload: pl.DataFrame) -> pl.DataFrame:
 
 
 def rows_of(calls: pl.DataFrame, limits: Limits, counts: RowCounts) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """(rows, calls with `reason`) of one chunk of calls, with their TOKENS; pure but for `counts`."""
+    """(rows, calls with `reason`) of one chunk of calls with their TOKENS. Pure except for updating `counts`."""
     is_unused = unused(calls) if limits.choices == "used" else pl.lit(value=False).alias("unused")
     reason = pl.coalesce(
         "reason",
@@ -128,7 +128,7 @@ def rows_of(calls: pl.DataFrame, limits: Limits, counts: RowCounts) -> tuple[pl.
 def with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
     """Adds segment_id, segment_pos, prefix_len, parent_index, branch and done.
 
-    Over kept calls only, so that what is not trained is environment.
+    Computed over kept calls only, so that untrained tokens count as environment.
     """
     kinds = pl.struct("rollout", "policy_name", "temperature")
     strands = calls.select(kinds.rank("dense").cast(pl.Int64)).to_series().to_numpy()
@@ -137,7 +137,7 @@ def with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
     strands = strands[order]
     prompts, completions = (Tokens.of(calls[name]).take(order) for name in ("prompt_ids", "completion_ids"))
     segment, position, prefix, parent = trace_lineage(strands, prompts, completions)
-    openers = np.flatnonzero(position == 0)  # the segments of a strand are numbered as they open
+    openers = np.flatnonzero(position == 0)  # a strand's segments are numbered in the order in which they open
     first = order[openers[np.searchsorted(openers, _run_starts(strands)) + segment]][back]
     opened = np.cumsum(first == np.arange(len(first)))
     segment_id = opened[first] - opened[_run_starts(calls["rollout"].cast(pl.Int64).to_numpy())]
@@ -155,21 +155,21 @@ def with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _run_starts(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(C,) where the run of equal neighbours begins that each of the values, none negative, is in."""
+    """(C,) the index at which each value's run of equal neighbors begins; values are not negative."""
     starts = np.flatnonzero(np.diff(values, prepend=-1))
     return np.repeat(starts, np.diff(np.append(starts, len(values))))
 
 
 def _branches(calls: pl.DataFrame) -> pl.Series:
-    """How many earlier calls of its rollout have the very same prompt, for each call."""
-    alike = pl.len().over("rollout", pl.col("prompt_ids").list.len()) > 1  # others need no look at their tokens
+    """For each call, the number of earlier calls of its rollout with exactly the same prompt."""
+    alike = pl.len().over("rollout", pl.col("prompt_ids").list.len()) > 1  # a unique length is a unique prompt
     rows = calls.select(alike.arg_true().alias("row"))["row"]
     same = calls[rows].select(pl.int_range(pl.len()).over("rollout", pl.col("prompt_ids").hash()).cast(pl.Int32))
     return pl.zeros(calls.height, dtype=pl.Int32, eager=True).scatter(rows, same.to_series())
 
 
 def _count_failures(kept: pl.DataFrame, failures: MergeFailures) -> None:
-    """Counts the calls that open a segment although their agent made a call before."""
+    """Counts the calls that open a segment even though their agent had made a call before."""
     opens, rollout = pl.col("segment_pos") == 0, pl.col("rollout")
     if not kept.select((opens & (rollout == rollout.shift(1))).any()).item():  # no rollout has a second segment
         return

@@ -1,4 +1,4 @@
-"""What a dataset is to be made of: splits, agents, policies, and the user's own filter. Stored runs can be chosen from anew."""
+"""Selects a dataset's content by split, agent, policy and the user's own filter. Stored runs can be selected from again."""
 
 import hashlib
 from collections.abc import Callable
@@ -22,14 +22,14 @@ __all__ = ["load_filter", "select"]
 
 
 def load_filter(name: str) -> Callable[..., Any]:
-    """The user's filter. Raises UsageError or ProcessError if it cannot be used (functions.py)."""
+    """The user's filter function. Raises UsageError or ProcessError if it cannot be used (functions.py)."""
     return load_function(name, "rollout")
 
 
 def select(source: Source, traces: TraceIndex, settings: DatasetSettings) -> TraceIndex:
-    """The index with `selected` on calls and rollouts, `split` as the settings want it, and the rewards that they admit.
+    """The index with `selected` on calls and rollouts, `split` per the settings, and the rewards that they admit.
 
-    Raises UsageError for malformed settings, DatasetError where the filter raises.
+    Raises UsageError for malformed settings, DatasetError if the filter raises.
     """
     rollouts = _with_split(traces.rollouts, settings.split)
     calls = traces.calls.with_columns(_is_named("agent", settings.agents) & _is_named("policy_name", settings.policies))
@@ -47,7 +47,7 @@ def _is_named(column: str, names: str | None) -> pl.Expr:
 
 
 def _with_split(rollouts: pl.DataFrame, split: str) -> pl.DataFrame:
-    """`recorded` as it is; `all`: everything is for training; a share: that of the tasks, by a hash of their ids."""
+    """`recorded`: unchanged; `all`: all for training; a share: this share of tasks for training, by a hash of their ids."""
     if split == "recorded":
         return rollouts
     if split == "all":
@@ -66,12 +66,12 @@ def _with_split(rollouts: pl.DataFrame, split: str) -> pl.DataFrame:
 
 
 def _fraction(text: str) -> float:
-    """A number from 0 to 1 that depends on the text alone."""
+    """A number from 0 to 1 that depends only on the text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
 
 def _filtered(source: Source, traces: TraceIndex, name: str) -> TraceIndex:
-    """`selected` is false for rollouts of which the user's function says so."""
+    """Sets `selected` to false for rollouts that the user's function rejects."""
     function = load_filter(name)
     left_out = []
     for key, stored in stored_rollouts(source, traces, traces.rollouts):

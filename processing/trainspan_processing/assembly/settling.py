@@ -1,4 +1,4 @@
-"""Waits for what is still arriving, and fixes the moment that a dataset shows."""
+"""Waits for rollouts that are still arriving, and fixes the moment that a dataset represents."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -24,30 +24,30 @@ _FACTS: Final = [
     *(*ROLLOUT_KEY, "run_id", "round", "task_id", "split", "status", "group_size"),
     *("pending", "superseded", "end_ns"),
 ]
-"""What decides whether a rollout is waited for."""
+"""The columns that decide whether to wait for a rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the stores hold of a selection at one moment, up to the source's watermarks."""
+    """The content of the stores for a selection at one moment, up to the source's watermarks."""
 
     now_ns: int
     selections: Sequence[Selection]
-    """The selection as it is if it is one chunk and new, else its new rollouts in chunks."""
+    """The selection itself if it is a single chunk of new rollouts, else its new rollouts in chunks."""
     around: ChunkContext
     fresh: Inventory
-    """The rollouts that no dataset used, and those that share a trace with them."""
+    """The rollouts that no dataset used, and rollouts that share a trace with them."""
     used: pl.DataFrame
     """rollout_id, attempt, `calls` of the rollouts that an earlier dataset used."""
     traces: TraceIndex | None = None
-    """Of the only chunk, if it was indexed already."""
+    """The index of the only chunk, if it was built already."""
 
 
 def settle(source: Source, selection: Selection, settings: DatasetSettings, ledger: Ledger, clock: Clock) -> Moment:
-    """The moment at which nothing is waited for, or `wait_s` is over; the source then shows this moment.
+    """The moment at which there is nothing left to wait for, or `wait_s` is over; the source is then fixed at this moment.
 
-    Waited for are a first new rollout, rollouts for training that are pending, and groups that lack rollouts, wherever
-    these lie: in other chunks, in earlier datasets, or nowhere yet.
+    Waits for a first new rollout, for pending training rollouts, and for groups that lack rollouts. The rest of a group
+    may be in other chunks or in earlier datasets, or may not have arrived yet.
     """
     deadline_ns = clock.now_ns() + int(settings.wait_s * 1e9)
     pause_s, known = _FIRST_PAUSE_S, _Known()
@@ -66,12 +66,12 @@ def settle(source: Source, selection: Selection, settings: DatasetSettings, ledg
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What earlier looks have shown."""
+    """Results of earlier looks at the stores."""
 
     facts: pl.DataFrame = field(default_factory=pl.DataFrame)
     """_FACTS of each new rollout."""
     sizes: pl.DataFrame | None = None
-    """rollout_id, `items`: of what the facts were found."""
+    """rollout_id, `items`: the data that the facts were found in."""
     served: frozenset[str] = frozenset()
 
 
@@ -91,7 +91,7 @@ def _look(source: Source, selection: Selection, ledger: Ledger, now_ns: int) -> 
 
 
 def _homeless(source: Source, selection: Selection, inventory: Inventory) -> pl.DataFrame:
-    """EVALUATIONS of rollouts that there are not: a chunk would not show them."""
+    """EVALUATIONS of unknown rollouts, which no chunk would include."""
     known = inventory.holdings.select("rollout_id").unique()
     batches = source.read("evaluations", selection, EVALUATION_COLUMNS)
     return collect_evaluations(batch.join(known, on="rollout_id", how="anti") for batch in batches)
@@ -100,7 +100,7 @@ def _homeless(source: Source, selection: Selection, inventory: Inventory) -> pl.
 def _with_facts(
     source: Source, moment: Moment, ledger: Ledger, settle_s: float, known: _Known
 ) -> tuple[Moment, _Known]:
-    """Indexes the only chunk, or of several what is new, has grown or was pending when it was last looked at."""
+    """Indexes the only chunk. With several chunks, indexes rollouts that are new, have grown or were pending last time."""
     if len(moment.selections) == 1:
         traces = index_traces(
             source, moment.selections[0], ledger, now_ns=moment.now_ns, settle_s=settle_s, around=moment.around

@@ -1,4 +1,4 @@
-"""What of a chunk stays in memory, and its calls, which wait in files until they are written."""
+"""Reduces a chunk to a summary in memory, and spills its calls to files until rows are written."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ _OF_CALL: Final = [
 
 @dataclass(frozen=True, slots=True)
 class ChunkSummary:
-    """What stays in memory of some rollouts."""
+    """The part of a chunk that stays in memory."""
 
     rollouts: pl.DataFrame
     compared: pl.DataFrame
     credited: list[pl.DataFrame]
-    """One frame, taken out when all chunks are put together."""
+    """One frame, removed when all chunks are combined."""
     reason_counts: pl.DataFrame
     examples: pl.DataFrame
     others: pl.DataFrame
@@ -52,7 +52,7 @@ class ChunkSummary:
 def spill(
     source: Source, traces: TraceIndex, settings: DatasetSettings, folder: Path, number: int, *, with_state: bool
 ) -> ChunkSummary:
-    """Rewards what was indexed, and puts its sound calls into the folder, under the number of the chunk."""
+    """Rewards the indexed rollouts, and writes their sound calls to the folder under the number of the chunk."""
     chunk = reward_chunk(source, traces, settings, with_state=with_state)
     is_sound = pl.col("reason").is_null()
     sound = chunk.calls.filter(is_sound).select(_OF_CALL).rename({"rollout": "in_part"})
@@ -67,7 +67,7 @@ def spill(
     numbered = compared.with_columns(
         pl.lit(number, dtype=pl.UInt32).alias("part"), pl.col("sound", "tokens").fill_null(0)
     )
-    # What stays must not hold on to the texts that it was cut out of.
+    # The frames that stay must not keep alive the texts that they were sliced from.
     return ChunkSummary(
         rollouts=compact(
             chunk.rewarded.rollouts.select(*_OF_ROLLOUT, "split", "status", "group_size", "pending", "reason")
@@ -90,7 +90,7 @@ def spill(
 
 
 def read_spilled(folder: Path, part: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The sound calls of a chunk, and TOKENS of those that only clients recorded."""
+    """The sound calls of a chunk, and TOKENS of its client-only calls."""
     calls, answers = _paths(folder, part)
     return pl.read_ipc(calls), pl.read_ipc(answers)
 
