@@ -1,1 +1,1 @@
-"""Rewards to advantages."""
+"""Turns rewards into advantages."""

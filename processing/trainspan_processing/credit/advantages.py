@@ -1,8 +1,8 @@
-"""Advantages of calls: credit × baseline, as a sum of terms that can be shown in numbers.
+"""Advantages of calls: credit × baseline, as a sum of terms that reports can show in numbers.
 
     advantage = Σ_terms weight · (value − center) · scale
 
-One term in the usual case; `gigpo` has two, `gdpo` one per reward and one for the batch. Statistics are float64, taken over
+Usually there is one term; `gigpo` has two, `gdpo` one per reward and one for the batch. Statistics are float64, taken over
 items (a rollout's return, or calls' values), and over all complete rewarded rollouts before any row is dropped.
 """
 
@@ -30,29 +30,29 @@ TERMS: Final[Schema] = {
     "weight": pl.Float64,
     "drop": pl.String,
 }
-"""One row per call and term. `term`: `rollout` or `call` (what the statistics are over), `step`, `episode` and `state`
-(gigpo), `batch` (gdpo's last step). `drop`: why this comparison says nothing, else NULL."""
+"""One row per call and term. `term`: `rollout` or `call` (the items of the statistics), `step`, `episode` and `state`
+(gigpo), `batch` (gdpo's last step). `drop`: why this comparison is meaningless, else NULL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credited:
-    """What the plan gave."""
+    """The result of a plan."""
 
     calls: pl.DataFrame
-    """rollout, position, `return`, `advantage` (f64) and `drop` (why no comparison says anything, else NULL); only calls
-    that got a value."""
+    """rollout, position, `return`, `advantage` (f64) and `drop` (why no comparison is meaningful, else NULL); only calls
+    with a value."""
     terms: pl.DataFrame
     """TERMS."""
     parts: pl.DataFrame
-    """rollout, `part`, `value`: the shares of agents and rewards that later datasets compare with."""
+    """rollout, `part`, `value`: the shares of agents and rewards, for comparison in later datasets."""
 
 
 def assign_advantages(calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.DataFrame, plan: Plan) -> Credited:
     """Advantages of `calls` by `plan`.
 
     `calls` have rollout, position, agent, turn, for `gigpo` state, and per reward its `step_column` and `rollout_column` (f64,
-    NULL where there is none). `rollouts` have rollout, `group` (u32), run_id, end_ns, rollout_id and attempt, and are sorted by
-    their ids; `history` is HISTORY. Raises UsageError where a user's function does not keep to its form.
+    NULL if missing). `rollouts` have rollout, `group` (u32), run_id, end_ns, rollout_id and attempt, and are sorted by
+    their ids; `history` is HISTORY. Raises UsageError if a user's function returns something invalid.
     """
     calls = calls.join(rollouts.select("rollout", "group"), on="rollout", how="inner").sort(CALL)
     comparison = Comparison(rollouts, history, plan)
@@ -77,7 +77,7 @@ def assign_advantages(calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.D
 
 
 def credit(calls: pl.DataFrame, compared: pl.DataFrame, history: pl.DataFrame, plan: Plan) -> Credited:
-    """The advantages of `calls` of the rollouts that are `compared` (RewardedChunk), with HISTORY of all earlier rollouts."""
+    """The advantages of `calls` of the `compared` rollouts (RewardedChunk), with HISTORY of all earlier rollouts."""
     facts = compared.select(
         "rollout",
         pl.col("group_id").rank("dense").cast(pl.UInt32).alias("group"),
@@ -89,7 +89,7 @@ def credit(calls: pl.DataFrame, compared: pl.DataFrame, history: pl.DataFrame, p
 
 
 def with_credit(calls: pl.DataFrame, advantages: pl.DataFrame) -> pl.DataFrame:
-    """Adds return, advantage and drop to RewardedChunk.calls. A compared call that nothing gave a value lacks a reward."""
+    """Adds return, advantage and drop to RewardedChunk.calls. A compared call without a value lacks a reward."""
     without_value = pl.when(pl.col("rollout").is_not_null() & pl.col("return").is_null()).then(pl.lit("no_reward"))
     return calls.join(advantages, on=["rollout", "position"], how="left", maintain_order="left").with_columns(
         pl.coalesce("reason", without_value).alias("reason")
@@ -101,7 +101,7 @@ def _added_up(terms: pl.DataFrame, *, several: bool) -> pl.DataFrame:
     advantage = pl.col("weight") * (pl.col("value") - pl.col("center")) * pl.col("scale")
     if not several:
         return terms.select(*CALL, pl.col("worth").alias("return"), advantage.alias("advantage"), "drop")
-    # Groups of one sorted number are slices; those of two columns are lists, which take ten times the memory.
+    # Grouping by one sorted number yields slices; grouping by two columns yields lists, which take ten times the memory.
     call = pl.col("rollout").cast(pl.UInt64) * 2**32 + pl.col("position")
     says_nothing = pl.col("drop").is_not_null().all()
     return (

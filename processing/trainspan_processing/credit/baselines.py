@@ -1,14 +1,14 @@
-"""Baselines: what a value is compared with. Frame in, frame out; float64; a statistic is taken over items.
+"""Baselines: the reference that a value is compared with. Frame in, frame out; float64; statistics are taken over items.
 
-An item is one value among those that are compared: a rollout's return, or with `group_over = calls`, `step` and `gigpo`
-a call's. Input: one row per item with `item` (u32), `rollout` (u32, whose value it is), `group` (u32, what is compared within
-a task), `pool` (u32, what is compared beyond it: with `step` the calls of the same turn or agent, else everything), `value` v
-(f64, never NULL), `run_id`, `end_ns`, `rollout_id`, `attempt`, and `history` (True for what an earlier dataset knew of a
-rollout, which only `running` and `rae` look at; `item`, `rollout` and `group` are NULL there).
+An item is one of the compared values: a rollout's return, or a call's with `group_over = calls`, `step` and `gigpo`.
+Input: one row per item with `item` (u32), `rollout` (u32, the rollout of the value), `group` (u32, compared within a task),
+`pool` (u32, compared across tasks: with `step` the calls of the same turn or agent, else everything), `value` v (f64, never
+NULL), `run_id`, `end_ns`, `rollout_id`, `attempt`, and `history` (True for a rollout's value from an earlier dataset, which
+only `running` and `rae` use; `item`, `rollout` and `group` are NULL there).
 Output: the input's rows that are not history, with `center` and `scale` (f64) such that a value v has
     advantage = (v − center) · scale,
-and `drop`: the reason why the comparison says nothing (then center and scale are 0), else NULL.
-Values of one rollout alone are no comparison, and values that differ by rounding alone are equal.
+and `drop`: the reason why the comparison is meaningless (then center and scale are 0), else NULL.
+Values of a single rollout cannot be compared, and values that differ only by rounding are equal.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ RAE_DECAY: Final = 0.95
 
 _RELATIVE: Final = 1e-9
 _ABSOLUTE: Final = 1e-12
-"""Values closer than this, relative to the greater one or at all, differ by the rounding of sums."""
+"""Values closer than this, relative to the greater one or absolutely, differ only by the rounding of sums."""
 
 _V: Final = pl.col("value")
 _MEAN_G: Final = _V.mean().over("group")
@@ -51,14 +51,14 @@ def grpo(items: pl.DataFrame) -> pl.DataFrame:
 
 
 def dr_grpo(items: pl.DataFrame) -> pl.DataFrame:
-    """v − μ_g. Dr. GRPO, arXiv 2503.20783: no division by the spread, which favours easy and hard tasks."""
+    """v − μ_g. Dr. GRPO, arXiv 2503.20783: no division by the spread, which favors easy and hard tasks."""
     return _by_group(items, _MEAN_G, _ONE)
 
 
 def rloo(items: pl.DataFrame) -> pl.DataFrame:
     """v_i less the mean of the other rollouts of its group. REINFORCE leave-one-out, arXiv 2402.14740, section 2.
 
-    For an item's own value this is n/(n−1) · (v_i − μ_g); where a rollout has several items in the group, all of them are
+    For an item's own value this is n/(n−1) · (v_i − μ_g). If a rollout has several items in the group, all of them are
     left out: they come from the same sampled trajectory.
     """
     own = ["group", "rollout"]
@@ -70,7 +70,7 @@ def rloo(items: pl.DataFrame) -> pl.DataFrame:
 def batch(items: pl.DataFrame) -> pl.DataFrame:
     """(v − μ_g) / σ_batch: centered by group, scaled by the spread of the pool (ddof 1).
 
-    The normalization that arXiv 2508.08221 finds more robust where groups have little spread.
+    arXiv 2508.08221 finds this normalization more robust if groups have little spread.
     """
     return _by_group(items, _MEAN_G, 1.0 / _V.std(ddof=1).over("pool"))
 
@@ -82,10 +82,10 @@ def global_(items: pl.DataFrame) -> pl.DataFrame:
 
 
 def running(items: pl.DataFrame) -> pl.DataFrame:
-    """v less the mean of the last 256 values of the same run and pool before its rollout, in the order in which rollouts ended.
+    """v less the mean of the last 256 values of the same run and pool before its rollout, ordered by the end of rollouts.
 
     A moving-average baseline, Williams 1992, section 4. A rollout with several items in the pool counts once, with their mean.
-    Earlier datasets' values count among them. An item before which there is none is compared with nothing.
+    Values of earlier datasets are included. An item with no value before it is not compared.
     """
     before = pl.col("worth").rolling_mean(RUNNING_WINDOW, min_samples=1).shift(1)
     current = _in_time(items, before)
@@ -94,12 +94,12 @@ def running(items: pl.DataFrame) -> pl.DataFrame:
 
 
 def rae(items: pl.DataFrame) -> pl.DataFrame:
-    """v − b with b ← .95·b + .05·v first, from b = 0, in the order in which the rollouts of the run ended.
+    """v − b, after updating b ← .95·b + .05·v, from b = 0, in the order in which the rollouts of the run ended.
 
-    Role-conditioned advantage estimation, SPIRAL, arXiv 2506.24119; each pool, and with `per_agent` each agent, has a b of
-    its own, which a rollout with several items in the pool moves once, by their mean. Earlier datasets' values count.
+    Role-conditioned advantage estimation, SPIRAL, arXiv 2506.24119. Each pool, and with `per_agent` each agent, has its own
+    b; a rollout with several items in the pool updates it once, with their mean. Values of earlier datasets are included.
     """
-    # An exponential mean starts at its first value: b = 0 is what remains when a leading 0 is weighted in.
+    # An exponential mean starts at its first value; weighting in a leading 0 makes it start at b = 0.
     weight = RAE_DECAY ** pl.int_range(1, pl.len() + 1)
     means = pl.col("worth").ewm_mean(alpha=1.0 - RAE_DECAY, adjust=True) * (1.0 - weight)
     return _settled(_in_time(items, means), pl.col("center"), _ONE, pl.lit(None, dtype=pl.String))
@@ -122,14 +122,14 @@ BASELINES: Final[dict[str, Baseline]] = {
 }
 
 WITH_HISTORY: Final = ("running", "rae")
-"""What looks at earlier datasets; a user's own baseline may too."""
+"""Baselines that use earlier datasets; a user's own baseline may too."""
 
 WITH_GROUPS: Final = ("grpo", "dr_grpo", "rloo", "batch")
-"""What compares within groups."""
+"""Baselines that compare within groups."""
 
 
 def spread_reason(rollouts: pl.Expr, least: pl.Expr, greatest: pl.Expr) -> pl.Expr:
-    """Why items of this number of rollouts, least and greatest value are no comparison, else NULL."""
+    """Why items with this number of rollouts, least and greatest value cannot be compared, else NULL."""
     equal = are_equal(least, greatest)
     return pl.when(rollouts < 2).then(pl.lit("singleton_group")).when(equal).then(pl.lit("zero_spread_group"))
 
@@ -144,7 +144,7 @@ def _current(items: pl.DataFrame) -> pl.DataFrame:
 
 
 def _in_time(items: pl.DataFrame, center: pl.Expr) -> pl.DataFrame:
-    """The items that are not history with `center`, an expression over each run's and pool's `worth` of rollouts by their end."""
+    """The items without history, with `center`: an expression over `worth` of each run's and pool's rollouts by their end."""
     by = ["run_id", "pool", "end_ns", *_OWN]
     worth = items.group_by(by, maintain_order=True).agg(_V.mean().alias("worth")).sort(by[2:], nulls_last=False)
     worth = worth.with_columns(center.over("run_id", "pool").alias("center"))
@@ -162,9 +162,9 @@ def _reason(by: str) -> pl.Expr:
 
 
 def _settled(items: pl.DataFrame, center: pl.Expr, scale: pl.Expr, reason: pl.Expr) -> pl.DataFrame:
-    """Where there is a reason, center and scale are 0: the advantage is 0, and never NaN.
+    """Sets center and scale to 0 if there is a reason, so that the advantage is 0 and never NaN.
 
-    A value that equals its center but for rounding has advantage 0, whatever it is scaled by.
+    A value that differs from its center only by rounding has advantage 0, whatever its scale.
     """
     settled = items.with_columns(
         center.cast(pl.Float64).alias("center"), scale.cast(pl.Float64).alias("scale"), reason.alias("drop")

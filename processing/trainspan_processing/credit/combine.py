@@ -1,4 +1,4 @@
-"""Several rewards of a call as one: added up before the comparison, or compared one by one, added up and whitened (GDPO)."""
+"""Combines several rewards of a call: summed before the comparison, or compared one by one, summed and whitened (GDPO)."""
 
 import polars as pl
 
@@ -11,7 +11,7 @@ __all__ = ["summed", "whitened"]
 
 
 def summed(calls: pl.DataFrame, plan: Plan) -> pl.DataFrame:
-    """Adds `step_reward` and `rollout_reward`, Σ_k w_k·r_k over the rewards that are there, NULL where none is."""
+    """Adds `step_reward` and `rollout_reward`, Σ_k w_k·r_k over the rewards present, NULL without any."""
 
     def total(columns: dict[str, float]) -> pl.Expr:
         present = pl.any_horizontal(pl.col(name).is_not_null() for name in columns)
@@ -24,9 +24,9 @@ def summed(calls: pl.DataFrame, plan: Plan) -> pl.DataFrame:
 
 
 def whitened(calls: pl.DataFrame, terms: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """(A − μ_batch) / (σ_batch + ε) over rollouts, of the sum A of the rewards' own advantages.
+    """(A − μ_batch) / (σ_batch + ε) over rollouts, for the sum A of the advantages of the single rewards.
 
-    GDPO, arXiv 2601.05242, eqs. 4 to 6: each reward is normalised in its group, the weighted sum over the batch.
+    GDPO, arXiv 2601.05242, eqs. 4 to 6: each reward is normalized in its group, the weighted sum over the batch.
     """
     per_rollout = calls.group_by("rollout", maintain_order=True).agg(pl.col("advantage").mean())["advantage"]
     mean, spread = per_rollout.mean(), per_rollout.std()

@@ -1,4 +1,4 @@
-"""Calls compared with each other and with rollouts of earlier datasets: centers and scales, as TERMS."""
+"""Compares calls with each other and with rollouts of earlier datasets: centers and scales, as TERMS."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +13,7 @@ from trainspan_schemas.errors import UsageError
 __all__ = ["CALL", "Comparison"]
 
 CALL: Final = ["rollout", "position"]
-"""The columns that number a call."""
+"""The columns that identify a call."""
 
 _FACTS: Final = ["rollout", "group", "run_id", "end_ns", "rollout_id", "attempt"]
 _PARTS: Final[Schema] = {"rollout": pl.UInt32, "part": pl.String, "value": pl.Float64}
@@ -23,7 +23,7 @@ _EVERYTHING: Final = pl.lit(0, dtype=pl.UInt32).alias("pool")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What calls are compared by. Every method returns (terms, parts): see `assign_advantages` for the frames."""
+    """The rollouts, history and plan to compare by. Every method returns (terms, parts): see `assign_advantages`."""
 
     rollouts: pl.DataFrame
     history: pl.DataFrame
@@ -33,8 +33,8 @@ class Comparison:
     def terms(self, calls: pl.DataFrame, part: str) -> tuple[pl.DataFrame, pl.DataFrame]:
         """TERMS (with `worth`) and parts of `calls` with step_reward and rollout_reward.
 
-        With `per_agent` each agent's calls are credited and compared as if alone.
-        An agent's return is the rollout's own reward plus those of its own calls. Estimators by role: arXiv 2506.24119.
+        With `per_agent`, each agent's calls are credited and compared separately.
+        An agent's return is the rollout's own reward plus the rewards of its own calls. Estimators by role: arXiv 2506.24119.
         """
         plan = self.plan
         if not plan.per_agent:
@@ -56,7 +56,7 @@ class Comparison:
             states, _ = self._over_calls(CREDITS["return_to_go"](calls, plan.gamma), "state", "", estimator)
             pair = [
                 _labelled(episode, "episode", plan.episode_weight),
-                # A state that one call alone was in says nothing of it; the episode still does.
+                # A state with only one call allows no comparison of states; the episode still counts.
                 _labelled(states, "state", plan.state_weight).with_columns(pl.lit(0.0).alias("worth")),
             ]
             return pl.concat(pair), parts
@@ -75,7 +75,7 @@ class Comparison:
     def _over_rollouts(
         self, credited: pl.DataFrame, estimator: Estimator, part: str
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Calls compared with what rollouts are worth as wholes: R_i = rollout reward + Σ_t r_it over the calls given."""
+        """Compares calls with the values of whole rollouts: R_i = rollout reward + Σ_t r_it over the given calls."""
         whole, steps = pl.col("rollout_reward").first(), pl.col("step_reward")
         present = whole.is_not_null() | steps.is_not_null().any()
         total = pl.when(present).then(whole.fill_null(0.0) + steps.sum())
@@ -90,10 +90,10 @@ class Comparison:
     def _over_calls(
         self, credited: pl.DataFrame, by: str | None, part: str, estimator: Estimator
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Calls compared with calls of the same group and the same `by`; those without a value are left out.
+        """Compares calls with calls of the same group and the same `by`; calls without a value are left out.
 
-        With a `part` those of the same `by` are compared beyond groups, too: with each other, and with what rollouts of
-        `history` had under its name, which is `part` and the value of `by`.
+        With a `part`, calls of the same `by` are also compared across groups: with each other, and with the rollouts of
+        `history` that have a part of the same name, which is `part` followed by the value of `by`.
         """
         keys = ["group", by] if by else ["group"]
         valued = credited.select(*CALL, *keys, "return").drop_nulls("return").sort(CALL).with_row_index("item")
@@ -131,7 +131,7 @@ def _labelled(terms: pl.DataFrame, term: str, weight: float = 1.0) -> pl.DataFra
 
 
 def _compare(items: pl.DataFrame, past: pl.DataFrame, estimator: Estimator) -> pl.DataFrame:
-    """The baseline over `items`, those of earlier datasets among them."""
+    """Applies the baseline to `items` and to `past`, the items of earlier datasets."""
     columns = ["item", "rollout", "group", "pool", "value", "run_id", "end_ns", "rollout_id", "attempt"]
     frame = items.select(columns).with_columns(pl.lit(False).alias("history"))
     if past.height:

@@ -1,4 +1,4 @@
-"""What to do where a baseline has nothing to compare with."""
+"""Advice if a baseline has nothing to compare with."""
 
 from collections.abc import Collection
 
@@ -8,7 +8,7 @@ __all__ = ["group_advice"]
 
 
 def group_advice(baselines: Collection[str], *, has_tasks: bool) -> dict[str, str]:
-    """What to do where there is nothing to compare with, if the usual advice does not fit the baselines or the rollouts."""
+    """Advice by reason if there is nothing to compare with and the usual advice does not fit the baselines or rollouts."""
     if all(baseline in WITH_HISTORY for baseline in baselines):
         return {
             "singleton_group": "the first rollout of a run has none before it to be compared with: run the agent again and build "

@@ -1,4 +1,4 @@
-"""What is compared with each other: groups of rollouts, and within them calls from the same state."""
+"""Groups of rollouts to compare, and within them calls from the same state."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ def _hash_ids(ids: pl.Series) -> str:
 
 
 def with_groups(rollouts: pl.DataFrame, prompt_hashes: pl.DataFrame) -> pl.DataFrame:
-    """Adds `group_id`: a hash of (run, round, task), or of (run, round, first prompt) where there is no task id."""
+    """Adds `group_id`: a hash of (run, round, task), or of (run, round, first prompt) if there is no task id."""
     hashes = prompt_hashes.select(*ROLLOUT_KEY, "prompt_hash")
     keyed = rollouts.join(hashes, on=ROLLOUT_KEY, how="left", maintain_order="left").with_columns(
         pl.when(pl.col("task_id").is_null()).then("prompt_hash").alias("prompt_hash")
@@ -58,7 +58,8 @@ def _label(key: tuple[object, ...]) -> str:
 
 
 def with_states(calls: pl.DataFrame, prompt_hashes: pl.DataFrame) -> pl.DataFrame:
-    """Adds `state` (u64): a hash of the attribute `trainspan.state.key`, else of the prompt ids. GiGPO's anchor state, 2505.10978."""
+    """Adds `state` (u64), GiGPO's anchor state (2505.10978): a hash of the attribute `trainspan.state.key`, else of the
+    prompt ids."""
     hashes = prompt_hashes.select(*SPAN_KEY, "prompt_hash")
     key = pl.coalesce(pl.format("key:{}", "state_key"), pl.format("prompt:{}", "prompt_hash"))
     return (

@@ -1,4 +1,4 @@
-"""The credit plan: which estimator gives advantages, and how several rewards come together. Parsed from the settings."""
+"""The credit plan: the estimator of advantages, and how several rewards are combined. Parsed from the settings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,7 +41,7 @@ class Plan:
     """How the rewards of rollouts become advantages of calls."""
 
     estimator: Estimator
-    """That of all agents; with `per_agent` that of every agent which `by_agent` does not name."""
+    """The estimator of all agents; with `per_agent`, of every agent missing in `by_agent`."""
     rewards: tuple[RewardName, ...] = (RewardName("reward"),)
     per_agent: bool = False
     by_agent: Mapping[str, Estimator] = field(default_factory=dict)
@@ -66,17 +66,17 @@ class Plan:
 
     @property
     def needs_history(self) -> bool:
-        """Whether earlier datasets decide on the advantages."""
+        """Whether advantages depend on earlier datasets."""
         return any(
             estimator.baseline in WITH_HISTORY or is_function_name(estimator.baseline) for estimator in self.estimators
         )
 
 
 def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> Plan:
-    """The plan that the settings ask for; without a baseline there, `grpo` where any rollout has a task or where calls are
-    compared within groups, else `running`.
+    """The plan that the settings ask for. The default baseline is `grpo` if any rollout has a task or calls are compared
+    within groups, else `running`.
 
-    Raises UsageError for an unknown name, and for a credit and a baseline that mean nothing together.
+    Raises UsageError for an unknown name, and for a combination of credit and baseline that makes no sense.
     """
     per_agent = settings.credit == PER_AGENT
     in_groups = has_tasks or settings.credit == GIGPO or settings.group_over == "calls"
@@ -108,7 +108,7 @@ def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> Plan:
 
 
 def credit_of(estimator: Estimator) -> Credit:
-    """Its rule. Raises UsageError for an unknown name."""
+    """The estimator's credit rule. Raises UsageError for an unknown name."""
     name = estimator.credit
     if is_function_name(name):
         return _guarded(f"credit {name!r}", load_function(name, "calls", "gamma"))
@@ -119,7 +119,7 @@ def credit_of(estimator: Estimator) -> Credit:
 
 
 def baseline_of(estimator: Estimator) -> Baseline:
-    """Its baseline. Raises UsageError for an unknown name."""
+    """The estimator's baseline. Raises UsageError for an unknown name."""
     name = estimator.baseline
     if is_function_name(name):
         return _guarded(f"baseline {name!r}", load_function(name, "items"))
@@ -129,7 +129,7 @@ def baseline_of(estimator: Estimator) -> Baseline:
 
 
 def _guarded(what: str, function: Callable[..., Any]) -> Callable[..., pl.DataFrame]:
-    """The user's function; DatasetError if it raises, UsageError if it gives no frame."""
+    """Wraps the user's function: DatasetError if it raises, UsageError if it does not return a frame."""
 
     def call(*arguments: Any) -> pl.DataFrame:
         try:
@@ -144,7 +144,7 @@ def _guarded(what: str, function: Callable[..., Any]) -> Callable[..., pl.DataFr
 
 
 def _check_pair(estimator: Estimator, plan: Plan) -> None:
-    """Refuses what has a number and no meaning."""
+    """Refuses combinations that could be computed but make no sense."""
     if estimator.baseline in WITH_GROUPS or is_function_name(estimator.baseline):
         return
     known = f"{', '.join(WITH_GROUPS[:-1])} or {WITH_GROUPS[-1]}"
@@ -161,7 +161,7 @@ def _check_pair(estimator: Estimator, plan: Plan) -> None:
 
 
 def _by_agent(text: str, default: Estimator) -> dict[str, Estimator]:
-    """`planner=rloo,coder=return_to_go+grpo,*=rae`: each agent's baseline, or credit+baseline."""
+    """Parses `planner=rloo,coder=return_to_go+grpo,*=rae`: each agent's baseline, or credit+baseline."""
     found: dict[str, Estimator] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         agent, separator, name = item.rpartition("=")

@@ -1,8 +1,8 @@
-"""Credit: which value each call of a rollout gets. Frame in, frame out; float64.
+"""Credit: the value of each call of a rollout. Frame in, frame out; float64.
 
 Input: one row per call of a rewarded rollout with `rollout` (u32), `position` (from 0 in its rollout), `agent`, `turn`,
-`step_reward` (the call's own, NULL if none) and `rollout_reward` (what is bound to the rollout itself, NULL if none).
-Output: the same rows with `return` (f64), the call's value; NULL where nothing gave it one.
+`step_reward` (the call's own, NULL if none) and `rollout_reward` (bound to the rollout itself, NULL if none).
+Output: the same rows with `return` (f64), the call's value; NULL if it has none.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def identical(calls: pl.DataFrame, gamma: float) -> pl.DataFrame:
 
 
 def return_to_go(calls: pl.DataFrame, gamma: float) -> pl.DataFrame:
-    """G_it = Σ_{s≥t} γ^(s−t) r_is; the rollout's own reward falls on its last call. Sutton & Barto 2018, eq. 3.8."""
+    """G_it = Σ_{s≥t} γ^(s−t) r_is; the last call gets the rollout's own reward. Sutton & Barto 2018, eq. 3.8."""
     calls = calls.sort("rollout", "position").with_columns(_own_reward().fill_null(0.0).alias("_reward"))
     if gamma == 1.0:
         returns = pl.col("_reward").reverse().cum_sum().reverse().over("rollout")
@@ -32,9 +32,9 @@ def return_to_go(calls: pl.DataFrame, gamma: float) -> pl.DataFrame:
 
 
 def step(calls: pl.DataFrame, gamma: float) -> pl.DataFrame:
-    """r_it: the call's own reward and no other's; the rollout's own falls on its last call. `gamma` is not used.
+    """r_it: only the call's own reward; the last call also gets the rollout's own reward. `gamma` is not used.
 
-    A call without a reward has no value: it is compared with nothing, and dropped as `no_reward`.
+    A call without a reward has no value: it is not compared, and is dropped as `no_reward`.
     """
     return calls.with_columns(_own_reward().alias("return"))
 
@@ -43,7 +43,7 @@ CREDITS: Final[dict[str, Credit]] = {"identical": identical, "return_to_go": ret
 
 
 def _own_reward() -> pl.Expr:
-    """r_it with the rollout's reward on its last call; NULL where there is neither."""
+    """r_it with the rollout's reward on its last call; NULL if there is neither."""
     is_last = pl.col("position") == pl.col("position").max().over("rollout")
     whole = pl.when(is_last).then("rollout_reward")
     return pl.when(pl.col("step_reward").is_null()).then(whole).otherwise(pl.col("step_reward") + whole.fill_null(0.0))
