@@ -1,1 +1,1 @@
-"""Datasets on disk: Parquet, ledger, and the difference of two datasets."""
+"""Datasets on disk: Parquet, ledger, and the comparison of two datasets."""

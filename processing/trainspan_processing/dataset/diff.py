@@ -1,7 +1,7 @@
-"""The difference of two datasets: settings, rollouts, rows, rewards and advantages.
+"""The differences between two datasets: settings, rollouts, rows, rewards and advantages.
 
-Rows are known by their call's span, rollouts by (rollout_id, attempt). Where the datasets were built, from which store files
-and when, is no difference.
+Rows are identified by their call's span, rollouts by (rollout_id, attempt). The place and time of the build and the store
+files do not count as differences.
 """
 
 import math
@@ -22,7 +22,7 @@ EXAMPLES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that has another value; `what` names it."""
+    """One item with different values; `what` names it."""
 
     what: str
     before: Any
@@ -31,37 +31,37 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Items of A and of B."""
+    """How many items A and B have in common."""
 
     only_a: int
     only_b: int
     both: int
     why_not_in_b: dict[str, int]
-    """Reason → items of A that B dropped; `not seen` where B did not look at the rollout."""
+    """Reason → items of A that B dropped; `not seen` if B did not look at the rollout."""
     why_not_in_a: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ValueChanges:
-    """How a number differs over the items of both."""
+    """How a number differs over the items in both."""
 
     of: int
     changed: int
     mean_a: float | None
     mean_b: float | None
     mean_change: float | None
-    """Mean |b − a| over all of both."""
+    """Mean |b − a| over all items in both."""
     max_change: float | None
     sign_flips: int
     """Positive in one, negative in the other."""
     correlation: float | None
-    """Pearson; None where either is constant."""
+    """Pearson; None if either is constant."""
     largest: list[Change]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """All that changed from A to B."""
+    """All changes from A to B."""
 
     settings: list[Change]
     rollouts: Overlap
@@ -71,9 +71,9 @@ class Difference:
     advantages: ValueChanges
     """Of rows."""
     columns: dict[str, int]
-    """Other column → rows of both in which it differs."""
+    """Other column → number of common rows in which it differs."""
     order_differs: bool
-    """The rows of both stand in another order."""
+    """Whether the common rows are in a different order."""
 
     @property
     def is_empty(self) -> bool:
@@ -89,12 +89,12 @@ class Difference:
         )
 
     def record(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The difference as JSON values."""
         return {"equal": self.is_empty, **asdict(self)}
 
 
 def compare_datasets(a: Published, b: Published) -> Difference:
-    """What changed from `a` to `b`. Raises DatasetError where one of them is damaged."""
+    """The changes from `a` to `b`. Raises DatasetError if one of them is damaged."""
     seen_a, seen_b = a.seen(), b.seen()
     names = [name for name in COLUMNS if name in a.columns() and name in b.columns()]
     rows_a, rows_b = (dataset.rows(_comparable(names)).with_row_index("row") for dataset in (a, b))
@@ -116,7 +116,7 @@ def compare_datasets(a: Published, b: Published) -> Difference:
 
 
 def _comparable(names: Sequence[str]) -> list[pl.Expr]:
-    """These columns; of lists a hash, which holds within this process."""
+    """These columns, with lists replaced by a hash that is valid within this process."""
     return [pl.col(name).hash() if COLUMNS[name].startswith("list") else pl.col(name) for name in names]
 
 
@@ -125,7 +125,7 @@ def _rewarded(seen: pl.DataFrame) -> pl.DataFrame:
 
 
 def _settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What decided the rows, the baseline that was chosen by default included."""
+    """The settings that determined the rows, including a baseline that was chosen by default."""
     return {**manifest["settings"], "baseline": manifest["credit"]["baseline"]}
 
 

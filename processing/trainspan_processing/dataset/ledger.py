@@ -1,4 +1,4 @@
-"""The ledger: what each dataset used. It lies beside each dataset's manifest, so that it appears with the dataset."""
+"""The ledger: the rollouts that each dataset used. Stored next to the dataset's manifest, so both are published together."""
 
 import json
 from collections.abc import Sequence
@@ -30,18 +30,18 @@ LEDGER: Final[Schema] = {
     "parts": pl.String,
     "rewards": pl.UInt32,
 }
-"""One line per rollout that a dataset saw: `calls` were there, `kept` became rows; `reason` where none did. `parts` is JSON
-{part: value}, the shares of agents and single rewards where later datasets compare with them. `rewards` are the evaluations of the reward's
-names that were there, NULL in datasets of earlier versions."""
+"""One line per rollout that a dataset saw: number of `calls`, number `kept` as rows; `reason` if no call was kept. `parts`
+is JSON {part: value}, the shares of agents and single rewards if later datasets compare with them. `rewards` is the number
+of evaluations with the reward's names, NULL in datasets of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What the datasets under one folder have seen, one row per (rollout, attempt)."""
+    """The rollouts that the datasets under one folder have seen, one row per (rollout, attempt)."""
 
     rows: pl.DataFrame
     folders: tuple[Path, ...] = ()
-    """Of these datasets."""
+    """The folders of these datasets."""
 
     @property
     def used(self) -> pl.DataFrame:
@@ -50,11 +50,11 @@ class Ledger:
 
     @property
     def dropped(self) -> pl.DataFrame:
-        """Rollouts that were seen and gave no row. They are looked at again, since a reward may have come."""
+        """Rollouts that were seen but gave no row. They are looked at again, since a reward may have arrived."""
         return self.rows.filter(pl.col("kept") == 0)
 
     def history(self) -> pl.DataFrame:
-        """HISTORY: what the rollouts were worth as wholes, and in parts."""
+        """HISTORY: the values of whole rollouts, and of their parts."""
         whole = self.rows.drop_nulls("reward").with_columns(pl.lit("").alias("part"), pl.col("reward").alias("value"))
         parts = [
             {**{name: row[name] for name in HISTORY if name in row}, "part": part, "value": float(value)}
@@ -65,7 +65,7 @@ class Ledger:
 
 
 NOTHING_USED: Final = Ledger(pl.DataFrame(schema=LEDGER))
-"""For what looks at any rollout, used or not."""
+"""An empty ledger, for callers that look at all rollouts, used or not."""
 
 
 def read_ledger(out: Path, *, only: Sequence[Path] | None = None) -> Ledger:
@@ -86,7 +86,7 @@ def read_ledger(out: Path, *, only: Sequence[Path] | None = None) -> Ledger:
         pl.concat(frames)
         .group_by(ROLLOUT_KEY, maintain_order=True)
         .agg(
-            # A rollout that was first seen without a reward may have got one since.
+            # A rollout first seen without a reward may have received one since.
             pl.col("run_id", "round", "task_id", "reward", "end_ns").drop_nulls().last(),
             pl.col("calls", "kept", "rewards").max(),
             pl.col("reason").last(),
@@ -97,7 +97,7 @@ def read_ledger(out: Path, *, only: Sequence[Path] | None = None) -> Ledger:
 
 
 def write_ledger(folder: Path, rows: pl.DataFrame) -> None:
-    """Writes the lines of one dataset into the folder that describes it, sorted."""
+    """Writes the lines of one dataset, sorted, into its `about` folder."""
     with (folder / LEDGER_FILE).open("w", encoding="utf-8") as file:
         for line in rows.select(*LEDGER).sort(*ROLLOUT_KEY).iter_rows(named=True):
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -109,5 +109,5 @@ def next_round(out: Path) -> int:
 
 
 def ledger_path(dataset: Path) -> Path:
-    """The ledger of a dataset."""
+    """The path of a dataset's ledger."""
     return about_dir(dataset) / LEDGER_FILE

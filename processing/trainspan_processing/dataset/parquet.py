@@ -1,4 +1,4 @@
-"""Writes a dataset: Parquet with the agreed columns and bytes that depend on the rows alone; it appears whole."""
+"""Writes a dataset: Parquet with the agreed columns and bytes that depend only on the rows; published atomically."""
 
 import fcntl
 import hashlib
@@ -23,7 +23,7 @@ __all__ = ["DatasetWriter", "FileEntry", "Scratch", "publish", "scratch_folder",
 ROWS_PER_FILE: Final = 262_144
 
 _DICTIONARY_BYTES: Final = 2**24
-"""Of different texts in a column's part of a row group: constraints are long and repeat, and each is to stand there once."""
+"""Limit of distinct texts per column and row group: constraints are long and repeat, and each should be stored once."""
 _TYPES: Final[dict[str, Any]] = {
     "string": pa.string(),
     "int32": pa.int32(),
@@ -38,7 +38,7 @@ _LISTS: Final = [name for name, kind in COLUMNS.items() if kind.startswith("list
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One Parquet file as the manifest names it."""
+    """One Parquet file as listed in the manifest."""
 
     name: str
     sha256: str
@@ -56,7 +56,7 @@ class DatasetWriter:
     _rows_in_file: int = 0
 
     def append(self, frame: pl.DataFrame) -> None:
-        """`frame` has COLUMNS in order; its rows belong after everything that was appended before."""
+        """Appends `frame`, which has COLUMNS in order; its rows come after all rows appended before."""
         if self._writer is None:
             self._writer = self._open()
         table = pa.Table.from_arrays([_column(frame[name], SCHEMA.field(name).type) for name in COLUMNS], schema=SCHEMA)
@@ -104,7 +104,7 @@ def _column(values: pl.Series, kind: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Where a dataset is made before it is published."""
+    """The folder in which a dataset is made before it is published."""
 
     root: Path
 
@@ -115,13 +115,13 @@ class Scratch:
 
     @property
     def about(self) -> Path:
-        """The folder of what describes it."""
+        """The folder of its manifest, ledger and reports."""
         return self.root / "about"
 
 
 @contextmanager
 def scratch_folder(target: Path) -> Iterator[Scratch]:
-    """A hidden folder beside `target` to fill and `publish`; what was not published is removed."""
+    """A hidden folder next to `target` to fill and `publish`; unpublished content is removed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Scratch(target.with_name(f".{target.name}.{os.getpid()}"))
     shutil.rmtree(scratch.root, ignore_errors=True)
@@ -134,7 +134,7 @@ def scratch_folder(target: Path) -> Iterator[Scratch]:
 
 
 def publish(scratch: Scratch, target: Path) -> None:
-    """Renames both folders. The dataset is there when its rows are, so these come last.
+    """Renames both folders. The dataset exists once its rows do, so the rows come last.
 
     Raises DatasetError if another command made `target` meanwhile.
     """
@@ -149,7 +149,7 @@ def publish(scratch: Scratch, target: Path) -> None:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Waits until no other command publishes in this folder; a killed one lets go."""
+    """Waits until no other command publishes in this folder; a killed command releases the lock."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -159,5 +159,5 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Writes `manifest` as indented JSON; numbers that are not finite have no place in it."""
+    """Writes `manifest` as indented JSON; numbers that are not finite are refused."""
     path.write_text(json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,4 +1,4 @@
-"""Datasets as they lie on disk: manifest, ledger and rows, read for inspection and export."""
+"""Published datasets on disk: manifest, ledger and rows, read for inspection and export."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,12 @@ from trainspan_schemas.errors import DatasetError, UsageError
 __all__ = ["SEEN", "Published", "open_published"]
 
 SEEN: Final[Schema] = {name: kind for name, kind in LEDGER.items() if name != "parts"}
-"""What inspection needs of the ledger: one row per rollout that the dataset saw."""
+"""The ledger's columns for inspection: one row per rollout that the dataset saw."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One dataset, of any version that can be read."""
+    """One dataset, of any readable version."""
 
     path: Path
     manifest: dict[str, Any]
@@ -33,7 +33,7 @@ class Published:
         return [item["store"] for item in self.manifest["inputs"]]
 
     def seen(self) -> pl.DataFrame:
-        """SEEN, sorted by rollout. Raises DatasetError where the ledger is missing or malformed."""
+        """SEEN, sorted by rollout. Raises DatasetError if the ledger is missing or malformed."""
         path = ledger_path(self.path)
         try:
             lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -48,7 +48,7 @@ class Published:
             return list(pl.read_parquet_schema(files[0]))
 
     def rows(self, columns: Sequence[str | pl.Expr]) -> pl.DataFrame:
-        """Columns of all rows, in their order; what is not asked for is not read.
+        """Columns of all rows, in their order; other columns are not read.
 
         Raises DatasetError if a file is missing or damaged.
         """
@@ -69,7 +69,7 @@ class Published:
 
     @contextmanager
     def _undamaged(self) -> Iterator[list[Path]]:
-        """The files of rows, while they are read."""
+        """The files of rows, for reading. Raises DatasetError if reading fails."""
         try:
             yield [self.path / file["name"] for file in self.manifest["files"]]
         except (OSError, pl.exceptions.PolarsError) as error:
