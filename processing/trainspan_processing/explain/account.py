@@ -1,4 +1,4 @@
-"""What is told of one rollout: plain values, ready to be printed, drawn or serialized."""
+"""The explanation of one rollout: plain values, ready to be printed, drawn or serialized."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,7 +25,7 @@ class CallAccount:
     index: int
     agent: str | None
     turn: int
-    """Which call of its agent, from 0."""
+    """Position among its agent's calls, from 0."""
     span_id: str
     policy_name: str | None
     policy_version: int | None
@@ -38,32 +38,32 @@ class CallAccount:
     completion_ids: list[int]
     logprobs: list[float]
     reason: str | None
-    """Why it is not trained; None where it is."""
+    """Why it is not trained; None if it is."""
     step_reward: float | None
-    """Its own, weighted and added up."""
+    """The weighted sum of its own rewards."""
     value: float | None
-    """What the credit rule gave it."""
+    """Its value by the credit rule."""
     advantage: float | None
     segment: int | None
-    """Which row of the merged rollout; None where it is not trained."""
+    """Its row of the merged rollout; None if it is not trained."""
     prefix_len: int
-    """Prompt tokens that earlier calls of the segment hold already."""
+    """Prompt tokens that earlier calls of the segment already contain."""
     continues: int | None
     """Index of the call whose tokens are that prefix."""
     broken: str | None
-    """Why it does not continue the call of its agent before it, though there is one; None where it does."""
+    """Why it does not continue its agent's previous call; None if it does, or if there is no previous call."""
     messages: list[Message]
     """The request, as the client's instrumentation recorded it; may be empty."""
     answer: Message | None
     prompt_text: str | None
     """Text of `prompt_ids[prefix_len:]`; None without a tokenizer."""
     pieces: list[str] | None
-    """(C,) text that each completion token adds; None without a tokenizer."""
+    """(C,) text added by each completion token; None without a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignAccount:
-    """A model call of which only a client told, or whose tokens nobody recorded: another model's, mostly."""
+    """A model call that only a client recorded, or one without recorded tokens; mostly calls of other models."""
 
     model: str | None
     agent: str | None
@@ -77,13 +77,13 @@ class ForeignAccount:
 
 @dataclass(frozen=True, slots=True)
 class UntrainedAccount:
-    """The calls that one reason keeps from being trained."""
+    """The calls that are not trained for one reason."""
 
     reason: str
     calls: list[int]
-    """Their indexes."""
+    """Indexes of the calls."""
     clients: list[str]
-    """The programs that made them, as far as the policy server recorded it."""
+    """The programs that made the calls, as far as the policy server recorded them."""
     advice: str
 
 
@@ -102,7 +102,7 @@ class ToolAccount:
 
 @dataclass(frozen=True, slots=True)
 class EdgeAccount:
-    """One evaluation, and what it was bound to."""
+    """One evaluation and the call or rollout that it is bound to."""
 
     name: str
     score: float | None
@@ -110,9 +110,9 @@ class EdgeAccount:
     at_s: float | None
     """Seconds since the rollout began."""
     on: str | None
-    """Name of the span that it was recorded on; None for one that names only the rollout."""
+    """Name of the span that it was recorded on; None if it names only the rollout."""
     rule: str | None
-    """The binding rule; None where it does not count."""
+    """The binding rule; None if it does not count."""
     why: str
     """The rule in words, or why it does not count."""
     call: int | None
@@ -121,7 +121,7 @@ class EdgeAccount:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A rollout of the group that is compared."""
+    """A rollout of the compared group."""
 
     rollout_id: str
     attempt: int
@@ -132,16 +132,16 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class CreditAccount:
-    """How the advantages came about."""
+    """How the advantages were computed."""
 
     reward: float | None
-    """R of the rollout, None where nothing rewarded it."""
+    """R of the rollout, None without a reward."""
     group_id: str | None
     members: list[Member]
     lines: list[str]
-    """The computation in numbers, one step a line."""
+    """The computation in numbers, one step per line."""
     greatest: float
-    """Greatest |advantage| within the group, the scale of the colours; 0 where there is none."""
+    """Greatest |advantage| within the group, the scale of the colors; 0 if there is no advantage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class RolloutAccount:
     split: str | None
     status: str | None
     reason: str | None
-    """Why none of its calls is trained; None where they may be."""
+    """Why none of its calls is trained; None if some may be."""
     start_ns: int
     seconds: float | None
     calls: list[CallAccount]
@@ -167,18 +167,18 @@ class RolloutAccount:
     decoded_with: str | None
     """The model whose tokenizer was used."""
     dataset: str | None
-    """The dataset that was asked about."""
+    """The dataset in question."""
     agrees: bool | None
-    """Whether that dataset's rows hold exactly these advantages; None where none was asked about."""
+    """Whether that dataset's rows have exactly these advantages; None without a dataset."""
     unlike: int
-    """How many of the rollouts that the dataset compared are not in the stores, or have another reward there."""
+    """Number of rollouts compared by the dataset that are missing in the stores or have a different reward there."""
     lacks: list[Lack]
-    """What is missing of an unfinished rollout."""
+    """Missing pieces of an unfinished rollout."""
     untrained: list[UntrainedAccount]
 
     @property
     def verdict(self) -> str | None:
-        """Whether the dataset says the same, in words; None if none was asked about."""
+        """Whether the dataset agrees, in words; None without a dataset."""
         if self.dataset is None:
             return None
         said = "its rows hold exactly these advantages" if self.agrees else "its rows hold OTHER advantages"
@@ -192,12 +192,12 @@ class RolloutAccount:
         return f"{self.dataset}: {said}; {many} not in these stores with the same reward"
 
     def record(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The account as JSON values."""
         return asdict(self)
 
     @property
     def agents(self) -> list[str]:
-        """In the order of their first calls."""
+        """Agents in the order of their first calls."""
         made = [(call.start_s, call.agent) for call in self.calls]
         made += [(call.start_s, call.agent) for call in self.foreign]
         return list(dict.fromkeys(agent or "–" for _, agent in sorted(made, key=lambda call: call[0])))

@@ -1,4 +1,4 @@
-"""The credit computation of one rollout, step by step with its numbers put in."""
+"""The credit computation of one rollout, step by step with its numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class RewardPart:
     score: float
     weight: float
     call: int | None
-    """None: the rollout's."""
+    """The rewarded call; None: the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ def credit_lines(
     calls: Sequence[CreditedCall],
     reward_function: str | None,
 ) -> list[str]:
-    """R, the rule of each estimator, the group it is compared with, then every advantage.
+    """R, the rule of each estimator, the compared group, then every advantage.
 
-    `group` are the rewards of its group, its own among them; `reward_function` gave the rewards where it is not None.
+    `group` holds the rewards of its group, including its own; `reward_function`, unless None, returned the rewards.
     """
     agents = dict.fromkeys(call.agent for call in calls)
     return [
@@ -81,7 +81,7 @@ def credit_lines(
 
 
 def reward_line(parts: Sequence[RewardPart], reward: float, function: str | None) -> str:
-    """How R adds up; `function` gave the rewards where it is not None."""
+    """R as a sum; `function`, unless None, returned the rewards."""
     shown = []
     for part in parts:
         weight = "" if part.weight == 1.0 else f"{number(part.weight)} × "
@@ -108,7 +108,7 @@ def _rule(estimator: Estimator, whose: str) -> list[str]:
 
 
 def _first_line(function: object) -> str:
-    """What a rule's docstring says first."""
+    """The first line of a rule's docstring."""
     text = (getattr(function, "__doc__", None) or "a function of your own").strip()
     return text.splitlines()[0].replace("`", "")
 
@@ -144,7 +144,7 @@ def _term(term: Term, *, labelled: bool) -> str:
 
 
 def _alike(calls: Sequence[CreditedCall]) -> list[list[CreditedCall]]:
-    """Runs of consecutive calls that were credited alike."""
+    """Runs of consecutive calls with equal credit."""
     runs: list[list[CreditedCall]] = []
     for call in calls:
         if runs and (runs[-1][-1].terms, runs[-1][-1].advantage) == (call.terms, call.advantage):

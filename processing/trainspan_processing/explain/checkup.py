@@ -1,6 +1,6 @@
-"""What keeps the newest rollouts of a store from being trained well: unfinished ones, constrained calls, calls that do not merge.
+"""Checks a store's newest rollouts for problems in training: unfinished rollouts, constrained and unmerged calls.
 
-Rewards, groups and earlier datasets play no part: it is about what is captured.
+Rewards, groups and earlier datasets are ignored: the check covers only the captured data.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_tra
 __all__ = ["NEWEST", "Trouble", "check_rollouts"]
 
 NEWEST: Final = 100
-"""Rollouts that are looked at."""
+"""Number of rollouts that are checked."""
 
 _MOST_TOKENS: Final = 4_194_304
 _EXCERPT: Final = 8
@@ -47,7 +47,7 @@ class Trouble:
 
 
 def check_rollouts(source: Source, decoder: Decoder | None, clock: Clock, settle_s: float) -> list[Trouble]:
-    """The troubles of the NEWEST rollouts with calls in the stores of `source`."""
+    """The problems of the NEWEST rollouts with calls in the stores of `source`."""
     newest = pl.concat([pl.DataFrame(schema={"rollout_id": pl.String}), *_newest(source)])["rollout_id"].to_list()
     if not newest:
         return []
@@ -83,7 +83,7 @@ def _unfinished(source: Source, traces: TraceIndex) -> Iterator[Trouble]:
 
 
 def _constrained(source: Source, traces: TraceIndex) -> Iterator[Trouble]:
-    """One per kind of constraint."""
+    """One finding per kind of constraint."""
     calls = traces.calls.with_columns(
         pl.lit(None, dtype=pl.String).alias("rollout_reason"), pl.lit(value=False).alias("rollout_is_signed")
     )
@@ -95,10 +95,10 @@ def _constrained(source: Source, traces: TraceIndex) -> Iterator[Trouble]:
 
 
 def _unmerged(source: Source, traces: TraceIndex, decoder: Decoder | None) -> Iterator[Trouble]:
-    """One per cause; forks are no fault."""
+    """One finding per cause, except forks, which are not a fault."""
     calls = traces.calls.filter(pl.col("rollout_id").is_not_null() & ~pl.col("internal").fill_null(value=False))
     sizes = calls.group_by(ROLLOUT_KEY, maintain_order=True).agg(pl.col("n_tokens").sum(), pl.col("start_ns").max())
-    # The newest first, as many as fit into memory with ease.
+    # The newest first, as many as easily fit into memory.
     fitting = sizes.sort("start_ns", descending=True).filter(pl.col("n_tokens").cum_sum() <= _MOST_TOKENS)
     calls = calls.join(fitting, on=ROLLOUT_KEY, how="semi", maintain_order="left")
     if calls.is_empty():
@@ -124,7 +124,7 @@ def _unmerged(source: Source, traces: TraceIndex, decoder: Decoder | None) -> It
 
 
 def _place(one: Unmerged, decoder: Decoder | None) -> str:
-    """The first token that differs, and some more."""
+    """The first differing token and a few more, in words."""
     sides = [ids[:_EXCERPT] for ids in (one.divergence.was, one.divergence.now)]
     known = decoder if decoder is not None and decoder.covers(token for ids in sides for token in ids) else None
     was, now = (

@@ -1,4 +1,4 @@
-"""From evidence to account: names the rules, places the calls in their segments, decodes the tokens."""
+"""Turns evidence into an account: names the rules, places the calls in their segments, decodes the tokens."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -29,11 +29,11 @@ from trainspan_schemas import keys
 __all__ = ["tell"]
 
 _EXCERPT: Final = 12
-"""Tokens shown of each side where two calls depart."""
+"""Tokens shown of each side at the point where two calls diverge."""
 
 
 def tell(evidence: Evidence, decoder: Decoder | None) -> RolloutAccount:
-    """The account of the rollout; `decoder` is used where its vocabulary covers all of the rollout's ids."""
+    """The account of the rollout; `decoder` is used if its vocabulary covers all of the rollout's ids."""
     rollout = evidence.rollout
     start_ns = rollout["start_ns"] or 0
     if decoder is not None and not decoder.covers(_all_ids(evidence.calls)):
@@ -57,7 +57,7 @@ def tell(evidence: Evidence, decoder: Decoder | None) -> RolloutAccount:
 
 
 def _untrained(evidence: Evidence) -> list[UntrainedAccount]:
-    """The calls that are not trained, by their reason."""
+    """The untrained calls, by reason."""
     special = group_advice(
         evidence.decided.plan.baselines, has_tasks=bool(evidence.decided.compared["task_id"].is_not_null().any())
     )
@@ -130,7 +130,7 @@ def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None) -> list[C
 
 
 def _broken(rows: pl.DataFrame | None, decoder: Decoder | None) -> dict[Key, str]:
-    """What kept each call that opens a segment from continuing its agent's call before it."""
+    """For each call that opens a segment, why it does not continue its agent's previous call."""
     found: dict[Key, str] = {}
     for one in find_unmerged(rows, decoder) if rows is not None else ():
         told = one.divergence

@@ -1,4 +1,4 @@
-"""The dataset step without its tokens, in one chunk and written nowhere: what decides the credit of a rollout."""
+"""Runs the dataset step in one chunk, without tokens or output: everything that determines a rollout's credit."""
 
 from dataclasses import dataclass, replace
 
@@ -21,33 +21,33 @@ __all__ = ["DryRun", "dry_run"]
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What is decided without tokens, of rollouts that are one chunk."""
+    """The decisions that need no tokens, for rollouts in one chunk."""
 
     rewarded: Rewarded
     plan: Plan
-    """How rewards became advantages; the default baseline is settled."""
+    """How rewards became advantages, with the default baseline resolved."""
     compared: pl.DataFrame
-    """As of the chunk."""
+    """RewardedChunk.compared."""
     calls: pl.DataFrame
-    """As of the chunk, with `return`, `advantage` and `drop`."""
+    """RewardedChunk.calls with `return`, `advantage` and `drop`."""
     terms: pl.DataFrame
     """TERMS: each advantage in numbers, by (rollout, position)."""
     others: pl.DataFrame
-    """rollout_id (NULL: of no rollout), attempt, trace_id, span_id, agent and `reason` of the calls without tokens."""
+    """rollout_id (NULL: no rollout), attempt, trace_id, span_id, agent and `reason` of the calls without tokens."""
     limits: Limits
 
     @property
     def sound(self) -> pl.DataFrame:
-        """The calls with nothing against them so far."""
+        """The calls without a drop reason so far."""
         return self.calls.filter(pl.col("reason").is_null())
 
 
 def dry_run(
     source: Source, traces: TraceIndex, settings: DatasetSettings, ledger: Ledger, held: pl.DataFrame | None = None
 ) -> DryRun:
-    """Rewards, compares and credits what was indexed, but for rollouts that are `held` (rollout_id, attempt) for their group.
+    """Rewards, compares and credits the indexed rollouts, except `held` ones (rollout_id, attempt), which wait for their group.
 
-    Raises UsageError for unknown names of credit and baseline, and for functions that do not keep to their form.
+    Raises UsageError for unknown credits and baselines, and for functions that return something invalid.
     """
     chunk = reward_chunk(source, traces, settings, with_state=states_are_needed(settings))
     if held is not None and held.height:
@@ -66,7 +66,7 @@ def dry_run(
 
 
 def _without(chunk: RewardedChunk, held: pl.DataFrame) -> RewardedChunk:
-    """The chunk with nothing of these rollouts compared; their sound calls are `group_unfinished`."""
+    """The chunk with these rollouts excluded from the comparison; their sound calls become `group_unfinished`."""
     numbers = chunk.compared.join(held, on=ROLLOUT_KEY, how="semi")["rollout"]
     is_held = pl.col("rollout").is_in(numbers.implode()).fill_null(value=False)
     waits = pl.when(is_held).then(pl.lit("group_unfinished"))

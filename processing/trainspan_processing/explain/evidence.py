@@ -1,4 +1,4 @@
-"""What was found of one rollout before it is told: frames of the dataset step, and the spans' own words."""
+"""Everything found about one rollout, before it is described: frames of the dataset step, and the spans' attributes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class SpanText:
-    """A span with all that it says."""
+    """A span with all its attributes."""
 
     name: str
     start_ns: int
@@ -31,39 +31,39 @@ class SpanText:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that is known of one rollout."""
+    """Everything known about one rollout."""
 
     rollout: dict[str, Any]
     """Its row of the rollout table with reward and reason."""
     calls: pl.DataFrame
-    """Its calls of the decided with final reasons, joined with TOKENS."""
+    """Its calls from `decided`, with final reasons and joined with TOKENS."""
     rows: pl.DataFrame | None
-    """Its rows, as a dataset has them."""
+    """Its rows, as in a dataset."""
     decided: DryRun
     traces: TraceIndex
     texts: Mapping[Key, SpanText]
     settings: DatasetSettings
     dataset: Published | None = None
-    """The dataset that was asked about."""
+    """The dataset in question."""
     agrees: bool | None = None
-    """Whether that dataset's rows of the rollout are `rows`."""
+    """Whether that dataset's rows of the rollout equal `rows`."""
     unlike: int = 0
-    """How many of the rollouts that it compared are not in the stores, or have another reward there."""
+    """Number of rollouts compared by the dataset that are missing in the stores or have a different reward there."""
     lacks: list[Lack] = field(default_factory=list)
-    """What is missing, if it is unfinished."""
+    """Missing pieces, if it is unfinished."""
 
     def own(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows of `frame` that are this rollout's."""
+        """This rollout's rows of `frame`."""
         rollout = self.rollout
         return frame.filter((pl.col("rollout_id") == rollout["rollout_id"]) & (pl.col("attempt") == rollout["attempt"]))
 
     @property
     def call_index(self) -> dict[Key, int]:
-        """Index of each of its calls, by span."""
+        """Span → index, for each of its calls."""
         columns = ["trace_id", "span_id", "call_index"]
         return {(row[0], row[1]): row[2] for row in self.calls.select(columns).iter_rows()}
 
 
 def seconds(start_ns: int, end_ns: int | None) -> float | None:
-    """From one time to another; None where the second is unknown."""
+    """Seconds between two times; None if the second is unknown."""
     return None if end_ns is None else (end_ns - start_ns) / 1e9

@@ -1,4 +1,4 @@
-"""Finds one rollout and everything that decides its credit, with the dataset step's own functions."""
+"""Finds one rollout and everything that determines its credit, with the dataset step's own functions."""
 
 import json
 from collections.abc import Sequence
@@ -36,19 +36,19 @@ _SPAN_TEXT: Final = [*SPAN_KEY, "name", "start_ns", "end_ns", "status_code", "at
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Which rollout, and how it is credited."""
+    """The rollout to explain, and how it is credited."""
 
     stores: Sequence[str]
     """Paths or grpc:// addresses."""
     rollout: str
-    """Its id or the beginning of it; `newest`: the one that ended last, of the dataset where one is named."""
+    """Its id or the beginning of it; `newest`: the rollout that ended last, within `dataset` if given."""
     settings: DatasetSettings
     attempt: int | None = None
-    """None: its last."""
+    """None: the last attempt."""
     dataset: Published | None = None
-    """Explain the credit that this dataset gave: its settings, compared with the rollouts that it saw."""
+    """Explain the credit given by this dataset: with its settings, compared with the rollouts that it saw."""
     models: Sequence[str | None] = ()
-    """Where to look for a tokenizer, the best guess first."""
+    """Models to try for a tokenizer, best guess first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class _Found:
 
 
 def explain_rollout(question: Question, clock: Clock) -> RolloutAccount:
-    """Everything about one rollout; its credit is what `trainspan dataset` computes over the rollouts of its round.
+    """Everything about one rollout; its credit is as `trainspan dataset` computes it over the rollouts of its round.
 
-    Raises UsageError where the id fits no rollout or several, StoreError where a store cannot be read.
+    Raises UsageError if the id matches no rollout or several, StoreError if a store cannot be read.
     """
     settings, dataset = _settings(question), question.dataset
     if dataset is not None:
@@ -77,7 +77,7 @@ def explain_rollout(question: Question, clock: Clock) -> RolloutAccount:
 
 
 def _explained_by(dataset: Published, question: Question, settings: DatasetSettings, clock: Clock) -> RolloutAccount:
-    """The account of what the dataset's run saw and computed."""
+    """The account from what the dataset's run saw and computed."""
     view = recorded(dataset, question.stores)
     clock, earlier = view.clock(clock), view.earlier
     wanted, attempt = question.rollout, question.attempt
@@ -88,7 +88,7 @@ def _explained_by(dataset: Published, question: Question, settings: DatasetSetti
         at_hand = view.rollouts_at_hand(source)
         traces = index_traces(source, at_hand, earlier, now_ns=clock.now_ns(), settle_s=settings.settle_s)
         found = _seen(found, attempt, traces.rollouts, dataset)
-        # A round has no next dataset that its groups could wait for.
+        # A round has no later dataset that its groups could wait for.
         wait_s = settings.group_wait_s if view.selection.round is None else 0.0
         groups = find_groups(traces.rollouts, earlier, clock.now_ns(), wait_s)
         decided = dry_run(source, traces, settings, earlier, groups.held)
@@ -103,7 +103,7 @@ def _explained_by(dataset: Published, question: Question, settings: DatasetSetti
 
 
 def _settings(question: Question) -> DatasetSettings:
-    """Those of the question, or those that its dataset was built with."""
+    """The settings of the question, or of its dataset if it has one."""
     if question.dataset is None:
         return question.settings
     known = {field.name for field in fields(DatasetSettings)}
@@ -112,7 +112,7 @@ def _settings(question: Question) -> DatasetSettings:
 
 
 def _newest_of(dataset: Published) -> tuple[str, int]:
-    """The last to end of the rollouts that gave the dataset rows, else of those that it saw."""
+    """The last rollout to end among those with rows in the dataset, else among all that the dataset saw."""
     seen = dataset.seen().filter(~pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
     if seen.is_empty():
         raise UsageError(f"{dataset.path} saw no rollout: name another dataset")
@@ -145,7 +145,7 @@ def _find(source: Source, wanted: str, attempt: int | None) -> _Found:
 
 
 def _seen(found: _Found, attempt: int | None, rollouts: pl.DataFrame, dataset: Published) -> _Found:
-    """The attempt that the dataset saw last, or the one asked for. Raises UsageError if it did not see it."""
+    """The given attempt, else the last one that the dataset saw. Raises UsageError if the dataset did not see it."""
     seen = rollouts.filter(pl.col("rollout_id") == found.rollout_id)["attempt"].sort().to_list()
     if not seen:
         raise UsageError(f"{dataset.path} did not see rollout {found.rollout_id}: name the dataset that did")
@@ -161,7 +161,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _company(source: Source, found: _Found) -> Selection:
-    """The rollouts that it is compared with: those of its run and round."""
+    """The rollouts that it is compared with: all rollouts of its run and round."""
     if found.run_id is not None and found.round is not None:
         return Selection(found.run_id, found.round)
     run = "run_id IS NULL" if found.run_id is None else f"run_id = '{found.run_id.replace(chr(39), chr(39) * 2)}'"
@@ -203,7 +203,7 @@ def _evidence(
 
 
 def _with_outcome(calls: pl.DataFrame, outcomes: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """The calls with their final reason."""
+    """The calls with their final reasons."""
     for outcome in outcomes:
         told = outcome.select(*SPAN_KEY, pl.col("reason").alias("token_reason"))
         calls = calls.join(told, on=SPAN_KEY, how="left", maintain_order="left")
@@ -212,7 +212,7 @@ def _with_outcome(calls: pl.DataFrame, outcomes: Sequence[pl.DataFrame]) -> pl.D
 
 
 def _texts(source: Source, alone: Selection) -> dict[tuple[str, str], SpanText]:
-    """What the rollout's spans say, by span."""
+    """The content of the rollout's spans, by span."""
     rows = [
         row
         for batch in source.read("spans", alone, _SPAN_TEXT)
@@ -229,7 +229,7 @@ def _texts(source: Source, alone: Selection) -> dict[tuple[str, str], SpanText]:
 
 
 def _agrees(dataset: Published, evidence: Evidence) -> bool:
-    """Whether the rows of the dataset are those that were computed now, with exactly these advantages."""
+    """Whether the dataset's rows equal the rows computed now, with exactly the same advantages."""
     columns = [*SPAN_KEY, "advantage"]
     written = evidence.own(dataset.rows([*ROLLOUT_KEY, *columns])).select(columns).sort(SPAN_KEY)
     if evidence.rows is None:
@@ -238,7 +238,7 @@ def _agrees(dataset: Published, evidence: Evidence) -> bool:
 
 
 def _unlike(dataset: Published, decided: DryRun) -> int:
-    """How many of the rollouts that the dataset compared are not in the stores, or have another reward there."""
+    """Number of rollouts compared by the dataset that are missing in the stores or have a different reward there."""
     then = dataset.seen().drop_nulls("reward").select(*ROLLOUT_KEY, "reward")
     now = decided.rewarded.rollouts.filter(pl.col("reason").is_null()).select(*ROLLOUT_KEY, "reward")
     return then.join(now, on=[*ROLLOUT_KEY, "reward"], how="anti").height

@@ -1,4 +1,4 @@
-"""The account of a rollout as a page: calls by agent over time, reward edges, the credit in numbers, tokens in colour."""
+"""The account of a rollout as an HTML page: calls by agent over time, reward edges, credit in numbers, tokens in color."""
 
 import json
 from typing import Final
@@ -12,7 +12,7 @@ from trainspan_processing.text.dialects import Message
 __all__ = ["explanation_page"]
 
 _MOST_TOKENS: Final = 20_000
-"""Trained tokens on one page up to which each is an element of its own."""
+"""Up to this many trained tokens on a page, each token gets its own element."""
 
 _STYLE: Final = """
 .t { border-radius: 2px; box-shadow: inset -1px 0 0 rgba(255,255,255,.8) } .env { color: #57606a; background: #f6f8fa }
@@ -31,7 +31,7 @@ summary { color: #57606a; cursor: pointer; font-size: 13px } .role { font-weight
 
 
 def explanation_page(account: RolloutAccount) -> str:
-    """HTML without scripts; every text of a model, tool or user in it is escaped."""
+    """HTML without scripts; all text from models, tools and users is escaped."""
     title = f"Rollout {account.rollout_id}"
     return page(
         title,
@@ -194,7 +194,7 @@ def _messages(messages: list[Message]) -> Element | None:
 
 
 def _said(message: Message) -> str:
-    """Everything but the role; what is no text as JSON."""
+    """Everything except the role, with anything other than text as JSON."""
     content = message.get("content")
     rest = {key: value for key, value in message.items() if key not in ("role", "content", "finish_reason")}
     text = content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)

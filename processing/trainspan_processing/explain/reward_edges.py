@@ -1,4 +1,4 @@
-"""Reward edges of one rollout in words: which evaluation fell on what by which rule, and which do not count."""
+"""Reward edges of one rollout in words: the target and rule of each evaluation, and the evaluations that do not count."""
 
 import math
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ RULES: Final[Mapping[str, str]] = {
     "air:parse_error": "what this call wrote could not be parsed",
     "air:repeated_call": "this call asked for a tool with an input that it had asked with before",
 }
-"""Binding rule → what it says, in words."""
+"""Binding rule → its meaning in words."""
 
 
 def tell_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
-    """The rewards that count, then what does not, each with its reason."""
+    """The rewards that count, then the evaluations that do not, each with its reason."""
     index = evidence.call_index
     same = ["name", "score", "source", "time_ns"]
     this_attempt = pl.col("attempt").fill_null(evidence.rollout["attempt"]) == evidence.rollout["attempt"]
@@ -88,7 +88,7 @@ def _why_not(evidence: Evidence, name: str, score: float | None, *, untrusted: b
 
 
 def reward_parts(evidence: Evidence) -> list[RewardPart]:
-    """The rewards that R adds up."""
+    """The rewards that add up to R."""
     weights = {reward.name: reward.weight for reward in evidence.decided.plan.rewards}
     index = evidence.call_index
     return [

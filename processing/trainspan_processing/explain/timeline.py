@@ -1,4 +1,4 @@
-"""The calls of a rollout over time, one lane per agent, and the colour that tells an advantage."""
+"""The calls of a rollout over time, one lane per agent, and the color for an advantage."""
 
 import math
 from typing import Final
@@ -14,7 +14,7 @@ COLOURS: Final = 5
 
 
 def colour(advantage: float | None, greatest: float, *, trained: bool) -> str:
-    """Class of a token: p1 to p5 and n1 to n5 by sign and size, z for 0, u where it is not trained."""
+    """CSS class of a token: p1 to p5 and n1 to n5 by sign and size, z for 0, u if it is not trained."""
     if not trained:
         return "u"
     if not advantage or not greatest:

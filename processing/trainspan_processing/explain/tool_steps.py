@@ -1,4 +1,4 @@
-"""Tool steps, from the attributes of the dialect that their span is written in."""
+"""Reads tool steps from span attributes, in the dialect of the span."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _RESULT: Final = ("gen_ai.tool.call.result", "traceloop.entity.output", "output.
 
 
 def tool_step(attributes: Mapping[str, Any], span_name: str) -> ToolStep | None:
-    """What the span says of a tool call; None where it is no tool step."""
+    """The tool call in a span; None if the span is not a tool step."""
     is_tool = (
         attributes.get(keys.GEN_AI_OPERATION) == keys.OPERATION_EXECUTE_TOOL
         or attributes.get("traceloop.span.kind") == "tool"
