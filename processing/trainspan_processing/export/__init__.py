@@ -1,1 +1,1 @@
-"""`trainspan export`: stored rollouts as training files for supervised fine-tuning and preference optimization."""
+"""`trainspan export`: writes stored rollouts as training files for supervised fine-tuning and preference optimization."""

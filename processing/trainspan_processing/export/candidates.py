@@ -1,4 +1,4 @@
-"""Rewarded rollouts to choose examples from, by group, and what came of the groups."""
+"""Rewarded rollouts to choose examples from, by group, and the resulting examples."""
 
 import json
 from collections import Counter
@@ -29,16 +29,16 @@ class Candidate:
 
 @dataclass(slots=True)
 class Examples:
-    """What came of the groups."""
+    """The examples made from the groups."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """As TRL takes them."""
+    """Rows in TRL's format."""
     sources: list[dict[str, Any]] = field(default_factory=list)
-    """Which rollouts each row is from."""
+    """The source rollouts of each row."""
     groups: int = 0
     groups_used: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    """Reason → groups or calls that gave no row."""
+    """Reason → number of groups or calls without a row."""
 
 
 def kept_calls(calls: Sequence[RecordedCall], agents: frozenset[str], skipped: Counter[str]) -> list[RecordedCall]:

@@ -1,4 +1,4 @@
-"""What was said in a rollout: its model calls as text, in order, from whatever recorded them."""
+"""The conversation of a rollout: its model calls as text, in order, from any instrumentation that recorded them."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ _CUT_OFF: Final = {"length", "max_tokens", "content_filter", "error", "abort", "
 
 @dataclass(frozen=True, slots=True)
 class SpokenSpan:
-    """A span as it is stored."""
+    """A span as stored."""
 
     trace_id: str
     span_id: str
@@ -33,23 +33,23 @@ class SpokenSpan:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """One model call: what was asked and what was answered, as chat messages or as text."""
+    """One model call: prompt and answer, as chat messages or as text."""
 
     agent: str | None
     model: str | None
     prompt: list[ChatMessage] | str
     answer: list[ChatMessage] | str
     is_whole: bool
-    """The answer ended by itself; one that was cut off teaches to stop in the middle."""
+    """Whether the answer ended by itself; a truncated answer would teach the model to stop in the middle."""
     tools: tuple[str, ...] = ()
-    """JSON of each tool that was offered."""
+    """JSON of each offered tool."""
 
 
 def spoken_calls(spans: Sequence[SpokenSpan]) -> list[RecordedCall]:
     """The calls that clients' instrumentations recorded with their messages, by start time.
 
-    Two instrumentations that recorded one call, one inside of the other or by the same response id, count once: the one that
-    says more. Of several choices the first is the answer. A call that failed, or of which no messages were kept, is left out.
+    If two instrumentations recorded the same call (one span inside the other, or the same response id), only the more
+    detailed record counts. The first of several choices is the answer. Failed calls and calls without messages are left out.
     """
     told = [span for span in spans if _is_model_call(span.attributes)]
     same = _same_calls(told, {(span.trace_id, span.span_id): span.parent_span_id for span in spans})
@@ -71,7 +71,7 @@ def spoken_calls(spans: Sequence[SpokenSpan]) -> list[RecordedCall]:
 def read_speech(
     source: Source, rollouts: Sequence[tuple[str, int]]
 ) -> Iterator[tuple[tuple[str, int], list[RecordedCall]]]:
-    """((rollout_id, attempt), its spoken calls) of each of `rollouts`, some at a time in memory."""
+    """Yields ((rollout_id, attempt), its calls with messages) for each of `rollouts`, a limited number in memory at a time."""
     for start in range(0, len(rollouts), _ROLLOUTS_PER_READ):
         wanted = rollouts[start : start + _ROLLOUTS_PER_READ]
         found: dict[tuple[str, int], list[SpokenSpan]] = {key: [] for key in wanted}
@@ -117,7 +117,7 @@ def _is_model_call(attributes: Mapping[str, Any]) -> bool:
 def _same_calls(
     told: Sequence[SpokenSpan], parents: Mapping[tuple[str, str], str | None]
 ) -> dict[tuple[str, str], object]:
-    """Span → what it shares with other recordings of its call: a response id, else the outermost model call span."""
+    """Span → the id shared by all recordings of its call: a response id, else the outermost model call span."""
     keys_told = {(span.trace_id, span.span_id) for span in told}
     outermost: dict[tuple[str, str], tuple[str, str]] = {}
     responses: dict[tuple[str, str], str] = {}

@@ -1,4 +1,4 @@
-"""Preference pairs: where the best and the worst rollout of a group part. Pure functions."""
+"""Preference pairs from the point where the best and the worst rollout of a group diverge. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,11 +15,11 @@ Told = Sequence[tuple[Candidate, Sequence[RecordedCall]]]
 def preference_pairs(
     groups: Mapping[str, Sequence[Candidate]], said: Said, *, min_reward: float | None, agents: frozenset[str]
 ) -> Examples:
-    """One pair a group: {"prompt", "chosen", "rejected"} where its best and its worst rollout part.
+    """One pair per group: {"prompt", "chosen", "rejected"} from the point where its best and its worst rollout diverge.
 
-    That is the first call at which both were asked the same and answered differently. Reasons, counting groups:
-    `one_rollout`, `equal_rewards`, `below_min_reward` (of the best), `no_text`, `no_common_prompt`, `same_answers`; and calls:
-    `cut_off`, `not_selected`.
+    That is the first call with the same prompt and different answers. Reasons that count groups: `one_rollout`,
+    `equal_rewards`, `below_min_reward` (of the best), `no_text`, `no_common_prompt`, `same_answers`. Reasons that count
+    calls: `cut_off`, `not_selected`.
     """
     made = Examples(groups=len(groups))
     for candidates in groups.values():
@@ -47,7 +47,7 @@ def preference_pairs(
 
 
 def _add_first_pair(made: Examples, best: Told, worst: Told) -> str | None:
-    """Adds the pair of the first two rollouts that part; else why there is none."""
+    """Adds a pair from the first two rollouts that diverge. Returns None, or the reason why there is no pair."""
     reason = (
         "no_text" if not any(calls for _, calls in best) or not any(calls for _, calls in worst) else "no_common_prompt"
     )

@@ -1,4 +1,4 @@
-"""Reads the rollouts of a dataset or a store, makes examples of them, and writes the file."""
+"""Reads the rollouts of a dataset or a store, makes examples from them, and writes the file."""
 
 import hashlib
 import json
@@ -42,18 +42,18 @@ class ExportRequest:
     kind: Kind
     out: Path
     stores: Sequence[str]
-    """Where the messages are, as paths or grpc:// addresses."""
+    """Stores with the messages, as paths or grpc:// addresses."""
     dataset: Published | None
-    """Its rollouts with their rewards; None: all complete rewarded rollouts of the stores."""
+    """Export its rollouts with their rewards; None: all complete rewarded rollouts of the stores."""
     settings: DatasetSettings
-    """How a store's rollouts are rewarded."""
+    """Determine the rewards of a store's rollouts."""
     run_id: str | None = None
     round: int | None = None
     min_reward: float | None = None
     agents: frozenset[str] = frozenset()
     """Only these agents' calls; empty: all."""
     decoder: Decoder | None = None
-    """Text from token ids instead of recorded messages; needs a dataset."""
+    """Decode text from token ids instead of using recorded messages; needs a dataset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,7 @@ class Exported:
 def export(request: ExportRequest, clock: Clock) -> Exported:
     """Writes `out` (JSON lines) and `out`.manifest.json.
 
-    Raises UsageError where `out` exists, DatasetError where no example came of the rollouts, StoreError where a store cannot
-    be read.
+    Raises UsageError if `out` exists, DatasetError if the rollouts give no example, StoreError if a store cannot be read.
     """
     if request.out.exists():
         raise UsageError(f"{request.out} exists: remove it, or choose another name")
@@ -110,7 +109,7 @@ def _why(examples: Examples) -> str:
 
 
 def _candidates_of(dataset: Published) -> list[Candidate]:
-    """The rollouts that the dataset compared, whether they gave rows or had nothing to be compared with."""
+    """The rollouts that the dataset compared, including rollouts that had nothing to be compared with."""
     return _grouped(dataset.seen().filter(pl.col("reward").is_not_null()))
 
 
@@ -123,7 +122,7 @@ def _candidates_in(source: Source, request: ExportRequest, clock: Clock) -> list
 
 
 def _grouped(rollouts: pl.DataFrame) -> list[Candidate]:
-    """The rollouts of one task in one round are a group; one without a task is its own."""
+    """Groups rollouts of the same task and round; a rollout without a task is its own group."""
     columns = ["rollout_id", "attempt", "run_id", "round", "task_id", "reward"]
     return [
         Candidate(
@@ -137,7 +136,7 @@ def _grouped(rollouts: pl.DataFrame) -> list[Candidate]:
 
 
 def _decoded(dataset: Published, decoder: Decoder) -> dict[tuple[str, int], list[RecordedCall]]:
-    """The rows of the dataset as text: exactly the tokens that were sampled, after exactly their prompt."""
+    """The rows of the dataset as text: exactly the sampled tokens after exactly their prompt."""
     said: dict[tuple[str, int], list[RecordedCall]] = {}
     columns = ["rollout_id", "attempt", "agent", "policy_name", "prompt_ids", "completion_ids", "finish_reason"]
     for rollout_id, attempt, agent, model, prompt, completion, finish in dataset.rows(columns).iter_rows():
@@ -151,7 +150,7 @@ def _decoded(dataset: Published, decoder: Decoder) -> dict[tuple[str, int], list
 
 
 def _write(request: ExportRequest, examples: Examples) -> None:
-    """Writes the manifest, then the examples under a temporary name, and renames them."""
+    """Writes the examples under a temporary name, then the manifest, and then renames the examples."""
     source: dict[str, Any] = {"stores": list(request.stores)}
     if request.dataset is not None:
         path = request.dataset.path

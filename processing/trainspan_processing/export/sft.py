@@ -10,10 +10,10 @@ __all__ = ["supervised_examples"]
 def supervised_examples(
     groups: Mapping[str, Sequence[Candidate]], said: Said, *, min_reward: float | None, agents: frozenset[str]
 ) -> Examples:
-    """Every whole call of the best rollout of each group: {"prompt", "completion"}, and "tools" where any were offered.
+    """Every whole call of the best rollout of each group: {"prompt", "completion"}, and "tools" if any were offered.
 
-    Of equally good rollouts the one with the fewest calls is taken. Reasons: `below_min_reward` and `no_text` count groups,
-    `cut_off` and `not_selected` calls.
+    Among equally good rollouts, the one with the fewest calls is used. The reasons `below_min_reward` and `no_text` count
+    groups, `cut_off` and `not_selected` count calls.
     """
     made = Examples(groups=len(groups))
     for candidates in groups.values():
