@@ -1,1 +1,1 @@
-"""Which calls continue which, token for token, and why others do not."""
+"""Finds calls that continue earlier calls, token for token, and the causes if they do not."""

@@ -1,12 +1,12 @@
-"""Where a prompt departs from the tokens of the call before it, and why: told from the text, if a tokenizer is at hand.
+"""Finds the position where a prompt diverges from the previous call's tokens, and the cause, from text if possible.
 
-Without one the cause is what the token ids alone tell (merging/merge_failures.py). With one it may also be
+Without a tokenizer, the cause is derived from the token ids alone (merging/merge_failures.py). With a tokenizer it may also be
 
-- `reasoning`: the thoughts of an earlier answer were left out;
-- `tool_call_ids`: the ids of tool calls are others;
-- `arguments`: a tool call's JSON was written anew, with the same meaning and another text;
+- `reasoning`: the reasoning of an earlier answer was left out;
+- `tool_call_ids`: the ids of tool calls differ;
+- `arguments`: a tool call's JSON was rewritten with the same meaning and different text;
 
-and `retokenization` means exactly that the text is the same and its tokens are not.
+and `retokenization` means exactly that the text is the same and its tokens differ.
 """
 
 import ast
@@ -26,7 +26,7 @@ __all__ = ["EXPLANATIONS", "Divergence", "Explanation", "diverge"]
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Of a cause."""
+    """Explains one cause."""
 
     what: str
     advice: str
@@ -63,38 +63,38 @@ EXPLANATIONS: Final[Mapping[str, Explanation]] = {
 """Cause → what happened and what to do."""
 
 _THOUGHTS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel|>analysis<|message|>", "<|end|>"))
-"""What opens and closes the thoughts of an answer."""
+"""Markers that open and close the reasoning in an answer."""
 _ID: Final = re.compile(r"[A-Za-z0-9_.:-]*")
 _SHORTEST_ID: Final = 6
 _IN_STEP: Final = 6
-"""Characters that must be equal in a row for two texts to count as in step again."""
+"""Consecutive equal characters after which two texts count as aligned again."""
 _FARTHEST: Final = 4_096
-"""Characters before the difference, and after it, in which the value that it lies in is looked for."""
+"""Characters before and after the difference that are searched for the value that contains it."""
 _MOST_STARTS: Final = 48
-"""Brackets before the difference with which that value may begin: the nearest ones."""
+"""Number of brackets before the difference, nearest first, that are tried as the start of that value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """One prompt against the call before it. The excerpts are token ids, at most 24."""
+    """One prompt compared with the previous call. The excerpts are token ids, at most 24."""
 
     cause: str
     at: int
     """Position of the first token that differs."""
     shared: list[int]
-    """What both have before it."""
+    """Tokens before it, which both have."""
     was: list[int]
-    """What the call before had from there on."""
+    """Tokens of the previous call from there on."""
     now: list[int]
-    """What the prompt has."""
+    """Tokens of the prompt from there on."""
 
 
 def diverge(before: tuple[Ids, Ids], prompt: Ids, decoder: Decoder | None) -> Divergence:
-    """How `prompt` departs from the call `before` (prompt, completion), which it does not continue."""
+    """How `prompt` diverges from the call `before` (prompt, completion), which it does not continue."""
     cause, at = cause_of(before, prompt)
     earlier = np.concatenate(before)
     if decoder is not None and cause != "fork":
-        # From the answer's beginning on, if it departs within: what it departs in may have begun earlier.
+        # If they diverge within the answer, compare all of it: the differing value may begin earlier.
         start = min(at, len(before[0]))
         cause = _cause_in_text(decoder.text(earlier[start:].tolist()), decoder.text(prompt[start:].tolist()), cause)
     return Divergence(
@@ -107,7 +107,7 @@ def diverge(before: tuple[Ids, Ids], prompt: Ids, decoder: Decoder | None) -> Di
 
 
 def _cause_in_text(was: str, now: str, of_tokens: str) -> str:
-    """The cause that two texts show, which begin at or before the difference; else that which the tokens show."""
+    """The cause found in two texts that begin at or before the difference; else `of_tokens`, the cause by token ids."""
     if now.startswith(was):
         return "retokenization"
     at = next((place for place, (one, other) in enumerate(zip(was, now, strict=False)) if one != other), None)
@@ -123,13 +123,13 @@ def _cause_in_text(was: str, now: str, of_tokens: str) -> str:
 
 
 def _lost_a_thought(was: str, now: str, at: int) -> bool:
-    """Whether the difference lies in a thought, or where it begins, that is not there any more, while what follows it is."""
+    """Whether the difference is in or at the start of reasoning that is gone, while the text that follows it remains."""
     for opens, closes in _THOUGHTS:
         start = was.find(
             opens, max(0, at - len(opens)), at + len(opens) + 1
-        )  # it may share its beginning with what came
+        )  # the opening marker may share its first characters with the new text
         end = was.find(closes, at)
-        # Without a beginning in sight the prompt may have opened it.
+        # Without an opening marker in the text, the prompt may have opened the reasoning.
         if end < 0 or (start < 0 and opens in was[at:end]):
             continue
         thought = was[start + len(opens) : end] if start >= 0 else was[at:end]
@@ -143,7 +143,7 @@ def _lost_a_thought(was: str, now: str, at: int) -> bool:
 
 
 def _ids_differ(was: str, now: str, at: int) -> bool:
-    """Whether the texts differ in one word that looks like an id, and go on alike after it."""
+    """Whether the texts differ in one word that looks like an id, and are equal after it."""
     start = at
     while start and _ID.fullmatch(was[start - 1]):
         start -= 1
@@ -157,7 +157,7 @@ def _ids_differ(was: str, now: str, at: int) -> bool:
 
 
 def _is_written_anew(was: str, now: str, at: int) -> bool:
-    """Whether the difference lies in a JSON value that both have, written in two ways."""
+    """Whether the difference is within a JSON value that both texts contain, written in two ways."""
     was, now = was[: at + _FARTHEST], now[: at + _FARTHEST]
     starts = [place for place in range(at, max(-1, at - _FARTHEST), -1) if was[place : place + 1] in ("{", "[", '"')]
     for start in reversed(starts[:_MOST_STARTS]):  # the outermost value first
@@ -170,7 +170,7 @@ def _is_written_anew(was: str, now: str, at: int) -> bool:
 
 
 def _value_at(text: str, start: int) -> tuple[Any, int] | None:
-    """(value, its end) of the JSON, or the Python literal of a dict, that begins at `start`; None if there is none."""
+    """(value, its end) of the JSON value or Python dict literal that begins at `start`; None if there is neither."""
     try:
         value, end = json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError):
@@ -179,7 +179,7 @@ def _value_at(text: str, start: int) -> tuple[Any, int] | None:
 
 
 def _literal_at(text: str, start: int) -> tuple[Any, int] | None:
-    """A dict as Python prints it, in one piece: what a template gives that does not write JSON."""
+    """A complete dict as Python prints it, as written by templates that do not write JSON."""
     depth = 0
     for end in range(start, min(len(text), start + _FARTHEST)):
         depth += {"{": 1, "}": -1}.get(text[end], 0)
@@ -194,7 +194,7 @@ def _literal_at(text: str, start: int) -> tuple[Any, int] | None:
 
 
 def _plain(value: Any) -> Any:
-    """The value with JSON within strings read, too: arguments come as an object or as its text."""
+    """The value with JSON inside strings parsed too: arguments may be an object or its text."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,11 +1,11 @@
-"""Lineage: which calls continue which, token for token.
+"""Lineage: finds the calls that continue other calls, token for token.
 
 A call extends the open segment whose whole token sequence (its last call's prompt and completion) is the longest exact
-prefix of the call's prompt; else it opens a segment. Extending changes the segment's sequence, so that a second call from
-the same state (best of n, a retry, parallel agents) opens one of its own. Adjacency plays no part: the calls of concurrent
+prefix of the call's prompt; else it opens a segment. Extending changes the segment's sequence, so a second call from the
+same state (best of n, a retry, parallel agents) opens a new segment. Adjacency is not required: the calls of concurrent
 sub-agents interleave.
 
-A plain conversation is compared call by call. Elsewhere sequences are found by a polynomial prefix hash modulo 2^64 and
+Plain conversations are compared call by call. Otherwise, sequences are found by a polynomial prefix hash modulo 2^64 and
 then compared exactly. Both are linear in tokens.
 """
 
@@ -24,10 +24,10 @@ _BASE: Final = np.uint64(0x9E3779B97F4A7C15)  # odd; a hash only proposes, a com
 def trace_lineage(strands: Int, prompts: Tokens, completions: Tokens) -> tuple[Int, Int, Int, Int]:
     """(segment, segment_pos, prefix_len, parent), each (C,) int64, for C calls sorted by strand, then by their order in it.
 
-    A strand is what may be merged at all: the calls of one rollout with one policy and temperature. `segment` counts from 0
-    in each strand. `prefix_len` is the length of the sequence that the call extends, 0 for a segment's first call.
-    `parent` is the row of the call whose whole sequence is the longest exact prefix of the prompt, also where another call
-    had extended it before (best of n, a retry); −1 where there is none.
+    A strand contains the calls that may be merged at all: those of one rollout with one policy and temperature. `segment`
+    counts from 0 in each strand. `prefix_len` is the length of the sequence that the call extends, 0 for a segment's first
+    call. `parent` is the row of the call whose whole sequence is the longest exact prefix of the prompt, even if another
+    call has already extended it (best of n, a retry); −1 without such a call.
     """
     count = len(strands)
     segment, position, prefix = (np.zeros(count, dtype=np.int64) for _ in range(3))
@@ -50,7 +50,7 @@ def trace_lineage(strands: Int, prompts: Tokens, completions: Tokens) -> tuple[I
 
 
 def _continues(strands: Int, prompts: Tokens, completions: Tokens) -> Int:
-    """(C,) 1 where a call's prompt begins with all of the call before it in its strand, else 0."""
+    """(C,) 1 if a call's prompt begins with the whole previous call of its strand, else 0."""
     found = np.zeros(len(strands), dtype=np.int64)
     fits = (strands[1:] == strands[:-1]) & (prompts.lengths[:-1] + completions.lengths[:-1] <= prompts.lengths[1:])
     heads, tails = (tokens.values.view(np.uint8).data for tokens in (prompts, completions))
@@ -77,7 +77,7 @@ def _trace_strand(prompts: Tokens, completions: Tokens) -> tuple[Int, Int, Int, 
     last: list[int] = []
     lengths = np.empty(count, dtype=np.int64)
     wholes = np.empty(count, dtype=np.uint64)
-    closed = 0  # so many calls were extended: their sequences' lengths and hashes, and the calls
+    closed = 0  # number of calls that were extended; below: their sequences' lengths, the calls, their hashes
     closed_lengths, closed_calls = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     closed_wholes = np.empty(count, dtype=np.uint64)
     for call in range(count):
@@ -109,7 +109,7 @@ def _trace_strand(prompts: Tokens, completions: Tokens) -> tuple[Int, Int, Int, 
         segment[call] = found
         lengths[found] = sizes[call]
         tail = _prefix_hashes(completions[call], powers[len(prompt) :])
-        wholes[found] = np.add(hashes[-1:], tail[-1:])[0]  # of arrays: a scalar sum would warn of the overflow
+        wholes[found] = np.add(hashes[-1:], tail[-1:])[0]  # arrays, since a scalar sum would warn of the overflow
     return segment, position, prefix, parent
 
 

@@ -1,8 +1,8 @@
-"""Why a call does not continue the call of its agent before it: told from token ids alone.
+"""Why a call does not continue its agent's previous call, derived from token ids alone.
 
-- `fork`: it starts from the very state the call before it started from, or from an earlier one (best of n, a retry);
-- `retokenization`: a few tokens of the earlier answer came back as a few others, and the rest is the same;
-- `template`: the history was rewritten: something was left out of it or put into it (thinking removed, a new tool list);
+- `fork`: it starts from the same state as the previous call, or from an earlier state (best of n, a retry);
+- `retokenization`: a few tokens of the earlier answer were replaced by a few others, and the rest is the same;
+- `template`: the history was rewritten: something was left out or inserted (thinking removed, a new tool list);
 - `other`: the prompts have too little in common (another conversation, a compacted context).
 """
 
@@ -17,13 +17,13 @@ __all__ = ["CAUSES", "SHARED", "SHOWN", "Ids", "MergeFailures", "cause_of"]
 CAUSES: Final = ("fork", "retokenization", "template", "other")
 
 _ANCHOR: Final = 4
-"""Tokens that must be equal in a row for two sequences to count as in step again."""
+"""Consecutive equal tokens after which two sequences count as aligned again."""
 _SWAPPED: Final = 16
-"""Greatest number of tokens that re-tokenisation replaces at a time."""
+"""Greatest number of tokens that retokenization replaces at a time."""
 SHOWN: Final = 24
 """Tokens shown of each side in an example."""
 SHARED: Final = 8
-"""Tokens shown before them, which both sides have."""
+"""Common tokens shown before them."""
 
 Ids = NDArray[np.int32]
 
@@ -36,7 +36,7 @@ class MergeFailures:
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, before: tuple[Ids, Ids], prompt: Ids, where: dict[str, Any]) -> None:
-        """Counts one call with `prompt` after the call `before` (prompt, completion); `where` names it in an example."""
+        """Counts one call with `prompt` after the call `before` (prompt, completion); `where` identifies it in an example."""
         cause, at = cause_of(before, prompt)
         self.counts[cause] = self.counts.get(cause, 0) + 1
         if cause not in self.examples:
@@ -51,7 +51,7 @@ class MergeFailures:
 
 
 def cause_of(before: tuple[Ids, Ids], prompt: Ids) -> tuple[str, int]:
-    """(cause, where the prompt departs from the earlier sequence), for a prompt that does not continue it."""
+    """(cause, position of the first difference), for a prompt that does not continue the earlier sequence."""
     earlier = np.concatenate(before)
     shared = min(len(earlier), len(prompt))
     different = np.flatnonzero(earlier[:shared] != prompt[:shared])
@@ -62,7 +62,7 @@ def cause_of(before: tuple[Ids, Ids], prompt: Ids) -> tuple[str, int]:
     if 2 * at < opening:
         return "other", at
     was, now = earlier[at:], prompt[at:]
-    if _find(now, was[:_ANCHOR]) or _find(was, now[:_ANCHOR]):  # put in, or left out
+    if _find(now, was[:_ANCHOR]) or _find(was, now[:_ANCHOR]):  # inserted or left out
         return "template", at
     if at >= opening and _in_step_after_a_swap(was, now):
         return "retokenization", at
@@ -70,7 +70,7 @@ def cause_of(before: tuple[Ids, Ids], prompt: Ids) -> tuple[str, int]:
 
 
 def _in_step_after_a_swap(was: Ids, now: Ids) -> bool:
-    """Whether a few tokens became a few others, after which both go on alike (to the end of what was, if that is near)."""
+    """Whether a few tokens became a few others, after which both are equal (up to the end of `was`, if that is near)."""
     for skipped in range(1, min(_SWAPPED, len(was)) + 1):
         rest = was[skipped : skipped + _ANCHOR]
         for taken in range(1, _SWAPPED + 1):

@@ -1,4 +1,4 @@
-"""The rows that do not continue the row of their agent before them, one by one, with the cause of each."""
+"""Lists the rows that do not continue their agent's previous row, each with its cause."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from trainspan_processing.text.token_text import Decoder
 __all__ = ["MOST_LOOKED_AT", "Unmerged", "find_unmerged", "first_of_each", "unmerged_rows"]
 
 MOST_LOOKED_AT: Final = 1_000
-"""Rows whose tokens are read to tell their causes: the first ones."""
+"""Maximum number of rows, from the first on, whose tokens are read to find their causes."""
 
 _FACTS: Final = [*ROLLOUT_KEY, "agent", "call_index", "segment_pos", *SPAN_KEY]
 _TOKENS: Final = ["prompt_ids", "completion_ids"]
@@ -25,21 +25,21 @@ _CHUNK: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Unmerged:
-    """One row that opens a segment although its agent made a trained call before."""
+    """One row that opens a segment even though its agent has an earlier trained call."""
 
     rollout_id: str
     attempt: int
     agent: str | None
     call_index: int
     after: int
-    """Index of the call before."""
+    """Index of the previous call."""
     trace_id: str
     span_id: str
     divergence: Divergence
 
 
 def unmerged_rows(dataset: Published, decoder: Decoder | None) -> Iterator[Unmerged]:
-    """Those of a dataset on disk, at most MOST_LOOKED_AT."""
+    """Yields the unmerged rows of a dataset on disk, at most MOST_LOOKED_AT."""
 
     def tokens(rows: Sequence[int]) -> pl.DataFrame:
         return dataset.rows_at(rows, _TOKENS)
@@ -48,12 +48,12 @@ def unmerged_rows(dataset: Published, decoder: Decoder | None) -> Iterator[Unmer
 
 
 def find_unmerged(rows: pl.DataFrame, decoder: Decoder | None) -> Iterator[Unmerged]:
-    """Those among rows of a dataset, in its order; at most MOST_LOOKED_AT."""
+    """Yields the unmerged rows among a dataset's rows, in its order; at most MOST_LOOKED_AT."""
     yield from _unmerged(rows, lambda places: rows[places].select(_TOKENS), decoder)
 
 
 def first_of_each(found: Iterable[Unmerged]) -> list[tuple[int, Unmerged]]:
-    """(number, the first one) of each cause, the most frequent first."""
+    """(count, first example) of each cause, most frequent first."""
     counts: Counter[str] = Counter()
     firsts: dict[str, Unmerged] = {}
     for one in found:
@@ -65,7 +65,7 @@ def first_of_each(found: Iterable[Unmerged]) -> list[tuple[int, Unmerged]]:
 def _unmerged(
     rows: pl.DataFrame, tokens: Callable[[Sequence[int]], pl.DataFrame], decoder: Decoder | None
 ) -> Iterator[Unmerged]:
-    """`tokens` gives _TOKENS of the rows at these places."""
+    """Yields the unmerged rows; `tokens` returns _TOKENS of the rows at the given places."""
     places = pl.int_range(pl.len(), dtype=pl.Int64).alias("row")
     numbered = rows.select(*_FACTS, places)
     of_agent = [*ROLLOUT_KEY, "agent"]
