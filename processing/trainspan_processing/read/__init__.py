@@ -1,1 +1,1 @@
-"""The stores, read over Arrow Flight in bounded batches."""
+"""Reads the stores over Arrow Flight in bounded batches."""

@@ -1,6 +1,6 @@
-"""Which rollouts a selection holds and how large they are, read before anything else of them.
+"""The rollouts of a selection and their sizes, read before anything else.
 
-A store is gone through in chunks of whole rollouts, so that memory follows the chunk and not the store.
+A store is processed in chunks of whole rollouts, so that memory depends on the chunk and not on the store.
 """
 
 from dataclasses import dataclass, replace
@@ -30,44 +30,44 @@ _HOLDINGS: Final[Schema] = {
     "spans": pl.UInt32,
 }
 _READ: Final[Schema] = {**_HOLDINGS, "first_seq": pl.Int64, "last_seq": pl.Int64, "is_selected": pl.Boolean}
-"""Columns asked of the read `holdings`."""
+"""Columns requested from the read `holdings`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What there is."""
+    """The rollouts of a selection, with their sizes."""
 
     holdings: pl.DataFrame
-    """rollout_id, attempt, trace_id, run_id, round, task_id, `calls` and other `spans` (u32): a row per trace and identity."""
+    """rollout_id, attempt, trace_id, run_id, round, task_id, `calls` and other `spans` (u32): one row per trace and identity."""
 
     def calls_of(self, rollouts: pl.DataFrame) -> pl.DataFrame:
-        """rollout_id, attempt and the number of `calls` (u32) that each of `rollouts` has."""
+        """rollout_id, attempt and the number of `calls` (u32) of each of `rollouts`."""
         counted = self.holdings.group_by(ROLLOUT_KEY).agg(pl.col("calls").sum().cast(pl.UInt32))
         return counted.join(rollouts, on=ROLLOUT_KEY, how="semi").select(*ROLLOUT_KEY, "calls")
 
     def without(self, rollouts: pl.DataFrame) -> "Inventory":
-        """Without these (rollout_id, attempt), but for those that share a trace with another one."""
+        """The inventory without these (rollout_id, attempt), unless they share a trace with another rollout."""
         others = self.holdings.join(rollouts, on=ROLLOUT_KEY, how="anti")
         if others.height == self.holdings.height:
             return self
         return self.of(others.select("rollout_id"))
 
     def of(self, rollouts: pl.DataFrame) -> "Inventory":
-        """Only the rollouts with these `rollout_id`s, and those that share a trace with one of them."""
+        """Only the rollouts with these `rollout_id`s, and rollouts that share a trace with one of them."""
         related = _related(self.holdings)
         kept = related.join(rollouts, on="rollout_id", how="semi").select("relation")
         kept = related.join(kept, on="relation", how="semi").select("rollout_id")
         return replace(self, holdings=self.holdings.join(kept, on="rollout_id", how="semi"))
 
     def sizes(self) -> pl.DataFrame:
-        """rollout_id and the number of `items` (u32) stored of it, calls and other spans."""
+        """rollout_id and its number of stored `items` (u32): calls and other spans."""
         items = (pl.col("calls").sum() + pl.col("spans").sum()).cast(pl.UInt32).alias("items")
         return self.holdings.group_by("rollout_id").agg(items)
 
     def chunks(self) -> list[list[str]]:
         """Rollout ids, in the order of datasets, in chunks of about `spans_per_chunk` spans.
 
-        Rollouts that share a trace stay together: what is above a call may belong to another one.
+        Rollouts that share a trace stay together, since a call's ancestors may be part of another rollout.
         """
         sized = self.holdings.group_by("rollout_id").agg(
             pl.col(*_IDENTITY).drop_nulls().first(), (pl.col("calls").sum() + pl.col("spans").sum()).alias("size")
@@ -81,12 +81,12 @@ class Inventory:
 
 
 def spans_per_chunk(spans: int) -> int:
-    """The size of a chunk, of so many spans in all: what stays in memory of all calls leaves the less for one chunk."""
+    """The chunk size for a given total number of spans: the more calls are kept in memory, the less remains for a chunk."""
     return max(_SMALLEST_CHUNK, _LARGEST_CHUNK - spans // 16)
 
 
 def take_inventory(source: Source, selection: Selection) -> Inventory:
-    """Counts what the selection holds, and tells the source where that lies."""
+    """Counts the content of the selection, and sets its locations on the source."""
     held = [
         batch.with_columns(pl.col("attempt").fill_null(0)).select(
             "store", *(pl.col(name).cast(kind) for name, kind in _READ.items())
@@ -101,7 +101,7 @@ def take_inventory(source: Source, selection: Selection) -> Inventory:
 
 
 def _related(holdings: pl.DataFrame) -> pl.DataFrame:
-    """rollout_id and `relation`: the least id of the rollouts that it shares a trace with, over any number of steps."""
+    """rollout_id and `relation`: the least id among rollouts that it shares a trace with, directly or transitively."""
     pairs = holdings.select("rollout_id", "trace_id").unique()
     alone = pairs.select("rollout_id").unique().with_columns(pl.col("rollout_id").alias("relation"))
     shared = pairs.filter(pl.len().over("trace_id") > 1)

@@ -1,8 +1,9 @@
-"""Typed values out of the store's attribute JSON, as Polars expressions.
+"""Reads typed values from the store's attribute JSON, as Polars expressions.
 
-The store writes attributes as one JSON object without spaces whose keys are attribute keys; nested objects hold only "bytes" and "kvlist",
-and quotes inside a string are escaped, so `,"key":` with plain quotes occurs at the top level alone. A regular
-expression per key then costs 0.3 µs a row, a parse of the whole text 3 to 14 µs. A value of another type is absent.
+The store writes attributes as one JSON object without spaces. Its keys are attribute keys, nested objects contain only
+"bytes" and "kvlist", and quotes inside strings are escaped, so `,"key":` with plain quotes occurs only at the top level.
+A regular expression per key then costs 0.3 µs per row; parsing the whole text costs 3 to 14 µs. A value of the wrong type
+counts as absent.
 """
 
 import json
@@ -19,18 +20,18 @@ _NUMBER = r'"?(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"?[,}\s]'
 
 
 def text(key: str, column: str = "attributes") -> pl.Expr:
-    """String value of attribute `key`, JSON escapes decoded; NULL where absent or empty."""
+    """String value of attribute `key`, JSON escapes decoded; NULL if absent or empty."""
     raw = pl.col(column).str.extract(_prefix(key) + _TEXT)
     return raw.map_batches(_decoded, return_dtype=pl.String)
 
 
 def number(key: str, column: str = "attributes") -> pl.Expr:
-    """Numeric value (f64) of attribute `key`, also where a sender wrote it as text; NULL where absent."""
+    """Numeric value (f64) of attribute `key`, even if a sender wrote it as text; NULL if absent."""
     return pl.col(column).str.extract(_prefix(key) + _NUMBER).cast(pl.Float64, strict=False)
 
 
 def boolean(key: str, column: str = "attributes") -> pl.Expr:
-    """Boolean value of attribute `key`, also where a sender wrote it as text; NULL where absent."""
+    """Boolean value of attribute `key`, even if a sender wrote it as text; NULL if absent."""
     word = pl.col(column).str.extract(_prefix(key) + r'"?([tT]rue|[fF]alse)').str.to_lowercase()
     return pl.when(word.is_not_null()).then(word == "true")
 
@@ -41,12 +42,12 @@ def has_key(key_prefix: str, column: str = "attributes") -> pl.Expr:
 
 
 def contains_any(literals: Sequence[str], column: str = "attributes") -> pl.Expr:
-    """Whether any of `literals` occurs; as one pattern that is a third of the cost of Polars' own."""
+    """Whether any of `literals` occurs, as one pattern: a third of the cost of Polars' own function."""
     return pl.col(column).str.contains("|".join(re.escape(literal) for literal in literals)).fill_null(False)
 
 
 def with_where(batch: pl.DataFrame, where: pl.Expr, expressions: Mapping[str, pl.Expr]) -> pl.DataFrame:
-    """Adds columns that are computed on the rows `where` it holds alone, and are NULL elsewhere."""
+    """Adds columns that are computed only on rows for which `where` is true, and are NULL otherwise."""
     rows = batch.select(where.fill_null(False).arg_true().alias("row"))["row"]
     if rows.is_empty():
         kinds = batch.clear().select(**expressions).schema
@@ -60,9 +61,9 @@ def with_where(batch: pl.DataFrame, where: pl.Expr, expressions: Mapping[str, pl
 def with_facts(
     batch: pl.DataFrame, *, numbers: Mapping[str, str], booleans: Mapping[str, str], texts: Mapping[str, str]
 ) -> pl.DataFrame:
-    """Adds a column per name (column → attribute key) out of `call_facts`: f64 of `numbers`, bool of `booleans`, else text.
+    """Adds a column per name (column → attribute key) from `call_facts`: f64 for `numbers`, bool for `booleans`, else text.
 
-    Its values repeat from row to row, and each of them is parsed once.
+    Values of `call_facts` repeat from row to row; each distinct value is parsed once.
     """
     names = {**numbers, **booleans, **texts}
     kinds: dict[str, Any] = {
@@ -77,7 +78,7 @@ def with_facts(
 
 
 def _typed(value: Any, kind: Any) -> Any:
-    """The value as that type, also where a sender wrote it as text; None where it is another one."""
+    """The value as `kind`, even if a sender wrote it as text; None if it has another type."""
     if kind == pl.String:
         return value if isinstance(value, str) and value else None
     if kind == pl.Boolean:
@@ -96,7 +97,7 @@ def _prefix(key: str) -> str:
 
 
 def _decoded(literals: pl.Series) -> pl.Series:
-    """Insides of JSON string literals → their text, NULL for ""; only those with an escape are parsed."""
+    """Contents of JSON string literals → their text, NULL for ""; only literals with an escape are parsed."""
     escaped = literals.str.contains("\\", literal=True).fill_null(False)
     if escaped.any():
         rows = escaped.arg_true()

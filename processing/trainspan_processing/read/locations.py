@@ -1,4 +1,4 @@
-"""Where in each store the rollouts of an inventory lie, so that a read of some of them need not search for the others."""
+"""The locations of an inventory's rollouts in each store, so that reading some rollouts need not scan the others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ __all__ = ["EXTENT", "RolloutLocations"]
 
 _MOST_RANGES: Final = 32
 _NEAR_SEQS: Final = 2048
-"""A gap between two ranges that is not worth a range more: about a row group."""
+"""Ranges with a smaller gap between them are merged: about one row group."""
 
 EXTENT: Final[Schema] = {"store": pl.UInt8, "rollout": pl.UInt64, "first_seq": pl.Int64, "last_seq": pl.Int64}
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutLocations:
-    """All spans of the traces of known rollouts, as of some moment."""
+    """The locations of all spans in the traces of known rollouts, as of some moment."""
 
     rows: pl.DataFrame
-    """EXTENT: ranges of `seq` that hold them; `rollout` is a hash of its id, of which two may share one."""
+    """EXTENT: ranges of `seq` that contain the spans; `rollout` is a hash of the rollout id and may collide."""
     seen: Mapping[int, int]
     """Store → its last `seq` at that moment."""
 
     @classmethod
     def of(cls, held: pl.DataFrame, seen: Mapping[int, int]) -> "RolloutLocations":
-        """From store, rollout_id, trace_id, first_seq, last_seq: what there is of each rollout in each trace."""
+        """Built from store, rollout_id, trace_id, first_seq and last_seq, a row per rollout and trace."""
         if held.is_empty():
             return cls(empty(EXTENT), dict(seen))
         pairs = held.select("store", "trace_id", pl.col("rollout_id").hash().alias("rollout")).unique()
@@ -37,7 +37,7 @@ class RolloutLocations:
         return cls(rows.unique(), dict(seen))
 
     def parameters(self, store: int, rollout_ids: Sequence[str]) -> dict[str, object]:
-        """What tells a read of these rollouts where to look; nothing where one of them was not known."""
+        """Parameters that limit a read of these rollouts to their locations; empty if one of them is unknown."""
         wanted = pl.Series("rollout", rollout_ids, dtype=pl.String).hash().unique()
         found = self.rows.filter(pl.col("rollout").is_in(wanted.implode()))
         if store not in self.seen or found["rollout"].n_unique() < len(wanted):
@@ -47,7 +47,7 @@ class RolloutLocations:
 
 
 def _merged(ranges: pl.DataFrame) -> list[list[int]]:
-    """At most _MOST_RANGES that cover the given ones, which are sorted: the widest gaps stay."""
+    """At most _MOST_RANGES ranges that cover the given sorted ones; only the widest gaps are left out."""
     if ranges.is_empty():
         return []
     gap = pl.col("first_seq") - pl.col("last_seq").cum_max().shift(1)

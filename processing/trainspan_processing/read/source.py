@@ -25,16 +25,16 @@ _PLACED_READS = ("spans", "calls", "evaluations")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows a read asks for; None: all."""
+    """The rows that a read asks for; None: all."""
 
     run_id: str | None = None
     round: int | None = None
     rollout_ids: Sequence[str] | None = None
     without_rollout: bool = False
-    """Only what belongs to no rollout."""
+    """Only rows without a rollout."""
 
     def parameters(self) -> Iterator[dict[str, Any]]:
-        """The parameters of one or, for many ids, several reads."""
+        """The parameters of one read, or of several for many ids."""
         fixed: dict[str, Any] = {
             key: value for key, value in (("run_id", self.run_id), ("round", self.round)) if value is not None
         }
@@ -49,22 +49,22 @@ class Selection:
 
 @dataclass(slots=True)
 class Source:
-    """The stores of one command, opened as a context manager; a store without a collector gets one meanwhile.
+    """The stores of one command, opened as a context manager; a store without a running collector gets one meanwhile.
 
-    Raises StoreError where a store does not exist, cannot be reached, or lags behind what it acknowledged
+    Raises StoreError if a store does not exist, cannot be reached, or has not yet loaded everything that it acknowledged
     (unless `allow_behind`).
     """
 
     stores: Sequence[str]
     allow_behind: bool = False
     watermarks: dict[int, int] = field(default_factory=dict)
-    """Store number → highest `seq` that a read has seen, or the one that is held."""
+    """Store number → highest `seq` that a read has seen; fixed while `is_held`."""
     is_held: bool = False
-    """Whether reads leave out what came after the watermarks: then all of them show the stores at one moment."""
+    """Whether reads leave out rows after the watermarks, so that all reads show the stores at one moment."""
     reached: dict[int, int] = field(default_factory=dict)
-    """Store number → highest `seq` of the store, as far as reads have shown it."""
+    """Store number → highest `seq` of the store that any read has reported."""
     locations: RolloutLocations | None = None
-    """Where rollouts lie, once they were counted; reads of some of them then leave out the rest of the store."""
+    """The locations of rollouts, once an inventory was taken; reads of some rollouts then skip the rest of the store."""
     _clients: list[Any] = field(default_factory=list)
     _options: list[Any] = field(default_factory=list)
     _exit: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -90,7 +90,7 @@ class Source:
     def read(
         self, name: str, selection: Selection, columns: Sequence[str], *, store: int | None = None, **more: object
     ) -> Iterator[pl.DataFrame]:
-        """Batches of the read `name`, each with the column `store`; from all stores, or the one numbered `store`.
+        """Batches of the read `name`, each with the column `store`; from all stores, or only from number `store`.
 
         `more` are further parameters of the read.
         """
@@ -104,19 +104,19 @@ class Source:
                     yield self._up_to_watermark(number, batch).select(*columns, "store") if is_cut else batch
 
     def tokens(self, store: int, seqs: Sequence[int], columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        """Batches of the read `tokens`: of the calls with these `seq` in the store numbered `store`."""
+        """Batches of the read `tokens` for the calls with these `seq` in the store numbered `store`."""
         for start in range(0, len(seqs), SEQS_PER_READ):
             asked = {"seqs": list(seqs[start : start + SEQS_PER_READ]), "columns": list(columns)}
             yield from self._stream(store, {"read": "tokens", "parameters": asked, "wait_ms": WAIT_MS})
 
     def query(self, sql: str) -> Iterator[pl.DataFrame]:
-        """Batches of one SELECT, from all stores; rows with a `seq` are cut at the watermark if it is held."""
+        """Batches of one SELECT, from all stores; if `is_held`, rows with a `seq` after the watermark are left out."""
         for number in range(len(self._clients)):
             for batch in self._stream(number, {"sql": sql, "wait_ms": WAIT_MS}):
                 yield self._up_to_watermark(number, batch) if "seq" in batch.columns else batch
 
     def is_within(self, seq: str) -> pl.Expr:
-        """Whether the column `seq` of a frame with `store` is within the held watermarks; true if none is held."""
+        """Whether the column `seq` of a frame with `store` is within the watermarks; always true unless `is_held`."""
         if not self.is_held:
             return pl.lit(value=True)
         last = pl.col("store").replace_strict(self.watermarks, default=None, return_dtype=pl.Int64)
@@ -125,7 +125,7 @@ class Source:
     def attributes(self, spans: pl.DataFrame) -> Iterator[pl.DataFrame]:
         """trace_id, span_id and `attributes` of `spans` (with `store`, `seq`, trace_id, span_id), in batches, in any order.
 
-        A span that a richer one has replaced meanwhile gives that one's attributes, one that is gone gives no row.
+        If a more complete copy has replaced a span, its attributes are returned; a deleted span gives no row.
         """
         for (store,), part in spans.partition_by("store", as_dict=True).items():
             for rows in part.select("seq", *SPAN_KEY).iter_slices(IDS_PER_READ):

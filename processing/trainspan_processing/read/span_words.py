@@ -1,4 +1,4 @@
-"""What single spans say of themselves, read one by one: for messages that name a call and its client."""
+"""Reads descriptions of single spans, for messages that name a call and its client."""
 
 import json
 from collections.abc import Collection
@@ -19,23 +19,23 @@ _TRACES_PER_QUERY: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class SpanWords:
-    """One span."""
+    """The name, origin and attributes of one span."""
 
     name: str
     service: str | None
     scope: str | None
-    """The instrumentation that made it."""
+    """The instrumentation that made the span."""
     attributes: dict[str, Any]
 
     @property
     def response(self) -> str | None:
-        """Id of the response that it is about."""
+        """Id of the response that the span describes."""
         return self._text(keys.GEN_AI_RESPONSE_ID)
 
     @property
     def client(self) -> str:
-        """The program that made the call: its User-Agent where the policy server recorded one, else the instrumentation and
-        the service that the span comes from."""
+        """The program that made the call: its User-Agent if the policy server recorded one, else the instrumentation and
+        the service of the span."""
         if agent := self._text(keys.USER_AGENT):
             return agent
         made_by = [
@@ -50,7 +50,7 @@ class SpanWords:
 
 
 def read_words(source: Source, spans: Collection[SpanKey]) -> dict[SpanKey, SpanWords]:
-    """The words of these spans, of those that are in the stores."""
+    """The descriptions of these spans, as far as they are in the stores."""
     wanted, found = set(spans), {}
     traces = sorted({trace_id for trace_id, _ in wanted})
     for start in range(0, len(traces), _TRACES_PER_QUERY):
@@ -65,7 +65,7 @@ def read_words(source: Source, spans: Collection[SpanKey]) -> dict[SpanKey, Span
 
 
 def quoted_ids(ids: Collection[str]) -> str:
-    """Ids in hex as a list within a query."""
+    """Hex ids as a quoted list for a query."""
     for one in ids:
-        int(one, 16)  # then it is safe there
+        int(one, 16)  # raises unless it is hex, hence safe in a query
     return ",".join(f"'{one}'" for one in ids)

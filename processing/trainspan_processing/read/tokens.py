@@ -16,11 +16,11 @@ __all__ = ["Tokens", "chunk_number", "chunks_of_rollouts", "read_tokens"]
 
 CALLS_PER_CHUNK: Final = 8_192
 TOKENS_PER_CHUNK: Final = 8_388_608
-"""32 MiB of ids; a chunk is held in memory a few times over."""
+"""32 MiB of ids; a few copies of a chunk are in memory at once."""
 
 _NUMBERS: Final = {"constraint_start": keys.CONSTRAINT_START}
 _TEXTS: Final = {"constraint": keys.SAMPLING_CONSTRAINT}
-"""Columns of TOKENS out of the column `call_facts`."""
+"""Columns of TOKENS from the column `call_facts`."""
 
 
 Int = NDArray[np.int64]
@@ -36,8 +36,8 @@ class Tokens:
 
     @classmethod
     def of(cls, lists: pl.Series) -> "Tokens":
-        """Those of a column of lists."""
-        # From Arrow's buffers: `to_numpy` of an Arrow array imports pandas.
+        """The lists of a column."""
+        # Read from Arrow's buffers, since `to_numpy` of an Arrow array imports pandas.
         array = lists.cast(pl.List(pl.Int32)).rechunk().to_arrow()
         offsets = np.frombuffer(array.buffers()[1], dtype=np.int64)[array.offset : array.offset + len(array) + 1]
         values = array.values
@@ -55,16 +55,16 @@ class Tokens:
 
 
 def chunk_number(calls: pl.Expr, tokens: pl.Expr) -> pl.Expr:
-    """The chunk (u32) of each item, of the numbers of calls and tokens (u32) that it has, in order.
+    """The chunk (u32) of each item in order, from its numbers of calls and tokens (u32).
 
-    It follows from the items before, not from the stores: the same rows give the same bytes. A chunk has about CALLS_PER_CHUNK
-    calls or TOKENS_PER_CHUNK tokens, whichever comes first, and at least one item.
+    It depends on the items before, not on the stores, so the same rows give the same bytes. A chunk has about
+    CALLS_PER_CHUNK calls or TOKENS_PER_CHUNK tokens, whichever comes first, and at least one item.
     """
 
     def before(count: pl.Expr) -> pl.Expr:
         return count.cast(pl.Int64).cum_sum() - count
 
-    # Both grow: a chunk ends where either passes the next multiple of its bound.
+    # Both sums only grow: a chunk ends when either passes the next multiple of its bound.
     passed = pl.struct(before(calls) // CALLS_PER_CHUNK, (before(tokens) // TOKENS_PER_CHUNK).alias("tokens"))
     return passed.rle_id()
 
@@ -82,7 +82,7 @@ def chunks_of_rollouts(calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
 def read_tokens(
     source: Source, calls: pl.DataFrame, columns: Sequence[str] = tuple(TOKENS), answers: pl.DataFrame | None = None
 ) -> pl.DataFrame:
-    """TOKENS (its `columns`) of `calls` (with `store` and `seq`); `answers` is that of calls that only clients recorded."""
+    """TOKENS (its `columns`) of `calls` (with `store` and `seq`); `answers` holds TOKENS of client-only calls."""
     schema = {name: TOKENS[name] for name in columns}
     numbers, texts = ({name: key for name, key in of.items() if name in schema} for of in (_NUMBERS, _TEXTS))
     facts = {*numbers, *texts}
