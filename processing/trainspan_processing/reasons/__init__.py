@@ -1,1 +1,1 @@
-"""Why a call is not trained: one named, counted reason each."""
+"""Finds the reason why a call is not trained: one named, counted reason per call."""

@@ -1,4 +1,4 @@
-"""What to do about each reason for which calls are dropped."""
+"""Advice for each reason for which calls are dropped."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -58,10 +58,10 @@ ADVICE: Final[dict[DropReason, str]] = {
     "no_rollout": "their callers named no rollout. Requests that you made by hand need nothing; an agent's calls do: run it under "
     "`opentelemetry-instrument`, through `trainspan rollout` (the way for programs not in Python), or with the base URL http://HOST:8000/rollout/{token}/v1",
 }
-"""Drop reason → what the user can set or do."""
+"""Drop reason → advice to the user."""
 
 
 def advice_on(reason: str) -> str | None:
-    """For a reason, or one with a part behind a colon that says more; None where there is none."""
+    """Advice for a reason, which may have a detail after a colon; None if there is no advice."""
     known: Mapping[str, str] = {str(name): text for name, text in ADVICE.items()}
     return known.get(without_detail(reason))

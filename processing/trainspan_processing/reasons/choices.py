@@ -1,7 +1,7 @@
-"""Several answers to one request (n > 1, best of n): which of them the agent went on with.
+"""Finds which of several answers to one request (n > 1, best of n) the agent continued with.
 
 An answer was used if the prompt of a later call of its rollout begins with its whole sequence, token for token. If that
-holds for no answer of a request, nothing tells which one was used (it was the last request, or the history was rewritten),
+holds for no answer of a request, it is unknown which one was used (it was the last request, or the history was rewritten),
 and all of them count as used.
 """
 
@@ -26,7 +26,7 @@ CHOICES: Final = ("used", "all")
 
 
 def check_choices(name: str) -> str:
-    """The setting. Raises UsageError for an unknown one."""
+    """The setting itself. Raises UsageError if it is unknown."""
     if name not in CHOICES:
         raise UsageError(f"choices = {name!r}: take one of {', '.join(CHOICES)}")
     return name
@@ -35,7 +35,7 @@ def check_choices(name: str) -> str:
 def unused_overlong(source: Source, traces: TraceIndex, settings: DatasetSettings) -> pl.DataFrame:
     """trace_id, span_id of the answers cut off by length that the agent did not use (`unused`).
 
-    Only of rollouts with such an answer beside others to the same request are tokens read.
+    Tokens are read only for rollouts with such an answer among several to the same request.
     """
     nothing = pl.lit(None, dtype=pl.String)
     signed = traces.rollouts.select(*ROLLOUT_KEY, pl.col("is_signed").alias("rollout_is_signed"))
@@ -55,7 +55,7 @@ def unused_overlong(source: Source, traces: TraceIndex, settings: DatasetSetting
 
 
 def unused(calls: pl.DataFrame) -> pl.Series:
-    """(C,) whether each call is an answer that the agent did not use although it used another one to the same request.
+    """(C,) whether each call is an answer that the agent did not use, although it used another answer to the same request.
 
     `calls` have rollout (u32), response_id, position, prompt_ids and completion_ids, in the order of rollouts and positions.
     """

@@ -1,4 +1,4 @@
-"""Takes account of every call, and fails loudly where too few are trainable."""
+"""Accounts for every call, and fails loudly if too few are trainable."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -41,24 +41,24 @@ EXPECTED: Final = frozenset(
         *GROUP_REASONS,
     }
 )
-"""Reasons that were asked for, or that say nothing against the agent or the setup, and so do not lower the coverage."""
+"""Reasons that the user chose, or that are no fault of the agent or the setup, and so do not lower the coverage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Every call that was looked at, by what became of it."""
+    """Counts of all calls that were looked at, by outcome."""
 
     kept: int
     dropped: Mapping[str, int]
-    """Reason → calls."""
+    """Reason → number of calls."""
     rollouts_kept: int
     rollouts_seen: int
     dropped_rollouts: Mapping[str, int]
-    """Reason → rollouts that gave no row."""
+    """Reason → number of rollouts without a row."""
     rollouts_without_calls: int
-    """Of status ok and rewarded, but with nothing to train."""
+    """Rollouts with status ok and a reward, but nothing to train."""
     pending_calls: int
-    """Calls of rollouts that may still be arriving, dropped for reasons that would lower the coverage."""
+    """Calls of rollouts that may still be arriving and are dropped for reasons that would lower the coverage."""
     pending_rollouts: int
 
     @property
@@ -67,18 +67,18 @@ class Coverage:
 
     @property
     def coverage(self) -> float | None:
-        """Share kept of the calls that could be expected to be trainable; None where there are none."""
+        """Kept share of the calls that could be expected to be trainable; None without such calls."""
         lost = sum(count for reason, count in self.dropped.items() if reason not in EXPECTED) - self.pending_calls
         return self.kept / (self.kept + lost) if self.kept + lost else None
 
     @property
     def is_without_contrast(self) -> bool:
-        """Whether sound calls were found, and only the lack of different rewards kept them out."""
+        """Whether sound calls were found and were left out only because rewards did not differ."""
         return set(self.dropped) <= EXPECTED and any(reason in self.dropped for reason in GROUP_REASONS)
 
     @property
     def figures(self) -> dict[str, object]:
-        """Those of the manifest that there would have been."""
+        """The figures that the manifest would have had."""
         dropped = dict(sorted(self.dropped.items(), key=lambda item: (-item[1], item[0])))
         return {
             "rollouts_seen": self.rollouts_seen,
@@ -95,8 +95,8 @@ def ledger_lines(
     """One line per rollout seen (LEDGER and `pending`) from the calls' REASON_COUNTS.
 
     `parts` have rollout_id, attempt, part and value.
-    Unless `recount`, rollouts that an earlier dataset saw and dropped, and that are dropped again without a new call, were
-    counted there and are left out.
+    Unless `recount`, rollouts that an earlier dataset already dropped and counted, and that are dropped again without a new
+    call, are left out.
     """
     is_kept = pl.col("reason").is_null()
     per_rollout = reason_counts.group_by(ROLLOUT_KEY, maintain_order=True).agg(
@@ -111,7 +111,7 @@ def ledger_lines(
     )
     lines = lines.with_columns(
         pl.when(pl.col("kept") == 0).then(pl.coalesce("reason", "call_reason")).alias("reason"),
-        # Only rewards that were compared make history for a running mean.
+        # Only compared rewards count as history for a running mean.
         pl.when(pl.col("reason").is_null()).then("reward").alias("reward"),
     ).drop("call_reason")
     lines = lines.join(_parts_as_json(parts), on=ROLLOUT_KEY, how="left")
@@ -123,7 +123,7 @@ def ledger_lines(
 
 
 def _parts_as_json(parts: pl.DataFrame) -> pl.DataFrame:
-    """rollout_id, attempt, `parts`; the whole rollout is no part."""
+    """rollout_id, attempt, `parts`, not including the whole rollout."""
     named: dict[tuple[str, int], dict[str, float]] = {}
     for rollout_id, attempt, part, value in (
         parts.select(*ROLLOUT_KEY, "part", "value").filter(pl.col("part") != "").iter_rows()
@@ -134,8 +134,8 @@ def _parts_as_json(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def late_calls(now: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
-    """Used rollouts (rollout_id, attempt, the `calls` they have now) with the number of calls that came `late`: after their
-    dataset was built."""
+    """Used rollouts (rollout_id, attempt, current number of `calls`) with the number of `late` calls, which arrived after
+    their dataset was built."""
     counted = ledger.rows.select(*ROLLOUT_KEY, pl.col("calls").alias("counted"))
     return (
         now.join(counted, on=ROLLOUT_KEY)
@@ -146,9 +146,9 @@ def late_calls(now: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
 
 
 def late_evaluations(now: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
-    """rollout_id, `rewards` and the number that came `late`, after the dataset that used the rollout was built.
+    """rollout_id, `rewards` and the number of `late` ones, which arrived after the dataset that used the rollout was built.
 
-    `now` has rollout_id and the evaluations of the reward's names (`rewards`) that there are.
+    `now` has rollout_id and `rewards`, the current number of evaluations with the reward's names.
     """
     counted = ledger.used.group_by("rollout_id").agg(pl.col("rewards").max().alias("counted"))
     return (
@@ -159,7 +159,7 @@ def late_evaluations(now: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
 
 
 def measure_coverage(reason_counts: pl.DataFrame, lines: pl.DataFrame, late: pl.DataFrame) -> Coverage:
-    """The sums over REASON_COUNTS of the rollouts in `lines`; `late` are calls of rollouts that were used before."""
+    """Sums REASON_COUNTS over the rollouts in `lines`; `late` are calls of rollouts that were used before."""
     counted = reason_counts.join(lines, on=ROLLOUT_KEY, how="semi")
     dropped = dict(counted.drop_nulls("reason").group_by("reason").agg(pl.col("calls").sum()).iter_rows())
     if late.height:
@@ -180,7 +180,7 @@ def measure_coverage(reason_counts: pl.DataFrame, lines: pl.DataFrame, late: pl.
 
 
 def lines_to_write(lines: pl.DataFrame, late: pl.DataFrame, late_rewards: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
-    """LEDGER rows of a new dataset: pending rollouts get none, so that the next dataset counts them."""
+    """LEDGER rows of a new dataset, without pending rollouts, so that the next dataset counts those."""
     seen_again = late.select(*ROLLOUT_KEY, pl.col("calls").alias("calls_now"))
     heard_again = late_rewards.select("rollout_id", pl.col("rewards").alias("rewards_now"))
     later = (
@@ -206,10 +206,10 @@ def check_outcome(
     *,
     may_be_empty: bool,
 ) -> None:
-    """Raises NothingToTrainError where no call is trainable, or fewer than `min_coverage` of those that could be.
+    """Raises NothingToTrainError if no call is trainable, or less than `min_coverage` of the calls that could be.
 
-    `tell` gives all reasons, the worst first. `may_be_empty`: a round in which every reward is the same is a dataset without
-    rows, not a failure.
+    `tell` returns all reasons, worst first. `may_be_empty`: a round in which all rewards are equal is a dataset without rows,
+    not a failure.
     """
     if not coverage.seen:
         raise NothingToTrainError(
@@ -234,7 +234,7 @@ def _nothing(what: str, coverage: Coverage, reasons: Sequence[Reason]) -> Nothin
 
 
 def check_policies(rows: Mapping[str, int], where: str) -> None:
-    """Raises DatasetError if the rows (policy → number) are of several policies: a dataset trains one model."""
+    """Raises DatasetError if the rows (policy → number) come from several policies: a dataset trains one model."""
     if len(rows) > 1:
         counted = ", ".join(f"{name} ({count})" for name, count in sorted(rows.items()))
         raise DatasetError(

@@ -1,18 +1,18 @@
 """Why a call is not trained: exactly one reason per dropped call, the first of this order that applies.
 
-1. `internal`, `no_boundary`, `no_rollout`, `not_selected`, `untrusted`, `unsigned`: the call is no agent's, its agent could not
-   tell which rollout it belongs to, its caller named none (a request by hand), it is none of the agents and policies asked
-   for, it came with an agent's token instead of the policy server's, or its caller named a rollout without the signature of
-   the runner that began it
-2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status where it is not ok and no
-   reward is given for that, `judge_error`, `untrusted_reward` (its only rewards are untrusted), `no_reward`
-3. `redacted`, `ended_by_server`, `incomplete`, `overlong` (where such calls are masked), `not_delivered`,
-   `attributes_dropped`, `multimodal`, `constrained` (what shaped the sampling is not known) or `constrained:NAME` (it cannot
-   be replayed), `greedy`, `sampling_truncated`, `unstated_sampling`
+1. `internal` (not an agent's call), `no_boundary` (its agent could not determine its rollout), `no_rollout` (its caller named no
+   rollout, as in a request by hand), `not_selected` (not of the chosen agents and policies), `untrusted` (sent with an agent's
+   token instead of the policy server's), `unsigned` (its caller named a rollout without the signature of the runner that
+   began it)
+2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status if it is not ok and has no reward,
+   `judge_error`, `untrusted_reward` (its only rewards are untrusted), `no_reward`
+3. `redacted`, `ended_by_server`, `incomplete`, `overlong` (if such calls are masked), `not_delivered`,
+   `attributes_dropped`, `multimodal`, `constrained` (its constraint is unknown) or `constrained:NAME` (it cannot be replayed),
+   `greedy`, `sampling_truncated`, `unstated_sampling`
 4. `no_token_ids`, `no_logprobs`, `mixed_versions`, `stale`, `too_long`, `unused_choice` (choices.py)
 5. `singleton_group`, `zero_spread_group`: the call is sound, but its rollout has nothing to be compared with
-`late_after_consumed` is counted by the ledger: such calls belong to rollouts that an earlier dataset used. `group_unfinished`
-is that of calls with nothing against them whose group waits (waiting.py).
+The ledger counts `late_after_consumed`, for calls of rollouts that an earlier dataset used. `group_unfinished` is for sound
+calls whose group is waiting (waiting.py).
 """
 
 import json
@@ -43,11 +43,11 @@ UNTRUSTED_REWARD: Final = "untrusted_reward"
 
 _ADMISSIBLE: Final = ("unsigned", "unstated_sampling", "untrusted", UNTRUSTED_REWARD)
 _CUT_OFF: Final = ["abort", "cancelled", "error", "incomplete"]
-_GREEDY_BELOW: Final = 1e-5  # vLLM samples greedily below it
+_GREEDY_BELOW: Final = 1e-5  # vLLM samples greedily below this temperature
 
 
 _Rule: TypeAlias = tuple[str | pl.Expr, pl.Expr]
-"""A reason, also as a column that has it, and when it applies."""
+"""A reason, or a column that contains it, and the condition under which it applies."""
 
 
 def _first(rules: Sequence[_Rule]) -> pl.Expr:
@@ -57,7 +57,7 @@ def _first(rules: Sequence[_Rule]) -> pl.Expr:
 
 
 def early_reason() -> pl.Expr:
-    """Reason of a rollout (the rollout table with `selected`) that has nothing to do with how it ended."""
+    """Reason of a rollout (the rollout table with `selected`) that does not depend on how it ended."""
     early = [
         ("not_selected", ~pl.col("selected")),
         ("validation", pl.col("split") == "val"),
@@ -68,8 +68,8 @@ def early_reason() -> pl.Expr:
 
 
 def rollout_reason() -> pl.Expr:
-    """Reason of a rollout (the table with `reward`, `reward_failed`, `reward_untrusted`, and `teaches`, whether it is ok or has
-    a reward in spite of its status), NULL where it may be trained."""
+    """Reason of a rollout (the rollout table with `reward`, `reward_failed`, `reward_untrusted`, and `teaches`: it is ok or has
+    a reward in spite of its status), NULL if it may be trained."""
     status = pl.when(~pl.col("teaches")).then(pl.col("status"))
     late = [
         ("judge_error", pl.col("reward_failed")),
@@ -80,7 +80,7 @@ def rollout_reason() -> pl.Expr:
 
 
 def admitted_reasons(text: str | None) -> frozenset[str]:
-    """The reasons that the user admits, from `[dataset] admit`. Raises UsageError for one that cannot be admitted."""
+    """The reasons that the user admits, from `[dataset] admit`. Raises UsageError for a reason that cannot be admitted."""
     names = frozenset(name.strip() for name in (text or "").split(",") if name.strip())
     if unknown := sorted(names - set(_ADMISSIBLE)):
         raise UsageError(f"admit = {unknown[0]!r}: what can be admitted is {', '.join(_ADMISSIBLE)}")
@@ -88,7 +88,7 @@ def admitted_reasons(text: str | None) -> frozenset[str]:
 
 
 def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool = False) -> pl.Expr:
-    """Reason of a call (CALLS with `rollout_reason`, `rollout_is_signed` and `selected`), as far as it shows without the tokens."""
+    """Reason of a call (CALLS with `rollout_reason`, `rollout_is_signed` and `selected`), if it can be found without tokens."""
     temperature = pl.col("temperature")
     truncated = (
         (pl.col("top_p") < 1)
@@ -116,7 +116,7 @@ def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool =
         ("multimodal", pl.col("multimodal")),
         (pl.col("obstacle"), pl.col("obstacle").is_not_null()),
         ("greedy", temperature < _GREEDY_BELOW),
-        # Penalties too: they change the distribution in a way that the trainer cannot repeat.
+        # Including penalties: they change the distribution in a way that the trainer cannot reproduce.
         ("sampling_truncated", truncated),
         ("unstated_sampling", pl.col("sampling_unstated")),
     ]
@@ -129,10 +129,10 @@ def _is_admitted(rule: _Rule, admitted: frozenset[str]) -> bool:
 
 
 def token_reason(newest_version: int | None, max_staleness: int | None, max_tokens: int | None) -> pl.Expr:
-    """Reason of a call that its tokens show (CALLS joined with TOKENS)."""
+    """Reason of a call that is found from its tokens (CALLS joined with TOKENS)."""
     completion, logprobs = pl.col("completion_ids"), pl.col("logprobs")
     finite = logprobs.list.eval(pl.element().is_finite()).list.all()
-    # Raw log-probabilities are those at temperature 1, whatever was sampled with; an unknown mode may be raw.
+    # Raw log-probabilities are at temperature 1, whatever the sampling temperature; an unknown mode may be raw.
     of_sampled = (pl.col("logprobs_mode") == "processed").fill_null(False) | (pl.col("temperature") == 1.0)
     rules = [
         (
@@ -151,7 +151,7 @@ def token_reason(newest_version: int | None, max_staleness: int | None, max_toke
 
 
 def _spans_are_exact() -> pl.Expr:
-    """Whether `policy_version_spans`, where given, is [[version, first, end], …] over the whole completion."""
+    """Whether `policy_version_spans`, if given, is [[version, first, end], …] over the whole completion."""
     return (
         pl.when(pl.col("policy_version_spans").is_not_null())
         .then(
@@ -179,7 +179,8 @@ def _covers(row: dict[str, object]) -> bool:
 
 
 def judged_others(others: pl.DataFrame, *, any_call: bool) -> pl.DataFrame:
-    """A call of a model that is not ours is not selected; where nothing came from a policy server (`any_call`), it lacks tokens."""
+    """The calls without tokens, with their `reason`. A call to a foreign model is `not_selected`; if no call has tokens
+    (`any_call` is false), it is judged like a call of our own, which lacks tokens."""
     is_foreign = pl.lit(any_call) & ~pl.col("is_bare_call")
     reason = (
         pl.when(is_foreign)

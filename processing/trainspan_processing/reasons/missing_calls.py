@@ -1,4 +1,4 @@
-"""What an unfinished rollout lacks: which calls one side counted and the other has not, of which client, and what to do."""
+"""Finds what an unfinished rollout lacks: calls that only one side counted, their clients, and what to do."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from trainspan_processing.traces.trace_index import TraceIndex
 __all__ = ["Lack", "find_lacks"]
 
 _MOST: Final = 5
-"""Items named in one message."""
+"""Maximum number of items named in one message."""
 
 _END_NORMALLY: Final = (
     "end every agent process normally (no SIGKILL), with OTEL_EXPORTER_OTLP_ENDPOINT at this collector; `--wait-s 30` waits for "
@@ -34,16 +34,16 @@ _OTHER_SERVER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """One thing that is missing."""
+    """One missing piece of a rollout."""
 
     what: str
     advice: str
 
 
 def find_lacks(source: Source, traces: TraceIndex, rollout_id: str, attempt: int) -> list[Lack]:
-    """Why the rollout (rollout_id, attempt) of `traces` is not complete; empty where it is.
+    """Why the rollout (rollout_id, attempt) of `traces` is not complete; empty if it is.
 
-    The rules are those of traces/rollout_table.py.
+    The rules are the same as in traces/rollout_table.py.
     """
     own = (pl.col("rollout_id") == rollout_id) & (pl.col("attempt").fill_null(0) == attempt)
     row = traces.rollouts.filter(own)
@@ -62,14 +62,15 @@ def find_lacks(source: Source, traces: TraceIndex, rollout_id: str, attempt: int
         lacks.append(Lack(what, _END_NORMALLY))
     lacks += _index_gaps(calls, bare.height)
     lacks += _uncounted(calls, bare, spans, words)
-    # As in traces/rollout_table.py: without a response id a client call may have failed unseen, where somebody stated the number.
+    # As in traces/rollout_table.py: a client call without a response id may have failed unnoticed; ignore it if a process
+    # stated its number of calls.
     if processes.height:
         unanswered = unanswered.filter(pl.col("response_id").is_not_null())
     return [*lacks, *_unanswered(unanswered, words)]
 
 
 def _index_gaps(calls: pl.DataFrame, bare: int) -> list[Lack]:
-    """Calls that the policy server numbered and that are not stored."""
+    """Calls that the policy server numbered but that are not stored."""
     lacking, first = 0, list[str]()
     counted = calls.filter(pl.col("counted_index") >= 0)
     servers = counted.partition_by("server", as_dict=True)
@@ -77,7 +78,7 @@ def _index_gaps(calls: pl.DataFrame, bare: int) -> list[Lack]:
         there = set(part["counted_index"].to_list())
         name = f" of server {server}" if len(servers) > 1 else ""
         lacking += max(there) + 1 - len(there)
-        # Lazily: anybody may have sent an index.
+        # Lazily, since anybody may have sent a huge index.
         gaps = (index for index in range(max(there)) if index not in there)
         first += [f"{index}{name}" for index in islice(gaps, _MOST)]
     if lacking <= bare:
@@ -91,7 +92,7 @@ def _index_gaps(calls: pl.DataFrame, bare: int) -> list[Lack]:
 def _uncounted(
     calls: pl.DataFrame, bare: pl.DataFrame, spans: pl.DataFrame, words: dict[SpanKey, SpanWords]
 ) -> list[Lack]:
-    """Calls that the agent's processes saw succeed, and of which the policy server has fewer."""
+    """Successful calls counted by the agent's processes, if the policy server has fewer."""
     stating = spans.filter(pl.col("stated_calls").is_not_null())
     of_rollout = stating.filter(pl.col("status").is_not_null())
     telling = of_rollout if of_rollout.height else stating
@@ -115,7 +116,7 @@ def _service(words: SpanWords | None) -> str:
 
 
 def _requests(calls: pl.DataFrame) -> int:
-    """Requests: the choices of a response are one."""
+    """Number of requests; the choices of one response count as one."""
     request = pl.coalesce("response_id", pl.col("call_index").cast(pl.String), "span_id")
     return int(calls.select(pl.struct("server", request.alias("request")).n_unique()).item()) if calls.height else 0
 
@@ -123,7 +124,7 @@ def _requests(calls: pl.DataFrame) -> int:
 def _requests_by_process(
     calls: pl.DataFrame, bare: pl.DataFrame, spans: pl.DataFrame, stating: pl.DataFrame
 ) -> Counter[SpanKey]:
-    """The number of requests under each span that states one: those whose nearest such ancestor it is."""
+    """Number of requests under each span that states a number of calls; a request counts for its nearest such ancestor."""
     parents = {(row[0], row[1]): row[2] for row in spans.select(*SPAN_KEY, "parent_span_id").iter_rows()}
     owners = {(row[0], row[1]) for row in stating.select(SPAN_KEY).iter_rows()}
     first = calls.unique(pl.coalesce("response_id", "span_id"), keep="first", maintain_order=True)
@@ -143,7 +144,7 @@ def _requests_by_process(
 
 
 def _unanswered(calls: pl.DataFrame, words: dict[SpanKey, SpanWords]) -> list[Lack]:
-    """Calls that a client recorded as successful, without one of the policy server."""
+    """Calls that a client recorded as successful, but that the policy server did not record."""
     if calls.is_empty():
         return []
     told = []

@@ -11,15 +11,15 @@ from trainspan_schemas.settings import DatasetSettings
 __all__ = ["OVERLONG", "is_overlong", "overlong_edges", "overlong_mode", "overlong_penalty"]
 
 OVERLONG: Final = "overlong"
-"""The name of the penalty among the rewards, its rule, and the reason of calls that are masked."""
+"""The name of the penalty among the rewards, its rule, and the drop reason of masked calls."""
 
 _MODES: Final = ("keep", "mask", "punish")
 _GREATEST_PENALTY: Final = 1.0
-"""That of an answer beyond the limit, equation 13."""
+"""Penalty of an answer beyond the limit, equation 13."""
 
 
 def overlong_mode(settings: DatasetSettings) -> str:
-    """`keep`, `mask` or `punish`. Raises UsageError for another one, and for a penalty that would do nothing."""
+    """`keep`, `mask` or `punish`. Raises UsageError for any other mode, and for a penalty that would have no effect."""
     if settings.overlong not in _MODES:
         raise UsageError(f"overlong = {settings.overlong!r}: take one of {', '.join(_MODES)}")
     if settings.overlong_penalty is not None and settings.overlong != "punish":
@@ -31,7 +31,7 @@ def overlong_mode(settings: DatasetSettings) -> str:
 
 
 def overlong_penalty(settings: DatasetSettings) -> float | None:
-    """What is taken from a call that ends by length; None where nothing is. Raises UsageError for one that is not above 0."""
+    """The penalty of a call that ends by length; None without a penalty. Raises UsageError if it is not above 0."""
     if overlong_mode(settings) != "punish":
         return None
     penalty = _GREATEST_PENALTY if settings.overlong_penalty is None else settings.overlong_penalty
@@ -46,7 +46,7 @@ def is_overlong() -> pl.Expr:
 
 
 def overlong_edges(penalty: float, calls: pl.DataFrame) -> pl.DataFrame:
-    """EDGES: the penalty of each of CALLS that ended by length; answers that are not to be charged are left out by the caller."""
+    """EDGES with the penalty of each of CALLS that ended by length; the caller leaves out answers that are not penalized."""
     return (
         calls.filter(is_overlong() & pl.col("rollout_id").is_not_null())
         .select(

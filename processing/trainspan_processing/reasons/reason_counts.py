@@ -1,4 +1,4 @@
-"""What became of calls, added up by rollout and reason."""
+"""Counts of calls by rollout and reason."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ from trainspan_processing.tables import Schema
 __all__ = ["NO_ROLLOUT", "REASON_COUNTS", "count_reasons"]
 
 NO_ROLLOUT: Final = "trace:"
-"""What the id of a trace is headed with where it stands for a rollout."""
+"""Prefix of the stand-in rollout id (`trace:<trace_id>`) for calls without a rollout."""
 
 REASON_COUNTS: Final[Schema] = {
     "rollout_id": pl.String,
@@ -18,8 +18,8 @@ REASON_COUNTS: Final[Schema] = {
     "calls": pl.UInt32,
     "first": pl.UInt32,
 }
-"""One row per rollout and reason (NULL: kept), with the number of its calls and the position of the first of them. Calls of no
-rollout go by their trace."""
+"""One row per rollout and reason (NULL: kept), with the number of its calls and the position of the first one. Calls without
+a rollout are counted by trace."""
 
 
 def count_reasons(calls: pl.DataFrame) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""All reasons for which calls of a dataset are dropped, each with its number, one example and what to do."""
+"""All reasons for which calls of a dataset are dropped, each with a count, an example and advice."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,12 +27,12 @@ EXAMPLES: Final[Schema] = {
     "call_index": pl.Int32,
     "agent": pl.String,
 }
-"""One call of each reason; `span_id` is NULL where only the rollout is known, `rollout_id` where there is none."""
+"""One call for each reason; `span_id` is NULL if only the rollout is known, `rollout_id` if there is no rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason, as it is told."""
+    """One reason, as it is reported."""
 
     name: str
     calls: int
@@ -41,7 +41,7 @@ class Reason:
     advice: str
 
     def record(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The reason as JSON values."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Reason:
 
 
 def first_examples(*frames: pl.DataFrame) -> pl.DataFrame:
-    """EXAMPLES: the first call of each `reason` in frames that have some of its columns; rows without a reason are none."""
+    """EXAMPLES: the first call of each `reason` in frames with some of its columns; rows without a reason are skipped."""
     found = [empty(EXAMPLES)]
     for frame in frames:
         calls = frame.filter(pl.col("reason").is_not_null()).unique("reason", keep="first", maintain_order=True)
@@ -71,9 +71,9 @@ def tell_reasons(
     now_ns: int,
     settle_s: float,
 ) -> list[Reason]:
-    """Every reason of `dropped` (reason → calls), those that lower the coverage first, by their number.
+    """Every reason of `dropped` (reason → calls), sorted by count, reasons that lower the coverage first.
 
-    `expected` are those that do not, `advice` is what to say of a reason in place of the usual.
+    `expected` holds the reasons that do not lower it; `advice` by reason replaces the usual advice.
     """
     cases = {case["reason"]: case for case in examples.iter_rows(named=True)}
     words = read_words(source, [(case["trace_id"], case["span_id"]) for case in cases.values() if case["span_id"]])

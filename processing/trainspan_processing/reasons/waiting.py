@@ -1,4 +1,4 @@
-"""Groups whose last rollouts are still to come: what arrived waits for them, for a while."""
+"""Finds groups whose last rollouts have not arrived: the other rollouts wait for them for a limited time."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,21 +15,21 @@ _GROUP: Final = ["run_id", "round", "task_id"]
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Groups of which fewer rollouts have arrived than their runner makes."""
+    """Groups for which fewer rollouts have arrived than their runner makes."""
 
     held: pl.DataFrame
-    """rollout_id, attempt of the rollouts of those that wait."""
+    """rollout_id, attempt of the rollouts of waiting groups."""
     waiting: int = 0
-    """How many wait."""
+    """Number of waiting groups."""
     taken: int = 0
-    """How many have waited long enough, and are taken as they are."""
+    """Number of groups that have waited long enough and are used as they are."""
 
 
 def find_groups(rollouts: pl.DataFrame, ledger: Ledger, now_ns: int, wait_s: float) -> Groups:
-    """From rollouts with status, split, `group_size`, `pending`, end_ns and what makes their group; validation has no groups.
+    """Groups from rollouts with status, split, `group_size`, `pending`, end_ns and the columns of _GROUP; validation has none.
 
-    A rollout has arrived when its last attempt has ended, not by a failure after which it is tried again, and nothing of
-    it is still on its way, or when an earlier dataset used it. A group waits until `wait_s` after the last of its rollouts was heard of.
+    A rollout has arrived if an earlier dataset used it, or if its last attempt has ended, was not a failure that is retried,
+    and is not pending. A group waits until `wait_s` after the latest activity of its rollouts.
     """
     rollouts = rollouts.filter((pl.col("split") != "val").fill_null(True))
     sized = rollouts.filter(pl.col("group_size").is_not_null() & pl.col("task_id").is_not_null())
