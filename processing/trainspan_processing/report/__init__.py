@@ -1,1 +1,1 @@
-"""Pages and plots about a dataset."""
+"""Draws pages and plots about a dataset."""

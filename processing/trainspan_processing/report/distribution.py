@@ -1,4 +1,4 @@
-"""How values are distributed: order statistics and a histogram, as plain JSON values for the manifest."""
+"""Distributions of values: order statistics and a histogram, as plain JSON values for the manifest."""
 
 from typing import Any, Final
 
@@ -15,8 +15,8 @@ BINS: Final = 20
 def distribution(values: pl.Series) -> dict[str, Any]:
     """n, mean, std (ddof 1), min, p10, p50, p90, max, and the `counts` of at most BINS equal bins between `edges`.
 
-    Quantiles are values that occur (the lower of two neighbours). Without a value all is None and the histogram is empty.
-    NULL is left out.
+    Quantiles are values that occur (the lower of two neighbors). Without values, everything is None and the histogram empty.
+    NULLs are ignored.
     """
     present = values.drop_nulls()
     quantiles = {f"p{share}": present.quantile(share / 100, "lower") for share in (10, 50, 90)}
@@ -34,7 +34,8 @@ def distribution(values: pl.Series) -> dict[str, Any]:
 
 
 def group_spread(rollouts: pl.DataFrame) -> dict[str, int]:
-    """From compared rollouts with `group_id` and `reward`: how many groups there are, of one rollout, and without spread."""
+    """Numbers of groups, of groups with one rollout, and of groups without spread, from compared rollouts with `group_id` and
+    `reward`."""
     reward = pl.col("reward")
     groups = rollouts.group_by("group_id").agg(pl.len().alias("size"), reward.min().alias("least"), reward.max())
     reasons = groups.select(spread_reason(pl.col("size"), pl.col("least"), reward).alias("reason"))["reason"]
@@ -52,7 +53,7 @@ def _histogram(values: pl.Series) -> tuple[list[int], list[float]]:
     low, high = float(array.min()), float(array.max())
     if low == high:
         return [len(array)], [low, high]
-    # Whole numbers in a small range get a bin each.
+    # Integers in a small range get one bin each.
     whole = high - low < BINS and bool((array == np.round(array)).all())
     bins = np.arange(low, high + 2) - 0.5 if whole else np.linspace(low, high, BINS + 1)
     counts, edges = np.histogram(array, bins)

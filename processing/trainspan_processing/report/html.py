@@ -1,7 +1,7 @@
-"""Pages without scripts: elements are built, never concatenated, so that every text is escaped by the serializer.
+"""Pages without scripts, built from elements and never by concatenation, so that the serializer escapes every text.
 
-The policy of a page is `default-src 'none'`: nothing is loaded and nothing runs. Its one style element is allowed by hash;
-`style` attributes are not.
+The content security policy of a page is `default-src 'none'`: nothing is loaded and nothing runs. Its one style element is
+allowed by hash; `style` attributes are not allowed.
 """
 
 import base64
@@ -30,7 +30,8 @@ svg .bar { fill: #0969da } svg .lost { fill: #cf222e } svg .axis { stroke: #8c95
 
 
 def element(tag: str, /, *children: Child, **attributes: str | int | float) -> Element:
-    """An element; `class_="x"` is the attribute class, `stroke_width` is stroke-width. None among the children is left out."""
+    """An element; `class_="x"` becomes the attribute class, `stroke_width` becomes stroke-width. Children that are None are
+    skipped."""
     made = Element(tag, {_attribute(key): visible(str(value)) for key, value in attributes.items()})
     for child in children:
         if isinstance(child, ElementTree.Element):
@@ -41,7 +42,7 @@ def element(tag: str, /, *children: Child, **attributes: str | int | float) -> E
 
 
 def page(title: str, *body: Child, style: str = "") -> str:
-    """A whole HTML document; `style` is CSS of the caller's own, never of strangers."""
+    """A whole HTML document; `style` is the caller's own CSS and must not contain untrusted text."""
     css = STYLE + style
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
@@ -67,7 +68,7 @@ def page(title: str, *body: Child, style: str = "") -> str:
 def table(
     head: "list[str]", rows: "list[list[Child]]", *, text: frozenset[int] = frozenset({0}), this: int = -1
 ) -> Element:
-    """A table; columns in `text` are aligned left, row `this` is marked."""
+    """A table; columns in `text` are left-aligned, row `this` is highlighted."""
     return element(
         "table",
         _row("th", list(head), text),

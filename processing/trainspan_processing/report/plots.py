@@ -1,4 +1,4 @@
-"""Small plots as SVG elements: a histogram, and horizontal bars. Colours come from the page's style."""
+"""Small plots as SVG elements: a histogram, and horizontal bars. Colors come from the page's style."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ _WIDTH, _HEIGHT = 300, 110
 
 
 def histogram(caption: str, edges: Sequence[float], counts: Sequence[int], ends: tuple[float, float]) -> Element:
-    """N bars between N + 1 `edges`, each as wide as its bin; `ends`, the least and greatest value, stand below."""
+    """N bars between N + 1 `edges`, each as wide as its bin; `ends`, the least and greatest value, are shown below."""
     greatest = max(counts, default=0)
     drawn: list[Element] = []
     for number, count in enumerate(counts):
@@ -39,7 +39,7 @@ def histogram(caption: str, edges: Sequence[float], counts: Sequence[int], ends:
 
 
 def bars(caption: str, items: Sequence[tuple[str, int, str]]) -> Element:
-    """One bar per (label, count, class of its colour), to one scale."""
+    """One bar per (label, count, CSS class for its color), all on the same scale."""
     greatest = max((count for _, count, _ in items), default=0) or 1
     drawn: list[Element] = []
     for row, (label, count, colour) in enumerate(items):

@@ -1,4 +1,4 @@
-"""The quality report as a page: a pure function of the manifest, so that equal datasets have equal pages."""
+"""The quality report as an HTML page: a pure function of the manifest, so that equal datasets have equal pages."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -93,7 +93,7 @@ def _reasons(dropped: Mapping[str, int], credit: Mapping[str, Any]) -> list[Chil
 
 
 def _merge_failures(failures: Mapping[str, Mapping[str, Any]]) -> list[Child]:
-    """Calls that do not continue their agent's call before them, by cause, with the tokens of the first of each."""
+    """Calls that do not continue their agent's previous call, by cause, with the tokens of the first example of each."""
     if not failures:
         return []
     rows: list[list[Child]] = []
