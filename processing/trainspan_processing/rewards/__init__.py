@@ -1,1 +1,1 @@
-"""Evaluations to rewards of rollouts and calls."""
+"""Turns evaluations into rewards of rollouts and calls."""

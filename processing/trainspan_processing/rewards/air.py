@@ -1,7 +1,7 @@
-"""Automatic intermediate rewarding: signals of the trace as rewards of single calls. LightningRL, arXiv 2508.03680, sec. 3.
+"""Automatic intermediate rewarding: signals in the trace as rewards of single calls. LightningRL, arXiv 2508.03680, sec. 3.
 
-Off unless rules are named, each with the score of one occurrence: `tool_error=-0.1,parse_error=-0.05,repeated_call=-0.05`.
-The reward falls on the latest call that finished under the same parent before the step began: the one that asked for it.
+Off unless rules are given, each with the score of one occurrence: `tool_error=-0.1,parse_error=-0.05,repeated_call=-0.05`.
+The reward goes to the latest call that finished under the same parent before the step began: the call that requested it.
 """
 
 from collections.abc import Mapping
@@ -28,12 +28,12 @@ RULES: Final[Mapping[str, pl.Expr]] = {
     & pl.col("tool_signature").is_not_null()
     & ~pl.struct(*ROLLOUT_KEY, "tool_signature").is_first_distinct(),
 }
-"""Rule → which spans (SPANS, in the order of their start) are such a signal: a tool call that failed; a step that failed
-because something could not be parsed; a tool called again with the same input in the same rollout."""
+"""Rule → condition on spans (SPANS, in the order of their start): a tool call that failed; a step that failed because something
+could not be parsed; a tool called again with the same input in the same rollout."""
 
 
 def air_rules(text: str | None) -> dict[str, float]:
-    """The rules of the setting `air`. Raises UsageError for one that there is not, or without a number."""
+    """The rules of the setting `air`. Raises UsageError if a rule is unknown or has no number."""
     rules: dict[str, float] = {}
     for item in filter(None, (part.strip() for part in (text or "").split(","))):
         name, _, score = item.partition("=")
@@ -49,7 +49,7 @@ def air_rules(text: str | None) -> dict[str, float]:
 def air_edges(
     rules: Mapping[str, float], calls: pl.DataFrame, spans: pl.DataFrame, matches: CallMatches
 ) -> pl.DataFrame:
-    """EDGES of name `air`, rule `air:NAME`, one per occurrence; a signal before any call is nobody's."""
+    """EDGES with name `air` and rule `air:NAME`, one per occurrence; a signal before any call is ignored."""
     steps = spans.filter(pl.col("rollout_id").is_not_null() & ~pl.col("is_client_call") & pl.col("status").is_null())
     steps = steps.with_columns(pl.col("attempt").fill_null(0)).sort("start_ns", "trace_id", "span_id")
     found = [empty(EDGES)]

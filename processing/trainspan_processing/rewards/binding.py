@@ -1,12 +1,12 @@
-"""Which call or rollout an evaluation belongs to: the binding rule.
+"""Binds each evaluation to a call or a rollout by a binding rule.
 
-The first rule that holds decides:
+The first rule that applies decides:
 - `response`: it names the response of a call: that call;
-- `rollout`: it says so, has no span, or is on the rollout's or a process's own span: the rollout;
+- `rollout`: it states so, has no span, or is on the rollout's or a process's own span: the rollout;
 - `call`: it is on a call span: that call;
 - `twin`: it is on the client's span of a call: that call;
 - `step`: it is on any other span, and a call under that span, else under the span's parent, finished before it: the latest
-  such call. Times are the client's own, so that a skew between machines changes nothing;
+  such call. Times are taken from the client, so that clock skew between machines has no effect;
 - `fallback`: none of these: the rollout.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["bind", "latest_finished"]
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """An evaluation for which `holds` belongs to the call of this key, or, without a key, to the rollout."""
+    """Binds an evaluation for which `holds` is true to the call with this key, or, without a key, to the rollout."""
 
     name: str
     holds: pl.Expr
@@ -73,7 +73,7 @@ def bind(evaluations: pl.DataFrame, calls: pl.DataFrame, spans: pl.DataFrame, ma
 def _with_spans(
     evaluations: pl.DataFrame, calls: pl.DataFrame, spans: pl.DataFrame, matches: CallMatches
 ) -> pl.DataFrame:
-    """Evaluations, numbered by `row`, with what their span is: of a process, a call, or the client's span of a call."""
+    """Evaluations, numbered by `row`, with the kind of their span: a process, a call, or the client's span of a call."""
     named = evaluations.select(SPAN_KEY)
     said = (pl.col(name).is_not_null() for name in ("status", "boundary", "stated_calls"))
     own = spans.join(named, on=SPAN_KEY, how="semi").select(
@@ -96,10 +96,10 @@ def _with_spans(
 
 
 def latest_finished(rows: pl.DataFrame, calls: pl.DataFrame, matches: CallMatches) -> pl.DataFrame:
-    """For each of `rows` the latest call under its span, else under its span's parent, that finished before `finished_ns`.
+    """For each of `rows`, the latest call under its span, else under its span's parent, that finished before `finished_ns`.
 
     `rows` have row, rollout_id, attempt, trace_id, span_id, parent_span_id and finished_ns (NULL: unknown span).
-    Returns row, `step_call_trace`, `step_call_span` of those that have such a call.
+    Returns row, `step_call_trace`, `step_call_span` of the rows with such a call.
     """
     calls = calls.join(rows, on=ROLLOUT_KEY, how="semi", nulls_equal=True)
     finished = (

@@ -1,6 +1,6 @@
-"""Rewards: the evaluations of the chosen names, bound to rollouts and calls (binding.py), and their sums.
+"""Rewards: the evaluations with the chosen names, bound to rollouts and calls (binding.py), and their sums.
 
-Evaluations of one name and one target add up. A missing reward is NULL, never 0.
+Evaluations with the same name and target add up. A missing reward is NULL, never 0.
 """
 
 from collections.abc import Sequence
@@ -17,19 +17,19 @@ __all__ = ["Rewards", "bind_rewards"]
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """The rewards of the chosen names."""
+    """The rewards with the chosen names."""
 
     edges: pl.DataFrame
     """EDGES, one row per evaluation."""
     unmatched: int
-    """Evaluations that belong to no rollout at hand."""
+    """Number of evaluations without a rollout in the index."""
     ignored_self_rewards: int
-    """Rollouts with a judge that also carry rewards of other sources, which do not count."""
+    """Number of rollouts with a judge that also have rewards from other sources, which are ignored."""
     untrusted: pl.DataFrame
-    """rollout_id, attempt of rollouts with rewards that came with an agent's token where others were demanded."""
+    """rollout_id, attempt of rollouts with rewards sent with an agent's token although another token is required."""
 
     def of_rollouts(self, name: str) -> pl.DataFrame:
-        """rollout_id, attempt, `rollout_reward`: the sum of what is bound to the rollout itself."""
+        """rollout_id, attempt, `rollout_reward`: the sum of the rewards bound to the rollout itself."""
         return (
             self.edges.filter(pl.col("call_span_id").is_null() & (pl.col("name") == name))
             .group_by(ROLLOUT_KEY)
@@ -37,7 +37,7 @@ class Rewards:
         )
 
     def of_calls(self, name: str) -> pl.DataFrame:
-        """trace_id, span_id, `reward`: the sum of what is bound to each call."""
+        """trace_id, span_id, `reward`: the sum of the rewards bound to each call."""
         return (
             self.edges.filter(pl.col("call_span_id").is_not_null() & (pl.col("name") == name))
             .group_by(pl.col("call_trace_id").alias("trace_id"), pl.col("call_span_id").alias("span_id"))
@@ -53,7 +53,7 @@ def bind_rewards(
     rollouts: pl.DataFrame,
     names: Sequence[str],
 ) -> Rewards:
-    """Rewards called one of `names` from EVALUATIONS, for CALLS and the rollout table."""
+    """The rewards with one of `names` from EVALUATIONS, bound to CALLS and the rollout table."""
     scored = evaluations.filter(pl.col("name").is_in(list(names)) & pl.col("score").is_finite())
     named = _with_attempt(scored, rollouts)
     unmatched = scored.height - named.height
@@ -83,7 +83,7 @@ def bind_rewards(
 
 
 def _with_attempt(evaluations: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
-    """Evaluations of known rollouts; the attempt is that of their trace, else the rollout's last."""
+    """Evaluations of known rollouts; the attempt is taken from their trace, else it is the rollout's last."""
     last = rollouts.group_by("rollout_id").agg(pl.col("attempt").max().alias("last_attempt"))
     return (
         evaluations.join(last, on="rollout_id", how="inner")

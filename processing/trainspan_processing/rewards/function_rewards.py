@@ -1,4 +1,4 @@
-"""Rewards by the user's function: it is given each stored rollout, and what it returns is the reward."""
+"""Rewards by the user's function, which receives each stored rollout and returns its reward."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,10 +24,10 @@ RolloutKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class FunctionRewards:
-    """What the function said."""
+    """The rewards that the function returned."""
 
     rewards: pl.DataFrame
-    """rollout_id, attempt, one column per name (f64, NULL where it said None), `reward_failed`."""
+    """rollout_id, attempt, one column per name (f64, NULL if it returned None), `reward_failed`."""
     first_error: str | None
 
 
@@ -39,12 +39,12 @@ def reward_by_function(
     concurrency: int,
     timeout_s: float,
 ) -> FunctionRewards:
-    """Calls the function named `function` on each of `rollouts`: it returns, or awaits, a float, a dict of floats, or None.
+    """Calls the function named `function` on each of `rollouts`: it returns or awaits a float, a dict of floats, or None.
 
-    A dict is read by `names`; a number is the reward where there is one name.
+    A dict is read by `names`; a number is the reward if there is only one name.
 
     A call that raises, takes longer than `timeout_s`, or returns a number that is not finite gives no reward: the rollout
-    gets status `judge_error`. Rows and the first error are in the order of `rollouts`, whatever ends first.
+    gets status `judge_error`. Rows and the first error are in the order of `rollouts`, whichever call ends first.
     """
     asked: list[RolloutKey] = []
 
@@ -71,7 +71,7 @@ def reward_by_function(
 
 
 def _as_rewards(result: Any, names: Sequence[str], function: str) -> list[float | None]:
-    """A number for each of `names`, None where the function gave none. Raises InvalidRecordError for anything else."""
+    """A number for each of `names`, None if the function returned none. Raises InvalidRecordError for anything else."""
     if not isinstance(result, dict):
         if result is not None and len(names) > 1:
             raise InvalidRecordError(f"{function} gave {result!r:.80}: return a dict of the rewards {', '.join(names)}")

@@ -9,26 +9,26 @@ __all__ = ["RewardName", "reward_names", "rollout_column", "step_column"]
 
 @dataclass(frozen=True, slots=True)
 class RewardName:
-    """One of the evaluations that are the reward."""
+    """One of the evaluation names that make up the reward."""
 
     name: str
     weight: float = 1.0
     may_be_missing: bool = False
-    """A rollout without it is trained all the same; it then adds nothing, and is no 0 in any comparison."""
+    """Whether a rollout without it is still trained; it then adds nothing, and does not count as 0 in any comparison."""
 
 
 def step_column(name: str) -> str:
-    """The column with the calls' own rewards of that name."""
+    """The column with the calls' own rewards with this name."""
     return f"step:{name}"
 
 
 def rollout_column(name: str) -> str:
-    """The column with the rollouts' own rewards of that name."""
+    """The column with the rollouts' own rewards with this name."""
     return f"rollout:{name}"
 
 
 def reward_names(text: str) -> tuple[RewardName, ...]:
-    """`correct=1,style=0.2,tools?=0.1`: names with weights (1 where none is given); `?` marks what may be missing."""
+    """Parses `correct=1,style=0.2,tools?=0.1`: names with weights (default 1); `?` marks rewards that may be missing."""
     found = []
     for item in text.split(","):
         name, separator, weight = item.strip().rpartition("=") if "=" in item else (item.strip(), "", "1")

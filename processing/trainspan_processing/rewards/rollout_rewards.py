@@ -1,4 +1,4 @@
-"""The rewards of indexed rollouts: from stored evaluations and the trace's own signals, or from the user's function."""
+"""Rewards indexed rollouts: from stored evaluations and signals in the trace, or by the user's function."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ from trainspan_schemas.settings import DatasetSettings
 __all__ = ["Rewarded", "load_reward", "reward_rollouts"]
 
 _SIGNALS: Final = (AIR, OVERLONG)
-"""Rewards that the trace itself gives."""
+"""Rewards derived from the trace itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class Rewarded:
     """Rollouts with their rewards and reasons."""
 
     rollouts: pl.DataFrame
-    """The rollout table with a `rollout_column` per reward, `reward` (the weighted sum of all its rewards, NULL where one that
-    must be there is missing), `reward_failed`, `teaches` and `reason`."""
+    """The rollout table with a `rollout_column` per reward, `reward` (the weighted sum of all its rewards, NULL if a required
+    one is missing), `reward_failed`, `teaches` and `reason`."""
     of_calls: pl.DataFrame
     """trace_id, span_id and a `step_column` per reward."""
     edges: pl.DataFrame
-    """EDGES: every reward and the rule that bound it, but for what a function gave."""
+    """EDGES: every reward with its binding rule, except rewards returned by a function."""
     rewards: tuple[RewardName, ...]
-    """Those of the settings, and `air` and `overlong` where there are such rules."""
+    """The rewards of the settings, and `air` and `overlong` if there are such rules."""
     ignored_self_rewards: int = 0
     unmatched: int = 0
     function_error: str | None = None
@@ -111,7 +111,7 @@ def _by_function(
     signals: pl.DataFrame,
     by_status: pl.DataFrame,
 ) -> Rewarded:
-    """What the function says of a rollout that failed comes first, then the reward by its status, then that it is dropped."""
+    """Rewards by the function. A failed rollout gets the function's reward, else the reward by its status, else is dropped."""
     names = [reward.name for reward in rewards if reward.name not in _SIGNALS]
     eligible = traces.rollouts.filter(early_reason().is_null() & pl.col("status").is_in(FUNCTION_STATUSES))
     assert settings.reward is not None
@@ -156,7 +156,7 @@ def _by_function(
 
 
 def _with_lesson(rollouts: pl.DataFrame, taught: pl.DataFrame) -> pl.DataFrame:
-    """Adds `teaches`: the rollout is ok, or among those with a reward in spite of their status."""
+    """Adds `teaches`: the rollout is ok, or is in `taught`, the rollouts with a reward in spite of their status."""
     marked = taught.select(ROLLOUT_KEY).unique().with_columns(pl.lit(True).alias("teaches"))
     is_ok = pl.col("status") == "ok"
     return rollouts.join(marked, on=ROLLOUT_KEY, how="left", maintain_order="left").with_columns(
@@ -166,12 +166,12 @@ def _with_lesson(rollouts: pl.DataFrame, taught: pl.DataFrame) -> pl.DataFrame:
 
 @cache
 def _invoker(function: Callable[..., Any]) -> Invoker:
-    """One for all chunks of a store: what an asynchronous function opened in one is used in the next."""
+    """The invoker, shared by all chunks of a store, so that resources opened by an asynchronous function stay usable."""
     return Invoker(function, "trainspan-reward")
 
 
 def _of_calls(bound: Rewards, rewards: Sequence[RewardName]) -> pl.DataFrame:
-    """trace_id, span_id and a `step_column` per reward, of the calls that have any."""
+    """trace_id, span_id and a `step_column` per reward, of the calls with any reward."""
     found = empty({name: EDGES[f"call_{name}"] for name in SPAN_KEY})
     for reward in rewards:
         own = bound.of_calls(reward.name).rename({"reward": step_column(reward.name)})
@@ -186,7 +186,7 @@ def _with_totals(
     names: Sequence[RewardName],
     rewards: Sequence[RewardName],
 ) -> pl.DataFrame:
-    """Adds `reward` and `reason`. A reward that is missing is no 0: without one that must be there, the total is NULL."""
+    """Adds `reward` and `reason`. A missing reward does not count as 0: the total is NULL if a required reward is missing."""
     steps = [step_column(reward.name) for reward in rewards]
     owned = calls.select(*ROLLOUT_KEY, *SPAN_KEY).join(of_calls, on=SPAN_KEY).sort(*SPAN_KEY)
     sums = owned.group_by(ROLLOUT_KEY, maintain_order=True).agg(

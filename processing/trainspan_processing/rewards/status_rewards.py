@@ -1,4 +1,4 @@
-"""Rollouts that failed and teach all the same: a reward by status, and which of them a reward function sees."""
+"""Failed rollouts that are trained anyway: rewards by status, and the statuses that a reward function is called for."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,15 @@ from trainspan_schemas.status import ROLLOUT_STATUSES
 __all__ = ["FUNCTION_STATUSES", "STATUS_RULE", "status_edges", "status_rewards", "with_status_edges"]
 
 FUNCTION_STATUSES: Final = ("ok", "agent_error", "timeout", "judge_error")
-"""Of the rollouts that a reward function is called with. Those that were cancelled, or that the infrastructure failed, say
-nothing of the policy; `status_rewards` may name them."""
+"""Statuses of the rollouts that a reward function is called for. Cancelled rollouts and infrastructure failures are no evidence
+about the policy; `status_rewards` may still name them."""
 
 STATUS_RULE: Final = "status"
-"""The rule of a reward that a rollout has by its status."""
+"""The rule of a reward by status."""
 
 
 def status_rewards(text: str | None) -> dict[str, float]:
-    """`timeout=0,agent_error=-1` as numbers. Raises UsageError for a status that there is not, or that has no number."""
+    """Parses `timeout=0,agent_error=-1`. Raises UsageError if a status is unknown or has no number."""
     found: dict[str, float] = {}
     failed = [status for status in ROLLOUT_STATUSES if status != "ok"]
     for item in filter(None, (part.strip() for part in (text or "").split(","))):
@@ -38,7 +38,7 @@ def status_rewards(text: str | None) -> dict[str, float]:
 
 
 def status_edges(rules: Mapping[str, float], names: Sequence[str], rollouts: pl.DataFrame) -> pl.DataFrame:
-    """EDGES: each of the rewards `names` of every rollout whose status has one."""
+    """EDGES: each of the rewards `names` for every rollout whose status has a reward."""
     scores = pl.DataFrame(list(rules.items()), schema={"status": pl.String, "score": pl.Float64}, orient="row")
     rows = rollouts.join(scores, on="status").join(
         pl.DataFrame({"name": names}, schema={"name": pl.String}), how="cross"
@@ -56,5 +56,5 @@ def status_edges(rules: Mapping[str, float], names: Sequence[str], rollouts: pl.
 
 
 def with_status_edges(edges: pl.DataFrame, by_status: pl.DataFrame) -> pl.DataFrame:
-    """EDGES in which a rollout's reward by status stands in place of whatever it was given."""
+    """EDGES in which a rollout's reward by status replaces all its other rewards."""
     return pl.concat([edges.join(by_status, on=ROLLOUT_KEY, how="anti", maintain_order="left"), by_status])
