@@ -1,1 +1,1 @@
-"""What was said, as text that is safe to show."""
+"""Messages and tokens as text that is safe to show."""

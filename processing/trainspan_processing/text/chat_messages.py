@@ -17,15 +17,15 @@ _IDS: Final = ("id", "tool_call_id")
 
 
 def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
-    """What a client's instrumentation recorded, in any dialect, as chat messages; one with several tool results is several.
+    """Chat messages from a client's recorded messages, in any dialect; a message with several tool results becomes several.
 
-    Arguments of tool calls are objects where they are JSON objects. Parts that no chat template takes (images) are left out.
+    Arguments of tool calls become objects if they are JSON objects. Parts that no chat template accepts (images) are left out.
     """
     return [made for message in messages for made in _converted(message)]
 
 
 def same_messages(messages: Sequence[ChatMessage]) -> str:
-    """A text that is equal for equal conversations; ids of tool calls, which servers draw at random, do not count."""
+    """A text that is equal for equal conversations; ids of tool calls, which servers choose at random, are ignored."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -36,7 +36,7 @@ def same_messages(messages: Sequence[ChatMessage]) -> str:
 
 
 def tools_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tools that the request offered, as JSON schemas; empty where none was recorded."""
+    """The tools that the request offered, as JSON schemas; empty if none was recorded."""
     stated = _parsed(attributes.get("gen_ai.tool.definitions"))
     if isinstance(stated, list):
         return [_tool(tool) for tool in stated if isinstance(tool, dict)]
@@ -91,7 +91,7 @@ def _tool_result(part: dict[str, Any], message: Message) -> ChatMessage:
 
 
 def _content(content: Any) -> str:
-    """Text; a list of content parts is their texts."""
+    """The content as text; a list of content parts is joined."""
     if isinstance(content, list):
         return "".join(str(part.get("text", part.get("content", ""))) for part in content if isinstance(part, dict))
     return "" if content is None else str(content)

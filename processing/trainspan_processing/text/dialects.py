@@ -1,6 +1,6 @@
-"""Messages of a client's model call span, from the attributes of the dialect it is written in.
+"""Reads the messages of a client's model call span from its attributes, in the dialect of the span.
 
-Understood: the GenAI conventions (`gen_ai.input.messages`, JSON text or nested value), older traceloop
+Supported: the GenAI conventions (`gen_ai.input.messages`, JSON text or nested value), older traceloop
 (`gen_ai.prompt.N.role`) and OpenInference (`llm.input_messages.N.message.role`). Indices sort as numbers.
 """
 
@@ -24,9 +24,9 @@ _TEXT_PART = re.compile(r"contents\.\d{1,3}\.message_content\.text")
 
 
 def messages_of(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
-    """(input messages, output messages), each as {"role", "content", …}; empty where the span holds none.
+    """(input messages, output messages), each as {"role", "content", …}; empty if the span has none.
 
-    System instructions that stand apart from the messages come first.
+    System instructions recorded separately from the messages come first.
     """
     inputs = _structured(attributes.get(keys.GEN_AI_INPUT_MESSAGES)) or _flattened(attributes, "input")
     if inputs and (parts := _structured(attributes.get(keys.GEN_AI_SYSTEM_INSTRUCTIONS))):
@@ -47,7 +47,7 @@ def _structured(value: Any) -> list[Message]:
 
 
 def plain(value: Any) -> Any:
-    """The store's key-value lists as dicts."""
+    """The value with the store's key-value lists as dicts."""
     if isinstance(value, list):
         return [plain(item) for item in value]
     if isinstance(value, dict):
@@ -57,9 +57,9 @@ def plain(value: Any) -> Any:
 
 
 def _message(item: dict[str, Any]) -> Message:
-    """One message; text parts and tool results are joined to `content`, the other parts are kept under `parts`.
+    """One message; text parts and tool results are joined as `content`, the other parts are kept in `parts`.
 
-    One tool result gives its message its `tool_call_id`; several stay among the parts, since they answer several calls.
+    A single tool result sets the message's `tool_call_id`; several stay in the parts, since they answer several calls.
     """
     parts = item.get("parts")
     if not isinstance(parts, list):
@@ -77,7 +77,7 @@ def _message(item: dict[str, Any]) -> Message:
 
 
 def _text(part: dict[str, Any]) -> str | None:
-    """The text of a part; None where it has none. A tool's result is its `response` or `result`."""
+    """The text of a part; None if it has none. A tool's result is its `response` or `result`."""
     if part.get("type") == "text":
         return str(part.get("content", ""))
     if part.get("type") == "tool_call_response":
@@ -95,7 +95,7 @@ def _flattened(attributes: Mapping[str, Any], side: str) -> list[Message]:
 
 
 def _put(message: Message, key: str, value: Any) -> None:
-    """One flattened attribute of a message; tool calls and parts are numbered."""
+    """Adds one flattened attribute to a message; tool calls and parts are numbered."""
     if match := _TOOL_CALL.fullmatch(key):
         calls = message.setdefault("tool_calls", [])
         calls.extend({} for _ in range(int(match[1]) + 1 - len(calls)))

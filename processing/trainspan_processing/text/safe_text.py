@@ -1,7 +1,7 @@
-"""Text of strangers (models, tools, users) made safe to show: nothing in it can steer a terminal or reorder a page.
+"""Makes untrusted text (from models, tools, users) safe to show: it cannot control a terminal or reorder a page.
 
 Escape sequences need ESC or a C1 control, reordering needs a bidirectional control: each is replaced by a visible sign.
-Markup is another matter: pages build elements (html.py), the terminal prints `rich.text.Text`.
+Markup is handled elsewhere: pages build elements (html.py), the terminal prints `rich.text.Text`.
 """
 
 from typing import Final
@@ -10,12 +10,12 @@ __all__ = ["visible"]
 
 _KEPT: Final = {ord("\n"), ord("\t")}
 _INVISIBLE: Final = [
-    *range(0x7F, 0xA0),  # DEL and C1, of which U+009B and U+009D start sequences as ESC [ and ESC ] do
+    *range(0x7F, 0xA0),  # DEL and C1; U+009B and U+009D start sequences like ESC [ and ESC ]
     *(0xAD, 0x61C, 0x180E, 0xFEFF),
     *range(0x200B, 0x2010),
     *range(0x2028, 0x202F),
     *range(0x2060, 0x2070),
-    *range(0xD800, 0xE000),  # lone surrogates, which no encoder takes
+    *range(0xD800, 0xE000),  # lone surrogates, which no encoder accepts
     *range(0xFFF9, 0xFFFC),
     *range(0xE0000, 0xE0080),
 ]
@@ -25,5 +25,5 @@ _SIGNS: Final = {code: chr(0x2400 + code) for code in range(0x20) if code not in
 
 
 def visible(text: str) -> str:
-    """`text` with every control character but line feed and tab replaced, as in `␛]52` or `⟨U+202E⟩`."""
+    """`text` with every control character except line feed and tab replaced, as in `␛]52` or `⟨U+202E⟩`."""
     return text.translate(_SIGNS)

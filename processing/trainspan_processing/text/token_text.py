@@ -1,4 +1,4 @@
-"""Token ids as text, where the model's tokenizer is at hand; nothing is downloaded."""
+"""Decodes token ids to text if the model's tokenizer is available locally; nothing is downloaded."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 _FILE: Final = "tokenizer.json"
 _LONGEST_CHARACTER: Final = 4
-"""Bytes, so that no more tokens can share one character of UTF-8."""
+"""Bytes of a UTF-8 character, so at most this many tokens share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +25,17 @@ class Decoder:
     _tokenizer: Any
 
     def covers(self, ids: Iterable[int]) -> bool:
-        """Whether all of `ids` are in its vocabulary; ids of another model's often are not."""
+        """Whether all of `ids` are in its vocabulary; another model's ids often are not."""
         size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         return max(ids, default=0) < size
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of (T,) ids, special tokens included."""
+        """The text of (T,) ids, including special tokens."""
         decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return decoded
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """(T,) texts that joined are the text: what each token adds; a character of several tokens falls on its last."""
+        """(T,) texts added by each token, which join to the whole text; a character of several tokens goes to the last one."""
         made: list[str] = []
         context, read = 0, 0
         for end in range(1, len(ids) + 1):
@@ -50,7 +50,7 @@ class Decoder:
 
 
 def load_decoder(model: str) -> Decoder:
-    """The decoder of a model directory or of a Hugging Face id in the local cache. Raises UsageError where there is none."""
+    """The decoder of a model directory or of a Hugging Face id in the local cache. Raises UsageError if there is none."""
     found = _load(model)
     if found is None:
         raise UsageError(f"no {_FILE} of {model!r} here: name a model directory with --model")
@@ -58,7 +58,7 @@ def load_decoder(model: str) -> Decoder:
 
 
 def find_decoder(candidates: Iterable[str | None]) -> Decoder | None:
-    """The first of `candidates` (model directories or ids, None passed over) whose tokenizer is at hand."""
+    """The decoder of the first of `candidates` (model directories or ids; None is skipped) with a local tokenizer."""
     return next((found for model in candidates if model and (found := _load(model)) is not None), None)
 
 
@@ -78,7 +78,7 @@ def _load(model: str) -> Decoder | None:
 
 
 def _file_of(model: str) -> Path | None:
-    """`tokenizer.json` of a directory, or of a model that was downloaded before."""
+    """`tokenizer.json` of a directory or of a model in the local cache."""
     path = Path(model) / _FILE
     if path.is_file():
         return path
