@@ -1,1 +1,1 @@
-"""Spans to calls and rollouts, before any token is read."""
+"""Turns spans into calls and rollouts, before any tokens are read."""

@@ -1,6 +1,6 @@
-"""Client twins: what a client's instrumentation recorded of the calls that the policy server recorded.
+"""Matches the policy server's calls with the client spans that describe them.
 
-A call's twin is the outermost client call span among its ancestors, else the client call span with its response id.
+A call's match is the outermost client call span among its ancestors, else the client call span with its response id.
 """
 
 from dataclasses import dataclass
@@ -14,28 +14,28 @@ __all__ = ["CallMatches", "match_calls", "response_stem"]
 
 _MAX_DEPTH: Final = 64
 _CHOICE_SUFFIX: Final = r"[-_]\d{1,3}$"
-"""vLLM's completions and responses append the choice to the id that a client sees."""
+"""vLLM's completions and responses append the choice's number to the id that a client sees."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallMatches:
-    """What was found."""
+    """The matches of calls and client spans."""
 
     calls: pl.DataFrame
-    """(trace_id, span_id) of a call with `twin_trace_id, twin_span_id, twin_parent_id, twin_end_ns` and
-    `ancestor_agent`, the agent name of the nearest ancestor that has one; only calls with at least one of them."""
+    """(trace_id, span_id) of a call with `twin_trace_id, twin_span_id, twin_parent_id, twin_end_ns` of its match and
+    `ancestor_agent`, the agent name of the nearest ancestor that has one; only calls with a match or an agent name."""
     links: pl.DataFrame
-    """(trace_id, span_id) of each client call span that has a call of the server, with that call's `call_trace_id` and
-    `call_span_id`; its first call where it has several."""
+    """(trace_id, span_id) of each client call span that describes a call of the server, with that call's `call_trace_id` and
+    `call_span_id`; the first call if there are several."""
 
 
 def response_stem() -> pl.Expr:
-    """`response_id` without the number of the choice."""
+    """`response_id` without the choice's number."""
     return pl.col("response_id").str.replace(_CHOICE_SUFFIX, "")
 
 
 def match_calls(calls: pl.DataFrame, spans: pl.DataFrame) -> CallMatches:
-    """Links CALLS with SPANS by ancestry, then by response id."""
+    """Matches CALLS with SPANS by ancestry, then by response id."""
     spans = spans.join(calls.select(SPAN_KEY), on=SPAN_KEY, how="anti")
     numbered = calls.with_row_index("row")
     above = numbered.select("row", "trace_id", pl.col("parent_span_id").alias("span_id"))
@@ -80,7 +80,7 @@ def match_calls(calls: pl.DataFrame, spans: pl.DataFrame) -> CallMatches:
 
 
 def _telling_ancestors(starts: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """One row per start (row, trace_id, span_id) and span at or above it that is a client call or names its agent.
+    """One row per start (row, trace_id, span_id) and per span at or above it that is a client call or names its agent.
 
     `depth` counts from 0 at the start.
     """
@@ -114,7 +114,7 @@ def _telling_ancestors(starts: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFram
 
 
 def _same_response(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Every client call span that names the response of a call (numbered `row`), also where another one is its twin."""
+    """Every client call span that names the response of a call (numbered `row`), even if another span is the call's match."""
     stems = calls.drop_nulls("response_id").select("row", response_stem().alias("stem")).unique("stem", keep="first")
     named = spans.filter(pl.col("is_client_call") & pl.col("response_id").is_not_null()).select(
         response_stem().alias("stem"),
@@ -125,7 +125,7 @@ def _same_response(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _by_response_id(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """The client call span with the same response id, for calls (numbered `row`) without one above them."""
+    """The client call span with the same response id, for calls (numbered `row`) without a client call among their ancestors."""
     stem = response_stem().alias("stem")
     by_id = (
         spans.filter(pl.col("is_client_call") & pl.col("response_id").is_not_null())

@@ -1,4 +1,4 @@
-"""What lies outside of the rollouts that are indexed and decides on them all the same: spans of no rollout, other chunks."""
+"""Data outside the current chunk that still affects it: spans without a rollout, and calls in other chunks."""
 
 from dataclasses import dataclass, field, replace
 
@@ -15,25 +15,25 @@ __all__ = ["ChunkContext", "read_context"]
 
 @dataclass(frozen=True, slots=True)
 class ChunkContext:
-    """Nothing, where the selection is indexed as a whole."""
+    """The context of a chunk; empty if the selection is indexed as a whole."""
 
     spans: pl.DataFrame = field(default_factory=lambda: empty(SPANS))
-    """SPANS that belong to no rollout: agents above a call, or what a client recorded of it in another trace."""
+    """SPANS without a rollout: agents above a call, or a client's record of a call in another trace."""
     calls: pl.DataFrame = field(default_factory=lambda: empty(CALLS))
-    """CALLS that belong to no rollout."""
+    """CALLS without a rollout."""
     evaluations: pl.DataFrame = field(default_factory=lambda: empty(EVALUATIONS))
-    """EVALUATIONS that belong to no rollout that there is."""
+    """EVALUATIONS without a known rollout."""
     feedback: pl.DataFrame | None = None
-    """Late feedback on responses (evaluations.py), where it was read for all chunks."""
+    """Late feedback on responses (evaluations.py), if it was read for all chunks."""
     covered: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=dict.fromkeys(SPAN_KEY, pl.String)))
-    """The keys of those of `spans` that calls of other chunks are known to cover."""
+    """The keys of `spans` that calls of other chunks are known to cover."""
     served: frozenset[str] = frozenset()
-    """Names of models that calls of other chunks were made to."""
+    """Names of the models that calls of other chunks used."""
     are_counted: bool = True
-    """Whether these calls are this index's to count, or another chunk's."""
+    """Whether this index counts these calls; otherwise another chunk does."""
 
     def near(self, spans: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-        """Those of the spans that may say something of `calls`: of their traces, or naming a response."""
+        """The spans that may describe `calls`: spans of their traces, and spans that name a response."""
         if self.are_counted or self.spans.is_empty():
             return self.spans
         traces = pl.concat([spans["trace_id"], calls["trace_id"]]).unique()
@@ -42,7 +42,7 @@ class ChunkContext:
 
 
 def read_context(source: Source, selection: Selection) -> ChunkContext:
-    """Those of a selection that is read by rollout ids."""
+    """Reads the context of a selection that is read by rollout ids."""
     alone = replace(selection, rollout_ids=None, without_rollout=True)
     return ChunkContext(
         spans=narrow_spans(source, alone),

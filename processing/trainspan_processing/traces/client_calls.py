@@ -1,7 +1,7 @@
-"""Calls that only a client's instrumentation recorded, and those whose server recorded no tokens.
+"""Client-only calls, and calls for which the server recorded no tokens.
 
-Some clients' spans hold the raw response (OpenInference's `output.value`). Where the request asked for token ids and
-log-probabilities they are in it, and the call can be trained like one of our own capture.
+Some clients' spans contain the raw response (OpenInference's `output.value`). If the request asked for token ids and
+log-probabilities, the response contains them, and the call can be trained like one recorded by our own server.
 """
 
 import json
@@ -32,7 +32,7 @@ OTHERS: Final[Schema] = {
     "redacted": pl.Boolean,
     "has_answer": pl.Boolean,
 }
-"""One row per call without a call span that holds tokens: `is_bare_call` where the policy server recorded it all the same."""
+"""One row per call without a call span with tokens; `is_bare_call` if the policy server still recorded it."""
 
 _MAX_DEPTH: Final = 64
 _SAMPLING: Final = (
@@ -47,12 +47,12 @@ _SAMPLING: Final = (
 
 
 def find_others(spans: pl.DataFrame, covered: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """(OTHERS, members) from SPANS and the keys of those that a call with tokens covers.
+    """(OTHERS, members) from SPANS and the keys of the spans that a call with tokens covers.
 
-    Members are the keys of all spans of these calls, with `call_trace_id` and `call_span_id` of the one in OTHERS.
+    Members are the keys of all spans of these calls, with `call_trace_id` and `call_span_id` of the span in OTHERS.
 
-    Instrumentations nest, and two may record one call: spans that lie in one another, or name the same response, are one
-    call. The one with an answer represents it, else the policy server's, else the outermost.
+    Instrumentations nest, and two may record one call: nested spans, and spans that name the same response, are one call. The
+    span with an answer represents it, else the policy server's, else the outermost.
     """
     ours = pl.col("is_bare_call") | (pl.col("is_client_call") & ~pl.col("failed").fill_null(False))
     found = spans.filter(ours).join(covered, on=SPAN_KEY, how="anti", maintain_order="left")
@@ -67,7 +67,7 @@ def find_others(spans: pl.DataFrame, covered: pl.DataFrame) -> tuple[pl.DataFram
 
 
 def _outermost(found: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
-    """`root` of each: the id of the outermost span of `found` that it lies in, itself included."""
+    """`root` of each span: the id of the outermost span of `found` that contains it, which may be itself."""
     lookup = spans.select(*SPAN_KEY, "parent_span_id").join(
         found.select(*SPAN_KEY, pl.lit(True).alias("is_found")), on=SPAN_KEY, how="left"
     )
@@ -150,7 +150,7 @@ def _choices(span: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, A
 
 
 def _request(attributes: dict[str, Any]) -> dict[str, Any] | None:
-    """The parameters of the request, those of an SDK's `extra_body` among them; None where the span does not state them."""
+    """The parameters of the request, including those in an SDK's `extra_body`; None if the span does not state them."""
     try:
         request = json.loads(attributes["llm.invocation_parameters"])
     except (KeyError, TypeError, ValueError):

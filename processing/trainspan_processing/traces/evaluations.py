@@ -1,4 +1,4 @@
-"""Evaluations as they were stored, and late feedback that names only the response it is about."""
+"""Stored evaluations, and late feedback that names only its response."""
 
 from collections.abc import Collection, Iterable
 from typing import Final
@@ -22,17 +22,17 @@ __all__ = [
 ]
 
 EVALUATION_COLUMNS: Final = [name for name in EVALUATIONS if name != "response_id"]
-"""Columns asked of the read `evaluations`."""
+"""Columns requested from the read `evaluations`."""
 
 _FEEDBACK_QUERY: Final = f"""
     SELECT seq, time_ns, trace_id, span_id, attributes, untrusted
     FROM logs
     WHERE event_name = '{keys.EVALUATION_EVENT}' AND contains(attributes, '"{keys.GEN_AI_RESPONSE_ID}"')"""
-"""Evaluations that came as log records with a response id: the view does not tell the response."""
+"""Evaluations sent as log records with a response id, which the view does not include."""
 
 _OWNED_QUERY: Final = """
     SELECT DISTINCT trace_id, span_id FROM evaluations WHERE rollout_id IS NOT NULL AND trace_id IN ({})"""
-"""Spans whose evaluations belong to a rollout."""
+"""Spans whose evaluations have a rollout."""
 
 _FEEDBACK: Final[Schema] = {
     "trace_id": pl.String,
@@ -48,7 +48,7 @@ _SAME: Final = ["name", "score", "time_ns", "untrusted", "span_id"]
 
 
 def collect_evaluations(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    """The read `evaluations` → frame EVALUATIONS; what two stores both hold counts once."""
+    """The read `evaluations` → frame EVALUATIONS; evaluations found in two stores count once."""
     kinds = {name: EVALUATIONS[name] for name in EVALUATION_COLUMNS}
     frames = [batch.select("store", *(pl.col(name).cast(kind) for name, kind in kinds.items())) for batch in batches]
     if not frames:
@@ -59,18 +59,19 @@ def collect_evaluations(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
 
 
 COUNTED: Final[Schema] = {"rollout_id": pl.String, "rewards": pl.UInt32}
-"""How many evaluations there are of a rollout."""
+"""Number of evaluations of a rollout."""
 
 
 def count_evaluations(evaluations: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
-    """COUNTED of EVALUATIONS with one of these names and a score, by rollout id; without feedback on responses alone."""
+    """COUNTED of EVALUATIONS with one of these names and a score, by rollout id, without late feedback on responses."""
     counts = pl.col("name").is_in(list(names)) & pl.col("score").is_finite() & pl.col("response_id").is_null()
     counted = evaluations.filter(counts & pl.col("rollout_id").is_not_null()).group_by("rollout_id").len("rewards")
     return counted.select(pl.col(name).cast(kind) for name, kind in COUNTED.items())
 
 
 def read_feedback(source: Source) -> pl.DataFrame:
-    """_FEEDBACK: late feedback on responses. A record within a span of a rollout is that span's (an evaluator's own span is not)."""
+    """_FEEDBACK: late feedback on responses. Excludes records in a span of a rollout, which are evaluations of that span; an
+    evaluator's own span has no rollout."""
     feedback = _collected(source.query(_FEEDBACK_QUERY))
     within = feedback.drop_nulls("span_id")
     if within.is_empty():
@@ -81,7 +82,7 @@ def read_feedback(source: Source) -> pl.DataFrame:
 
 
 def _collected(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    """The rows of _FEEDBACK_QUERY, each evaluation once: _FEEDBACK."""
+    """_FEEDBACK from the rows of _FEEDBACK_QUERY, each evaluation once."""
     frames = [
         batch.select(
             "trace_id",
@@ -103,8 +104,8 @@ def _collected(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
 def with_feedback(evaluations: pl.DataFrame, feedback: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """EVALUATIONS with the feedback on responses of `calls`, as evaluations of these calls' spans.
 
-    A response of several choices is meant by its first one, and one that an agent claims too by the call of the policy
-    server. Feedback on a response that is not among the calls stays out.
+    Feedback on a response with several choices goes to the first one. If an agent claims the response too, the call of the
+    policy server gets it. Feedback on other responses is left out.
     """
     if feedback.is_empty():
         return evaluations
@@ -122,7 +123,7 @@ def with_feedback(evaluations: pl.DataFrame, feedback: pl.DataFrame, calls: pl.D
         .unique("stem", keep="first", maintain_order=True)
     )
     found = feedback.with_columns(response_stem().alias("stem")).join(answered, on="stem", how="inner")
-    # The same record may be in the read too, bound to nothing or to its rollout alone: the response says more.
+    # The read may contain the same record, without a target or bound only to its rollout: the response is more specific.
     rest = evaluations.join(feedback.select(_SAME), on=_SAME, how="anti", nulls_equal=True)
     found = found.drop("trace_id", "span_id").rename({"call_trace_id": "trace_id", "call_span_id": "span_id"})
     nothing = {"of": pl.String, "on_span": pl.Boolean}

@@ -1,8 +1,8 @@
-"""Messages that instrumentations put into log records beside the span of their call.
+"""Reads messages that instrumentations put into log records next to the span of their call.
 
 One record has all messages of a call (the event `gen_ai.client.inference.operation.details`), or, before version 1.37 of the
-GenAI conventions, each message has a record (`gen_ai.user.message`, …, `gen_ai.choice`). Both become attributes of their span, as if
-the instrumentation had put them there; what the span says itself comes first.
+GenAI conventions, each message has its own record (`gen_ai.user.message`, …, `gen_ai.choice`). Both become attributes of their
+span, as if the instrumentation had put them there; the span's own attributes take precedence.
 """
 
 import json
@@ -24,7 +24,7 @@ _TOLD: Final = (
     *(keys.GEN_AI_INPUT_MESSAGES, keys.GEN_AI_OUTPUT_MESSAGES),
     *(keys.GEN_AI_SYSTEM_INSTRUCTIONS, keys.GEN_AI_TOOL_DEFINITIONS),
 )
-"""Attributes of the one record that are taken over."""
+"""Attributes that are copied from the single record of a call."""
 _COLUMNS: Final = ("seq", "time_ns", "trace_id", "span_id", "event_name", "body", "attributes")
 _TRACES_PER_QUERY: Final = 500
 
@@ -51,12 +51,12 @@ def read_records(source: Source, traces: Collection[str]) -> dict[SpanKey, dict[
 def with_records(
     attributes: Mapping[str, Any], records: Mapping[SpanKey, Mapping[str, Any]], span: SpanKey
 ) -> dict[str, Any]:
-    """The attributes of `span` and what its records add."""
+    """The attributes of `span`, with those added by its records."""
     return {**records.get(span, {}), **attributes}
 
 
 def _attributes_of(records: list[Record]) -> dict[str, Any]:
-    """Of one span's records, in order."""
+    """The attributes from one span's records, which are in order."""
     told: dict[str, Any] = {}
     asked: list[Message] = []
     answered: dict[int, Message] = {}
@@ -86,7 +86,7 @@ def _attributes_of(records: list[Record]) -> dict[str, Any]:
 
 
 def _asked(role: str, said: dict[str, Any]) -> Message:
-    """A tool's result names its call as `id` there."""
+    """The message of one record, in which a tool's result names its call as `id`."""
     message: Message = {"role": role, **said}
     if message["role"] == "tool" and "id" in message:
         message["tool_call_id"] = message.pop("id")

@@ -1,6 +1,6 @@
-"""Which evaluations may reward a rollout: those of a sender that may, and its agent's own if its runner left the reward to it.
+"""Decides which evaluations may reward a rollout: those of trusted senders, and the agent's own if its runner allows it.
 
-The agent's own are those within the trace that the runner began for this attempt and handed to this agent alone, so that no
+The agent's own evaluations are in the trace that the runner began for this attempt and passed only to this agent, so that no
 other rollout's agent can send one.
 """
 
@@ -10,7 +10,7 @@ __all__ = ["with_admitted_rewards", "with_own_rewards"]
 
 
 def with_own_rewards(evaluations: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
-    """EVALUATIONS, of which those that agents gave where their runner left it to them are no longer untrusted."""
+    """EVALUATIONS in which agents' own evaluations are no longer untrusted if their runner left the reward to the agent."""
     own = rollouts.filter("own_reward").select("rollout_id", "trace_id", pl.col("attempt").alias("own_attempt"))
     if own.is_empty():
         return evaluations
@@ -25,7 +25,7 @@ def with_own_rewards(evaluations: pl.DataFrame, rollouts: pl.DataFrame) -> pl.Da
 
 
 def with_admitted_rewards(evaluations: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
-    """EVALUATIONS, of which those of rollouts that no runner began are no longer untrusted: the user vouches for them."""
+    """EVALUATIONS in which those of rollouts without a runner are no longer untrusted: the user vouches for them."""
     others = rollouts.filter(~pl.col("by_runner")).select("rollout_id", pl.lit(True).alias("is_admitted")).unique()
     return (
         evaluations.join(others, on="rollout_id", how="left", maintain_order="left")

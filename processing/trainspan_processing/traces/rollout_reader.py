@@ -1,4 +1,4 @@
-"""Re-rewards stored rollouts: hands each to the user's function and takes what it returns as the reward."""
+"""Reads stored rollouts with their tokens and messages, to be passed to the user's reward function or filter."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 def stored_rollouts(
     source: Source, traces: TraceIndex, rollouts: pl.DataFrame
 ) -> "Iterator[tuple[tuple[str, int], StoredRollout]]":
-    """((rollout_id, attempt), the stored rollout) of each of `rollouts` that made calls, some at a time in memory."""
+    """Yields ((rollout_id, attempt), stored rollout) for each of `rollouts` with calls, a few at a time in memory."""
     calls = traces.calls.join(rollouts.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
     facts = {(row["rollout_id"], row["attempt"]): row for row in rollouts.iter_rows(named=True)}
     evaluations = _evaluations(traces)
@@ -57,7 +57,7 @@ def _stored_rollouts(
             messages_of(with_records(attributes.get(client, {}), records, client))
             for client in (*clients.get(span, ()), span)
         ]
-        # Two instrumentations may have recorded one call: the one that says more is heard.
+        # Two instrumentations may have recorded one call: the more detailed record is used.
         inputs, outputs = max(told, key=lambda pair: (bool(pair[1]), bool(pair[0]), len(pair[0])))
         by_rollout.setdefault((row["rollout_id"], row["attempt"]), []).append(
             StoredCall(
@@ -88,7 +88,7 @@ def _stored_rollouts(
 
 
 def _clients(traces: TraceIndex) -> dict[tuple[str, str], list[tuple[str, str]]]:
-    """Call → the client spans that tell of it, its twin first."""
+    """Call → the client spans that describe it, its match first."""
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
     matches = traces.matches.calls.drop_nulls("twin_span_id").select(*SPAN_KEY, "twin_trace_id", "twin_span_id")
     links = traces.matches.links.select("call_trace_id", "call_span_id", *SPAN_KEY)
@@ -98,14 +98,14 @@ def _clients(traces: TraceIndex) -> dict[tuple[str, str], list[tuple[str, str]]]
 
 
 def _text_of(outputs: list[Message], choice: int) -> str | None:
-    """The text of that choice; None where no instrumentation recorded an answer."""
+    """The text of this choice; None if no instrumentation recorded an answer."""
     if not outputs:
         return None
     return str(outputs[min(choice, len(outputs) - 1)].get("content") or "")
 
 
 def _attributes(source: Source, calls: pl.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
-    """Span key → attributes, of all spans of the rollouts that `calls` belong to."""
+    """Span key → attributes, for all spans of the rollouts of `calls`."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for (store,), part in calls.group_by(["store"], maintain_order=True):
         selection = Selection(rollout_ids=part["rollout_id"].unique().sort().to_list())

@@ -1,4 +1,4 @@
-"""One row per (rollout, attempt): identity, status, and whether everything that belongs to it has arrived."""
+"""The rollout table, one row per (rollout, attempt): identity, status, and whether all its data has arrived."""
 
 from collections.abc import Collection
 
@@ -22,14 +22,14 @@ def rollout_table(
     now_ns: int,
     settle_s: float,
 ) -> pl.DataFrame:
-    """Rollouts from CALLS (ordered), OTHERS that were recorded without tokens, SPANS, the client call spans that a call covers,
-    and the names of the models served.
+    """Rollouts from CALLS (ordered), OTHERS that the policy server recorded without tokens, SPANS, the client call spans that
+    a call covers, and the names of the served models.
 
-    Columns: rollout_id, attempt, task_id, run_id, round, split, status, judge, group_size, `is_signed` (by its runner), `by_runner` (a
-    runner's span is there), `own_reward` (the runner left the reward to the agent),
-    trace_id and span_id of the rollout span, start_ns, end_ns (of the rollout span, else of its spans), service_name,
-    n_calls (u32), `complete` (nothing of it is missing), `pending` (not complete, but its last sign of life is younger
-    than `settle_s`), `superseded` (a later attempt exists).
+    Columns: rollout_id, attempt, task_id, run_id, round, split, status, judge, group_size, `is_signed` (by its runner),
+    `by_runner` (it has a runner's span), `own_reward` (the runner left the reward to the agent), trace_id and span_id of the
+    rollout span, start_ns, end_ns (of the rollout span, else of its spans), service_name, n_calls (u32), `complete` (nothing
+    is missing), `pending` (not complete, but its latest activity is more recent than `settle_s`), `superseded` (a later attempt
+    exists).
     """
     silent_ns = now_ns - pl.col("last_ns")
     return (
@@ -44,14 +44,14 @@ def rollout_table(
         .drop("first_ns", "last_ns", "stated_calls", "stated_elsewhere", "n_requests", "n_bare", "n_missing")
         .drop("expected", "open_with_id", "open_without_id")
         .sort(ROLLOUT_KEY)
-        .collect(engine="in-memory")  # in the order that is asked for
+        .collect(engine="in-memory")  # keeps the sorted order
     )
 
 
 def _facts(
     calls: pl.DataFrame, bare_calls: pl.DataFrame, spans: pl.DataFrame, covered: pl.DataFrame, served: Collection[str]
 ) -> pl.LazyFrame:
-    """What is known of each rollout; the counts are 0 where there is nothing to count."""
+    """The columns of each rollout, with the counts that its completeness depends on."""
     owned = calls.lazy().filter(pl.col("rollout_id").is_not_null())
     identified = with_rollout(spans.lazy())
     return (
@@ -72,13 +72,13 @@ def _facts(
 def _completeness() -> pl.Expr:
     """Whether nothing of a rollout is missing.
 
-    Complete is a rollout whose span is stored, whose call indexes have no gap, server by server, but for calls without
-    tokens, that has at least the calls that the agent's side saw succeed, with tokens or without, and whose client call
-    spans each have their call of the server. A client call counts for that only if it did not fail and names a model that
-    the policy server serves: agents may talk to other models too.
+    A rollout is complete if its own span is stored, if each server's call indexes have no gaps except for calls without
+    tokens, if it has at least as many calls, with or without tokens, as the agent's side saw succeed, and if each of its client
+    call spans has a call of the server. Only client calls that did not fail and that name a model of the policy server are
+    considered: agents may talk to other models too.
     """
-    # A client call without a response id may have failed in a way that its span does not show: it counts only where
-    # nobody stated the number of calls.
+    # A client call without a response id may have failed in a way that its span does not show: it counts only if nobody
+    # stated the number of calls.
     open_calls = pl.col("open_with_id") + pl.when(pl.col("expected").is_null()).then("open_without_id").otherwise(0)
     return (
         pl.col("status").is_not_null()
@@ -89,7 +89,7 @@ def _completeness() -> pl.Expr:
 
 
 def with_rollout(spans: pl.LazyFrame) -> pl.LazyFrame:
-    """Spans of known rollouts; a span without identity belongs to the only rollout of its trace."""
+    """Spans of known rollouts; a span without a rollout id is assigned to the only rollout of its trace."""
     of_trace = (
         spans.filter(pl.col("rollout_id").is_not_null())
         .select("trace_id", *ROLLOUT_KEY)
@@ -113,7 +113,7 @@ def with_rollout(spans: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def _identities(calls: pl.LazyFrame, spans: pl.LazyFrame) -> pl.LazyFrame:
-    """Every rollout with its identity (the rollout span's word first) and its first and last sign of life."""
+    """Every rollout with its identity (preferably from the rollout span) and the times of its first and last activity."""
     said = pl.concat(
         frame.group_by(*ROLLOUT_KEY, *_IDENTITY, rank.alias("rank")).agg(
             pl.col("start_ns").min(), pl.max_horizontal("start_ns", "end_ns").max().alias("last_ns")
@@ -147,7 +147,7 @@ def _rollout_spans(spans: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def _stated_elsewhere(spans: pl.LazyFrame) -> pl.LazyFrame:
-    """The number of calls that the rollout's processes saw succeed."""
+    """The number of successful calls stated by the rollout's processes."""
     return (
         spans.filter(pl.col("status").is_null() & pl.col("stated_calls").is_not_null())
         .group_by(ROLLOUT_KEY)
@@ -156,7 +156,7 @@ def _stated_elsewhere(spans: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def _call_counts(calls: pl.LazyFrame) -> pl.LazyFrame:
-    """Calls, requests (the choices of a response are one), and how many indexes are missing below each server's highest."""
+    """Numbers of calls, of requests (the choices of a response are one), and of indexes missing below each server's highest."""
     request = pl.coalesce("response_id", pl.col("call_index").cast(pl.String), "span_id")
     counted = pl.col("counted_index").drop_nulls()
     of_server = calls.group_by(*ROLLOUT_KEY, "server").agg(
@@ -173,7 +173,7 @@ def _bare_counts(bare_calls: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def open_client_calls(spans: pl.LazyFrame, covered: pl.LazyFrame, served: Collection[str]) -> pl.LazyFrame:
-    """Successful client calls (SPANS with their rollout) to the policy that have no call of the server."""
+    """Successful client calls (SPANS with their rollout) to the policy that have no matching call of the server."""
     is_call = pl.col("is_client_call") & ~pl.col("failed").fill_null(False) & pl.col("model").is_in(sorted(served))
     return spans.filter(is_call).join(covered, on=SPAN_KEY, how="anti")
 

@@ -1,4 +1,4 @@
-"""Calls as the policy server recorded them: one row per choice, without tokens, in the order of each rollout."""
+"""Calls recorded by the policy server: one row per choice, without tokens, in the order of each rollout."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -20,7 +20,7 @@ CALL_COLUMNS: Final = [
     *("request_model", "response_id", "state_key", "policy_version_spans", "redacted", "call_facts"),
     "n_tokens",
 ]
-"""Columns asked of the read `calls`."""
+"""Columns requested from the read `calls`."""
 
 
 _NUMBERS: Final = {
@@ -49,7 +49,7 @@ _TEXTS: Final = {
 
 
 def redacts_what_is_needed() -> pl.Expr:
-    """Whether the collector's redaction took something that training needs: our own keys, or how was sampled."""
+    """Whether the collector's redaction removed something that training needs: our own keys or sampling parameters."""
     return pl.col("redacted").str.contains_any(['"trainspan.', '"gen_ai.request.']).fill_null(False)
 
 
@@ -67,26 +67,26 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
     return _with_obstacles(batch).with_columns(
         redacts_what_is_needed().alias("redacted"),
         pl.lit("engine").alias("tokens_source"),
-        pl.lit(None, dtype=pl.Boolean).alias("sampling_unstated"),  # `with_defaults` tells
+        pl.lit(None, dtype=pl.Boolean).alias("sampling_unstated"),  # set by `with_defaults`
     )
 
 
 def _with_obstacles(calls: pl.DataFrame) -> pl.DataFrame:
-    """Adds `obstacle`; each constraint is looked at once."""
+    """Adds `obstacle`; each distinct constraint is checked once."""
     known = calls.select("constrained", "constraint").unique(maintain_order=True)
     found = [obstacle_of(*said) for said in known.iter_rows()]
     known = known.with_columns(pl.Series("obstacle", found, dtype=pl.String))
     calls = calls.join(known, on=["constrained", "constraint"], how="left", nulls_equal=True, maintain_order="left")
-    # Raw log-probabilities are those before biases, and before tokens were barred by their ids.
+    # Raw log-probabilities are taken before biases are applied and before tokens are excluded by id.
     raw = pl.col("constraint").is_not_null() & (pl.col("logprobs_mode") != "processed").fill_null(True)
     told = pl.when(raw & pl.col("constrained")).then(pl.lit(f"{CONSTRAINED}:raw_logprobs"))
     return calls.with_columns(pl.coalesce("obstacle", told).alias("obstacle"))
 
 
 def with_defaults(calls: pl.DataFrame) -> pl.DataFrame:
-    """CALLS with what goes without saying, and whether it does: `sampling_unstated`."""
-    # A client knows what it asked for, not what the server takes where it asked for nothing. Of the engine's own record,
-    # which has a mode, what is absent is the protocol's default.
+    """Fills defaults into CALLS; `sampling_unstated` marks calls for which the server's defaults are unknown."""
+    # A client knows its own parameters, but not the server's defaults for parameters that it did not send. In the engine's
+    # own record, which has a mode, an absent parameter has the protocol's default.
     asked = [pl.col(name) for name in ("temperature", "top_p", "constrained")]
     unstated = pl.col("logprobs_mode").is_null() & pl.any_horizontal(value.is_null() for value in asked)
     return calls.with_columns(
@@ -98,11 +98,12 @@ def with_defaults(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def ordered_calls(calls: pl.DataFrame) -> pl.DataFrame:
-    """CALLS sorted by rollout and, within it, as they were made; adds `position` (u32, from 0 within its rollout) and
-    `counted_index` (the index as the server counted it).
+    """CALLS sorted by rollout and, within it, in the order in which they were made; adds `position` (u32, from 0 within its
+    rollout) and `counted_index` (the server's own index).
 
-    The order is the call index; the start time if a rollout's indexes are missing or not unique, or come from several
-    servers. Two spans of one response and choice count once. `call_index` is the position if the server's own is no order.
+    Calls are ordered by call index, or by start time if a rollout's indexes are missing, not unique, or from several
+    servers. Two spans with the same response and choice count once. `call_index` becomes the position if the server's own
+    index gives no order.
     """
     calls = calls.sort(*ROLLOUT_KEY, "start_ns", *SPAN_KEY, nulls_last=False)
     begins = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in ROLLOUT_KEY)
@@ -115,10 +116,10 @@ def ordered_calls(calls: pl.DataFrame) -> pl.DataFrame:
     unclear = pl.col("call_index").is_null() | pl.struct("_rollout", "call_index", "choice_index").is_duplicated()
     unclear |= pl.col("_changes")
     return (
-        # A column first: `over` would look for duplicates in one rollout at a time.
+        # Stored as a column first: `over` would look for duplicates separately in each rollout.
         calls.with_columns(unclear.alias("_unclear"))
         .with_columns(pl.when(~pl.col("_unclear").any().over("_rollout")).then("call_index").alias("_index"))
-        # What is equal in these stays in the order of SPAN_KEY.
+        # Rows that are equal in these columns stay in the order of SPAN_KEY.
         .sort("_rollout", "_index", "start_ns", "choice_index", nulls_last=False, maintain_order=True)
         .with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).over("_rollout").alias("position"))
         .with_columns(pl.coalesce("_index", pl.col("position").cast(pl.Int32)).alias("call_index"))

@@ -1,9 +1,9 @@
-"""All spans but the calls with tokens, narrowed: rollout spans, tool steps, and what clients' instrumentations say of calls.
+"""All spans except calls with tokens, with the needed columns: rollout spans, tool steps, and clients' model call spans.
 
-Dialects are told by attributes, never by span names: the GenAI conventions (also traceloop's since 0.55), older
-traceloop (`llm.request.type`), and OpenInference (`openinference.span.kind`). Most spans are understood from columns and
-the keys of their attributes; the attributes themselves, with all recorded messages, are read of those alone whose keys tell
-of more.
+Dialects are recognized by attributes, never by span names: the GenAI conventions (also traceloop's since 0.55), older
+traceloop (`llm.request.type`), and OpenInference (`openinference.span.kind`). Most spans can be interpreted from columns and
+the keys of their attributes; the attributes themselves, with all recorded messages, are read only if the keys show that they
+contain more.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ _SIGNS: Final = {
         *("gen_ai.prompt.0.role", "llm.input_messages.0.message.role"),
     ),
 }
-"""What the keys of a span's attributes tell; many spans have the same ones."""
+"""Facts derived from the keys of a span's attributes; many spans have the same keys."""
 
 
 _traceloop_request = text("llm.request.type")
@@ -125,7 +125,7 @@ _OF_FAILURES: Final = {"_error": text("error.type")}
 
 
 def narrow_spans(source: Source, selection: Selection) -> pl.DataFrame:
-    """The spans of a selection but for its calls with tokens → frame SPANS, each span once."""
+    """The spans of a selection, except calls with tokens → frame SPANS, each span once."""
     frames = [compact(_narrowed(batch)) for batch in source.read("spans", selection, _COLUMNS, without_calls=True)]
     if not frames:
         return empty(SPANS)
@@ -139,7 +139,7 @@ def narrow_spans(source: Source, selection: Selection) -> pl.DataFrame:
 
 
 def system_hashes(source: Source, spans: pl.DataFrame) -> pl.DataFrame:
-    """trace_id, span_id and `system_hash`, which tells system prompts apart, of those of SPANS that recorded one."""
+    """trace_id, span_id and `system_hash`, a hash of the system prompt, for each of SPANS that recorded one."""
     found = [
         compact(batch.select(*SPAN_KEY, _system.map_batches(_digests, return_dtype=pl.String).alias("system_hash")))
         for batch in source.attributes(spans)
@@ -149,7 +149,7 @@ def system_hashes(source: Source, spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
-    """Spans as far as columns and keys tell; `tells_more` where the attributes may tell more."""
+    """Spans as far as columns and keys describe them; `tells_more` if the attributes may contain more."""
     signs = batch.select("attribute_keys").unique().with_columns(**_SIGNS)
     operation = pl.col("operation")
     batch = (
@@ -182,7 +182,7 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_more(spans: pl.DataFrame, source: Source) -> pl.DataFrame:
-    """The spans, in their order, with what the attributes of those say that tell more."""
+    """The spans, in their order, completed from the attributes of spans with `tells_more`."""
     numbered = spans.with_row_index("place")
     telling = numbered.filter("tells_more")
     found = [

@@ -1,4 +1,4 @@
-"""The first pass: everything about the selected rollouts but their tokens."""
+"""The first pass: indexes everything about the selected rollouts except their tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,17 +32,17 @@ _ALL_SELECTED: Final = pl.lit(True).alias("selected")
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Time, passed in."""
+    """A source of time, passed in."""
 
     now_ns: Callable[[], int]
     """Nanoseconds since the epoch."""
     sleep: Callable[[float], None]
-    """Seconds."""
+    """Sleeps for a number of seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceIndex:
-    """What is known without the tokens."""
+    """Everything known without the tokens."""
 
     calls: pl.DataFrame
     """CALLS, ordered, with `position`, `turn`, `next_index`, `agent` resolved, and `selected` (all, before assembly/selection.py)."""
@@ -56,11 +56,11 @@ class TraceIndex:
     others: pl.DataFrame
     """OTHERS: the calls without tokens."""
     answers: pl.DataFrame
-    """TOKENS of the calls whose tokens came with a client's span."""
+    """TOKENS of the calls whose tokens come from a client's span."""
     served: frozenset[str]
-    """Names of the models that calls were made to, those of the context among them."""
+    """Names of the models that calls used, including calls of the chunk context."""
     covered: pl.DataFrame
-    """Keys of the clients' spans that describe a call which has come."""
+    """Keys of the client spans that describe a call that has arrived."""
 
 
 def index_traces(
@@ -101,10 +101,10 @@ def index_traces(
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What the stores hold of the selection, and what of the context goes with it."""
+    """The stored data of the selection, with the related part of the chunk context."""
 
     calls: pl.DataFrame
-    """CALLS that came from policy servers, ordered."""
+    """CALLS from policy servers, ordered."""
     spans: pl.DataFrame
     evaluations: pl.DataFrame
     feedback: pl.DataFrame
@@ -113,10 +113,10 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Matched:
-    """The calls, and which client span describes which."""
+    """The calls, matched with the client spans that describe them."""
 
     calls: pl.DataFrame
-    """With those whose tokens came with a client's span."""
+    """CALLS, including those whose tokens come from a client's span."""
     matches: CallMatches
     others: pl.DataFrame
     answers: pl.DataFrame
@@ -152,14 +152,14 @@ def _match(source: Source, stored: _Stored, around: ChunkContext) -> _Matched:
 
 
 def _with_answers(source: Source, stored: _Stored, matched: _Matched, members: pl.DataFrame) -> _Matched:
-    """With the calls whose tokens came with a client's span; they are none of the `others` any more.
+    """Moves the calls whose tokens come from a client's span from `others` to `calls`.
 
-    `members`: which client spans (SPAN_KEY) describe which of the others.
+    `members` maps client spans (SPAN_KEY) to the one of the others that they describe.
     """
     others = matched.others
     answered, answers = read_answers(source, others)
     clients = answered.select("trace_id", pl.col("parent_span_id").alias("span_id"))
-    # A call that the policy server recorded without tokens has come; of another one the server's word may still come.
+    # A call that the policy server recorded without tokens has arrived; the server's record of another call may be on its way.
     come = pl.concat([clients, others.filter("is_bare_call").select(SPAN_KEY)])
     of_come = members.join(come, left_on=["call_trace_id", "call_span_id"], right_on=SPAN_KEY, how="semi")
     is_served = pl.col("model").is_in(sorted(stored.served)).fill_null(False)
@@ -178,7 +178,7 @@ def _with_answers(source: Source, stored: _Stored, matched: _Matched, members: p
 
 
 def _without_used(matched: _Matched, used: pl.DataFrame) -> _Matched:
-    """Without the calls of rollouts that an earlier dataset used."""
+    """Removes the calls of rollouts that an earlier dataset used."""
     calls, others = (
         frame.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left") for frame in (matched.calls, matched.others)
     )
@@ -195,9 +195,9 @@ def index_chunks(
     settle_s: float,
     around: ChunkContext,
 ) -> tuple[list[_Taken], ChunkContext]:
-    """What `take` makes of the index of each selection and its number, and the context as it is known then.
+    """The results of `take` for the index and number of each selection, and the chunk context after the last one.
 
-    Which models are served decides on the calls of earlier chunks too: if a chunk names a new one, all are gone through again.
+    The served models affect calls of earlier chunks too: if a chunk names a new model, all chunks are indexed again.
     """
     taken: list[_Taken] = []
     while len(taken) < len(selections):
@@ -213,18 +213,18 @@ def index_chunks(
 
 
 def _covered(around: ChunkContext, traces: TraceIndex) -> pl.DataFrame:
-    """The keys of the context's spans that calls indexed so far cover."""
+    """The keys of the context's spans covered by the calls indexed so far."""
     found = traces.matches.links.join(around.spans, on=SPAN_KEY, how="semi").select(SPAN_KEY)
     return pl.concat([around.covered, found])
 
 
 def _with(own: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
-    """Spans or calls with more of them; one of no rollout that another store knows the rollout of is that rollout's."""
+    """Spans or calls with more of them, each once; a copy with a rollout, from another store, replaces one without."""
     return own if more.is_empty() else each_once(pl.concat([own, more]))
 
 
 def _prompts(source: Source, calls: pl.DataFrame, matches: CallMatches, spans: pl.DataFrame) -> pl.DataFrame:
-    """twin_trace_id, twin_span_id, `system_hash` of the twins whose system prompt is needed to name a call's agent."""
+    """twin_trace_id, twin_span_id, `system_hash` of the matches whose system prompt is needed to name a call's agent."""
     nameless = calls.filter(pl.col("agent").is_null()).select(SPAN_KEY)
     clients = (
         matches.calls.filter(pl.col("ancestor_agent").is_null() & pl.col("twin_span_id").is_not_null())
@@ -239,8 +239,8 @@ def _prompts(source: Source, calls: pl.DataFrame, matches: CallMatches, spans: p
 def _with_agents(
     calls: pl.DataFrame, matches: CallMatches, prompts: pl.DataFrame, rollouts: pl.DataFrame
 ) -> pl.DataFrame:
-    """The agent of each call: its own word, the nearest ancestor that names one, a hash of its system prompt where a client
-    recorded that, the service of the rollout's span.
+    """The agent of each call: stated by the call itself, else by its nearest ancestor that names one, else a hash of its system
+    prompt if a client recorded it, else the service of the rollout's span.
 
     `turn` counts the calls of one agent within a rollout from 0; the choices of one response share it. `next_index` is the
     call index of the agent's next turn, NULL after its last one.
@@ -267,7 +267,7 @@ def _with_agents(
 
 
 def _past_choices(calls: pl.DataFrame) -> pl.DataFrame:
-    """`next_index` past the other choices of the same response."""
+    """Sets `next_index` past the other choices of the same response."""
     if not calls["choice_index"].max():
         return calls
     turn = [*ROLLOUT_KEY, "agent", "turn"]
