@@ -1,15 +1,15 @@
-"""From stored spans to training rows: calls, rollouts, rewards, credit, Parquet. Knows nothing of vLLM or TRL.
+"""Turns stored spans into training rows: calls, rollouts, rewards, credit, Parquet. Independent of vLLM and TRL.
 
 In reading order:
 
-- `read/`: the stores, over Arrow Flight.
-- `traces/`: spans to calls and rollouts, before any token is read.
-- `rewards/`: evaluations to rewards of rollouts and calls.
-- `credit/`: rewards to advantages.
-- `reasons/`: why a call is not trained.
-- `merging/`: which calls continue which, token for token.
-- `assembly/`: one dataset, chunk by chunk.
+- `read/`: reads the stores over Arrow Flight.
+- `traces/`: turns spans into calls and rollouts, before any tokens are read.
+- `rewards/`: turns evaluations into rewards of rollouts and calls.
+- `credit/`: turns rewards into advantages.
+- `reasons/`: finds the reasons for which calls are not trained.
+- `merging/`: finds calls that continue earlier calls, token for token.
+- `assembly/`: builds one dataset, chunk by chunk.
 - `dataset/`: datasets on disk.
-- `report/`, `explain/`, `export/`: what looks at stores and datasets.
-- `tables`, `stored_rollout`, `text/`: the schemas between the stages, what users' functions are given, and safe text.
+- `report/`, `explain/`, `export/`: reports on and exports from stores and datasets.
+- `tables`, `stored_rollout`, `text/`: schemas between the stages, input of users' functions, and safe text.
 """

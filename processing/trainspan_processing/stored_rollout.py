@@ -1,4 +1,4 @@
-"""`StoredRollout`: what a reward function or a filter of the user's is given."""
+"""`StoredRollout`: the argument of users' reward functions and filters."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +10,7 @@ __all__ = ["StoredCall", "StoredEvaluation", "StoredRollout"]
 
 @dataclass(frozen=True, slots=True)
 class StoredEvaluation:
-    """An evaluation as it was recorded."""
+    """An evaluation as recorded."""
 
     name: str
     score: float | None
@@ -19,7 +19,7 @@ class StoredEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class StoredCall:
-    """A call with its tokens, and the text that the client's instrumentation recorded of it."""
+    """A call with its tokens, and the text that the client's instrumentation recorded."""
 
     index: int
     agent: str | None
@@ -30,14 +30,14 @@ class StoredCall:
     attributes: dict[str, Any]
     """Attributes of the call span."""
     messages: list[Message] = field(default_factory=list)
-    """The request's messages; empty where no instrumentation recorded them."""
+    """The request's messages; empty if no instrumentation recorded them."""
     text: str | None = None
-    """The answer's text; None where no instrumentation recorded it."""
+    """The answer's text; None if no instrumentation recorded it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRollout:
-    """A complete rollout, as a reward function or a filter sees it."""
+    """A complete rollout, as passed to a reward function or a filter."""
 
     rollout_id: str
     attempt: int
@@ -46,10 +46,10 @@ class StoredRollout:
     round: int | None
     split: str | None
     status: str
-    """A reward function sees `ok`, `agent_error`, `timeout` and `judge_error`; None as its answer leaves a failure unrewarded."""
+    """A reward function sees `ok`, `agent_error`, `timeout` and `judge_error`; returning None leaves a failure unrewarded."""
     evaluations: list[StoredEvaluation]
-    """Those that may reward it: what came with an agent's token, where the collector asks for tokens, is not among them."""
+    """Evaluations that may reward it. If the collector requires tokens, evaluations sent with an agent's token are left out."""
     calls: list[StoredCall]
-    """In the order in which they were made."""
+    """Calls in the order in which they were made."""
     attributes: dict[str, Any]
     """Attributes of the rollout span."""

@@ -79,10 +79,10 @@ CALLS: Final[Schema] = {
     "tokens_source": pl.String,
     "n_tokens": pl.UInt32,
 }
-"""One row per call with tokens, without these: `n_tokens` counts those of prompt and answer. `store` numbers the `--store` it
-was read from and `seq` is its place there, NULL where no call span holds the tokens. `obstacle` is the reason for which a
-constrained call is dropped, NULL where its constraint can be replayed. `tokens_source` is `engine` for call spans of the policy
-server, `response` for what a client's instrumentation kept of a response (traces/client_calls.py)."""
+"""One row per call with tokens, without the tokens themselves: `n_tokens` counts tokens of prompt and answer. `store` is the
+number of the `--store` that it was read from and `seq` its place there, NULL if no call span contains the tokens. `obstacle` is
+the reason for dropping a constrained call, NULL if its constraint can be replayed. `tokens_source` is `engine` for call spans
+of the policy server, `response` for responses kept by a client's instrumentation (traces/client_calls.py)."""
 
 SPANS: Final[Schema] = {
     "store": pl.UInt8,
@@ -116,11 +116,11 @@ SPANS: Final[Schema] = {
     "own_reward": pl.Boolean,
     "untrusted": pl.Boolean,
 }
-"""Every span but the calls with tokens, narrowed. `status` makes it a rollout's own span, on which
-`group_size` is the number of rollouts that its runner makes of the task; `is_client_call` means that a client's
-instrumentation describes a model call, and `has_answer` that it holds the raw response with token ids; `is_bare_call` is a
-call of the policy server without token ids; `has_prompt` means that it may have recorded a system prompt; `tool_signature` tells
-tools and their input apart. `seq` is the span's number in its store."""
+"""Every span except calls with tokens, with the needed columns only. A `status` marks a rollout's own span, on which
+`group_size` is the number of rollouts that its runner makes of the task. `is_client_call`: a client's instrumentation
+describes a model call; `has_answer`: it contains the raw response with token ids. `is_bare_call`: a call of the policy server
+without token ids. `has_prompt`: it may have recorded a system prompt. `tool_signature` identifies a tool together with its
+input. `seq` is the span's number in its store."""
 
 EVALUATIONS: Final[Schema] = {
     "trace_id": pl.String,
@@ -136,8 +136,8 @@ EVALUATIONS: Final[Schema] = {
     "time_ns": pl.Int64,
     "response_id": pl.String,
 }
-"""One row per evaluation. `of` is what it says it judges, `on_span` means that it is a span event; `response_id` is set on
-late feedback that named its call by the response alone."""
+"""One row per evaluation. `of` is its stated subject, `on_span` means that it is a span event; `response_id` is set on
+late feedback that identifies its call only by the response."""
 
 TOKENS: Final[Schema] = {
     "trace_id": pl.String,
@@ -148,7 +148,7 @@ TOKENS: Final[Schema] = {
     "constraint": pl.String,
     "constraint_start": pl.Int32,
 }
-"""The tokens of calls: P prompt ids, C completion ids, C log-probabilities; and what constrained them, where that is recorded."""
+"""The tokens of calls: P prompt ids, C completion ids, C log-probabilities; and their constraint, if recorded."""
 
 
 HISTORY: Final[Schema] = {
@@ -159,8 +159,8 @@ HISTORY: Final[Schema] = {
     "part": pl.String,
     "value": pl.Float64,
 }
-"""Values of earlier datasets' rollouts. `part` is "" for the whole rollout, else the agent's or reward's share, or with `step`
-the mean of its calls of one turn or agent."""
+"""Values of rollouts of earlier datasets. `part` is "" for the whole rollout, else the agent's or reward's share, or with
+`step` the mean over its calls of one turn or agent."""
 
 
 EDGES: Final[Schema] = {
@@ -174,19 +174,19 @@ EDGES: Final[Schema] = {
     "source": pl.String,
     "time_ns": pl.Int64,
 }
-"""One row per reward: `rule` says how it was bound; call_trace_id and call_span_id are NULL where it is the rollout's."""
+"""One row per reward: `rule` is the binding rule; call_trace_id and call_span_id are NULL if it rewards the rollout."""
 
 
 def compact(frame: pl.DataFrame) -> pl.DataFrame:
-    """The same frame with strings of its own: what Polars cuts out of a text holds on to the whole text."""
+    """The same frame with copied strings: Polars keeps a whole text in memory for every slice of it."""
     copied = pl.from_arrow(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
     assert isinstance(copied, pl.DataFrame)
     return copied
 
 
 def each_once(spans: pl.DataFrame) -> pl.DataFrame:
-    """The rows with SPAN_KEY in their order, without those whose key came before."""
-    if spans["span_id"].n_unique() == spans.height:  # these ids are random, and one column is soon looked through
+    """The rows in their order, without those whose SPAN_KEY came before."""
+    if spans["span_id"].n_unique() == spans.height:  # span ids are random, and checking one column is fast
         return spans
     return spans.unique(SPAN_KEY, keep="first", maintain_order=True)
 
