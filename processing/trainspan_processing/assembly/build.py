@@ -45,7 +45,7 @@ _LATE: Final = pl.lit("late_after_consumed").alias("reason")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to build."""
+    """A request to build a dataset."""
 
     stores: Sequence[str]
     """Paths or grpc:// addresses."""

@@ -33,7 +33,7 @@ class Recorded:
     """The run's time; None if the dataset does not record it."""
 
     def clock(self, clock: Clock) -> Clock:
-        """The run's time, if it is known, else that of `clock`."""
+        """A clock with the run's time if it is known, else `clock` itself."""
         as_of_ns = self.as_of_ns
         return clock if as_of_ns is None else Clock(lambda: as_of_ns, clock.sleep)
 
