@@ -67,9 +67,9 @@ class Difference:
     rollouts: Overlap
     rows: Overlap
     rewards: ValueChanges
-    """Of rollouts."""
+    """Rewards of rollouts."""
     advantages: ValueChanges
-    """Of rows."""
+    """Advantages of rows."""
     columns: dict[str, int]
     """Other column → number of common rows in which it differs."""
     order_differs: bool

@@ -1,4 +1,4 @@
-"""Writes a dataset: Parquet with the agreed columns and bytes that depend only on the rows; published atomically."""
+"""Writes a dataset: Parquet with the agreed columns and bytes that depend only on the rows; published as a whole."""
 
 import fcntl
 import hashlib
