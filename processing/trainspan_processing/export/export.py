@@ -37,7 +37,7 @@ _NO_TEXT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """What to export."""
+    """A request for an export."""
 
     kind: Kind
     out: Path
