@@ -51,7 +51,7 @@ def rollout_table(
 def _facts(
     calls: pl.DataFrame, bare_calls: pl.DataFrame, spans: pl.DataFrame, covered: pl.DataFrame, served: Collection[str]
 ) -> pl.LazyFrame:
-    """The columns of each rollout, with the counts that its completeness depends on."""
+    """The known facts of each rollout; counts are 0 if there is nothing to count."""
     owned = calls.lazy().filter(pl.col("rollout_id").is_not_null())
     identified = with_rollout(spans.lazy())
     return (
