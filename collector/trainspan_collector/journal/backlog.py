@@ -1,4 +1,4 @@
-"""What is acknowledged and not loaded, how long loading it will take, and how fast more may come."""
+"""The backlog: what is acknowledged but not loaded, how long loading it will take, and how fast more may arrive."""
 
 import math
 import threading
@@ -15,17 +15,17 @@ _LOOK_S: Final = 0.25
 _MEMORY_S: Final = 15.0
 """Time constant of the rate: longer than a checkpoint, shorter than a disk takes to fill."""
 _SLOW_FROM: Final = 0.5
-"""Share of the room for the backlog that is taken when senders begin to be slowed."""
+"""Share of the room for the backlog that is in use when senders begin to be slowed."""
 _NONE_FROM: Final = {True: 0.625, False: 0.75}
-"""Share from which no agent, and from which nobody else is let in: what agents send too fast leaves room for the policy server
-and the runner. The rest is for what loading takes before it gives back what it has loaded."""
+"""Share at which agents (True) and all others (False) are refused: agents that send too fast leave room for the policy server
+and the runner. The rest is for what loading needs before it frees what it has loaded."""
 
 _COME_BACK_S: Final = 1.0
 _LONGEST_TURN_S: Final = 5.0
 
 
 class Backlog:
-    """Thread-safe. `loaded_to` says how far the journal is loaded."""
+    """Thread-safe. `loaded_to` returns how far the journal is loaded."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Backlog:
         least_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A backlog of fewer than `least_bytes` is normal, and slows nobody."""
+        """A backlog below `least_bytes` is normal and slows nobody."""
         self._journal = journal
         self._loaded_to = loaded_to
         self._least_bytes = least_bytes
@@ -46,12 +46,12 @@ class Backlog:
         self._looked = clock()
         self._bytes_per_s: float | None = None
         self._next_turn = {True: 0.0, False: 0.0}
-        """Of agents, and of all others: nobody waits for an agent's turn."""
+        """For agents (True) and for all others (False): nobody else waits for an agent's turn."""
 
     def seconds(self) -> float | None:
-        """How long loading what waits will take, at the rate of the last seconds that there was something to load.
+        """How long loading the backlog will take, at the rate of the last seconds in which there was something to load.
 
-        None: nothing was loaded yet.
+        None if nothing has been loaded yet.
         """
         with self._lock:
             self._look()
@@ -61,10 +61,10 @@ class Backlog:
             return n_bytes / self._bytes_per_s if self._bytes_per_s else None
 
     def turn(self, n_bytes: int, room_bytes: int, limit_s: float, *, untrusted: bool = False) -> float:
-        """Seconds until so many bytes more may be kept; the turn is taken if they are no more than `limit_s`.
+        """Seconds until `n_bytes` more may be kept; takes the turn if that is at most `limit_s`.
 
-        `room_bytes` is the disk that is left for the journal. While the backlog has less than half of that and of its own size
-        together, nobody waits; from there on the pace falls from twice the rate of loading to none, at five eighths for agents
+        `room_bytes` is the disk space left for the journal. Nobody waits while the backlog is less than half of that space and
+        its own size together. From there on, the pace falls from twice the loading rate to zero, at five eighths for agents
         (`untrusted`) and at three quarters for others.
         """
         with self._lock:
@@ -79,7 +79,7 @@ class Backlog:
             now = self._clock()
             start = max(now, self._next_turn[untrusted])
             if start - now <= limit_s:
-                # Bounded: the pace may be next to none now, and another one soon.
+                # Bounded: the pace may be close to zero now, but recover soon.
                 self._next_turn[untrusted] = start + min(n_bytes / pace, _LONGEST_TURN_S)
             return start - now
 

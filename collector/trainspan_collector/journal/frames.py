@@ -1,10 +1,10 @@
 """The journal's file format: frames of one OTLP request each, with length and checksum.
 
 A frame is a header (the file's marker, then little-endian kind, body bytes, CRC-32 of kind, time and body, receive time) and
-the body: the request's protobuf bytes, uncompressed. The kind is the signal, and who sent it.
+the body: the request's protobuf bytes, uncompressed. The kind encodes the signal and the sender.
 
-A reader that meets damage looks for the next intact frame, also within what may be a sender's text. So each file has a random
-marker that no sender can know, and no text holds a frame of it.
+After damage, a reader searches for the next intact frame, possibly within a sender's text. So each file has a random marker
+that no sender can know, and no text can contain a valid frame.
 """
 
 import secrets
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 KNOWN_MARKER = b"TSJ1"
-"""Of files of earlier versions: any text can hold it, so nothing behind damage in them is believed."""
+"""The marker in files of earlier versions: any text can contain it, so nothing after damage in them is trusted."""
 _MARKER_BYTES = 8
 _HEADER = struct.Struct("<IIIQ")
 _CHECKED = struct.Struct("<IQ")
@@ -41,7 +41,7 @@ _SENDER_SHIFT = 8
 
 
 class Signal(IntEnum):
-    """What a frame's body is."""
+    """The type of a frame's body."""
 
     TRACES = 1
     """An ExportTraceServiceRequest."""
@@ -63,28 +63,28 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes that are no intact frame: a torn tail (normal after a crash; nobody was told OK) or bit rot."""
+    """Bytes that are not an intact frame: a torn tail (normal after a crash; never acknowledged) or bit rot."""
 
     start: int
     end: int
 
 
 def new_marker() -> bytes:
-    """For one file, and to be kept from everyone who cannot read that file."""
+    """A marker for one file, to be kept secret from everyone who cannot read that file."""
     return secrets.token_bytes(_MARKER_BYTES)
 
 
 def encode_header(signal: Signal, received_ns: int, body: bytes, sender: Sender = Sender.RUNNER) -> bytes:
-    """What stands between the file's marker and the body."""
+    """The bytes between the file's marker and the body."""
     kind = signal | sender << _SENDER_SHIFT
     return _HEADER.pack(kind, len(body), _checksum(kind, received_ns, body), received_ns)
 
 
 def scan_frames(data: bytes, marker: bytes, *, complete: bool) -> Iterator[Frame | Damage]:
-    """The frames in `data` of a file with that marker, with what lies between them.
+    """The frames in `data`, from a file with this marker, and the damage between them.
 
-    `complete` says that the file ends with `data`; otherwise bytes at the end that may be the start of a longer frame
-    are left alone, for the caller to read on from.
+    `complete` means that the file ends with `data`; otherwise trailing bytes that may be the start of a longer frame
+    are skipped, for the caller to continue from.
     """
     position = 0
     while position < len(data):

@@ -1,7 +1,7 @@
-"""The journal: acknowledged requests are here until DuckDB holds them.
+"""The journal: it keeps acknowledged requests until DuckDB holds them.
 
 A folder of append-only segment files (segments.py), written by one thread (segment_writer.py). A process never appends to a
-segment of an earlier one, so a torn tail stays where the crash left it.
+segment of an earlier process, so a torn tail stays where the crash left it.
 """
 
 import threading
@@ -21,7 +21,7 @@ _NUMBER_DIGITS = 12
 
 
 class Journal:
-    """Opens (or makes) the journal in `folder`; new segments are numbered after `last_segment` and what is there."""
+    """Opens or creates the journal in `folder`; new segments are numbered after `last_segment` and all existing ones."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Journal:
         segment_bytes: int = _SEGMENT_BYTES,
         on_commit: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """`on_commit` is told the seconds that each group took to be on disk."""
+        """`on_commit` is called with the seconds that each group took to reach the disk."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder = folder
         self._on_commit = on_commit
@@ -39,25 +39,25 @@ class Journal:
         self._names = {int(path.name[:_NUMBER_DIGITS]): path.name for path in folder.glob(f"*{SUFFIX}")}
         self._sizes = {segment: (folder / name).stat().st_size for segment, name in self._names.items()}
         self.n_appended = sum(self._sizes.values())
-        """Bytes written so far, including those of earlier processes that are still there."""
+        """Bytes written so far, including those from earlier processes that still exist."""
         self._being_written: int | None = None
         self._changed = threading.Condition()
         self._nudged = False
         self._writer = SegmentWriter(folder, max([last_segment, *self._sizes]), self, segment_bytes=segment_bytes)
 
     def append(self, signal: Signal, body: bytes, received_ns: int, sender: Sender = Sender.RUNNER) -> None:
-        """Returns once the request is on disk. Raises StoreError where it could not be written."""
+        """Returns once the request is on disk. Raises StoreError if it could not be written."""
         self.append_all(signal, (body,), received_ns, sender)
 
     def append_all(
         self, signal: Signal, bodies: Sequence[bytes], received_ns: int, sender: Sender = Sender.RUNNER
     ) -> None:
-        """Returns once all requests are on disk. Raises StoreError where one could not be written."""
+        """Returns once all requests are on disk. Raises StoreError if one could not be written."""
         self._writer.write([(encode_header(signal, received_ns, body, sender), body) for body in bodies])
 
     @property
     def n_pending(self) -> int:
-        """Requests that wait for the disk, without the group being written."""
+        """Requests waiting for the disk, not counting the group being written."""
         return self._writer.n_pending
 
     def n_bytes(self) -> int:
@@ -71,7 +71,7 @@ class Journal:
             return [self.folder / self._names[segment] for segment in sorted(self._sizes)]
 
     def end(self) -> Position:
-        """The end of what is on disk: everything acknowledged so far lies before it."""
+        """The end of the journal on disk: everything acknowledged so far is before it."""
         with self._changed:
             return self._end()
 
@@ -80,32 +80,32 @@ class Journal:
             return self._bytes_after(position)
 
     def bytes_before(self, position: Position) -> int:
-        """What `release` could delete now, the segment being written aside."""
+        """Bytes that `release` could delete now, not counting the segment being written."""
         with self._changed:
             return sum(size for segment, size in self._sizes.items() if segment < position.segment)
 
     def wait_for_bytes(self, position: Position, n_bytes: int, timeout_s: float) -> bool:
-        """Waits until `n_bytes` lie after `position`, or `nudge` is called, or the time is over; whether they do."""
+        """Waits for `n_bytes` after `position`, `nudge` or the timeout; returns whether the bytes are there."""
         with self._changed:
             self._changed.wait_for(lambda: self._nudged or self._bytes_after(position) >= n_bytes, timeout_s)
             self._nudged = False
             return self._bytes_after(position) >= n_bytes
 
     def nudge(self) -> None:
-        """Ends a `wait_for_bytes` now."""
+        """Wakes `wait_for_bytes` now."""
         with self._changed:
             self._nudged = True
             self._changed.notify_all()
 
     def read(self, position: Position, max_bytes: int) -> tuple[list[Entry], Position]:
-        """Requests after `position`, of about `max_bytes` but at least one where there is one, and where they end.
+        """Requests after `position`, about `max_bytes` but at least one if there is any, and where they end.
 
         Damage is skipped with a warning; requests after it are found.
         """
         return read_segments(self.folder, self.segments_from(position), position, max_bytes)
 
     def segments_from(self, position: Position) -> dict[int, Segment]:
-        """Number → what is on disk, of those segments that hold what comes after `position`."""
+        """Number → segment, as far as it is on disk, for the segments with anything after `position`."""
         with self._changed:
             return {
                 number: Segment(self._names[number], size)
@@ -114,12 +114,12 @@ class Journal:
             }
 
     def roll(self) -> Position:
-        """Ends the segment being written, so that `release` can delete all before the position returned."""
+        """Seals the segment being written, so that `release` can delete everything before the returned position."""
         self._writer.roll()
         return self.end()
 
     def release(self, position: Position) -> None:
-        """Deletes the segments that lie wholly before `position`; the caller has made their content safe."""
+        """Deletes the segments entirely before `position`; the caller has made their content durable."""
         with self._changed:
             covered = [
                 segment
@@ -133,7 +133,7 @@ class Journal:
             (self.folder / name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Writes what is pending and stops; further appends raise StoreError. A second call does nothing."""
+        """Writes pending requests and stops; further appends raise StoreError. A second call does nothing."""
         self._writer.close()
 
     def segment_opened(self, segment: int, name: str) -> None:

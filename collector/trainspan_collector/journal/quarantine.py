@@ -1,7 +1,7 @@
-"""Requests that were acknowledged and cannot be turned into rows: put aside whole, named and counted, never lost.
+"""The quarantine for acknowledged requests that cannot be turned into rows: kept whole, named and counted, never lost.
 
-What a sender can write always converts, so this is for faults of ours: one request must not stop the loading of all others.
-A file holds the request's protobuf bytes; sent again to a collector that has the fault mended, it is loaded.
+Anything that a sender can write converts, so this is for our own bugs: one request must not stop the loading of all others.
+A file holds the request's protobuf bytes; once the bug is fixed, it can be sent again and is loaded.
 """
 
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Quarantine:
-    """The folder `<store>.quarantine`, made when first needed. Thread-safe."""
+    """The folder `<store>.quarantine`, created when first needed. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -26,7 +26,7 @@ class Quarantine:
         self.n_requests = 0
 
     def put(self, frame: Frame, error: Exception) -> Path:
-        """Keeps `frame` in a file named by its content: a request that is read again after a crash is kept once."""
+        """Keeps `frame` in a file named after its content: a request read again after a crash is kept only once."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         name = f"{frame.received_ns}-{zlib.crc32(frame.body):08x}.{frame.signal.name.lower()}.pb"
         path = self.folder / name

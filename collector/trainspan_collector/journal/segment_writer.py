@@ -1,6 +1,6 @@
 """The journal's writer: one thread that puts requests on disk, many at a time.
 
-It takes every pending request, writes them with one system call, calls `fdatasync`, then releases all who wait (group commit).
+It takes all pending requests, writes them with one system call, calls `fdatasync`, then releases all waiters (group commit).
 """
 
 import contextlib
@@ -25,16 +25,16 @@ _MAX_BUFFERS = 512  # below the kernel's IOV_MAX of 1024
 
 
 class SegmentObserver(Protocol):
-    """Is told of the segment files, in the writer's thread."""
+    """Called about the segment files, in the writer's thread."""
 
     def segment_opened(self, segment: int, name: str) -> None:
-        """This segment is written from now on."""
+        """Writing goes to this segment from now on."""
 
     def segment_grew(self, segment: int, n_bytes: int, seconds: float) -> None:
-        """So many more bytes are on disk, after so many seconds."""
+        """`n_bytes` more are on disk, which took `seconds`."""
 
     def segment_sealed(self) -> None:
-        """The segment that was opened last is not written any more."""
+        """The segment opened last is no longer written."""
 
 
 @dataclass(slots=True)
@@ -46,14 +46,14 @@ class _Request:
 
 
 class SegmentWriter:
-    """Appends to segments of `folder` that are numbered after `last_segment`. Thread-safe."""
+    """Appends to segments in `folder` that are numbered after `last_segment`. Thread-safe."""
 
     def __init__(self, folder: Path, last_segment: int, observer: SegmentObserver, *, segment_bytes: int) -> None:
         self._folder = folder
         self._segment = last_segment
         self._observer = observer
         self._segment_bytes = segment_bytes
-        self._folder_file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # else a segment would need two at once
+        self._folder_file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # else a new segment would take two
         self._file: int | None = None
         self._n_bytes = 0
         self._marker = b""
@@ -66,7 +66,7 @@ class SegmentWriter:
 
     @property
     def n_pending(self) -> int:
-        """Requests that wait for the disk, without the group being written."""
+        """Requests waiting for the disk, not counting the group being written."""
         return len(self._pending)
 
     def write(self, frames: Sequence[tuple[bytes, bytes]]) -> None:
@@ -91,7 +91,7 @@ class SegmentWriter:
             self._asked.wait_for(lambda: not self._rolling or self._closing)
 
     def close(self) -> None:
-        """Writes what is pending and stops. A second call does nothing."""
+        """Writes pending requests and stops. A second call does nothing."""
         with self._asked:
             if self._closing:
                 return
@@ -122,7 +122,7 @@ class SegmentWriter:
         try:
             n_bytes = self._write(group)
         except OSError as error:
-            # What did reach the file is a torn tail; the next request gets a segment of its own.
+            # Whatever reached the file is a torn tail; the next request gets a new segment.
             log.error("journal write failed folder=%s requests=%d error=%s", self._folder, len(group), error)
             self._seal()
             for request in group:

@@ -1,6 +1,6 @@
-"""The journal's files: segments `NNNNNNNNNNNN-MARKER.journal` of frames, places in them, and reading on from one.
+"""The journal's files: segments of frames named `NNNNNNNNNNNN-MARKER.journal`, positions in them, and reading from one.
 
-The marker stands in the name, since whatever damages a file's bytes leaves the name alone.
+The marker is in the name, since damage to a file's bytes leaves its name intact.
 """
 
 import logging
@@ -36,7 +36,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An acknowledged request and where it lies."""
+    """An acknowledged request and its position."""
 
     frame: Frame
     start: Position
@@ -44,7 +44,7 @@ class Entry:
 
 
 class Segment(NamedTuple):
-    """A file, as far as it is whole."""
+    """A file, and the size up to which it is whole."""
 
     name: str
     size: int
@@ -55,16 +55,16 @@ def segment_name(number: int, marker: bytes) -> str:
 
 
 def marker_of(name: str) -> bytes:
-    """The marker of the segment with that name; files of earlier versions have none in it."""
+    """The marker of the segment with this name; names from earlier versions contain none."""
     return bytes.fromhex(name.removesuffix(SUFFIX).partition("-")[2]) or KNOWN_MARKER
 
 
 def read_segments(
     folder: Path, segments: Mapping[int, Segment], position: Position, max_bytes: int
 ) -> tuple[list[Entry], Position]:
-    """Requests after `position`, of about `max_bytes` but at least one where there is one, and where they end.
+    """Requests after `position`, about `max_bytes` but at least one if there is any, and where they end.
 
-    Damage is skipped with a warning; requests after it are found, but in segments of earlier versions.
+    Damage is skipped with a warning; requests after it are found, except in segments from earlier versions.
     """
     for number in sorted(number for number in segments if number >= position.segment):
         start = position.offset if number == position.segment else 0
@@ -95,7 +95,7 @@ def _read_segment(
                 )  # fmt: skip
             else:
                 entries.append(Entry(item, Position(segment, begin), Position(segment, end)))
-            if wanted > max_bytes:  # read on for the sake of this one
+            if wanted > max_bytes:  # the read was enlarged for this request alone
                 break
         if end > start or complete:
             return entries, Position(segment, end)

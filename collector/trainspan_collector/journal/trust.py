@@ -1,7 +1,7 @@
-"""Whose word a row is: what each role may say that counts.
+"""Which rows are trusted, by the role of their sender.
 
-A verdict is the runner's alone. The policy server is believed about calls, and a program that the user starts by hand about
-its own rollouts; what an agent says is stored and marked.
+Only the runner gives verdicts. The policy server is trusted about calls, and a program that the user starts by hand about
+its own rollouts; what an agent sends is stored and marked as untrusted.
 """
 
 from enum import IntEnum
@@ -22,7 +22,7 @@ class Sender(IntEnum):
 
     @classmethod
     def of(cls, role: Role) -> "Sender":
-        """That of a role that may send."""
+        """The sender for a role that may send."""
         return _SENDERS[role]
 
 
@@ -37,7 +37,7 @@ _RUNNER: Final = "runner"
 
 
 def is_trusted_span(sender: Sender, *, status: str | None, boundary: str | None, judge: str | None) -> bool:
-    """Whether the sender may say what the span says: status, boundary and judge are those of a rollout span."""
+    """Whether the sender is trusted about the span; status, boundary and judge are those of a rollout span."""
     if sender is Sender.SERVING:
         return status is None
     if sender is Sender.USER:
@@ -46,5 +46,5 @@ def is_trusted_span(sender: Sender, *, status: str | None, boundary: str | None,
 
 
 def is_trusted_evaluation(sender: Sender, source: str | None) -> bool:
-    """Whether the sender may reward, as the source that the evaluation names."""
+    """Whether the sender may give rewards as the source that the evaluation names."""
     return sender is Sender.RUNNER or (sender is Sender.USER and source != _JUDGE)
