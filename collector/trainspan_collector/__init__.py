@@ -2,8 +2,8 @@
 
 In reading order:
 
-- `process`: settings to listeners; waits for signals, and opens the store again if that is needed.
-- `session`: one opening of the store, from opening the file to draining the journal.
+- `process`: starts everything from the settings, waits for signals, and reopens the store if needed.
+- `session`: one session with an open store, from opening the file to draining the journal.
 - `servers`: the OTLP and Flight servers, which outlive the store.
 - `receive/`: a request is authorized, checked, redacted and durable before it is answered.
 - `journal/`: a request is on disk before it is acknowledged.
@@ -12,5 +12,5 @@ In reading order:
 - `load/`: journal to rows to store, in the background.
 - `maintenance/`: verify, stats, compact, purge, retention.
 - `query/`: Arrow Flight out.
-- `otlp/`, `network/`, `runtime/`: the protocol, the listeners' limits, the process.
+- `otlp/`, `network/`, `runtime/`: the protocol, the listeners' access control and limits, the process.
 """

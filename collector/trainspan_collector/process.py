@@ -1,4 +1,4 @@
-"""The collector as one process: everything started in order, drained in the reverse order."""
+"""The collector process: starts everything in order, and drains it in reverse order."""
 
 import contextlib
 import logging
@@ -40,13 +40,13 @@ _KEPT_BYTES = 32 * 1024 * 1024
 
 
 def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *, for_readers: bool = False) -> None:
-    """Collects until SIGTERM or SIGINT, then loads what was acknowledged, checkpoints and returns.
+    """Collects until SIGTERM or SIGINT, then loads everything acknowledged, checkpoints and returns.
 
-    Raises ConfigError for addresses, tokens or certificates that cannot be meant, StoreLockedError where another process has the store,
-    StoreError where a port is taken, the store cannot be opened, or loading failed on the way.
+    Raises ConfigError for invalid addresses, tokens or certificates, StoreLockedError if another process has the store,
+    StoreError if a port is in use, the store cannot be opened, or loading has failed.
 
-    `for_readers`: it also ends when nobody holds the readers' lock, lets in only who can read the address file, and
-    deletes nothing for its age.
+    `for_readers`: it also stops once nobody holds the readers' lock, admits only clients that can read the address file,
+    and never deletes rows by age.
     """
     if for_readers:
         settings = replace(settings, retention_days=None)
@@ -81,7 +81,7 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
                         watched.callback(os.close, _watch_readers(store))
                     while stop.wait() is Asked.TO_RELOAD:
                         if not (settings.token_file or guard.tls):
-                            stop.asked = True  # a terminal that was closed
+                            stop.asked = True  # the terminal was closed
                             break
                         guard.reload()
                     log.info("draining")
@@ -101,12 +101,12 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
 
 
 def _token_file(settings: CollectorSettings) -> Path:
-    """The one that was configured, else that of the state folder. Raises ConfigError where that cannot be made."""
+    """The configured token file, else the one in the state folder. Raises ConfigError if that cannot be created."""
     return (Path(settings.token_file) if settings.token_file else make_home_token_file()).resolve()
 
 
 def _allow_many_connections() -> None:
-    """As many open files as the listeners may have connections: with the usual 1,024 the journal could lack one."""
+    """Allows as many open files as the listeners may need: at the usual 1,024, the journal could run out of them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -114,7 +114,7 @@ def _allow_many_connections() -> None:
 
 
 def _more_memory(memory_bytes: int, failure: ReopenError) -> int:
-    """Twice the memory, up to half of what there is. Raises StoreError where that is used up."""
+    """Twice the memory, up to half of what is available. Raises StoreError if that is already in use."""
     most = available_memory_bytes() // 2
     if memory_bytes >= most:
         raise StoreError(f"DuckDB needs more than {memory_bytes} bytes of memory: {first_line(failure)}") from failure
@@ -123,7 +123,7 @@ def _more_memory(memory_bytes: int, failure: ReopenError) -> int:
 
 @contextlib.contextmanager
 def _locked(store: Path) -> Iterator[None]:
-    """The right to write the store, also while it is opened again."""
+    """Holds the store's write lock, even while the store is reopened."""
     journal_folder(store).mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = StoreLock(store)
     try:
@@ -133,7 +133,7 @@ def _locked(store: Path) -> Iterator[None]:
 
 
 def _tell_address(store: Path, servers: Servers, for_readers: bool, told: contextlib.ExitStack) -> StoreAddress:
-    """Writes the address file, which is true until `told` ends: readers who come while the store is opened again wait at Flight."""
+    """Writes the address file, which is valid until `told` exits: readers that connect while the store is reopened wait in Flight."""
     address = StoreAddress(
         pid=os.getpid(),
         store=str(store),
@@ -151,11 +151,11 @@ def _tell_address(store: Path, servers: Servers, for_readers: bool, told: contex
 
 
 def _watch_readers(store: Path) -> int:
-    """Stops the process when no reader is left, should the last one have died without doing so; the lock it uses."""
+    """Stops the process once no reader is left, in case the last one died without doing so; returns the lock's descriptor."""
     lock = os.open(readers_file(store), os.O_RDWR | os.O_CREAT, 0o600)
 
     def watch() -> None:
-        with contextlib.suppress(OSError):  # closed: the process ends
+        with contextlib.suppress(OSError):  # closed: the process is stopping
             while not is_last_reader(lock):
                 time.sleep(_READERS_CHECK_S)
             os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The listeners: they outlive the store, so that senders are told to come back while it is opened again, and readers wait."""
+"""The listeners. They stay up while the store is reopened: senders are told to retry later, and readers wait."""
 
 import socket
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class Servers:
         return f"{self._flight.host}:{self._flight_server.port}" if self._flight and self._flight_server else None
 
     def bind(self) -> None:
-        """Takes the ports, once. Raises StoreError where one is taken."""
+        """Binds the ports, once. Raises StoreError if one is in use."""
         if self._grpc is not None and self._grpc_server is None:
             self._grpc_server = bind(self._grpc, self._make_receiver)
         if self._http is not None and self._http_server is None:
@@ -74,7 +74,7 @@ class Servers:
             self._flight_server = bind(self._flight, lambda address: FlightServer(address, self.guard))
 
     def open_to(self, admission: Admission, state: Callable[[], StoreState], reading: Reading | None = None) -> None:
-        """From now on requests are taken to `admission`, metrics tell `state`, and readers get `reading`."""
+        """From now on, requests go to `admission`, metrics report `state`, and readers get `reading`."""
         self._exports.attach(admission)
         self.metrics.watch(state)
         if self._grpc_server is not None:
@@ -88,25 +88,25 @@ class Servers:
                     server.start()
 
     def shut(self) -> None:
-        """From now on requests are refused with the advice to come back."""
+        """From now on, requests are refused with a retry delay."""
         if self._grpc_server is not None:
             self._grpc_server.say_ready(False)
         self._exports.detach()
         self.metrics.watch(None)
 
     def shut_readers(self) -> None:
-        """From now on readers wait; those under way have a moment to finish, then they are ended."""
+        """From now on, new readers wait; running ones get a moment to finish, then they are ended."""
         if self._flight_server is not None:
             self._flight_server.shut(_READER_GRACE_S)
 
     def close(self) -> None:
-        """Lets requests under way finish, then lets go of the ports."""
+        """Lets running requests finish, then releases the ports."""
         for server in (self._grpc_server, self._http_server, self._flight_server):
             if server is not None:
                 server.stop(_GRACE_S)
 
     def _hosts(self) -> frozenset[str]:
-        """The names by which this listener may be asked."""
+        """The host names that requests to this listener may use."""
         listed = (name.strip().lower() for name in self._settings.allowed_hosts.split(","))
         own = ("localhost", socket.gethostname().lower(), self._http.host.lower() if self._http else "")
         return frozenset(name for name in (*own, *listed) if name)

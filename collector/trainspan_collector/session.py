@@ -1,4 +1,4 @@
-"""One opening of the store: journal, loader and readers, started in order and ended in the reverse order."""
+"""One session with an open store: journal, loader and readers, started in order and stopped in reverse order."""
 
 import contextlib
 from collections.abc import Callable
@@ -27,7 +27,7 @@ __all__ = ["StoreSession", "journal_folder"]
 
 
 class StoreSession:
-    """A context: the listeners take requests in it. Its end drains: what was acknowledged is loaded and checkpointed."""
+    """A context in which the listeners take requests. Leaving it drains: everything acknowledged is loaded and checkpointed."""
 
     def __init__(self, store: Path, settings: CollectorSettings, memory_bytes: int, servers: Servers) -> None:
         """`memory_bytes` is DuckDB's memory limit."""
@@ -40,7 +40,7 @@ class StoreSession:
 
     @property
     def failure(self) -> Exception | None:
-        """Why loading ended; None while it has not failed."""
+        """The error that ended loading; None if there is none."""
         return self._loader.failure if self._loader else None
 
     def open(self, on_failure: Callable[[], None]) -> None:
@@ -88,7 +88,7 @@ class StoreSession:
         servers.bind()
         loader.start()
         cleanup.callback(loader.stop)
-        cleanup.callback(servers.shut_readers)  # first, since the loader's last checkpoint waits for no query
+        cleanup.callback(servers.shut_readers)  # runs before loader.stop: its last checkpoint waits for no query
         cleanup.callback(journal.close)
         cleanup.callback(servers.shut)
         servers.open_to(

@@ -1,4 +1,4 @@
-"""The present state of the store, for metrics."""
+"""The current state of the store, for metrics."""
 
 import contextlib
 import time
@@ -19,7 +19,7 @@ __all__ = ["StoreGauges"]
 
 @dataclass(frozen=True, slots=True)
 class StoreGauges:
-    """The parts that hold a piece of the state."""
+    """The parts from which the state is read."""
 
     store: Path
     database: Database
@@ -31,7 +31,7 @@ class StoreGauges:
     backlog: Backlog
 
     def state(self) -> StoreState:
-        """Read without stopping anything, so that the figures are of slightly different moments."""
+        """Reads without stopping anything, so the figures are from slightly different moments."""
         position, lag_s, backlog_s = self.loader.position, self._lag_s(), self.backlog.seconds()
         return StoreState(
             ready=self.admission.disk_has_room(),
@@ -49,7 +49,7 @@ class StoreGauges:
         )
 
     def _lag_s(self) -> float:
-        with contextlib.suppress(OSError):  # loaded and deleted meanwhile, or too many files are open
+        with contextlib.suppress(OSError):  # loaded and deleted meanwhile, or too many open files
             entries, _ = self.journal.read(self.loader.position, 1)
             if entries:
                 return max(0.0, time.time() - entries[0].frame.received_ns / 1e9)
