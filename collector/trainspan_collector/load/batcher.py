@@ -1,4 +1,4 @@
-"""Journal → batches of one DuckDB row group of spans each, wherever the journal holds that many."""
+"""Journal → batches, each of one DuckDB row group of spans if the journal holds that many."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -17,23 +17,23 @@ _ROWS_PER_SPAN = 4  # of all kinds: log records and evaluations take memory too
 
 
 class Reading(Protocol):
-    """A journal, as far as it is read."""
+    """The read side of a journal."""
 
     def read(self, position: Position, max_bytes: int) -> tuple[list[Entry], Position]:
-        """Requests after `position`, of about `max_bytes`, and where they end."""
+        """Requests after `position`, about `max_bytes`, and where they end."""
         ...
 
 
 @dataclass(slots=True)
 class PendingBatch:
-    """What was read from the journal and is not loaded; another process can go on with it."""
+    """What was read from the journal but not loaded; another process can continue with it."""
 
     batch: Batch
     read_to: Position
     ahead: deque[Entry] = field(default_factory=deque)
-    """Read, and not in the batch yet."""
+    """Read, but not in the batch yet."""
     last: Entry | None = None
-    """What was put into a batch last."""
+    """The request put into a batch last."""
     n_bytes: int = 0
 
     @classmethod
@@ -46,15 +46,15 @@ class ReadyBatch:
     """A batch to load."""
 
     tables: Tables | None
-    """None where the rows do not fit their columns."""
+    """None if the rows do not fit their columns."""
     progress: Progress
-    """What loading it makes."""
+    """The progress once it is loaded."""
     error: Exception | None = None
     """Why there are no tables."""
 
 
 class Batcher:
-    """For one thread."""
+    """For use by one thread."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Batcher:
 
     @property
     def last_frame(self) -> Frame:
-        """The request that was read last."""
+        """The request read last."""
         assert self.gathered.last is not None
         return self.gathered.last.frame
 
@@ -92,7 +92,7 @@ class Batcher:
         )
 
     def fill(self) -> None:
-        """Reads until the batch is full, or the journal is at its end."""
+        """Reads until the batch is full or the journal ends."""
         held = self.gathered
         while not self.is_full:
             if not held.ahead:
@@ -103,23 +103,23 @@ class Batcher:
             held.last = held.ahead.popleft()
             try:
                 held.batch.add(held.last.frame)
-            except Exception as error:  # noqa: BLE001  # a fault of ours in one request must not end the loading of all
+            except Exception as error:  # noqa: BLE001  # our own bug in one request must not end the loading of all
                 self._quarantine.put(held.last.frame, error)
             held.n_bytes += len(held.last.frame.body)
 
     def take(self) -> ReadyBatch:
-        """The rows, as tables, and the progress that loading them makes."""
+        """The rows, as tables, and the progress once they are loaded."""
         batch, progress = self.take_batch()
         try:
             return ReadyBatch(batch.tables(), progress)
-        except (ArithmeticError, ValueError, TypeError) as error:  # Arrow's errors are two of these
+        except (ArithmeticError, ValueError, TypeError) as error:  # Arrow's errors derive from two of these
             return ReadyBatch(None, progress, error)
 
     def take_batch(self) -> tuple[Batch, Progress]:
-        """The rows, cut to a row group, and the progress that loading them makes.
+        """The rows, cut to a row group, and the progress once they are loaded.
 
-        What is over of the last request goes into the next batch. The position stays before that request: after a crash it
-        is read again, and those of its rows that were loaded are found as duplicates.
+        Excess rows of the last request go into the next batch. The position stays before that request: after a crash it is
+        read again, and those of its rows that were already loaded are recognized as duplicates.
         """
         held = self.gathered
         batch, held.n_bytes = held.batch, 0

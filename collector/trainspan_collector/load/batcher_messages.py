@@ -1,4 +1,4 @@
-"""What a collector and the process that makes its rows say to each other (load/batcher_process.py, load/batcher_worker.py)."""
+"""Messages between a collector and its row process (load/batcher_process.py, load/batcher_worker.py)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -16,7 +16,7 @@ TABLES = tuple(field.name for field in fields(Tables) if field.name not in ("n_d
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """What to read, and from where on."""
+    """What to read, and from where."""
 
     journal: Path
     quarantine: Path
@@ -40,21 +40,21 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The batch holds what there is, or is full."""
+    """The batch is full, or holds everything on disk."""
 
     is_full: bool
     read_to: Position
     n_quarantined: int
-    """Requests put aside since this process began."""
+    """Requests quarantined since this process started."""
     peak_bytes: int
-    """The process's memory."""
+    """The process's peak memory."""
     logged: list[tuple[str, int, str]] = field(default_factory=list)
-    """Logger, level and text of what is to be logged: the collector's log is one."""
+    """Logger, level and text of the messages to log: the collector has a single log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A batch, but for its tables: each an Arrow stream in the shared file, one after the other from its beginning on."""
+    """A batch without its tables: these are Arrow streams in the shared file, one after the other from its start."""
 
     progress: Progress
     sizes: Mapping[str, int]

@@ -1,8 +1,7 @@
-"""Rows made in a process of their own, for a collector under load.
+"""A separate row process, for a collector under load.
 
-Rows are made in Python. In the collector's own process they hold the interpreter's lock for two thirds of the time that
-loading takes, and every acknowledgement waits for it. What is read and made there is on disk already, so nothing is lost
-with that process.
+Rows are made in Python. In the collector's own process, that holds the interpreter lock for two thirds of the loading time,
+and every acknowledgement waits for it. Everything the row process reads is already on disk, so nothing is lost if it dies.
 """
 
 import logging
@@ -34,13 +33,13 @@ _Message = TypeVar("_Message", Filled, Head)
 
 
 class BatcherProcessError(Exception):
-    """The process has ended. What it held is in the journal."""
+    """The process has ended. What it held is still in the journal."""
 
 
 class BatcherProcess:
-    """As `Batcher`; its methods raise RowProcessError, or OSError for want of files or memory.
+    """Like `Batcher`; its methods raise BatcherProcessError, or OSError if out of file descriptors or memory.
 
-    It fills the next batch while the one taken is loaded.
+    It fills the next batch while the previous one is loaded.
     """
 
     def __init__(self, journal: Journal, gathered: PendingBatch, quarantine: Quarantine, *, max_bytes: int) -> None:
@@ -87,7 +86,7 @@ class BatcherProcess:
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that the process had."""
+        """The process's peak memory."""
         return self._filled.peak_bytes
 
     def fill(self) -> None:
@@ -101,7 +100,7 @@ class BatcherProcess:
             logging.getLogger(name).log(level, "%s", text)
 
     def take(self) -> ReadyBatch:
-        """To be called after `fill`. The tables are there until the next one is taken."""
+        """Call after `fill`. The tables are valid until the next `take`."""
         self._send(Take(self._journal.segments_from(self.read_to)))
         head = self._receive(Head)
         self._is_filling = True
@@ -122,7 +121,7 @@ class BatcherProcess:
         return tables
 
     def close(self) -> None:
-        """Ends the process; what it holds is in the journal."""
+        """Ends the process; what it holds is still in the journal."""
         if self._connection.closed:
             return
         self._connection.close()
@@ -153,7 +152,7 @@ class BatcherProcess:
 
 
 def _file_in_memory() -> int:
-    """A descriptor of a file that has no name; on disk where the system has no other."""
+    """A descriptor of an unnamed file, in memory if the system supports that, else on disk."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("trainspan-rows")
     with tempfile.TemporaryFile() as file:

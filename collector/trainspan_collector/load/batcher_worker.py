@@ -1,8 +1,8 @@
-"""The process that makes rows: `python -m trainspan_collector.load.batcher_worker FD FILE`: load/batcher_process.py starts it.
+"""The row process: `python -m trainspan_collector.load.batcher_worker FD FILE`, started by load/batcher_process.py.
 
-It reads the journal's files itself. FD is one end of a socket pair: it gets `Begin` once, then for each `Fill` it answers with
-`Filled`, and for each `Take` with `Head` and `Filled`, since it goes on at once. It ends with the socket. FILE is a descriptor
-of the file that takes the tables; they may be read there until the next `Take`.
+It reads the journal's files itself. FD is one end of a socket pair: the process receives `Begin` once, then answers each `Fill`
+with `Filled`, and each `Take` with `Head` and `Filled`, since it continues at once. It exits when the socket closes. FILE is a
+descriptor of the file that receives the tables; they can be read there until the next `Take`.
 """
 
 import logging
@@ -24,12 +24,12 @@ from trainspan_collector.runtime.memory import bound_freed_memory, collect_rarel
 
 __all__ = ["main", "write_table"]
 
-_BLOCK_BYTES = 8 * 1024 * 1024  # what is read of the journal at a time
+_BLOCK_BYTES = 8 * 1024 * 1024  # read from the journal at a time
 _KEPT_BYTES = 64 * 1024 * 1024
 
 
 class _Files:
-    """The journal's files, as far as the collector says that they are whole."""
+    """The journal's files, up to the sizes that the collector reports as whole."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,7 +40,7 @@ class _Files:
 
 
 class _Kept(logging.Handler):
-    """Log records, until they are handed over."""
+    """Keeps log records until they are handed over."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def main() -> None:
     with Connection(int(sys.argv[1])) as connection, os.fdopen(int(sys.argv[2]), "wb", buffering=0) as shared:
         try:
             _serve(connection, shared, kept)
-        except (EOFError, BrokenPipeError, ConnectionResetError):  # the collector has ended, or needs this no longer
+        except (EOFError, BrokenPipeError, ConnectionResetError):  # the collector has ended or no longer needs this
             return
 
 
@@ -95,7 +95,7 @@ def _hand_over(connection: "Connection[object, object]", shared: BinaryIO, batch
 
 
 def write_table(file: BinaryIO, table: pa.Table) -> int:
-    """Appends it as an Arrow stream; the bytes written."""
+    """Appends `table` as an Arrow stream; returns the bytes written."""
     start = file.tell()
     with pa.ipc.new_stream(file, table.schema) as stream:
         stream.write_table(table)

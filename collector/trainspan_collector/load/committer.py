@@ -1,7 +1,7 @@
-"""Makes batches durable: each in one transaction with the journal position, and checkpoints.
+"""Makes batches durable, each in one transaction with the journal position, and makes checkpoints.
 
-After a crash the store holds both or neither. Journal segments are deleted only after a checkpoint that covers them: until
-then they can rebuild what a damaged write-ahead log held.
+After a crash, the store holds both or neither. Journal segments are deleted only after a checkpoint that covers them: until
+then, they can rebuild what a damaged write-ahead log held.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 _MEMORY_ATTEMPTS = 3
-_CHECKPOINT_WAL_BYTES = 96 * 1024 * 1024  # DuckDB holds long texts among these in memory
+_CHECKPOINT_WAL_BYTES = 96 * 1024 * 1024  # DuckDB holds the long texts in it in memory
 _MAY_PASS = (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.TransactionException, KeyIndexError)
-"""What a full memory or disk raises; a TransactionException comes at COMMIT."""
+"""Errors when memory or disk is full; a TransactionException is raised at COMMIT."""
 _NOT_STORABLE = (duckdb.DataError, duckdb.IntegrityError, duckdb.InvalidInputException)
-"""What rows raise that DuckDB refuses."""
+"""Errors for rows that DuckDB refuses."""
 
 
 class NotStorableError(Exception):
@@ -50,7 +50,7 @@ class Chore(Protocol):
     def is_due(self) -> bool: ...
 
     def apply(self, cursor: duckdb.DuckDBPyConnection) -> object:
-        """Does it in one transaction. Raises duckdb.Error or OSError."""
+        """Runs it in one transaction. Raises duckdb.Error or OSError."""
         ...
 
 
@@ -67,7 +67,7 @@ class Committer:
         make_way: Callable[[bool], bool],
         on_loaded: Callable[[LoadCounts], None],
     ) -> None:
-        """`make_way` says whether a checkpoint may be made; with True it must, see `Readers`. `on_loaded` is called after each batch."""
+        """`make_way` returns whether a checkpoint may run; True forces it, see `Readers`. `on_loaded` is called after each batch."""
         self._database = database
         self._journal = journal
         self._index = index
@@ -76,10 +76,10 @@ class Committer:
         self._counting = LoadCounting(on_loaded)
         self._cursor = database.cursor()
         self.progress = database.progress()
-        """All before it is loaded."""
+        """Everything before it is loaded."""
         self.advanced = threading.Condition()
         self.stopping = threading.Event()
-        """Once it is set, nothing is tried again."""
+        """Once it is set, nothing is retried."""
         self._checkpointed = self.progress.position
         self.n_duplicates = 0
         self.n_retries = 0
@@ -89,13 +89,13 @@ class Committer:
         self._cursor = self._database.cursor()
 
     def cover_keys(self) -> None:
-        """Makes the index of keys complete. Raises KeyIndexError."""
+        """Completes the key index. Raises KeyIndexError."""
         self._index.cover(self._cursor)
 
     def commit(self, rows: Tables, progress: Progress) -> None:
-        """Stores a batch that ends at `progress`, as soon as there is memory and disk for it.
+        """Stores a batch that ends at `progress`, as soon as there is memory and disk space for it.
 
-        Raises NotStorableError if DuckDB refuses the rows, and ReopenError if the database must be opened again, with more
+        Raises NotStorableError if DuckDB refuses the rows, and ReopenError if the database must be reopened, with more
         memory if that is short. Anything else is a bug and is raised.
         """
         try:
@@ -108,7 +108,7 @@ class Committer:
             self.advanced.notify_all()
 
     def apply(self, chore: Chore) -> None:
-        """Does a chore, or puts it off if memory or disk is short."""
+        """Runs a chore, or postpones it if memory or disk is short."""
         try:
             with self._database.writing:
                 chore.apply(self._cursor)
@@ -123,7 +123,7 @@ class Committer:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Moves the write-ahead log into the file and deletes the journal before it; puts that off if it cannot be done now."""
+        """Moves the write-ahead log into the file and deletes the journal up to there; postpones it if that is impossible now."""
         position = self.progress.position
         if position == self._checkpointed and not self._database.wal_bytes():
             return

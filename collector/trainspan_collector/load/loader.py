@@ -75,7 +75,7 @@ class Loader:
         self._thread.start()
 
     def stop(self) -> None:
-        """Loads what the journal holds, checkpoints and ends. Appends must have stopped."""
+        """Loads the rest of the journal, checkpoints and ends. Appends must have stopped."""
         self._stopping.set()
         self._journal.nudge()
         self._thread.join()
@@ -91,17 +91,17 @@ class Loader:
 
     @property
     def n_put_off(self) -> int:
-        """Times that loading was put off for lack of files, memory or disk."""
+        """How often loading was postponed for lack of file descriptors, memory or disk."""
         return self._n_put_off + self._committer.n_retries
 
     @property
     def batcher_peak_bytes(self) -> int:
-        """The batcher process's peak memory; 0 if there is none."""
+        """The row process's peak memory; 0 if there is none."""
         batcher = self._batcher
         return batcher.peak_bytes if isinstance(batcher, BatcherProcess) else 0
 
     def wait_for(self, position: Position, timeout_s: float) -> bool:
-        """Waits until everything before `position` is loaded; False if the time was over first."""
+        """Waits until everything before `position` is loaded; False if the timeout expired first."""
         with self._committer.advanced:
             if self.position >= position:
                 return True
@@ -116,13 +116,13 @@ class Loader:
                 self._n_waiting -= 1
 
     def cover_keys(self) -> None:
-        """Makes the index of keys complete, as the next load would. Raises KeyIndexError."""
+        """Completes the key index, as the next load would. Raises KeyIndexError."""
         self.between_loads(self._committer.cover_keys)
 
     def between_loads(self, work: Callable[[], None]) -> None:
         """Runs `work` in the loader's thread while nothing is loaded, and waits for it. Raises its errors.
 
-        The work may replace the database's file by one that is loaded as far.
+        The work may replace the database's file with one that is loaded to the same position.
         """
         job = _Job(work)
         with self._committer.advanced:
@@ -185,7 +185,7 @@ class Loader:
                 self._put_off(error)
 
     def _put_off(self, error: OSError) -> None:
-        """Goes back to what is loaded, in a while: what was read since then is in the journal."""
+        """Goes back to what is loaded and waits a while: what was read since then is still in the journal."""
         self._n_put_off += 1
         log.warning("loading put off error=%s", error)
         self._end_process()
@@ -230,7 +230,7 @@ class Loader:
         return Batcher(self._journal, self._committer.progress, self._quarantine, max_bytes=self._max_bytes)
 
     def _start_process(self) -> None:
-        """Hands what is gathered to a batcher process."""
+        """Hands what is gathered to a row process."""
         if isinstance(self._batcher, Batcher) and self._may_start_process and not self._stopping.is_set():
             self._batcher = BatcherProcess(
                 self._journal, self._batcher.gathered, self._quarantine, max_bytes=self._max_bytes
