@@ -1,4 +1,4 @@
-"""Maintenance of a store while it is collected into: verify, stats, compact, purge. Reached through Flight's `DoAction`.
+"""Maintenance of a store during collection: verify, stats, compact, purge. Called through Flight's `DoAction`.
 
 Actions and their JSON bodies: `backlog`, `verify`, `compact`, `migrate` (`{}`), `stats` (`{"wait_ms": n}` for the loader), and `purge`
 (`{"trace_ids": [...]}`, `{"task_id": "..."}` or `{"before_ns": n}`, with `"dry_run": true` to only count).
@@ -37,7 +37,7 @@ _TABLES: Final[tuple[str, ...]] = ("spans", "logs", "evaluations")
 
 
 class Maintenance:
-    """One job at a time, from any thread."""
+    """Runs one job at a time, from any thread."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class Maintenance:
         }
 
     def do(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer of a job. Raises UsageError for one that there is not, StoreError where it cannot be done now."""
-        if name == "backlog":  # at any time, also meanwhile
+        """The answer of a job. Raises UsageError for an unknown job, StoreError if it cannot run now."""
+        if name == "backlog":  # at any time, even during a job
             return self._tell_backlog()
         if name not in self._jobs:
             raise UsageError(f"no action {name!r}; there are {', '.join(self._jobs)}")
@@ -131,7 +131,7 @@ class Maintenance:
         return {**answer, "purged": True, **self._proof(selection), "files_removed": removed}
 
     def _rewrite(self, choose: Callable[[Any], Selection | None]) -> dict[str, int]:
-        """Puts a file with all rows but the chosen in the store's place; the rows it holds, by table."""
+        """Replaces the store with a file without the chosen rows; returns the number of rows in it, by table."""
         end = self._load_everything()
         with self._readers.snapshot(self._database) as snapshot:
             rewriting = Rewriting(self._store, choose(snapshot.cursor), memory_bytes=self._memory_bytes)
@@ -152,14 +152,14 @@ class Maintenance:
         return rewriting.rows
 
     def _load_everything(self) -> Any:
-        """Waits until all that was acknowledged so far is in DuckDB; where it ends in the journal."""
+        """Waits until everything acknowledged so far is in DuckDB; returns its end in the journal."""
         end = self._journal.roll()
         if not self._loader.wait_for(end, _LOAD_WAIT_S):
             raise StoreError(f"not everything was loaded after {_LOAD_WAIT_S:.0f} s: see `trainspan store stats`")
         return end
 
     def _remove_copies(self, selection: Selection) -> list[str]:
-        """Deletes damaged write-ahead logs and quarantined requests that hold what was purged."""
+        """Deletes damaged write-ahead logs, and quarantined requests that contain purged ids."""
         wanted = needles(selection.trace_ids)
         removed = []
         for path in [
@@ -172,7 +172,7 @@ class Maintenance:
         return removed
 
     def _proof(self, selection: Selection) -> dict[str, Any]:
-        """Looks for the purged rows with SQL, and for their ids in the bytes of every file of the store."""
+        """Searches for the purged rows with SQL, and for their ids in the bytes of every file of the store."""
         with self._readers.snapshot(self._database) as snapshot:
             left = _count(snapshot.cursor, selection)
         wanted = needles(selection.trace_ids)

@@ -1,4 +1,4 @@
-"""Whether ids occur in the bytes of files: the last proof that what was purged is gone."""
+"""Searches the bytes of files for purged ids: the final check that nothing is left."""
 
 import mmap
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ _MOST_IDS: Final = 100
 
 
 def needles(trace_ids: Sequence[str]) -> list[bytes]:
-    """The first hundred ids as files hold them: as text, and as the 16 bytes of OTLP."""
+    """The first hundred ids in both forms that files contain: text, and the 16 bytes of OTLP."""
     return [form for trace_id in trace_ids[:_MOST_IDS] for form in (trace_id.encode(), bytes.fromhex(trace_id))]
 
 
 def find_bytes(path: Path, wanted: Sequence[bytes]) -> bool:
-    """Whether any of `wanted` stands anywhere in the file."""
+    """Whether any of `wanted` occurs in the file."""
     with path.open("rb") as file:
         if not path.stat().st_size:
             return False

@@ -1,7 +1,7 @@
-"""Retention: traces whose newest row is older than a number of days leave the store, while it runs.
+"""Retention: deletes traces whose newest row is older than a number of days, while the collector runs.
 
-Age counts from when the collector received a row, on a clock that was set once when the process began: neither a sender's
-clock nor a jump of this machine's can make rows old.
+Age counts from when the collector received a row, on a clock that is set once at process start: neither a sender's clock nor
+a jump of this machine's clock can make rows old.
 """
 
 import logging
@@ -21,7 +21,7 @@ _DAY_NS: Final = 86_400 * 10**9
 
 
 class Retention:
-    """For the loader's thread. The space of rows that went is used again; `compact` gives it back to the disk."""
+    """Used by the loader's thread. The space of deleted rows is reused; `compact` returns it to the disk."""
 
     def __init__(self, days: float, *, interval_s: float = _INTERVAL_S) -> None:
         self._age_ns = int(days * _DAY_NS)
@@ -33,7 +33,7 @@ class Retention:
         return time.monotonic() >= self._due
 
     def apply(self, cursor: duckdb.DuckDBPyConnection) -> int:
-        """Deletes what is too old, in one transaction; the number of rows."""
+        """Deletes what is too old, in one transaction; returns the number of rows."""
         self._due = time.monotonic() + self._interval_s
         before_ns = self._began_ns + _since_boot_ns() - self._age_ns
         selection = select(cursor, Criteria(before_ns=before_ns))
@@ -54,5 +54,5 @@ class Retention:
 
 
 def _since_boot_ns() -> int:
-    """A clock that goes on while the machine sleeps and never jumps."""
+    """A clock that keeps running while the machine sleeps, and never jumps."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

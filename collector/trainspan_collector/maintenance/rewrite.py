@@ -1,7 +1,7 @@
-"""A store written anew: the same rows in the same order but those to leave out, packed, in a file of its own.
+"""Rewrites a store into a new, packed file: the same rows in the same order, except those to leave out.
 
-The tables only grow at their end (`seq`), so most is copied from a snapshot while loading goes on, and the rest in the
-loader's thread before the new file takes the old one's place.
+The tables only grow at their end (`seq`), so most rows are copied from a snapshot while loading continues, and the rest in
+the loader's thread before the new file replaces the old one.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ _TABLES = ("spans", "logs", "evaluations")
 
 
 class Rewriting:
-    """Copies into `<store>.rewritten`: `copy` as often as wanted, then `finish`; to be closed."""
+    """Copies into `<store>.rewritten`: call `copy` any number of times, then `finish`; must be closed."""
 
     def __init__(self, store: Path, selection: Selection | None, *, memory_bytes: int) -> None:
-        """`selection` is what to leave out."""
+        """`selection`: the rows to leave out."""
         remove_leftovers(store)
         self.path = _path(store)
         self._selection = selection
@@ -36,7 +36,7 @@ class Rewriting:
         """Rows copied, by table."""
 
     def copy(self, source: duckdb.DuckDBPyConnection, up_to_seq: int) -> None:
-        """Copies the rows up to that number which were not copied yet, without those that richer ones replaced."""
+        """Copies the rows up to `up_to_seq` that are not copied yet, except those replaced by richer ones."""
         superseded = {seq for (seq,) in source.execute("SELECT seq FROM stored.superseded").fetchall()}
         target = self._target.cursor()
         for table in _TABLES:
@@ -51,7 +51,7 @@ class Rewriting:
         self._superseded, self._copied_to = superseded, up_to_seq
 
     def finish(self, progress: Progress) -> None:
-        """Writes how far the rows are loaded, and everything to disk."""
+        """Records how far the rows are loaded, and writes everything to disk."""
         position = progress.position
         self._target.cursor().execute(
             "UPDATE stored.progress SET segment = ?, byte_offset = ?, last_seq = ?",
@@ -61,7 +61,7 @@ class Rewriting:
         self._target.close()
 
     def close(self) -> None:
-        """Removes what was not made the store."""
+        """Removes the file, unless it has become the store."""
         self._target.close()
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
@@ -81,7 +81,7 @@ class Rewriting:
 
 
 def remove_leftovers(store: Path) -> None:
-    """Deletes what a rewriting left that a crash ended."""
+    """Deletes the leftovers of a rewrite that a crash interrupted."""
     for name in (_path(store).name, f"{_path(store).name}.wal"):
         store.with_name(name).unlink(missing_ok=True)
 

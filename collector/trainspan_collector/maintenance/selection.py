@@ -1,7 +1,7 @@
-"""What of a store goes: traces and rollouts chosen by id, task or age, and the rows that belong to them.
+"""Selects what to delete from a store: traces and rollouts, by id, task or age, and their rows.
 
-A trace goes as a whole, and so does a rollout all of whose traces go, with the evaluations and log records that name it.
-A trace that holds rollouts of several tasks loses the spans of the chosen ones only. Rows without a trace go by their own age.
+A trace is deleted as a whole. So is a rollout if all of its traces are, with the evaluations and log records that name it.
+A trace with rollouts of several tasks loses only the spans of the chosen ones. Rows without a trace are deleted by their own age.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ GONE: Final = """(
     OR coalesce(rollout_id IN (SELECT rollout_id FROM gone_rollouts), false)
     OR (trace_id IS NULL AND received_ns < $before_ns)
 )"""
-"""SQL: whether a row of `stored.spans`, `logs` or `evaluations` is chosen; after `Selection.register`, with `parameters`."""
+"""SQL: whether a row of `stored.spans`, `logs` or `evaluations` is selected; use after `Selection.register`, with `parameters`."""
 
 _ROLLOUTS_WHOLLY_IN_TRACES: Final = """
 SELECT rollout_id FROM stored.span_identities WHERE rollout_id IS NOT NULL
@@ -41,13 +41,13 @@ HAVING bool_or(task_id = $task_id) AND bool_and(coalesce(task_id = $task_id, rol
 
 @dataclass(frozen=True, slots=True)
 class Criteria:
-    """Exactly one way to choose. Raises UsageError for none or several, and for a trace id that is none."""
+    """Exactly one way to select. Raises UsageError for none or several, and for an invalid trace id."""
 
     trace_ids: tuple[str, ...] = ()
-    """Trace ids, 32 lower-case hex digits each."""
+    """Trace ids, 32 lowercase hex digits each."""
     task_id: str | None = None
     before_ns: int | None = None
-    """Traces whose newest row the collector received before that time."""
+    """Traces whose newest row the collector received before this time."""
 
     def __post_init__(self) -> None:
         if sum((bool(self.trace_ids), self.task_id is not None, self.before_ns is not None)) != 1:
@@ -59,7 +59,7 @@ class Criteria:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Chosen traces and rollouts, as tables of one column of ids."""
+    """Selected traces and rollouts, as single-column tables of ids."""
 
     traces: pa.Table
     rollouts: pa.Table
@@ -75,13 +75,13 @@ class Selection:
         return {"before_ns": self.before_ns}
 
     def register(self, cursor: duckdb.DuckDBPyConnection) -> None:
-        """Makes the ids known to statements of `cursor`."""
+        """Makes the ids available to statements on `cursor`."""
         cursor.register("gone_traces", self.traces)
         cursor.register("gone_rollouts", self.rollouts)
 
 
 def select(cursor: duckdb.DuckDBPyConnection, criteria: Criteria) -> Selection:
-    """What `criteria` choose of what `cursor` sees."""
+    """Applies `criteria` to the rows that `cursor` sees."""
     parameters: dict[str, object] = {}
     if criteria.task_id is not None:
         parameters = {"task_id": criteria.task_id}

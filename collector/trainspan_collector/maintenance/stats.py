@@ -1,4 +1,4 @@
-"""What a store holds and takes: rows, bytes by file, bytes per call, ages."""
+"""Statistics of a store: rows, bytes by file, bytes per call, ages."""
 
 import resource
 from pathlib import Path
@@ -51,7 +51,7 @@ def figures(store: Path, cursor: duckdb.DuckDBPyConnection, journal: Journal) ->
 
 
 def store_files(store: Path) -> list[Path]:
-    """Every file of the store: database, write-ahead logs, journal, quarantine, index of keys, address."""
+    """Every file of the store: database, write-ahead logs, journal, quarantine, key index, address."""
     beside = [path for path in store.parent.glob(f"{store.name}*") if path.is_file()]
     folders = [store.with_name(f"{store.name}.{name}") for name in ("journal", "quarantine", "keys")]
     return [*beside, *(path for folder in folders for path in folder.glob("*") if path.is_file())]

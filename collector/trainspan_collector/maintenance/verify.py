@@ -1,4 +1,4 @@
-"""Whether a store is whole: every block readable, every key once, journal and files as they should be."""
+"""Checks that a store is whole: every block is readable, every key is unique, journal and files are as they should be."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ _QUESTIONS: Final = {
     "spans whose key is not their id": "SELECT count(*) FROM stored.spans WHERE printf('%016x', span_key) <> span_id",
     "calls without token ids": "SELECT count(*) FROM calls WHERE prompt_ids IS NULL AND completion_ids IS NULL",
 }
-"""What must be none → SQL that counts it."""
+"""What must not occur → SQL that counts it."""
 
 
 def verify(
@@ -71,7 +71,7 @@ def _index(index: KeyIndex, cursor: duckdb.DuckDBPyConnection, up_to_seq: int) -
 
 
 def _journal(journal: Journal) -> tuple[int, list[str]]:
-    """The intact requests in segments that are not being written, and what is damaged there."""
+    """The number of intact requests in segments that are not being written, and the damage there."""
     n_requests, damage = 0, []
     journal.roll()
     for path in journal.files():
