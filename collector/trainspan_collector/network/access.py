@@ -1,7 +1,7 @@
-"""Who may do what: bearer tokens, one or more per role, from a file that only its owner reads.
+"""Access control: bearer tokens, one or more per role, from a file that only its owner can read.
 
-One rule for every listener: a request carries `authorization: Bearer TOKEN`. Where nobody configured tokens, who sends
-telemetry without one is an agent.
+The same rule holds for every listener: a request carries `authorization: Bearer TOKEN`. If no tokens are configured, a sender
+of telemetry without a token counts as an agent.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _UNKNOWN: Final = "the token is not known here: take one of the collector's toke
 
 
 class Right(Enum):
-    """What a request wants to do, and the roles that may."""
+    """What a request does, and the roles that may."""
 
     WRITE = "send telemetry", frozenset({Role.AGENT, Role.SERVING, Role.RUNNER, Role.USER})
     READ = "read the store", frozenset({Role.READER, Role.RUNNER})
@@ -34,7 +34,7 @@ class Right(Enum):
 
 
 class DeniedError(Exception):
-    """`is_known` tells a role that may not (403, PERMISSION_DENIED) from no valid token (401, UNAUTHENTICATED)."""
+    """`is_known` separates roles without the right (403, PERMISSION_DENIED) from invalid tokens (401, UNAUTHENTICATED)."""
 
     def __init__(self, message: str, *, is_known: bool) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class Access:
     """The tokens, as hashes. Thread-safe."""
 
     def __init__(self, tokens: Mapping[str, Role], *, admits_agents: bool = False) -> None:
-        """`admits_agents`: who shows no token may send telemetry, as an agent."""
+        """`admits_agents`: a client without a token may send telemetry, as an agent."""
         self._roles = {_digest(token): role for token, role in tokens.items()}
         self.admits_agents = admits_agents
 
@@ -53,7 +53,7 @@ class Access:
     def from_file(cls, path: Path, *, admits_agents: bool = False) -> "Access":
         """Reads TOML lines `role = "token"` or `role = ["new", "old"]`.
 
-        Raises ConfigError where others can read the file, or it has no, weak, or doubly used tokens.
+        Raises ConfigError if others can read the file, or it has no tokens, weak tokens or duplicate tokens.
         """
         try:
             check_is_private(path, "token file")
@@ -80,7 +80,7 @@ class Access:
         return more
 
     def replace_by(self, other: "Access") -> None:
-        """From now on the tokens are those of `other`."""
+        """Replaces the tokens with those of `other`."""
         self._roles = other._roles
 
     def authorize(self, right: Right, authorization: str | None) -> Role:
@@ -99,7 +99,7 @@ class Access:
         return role
 
     def _role_of(self, token: str) -> Role | None:
-        """Compares with every token, so that the time taken says nothing of any."""
+        """Compares with every token, so that the time taken reveals nothing about any."""
         digest, found = _digest(token), None
         for known, role in self._roles.items():
             if hmac.compare_digest(known, digest):
@@ -120,7 +120,7 @@ def _check_token(path: Path, role: str, token: object) -> None:
 
 
 def bearer_of(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-    """The `authorization` value among gRPC metadata."""
+    """The `authorization` value in gRPC metadata."""
     for key, value in metadata:
         if key == "authorization":
             return value if isinstance(value, str) else value.decode(errors="replace")

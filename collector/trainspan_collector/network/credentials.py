@@ -1,4 +1,4 @@
-"""What protects every listener, and how it is read anew while they serve."""
+"""The tokens and certificate that protect every listener, reloaded while they serve."""
 
 import logging
 import ssl
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Who may do what, and how connections are encrypted. `reload` is for one thread, the rest thread-safe."""
+    """Access control and encryption of connections. `reload` is for one thread, the rest is thread-safe."""
 
     def __init__(self, access: Access, tls: Tls | None, own_token: str, token_file: Path | None = None) -> None:
-        """`own_token` is for commands of the same user, in the store's address file."""
+        """`own_token` is for the same user's commands, which find it in the store's address file."""
         self.access = access
         self.tls = tls
         self.own_token = own_token
@@ -30,24 +30,24 @@ class Guard:
         self._served = tls
 
     def add_port(self, server: grpc.Server, address: str) -> int:
-        """The port that `server` got. Raises RuntimeError where it is taken."""
+        """Adds a port to `server` and returns its number. Raises RuntimeError if it is in use."""
         if self.tls is None:
             return int(server.add_insecure_port(address))
-        newer: Any = self._newer_configuration()  # None for "as before", which the stubs do not know
+        newer: Any = self._newer_configuration()  # None for "unchanged", which the stubs do not know
         credentials = grpc.dynamic_ssl_server_credentials(_configuration(self.tls), newer)
         return int(server.add_secure_port(address, credentials))
 
     def follow(self, context: ssl.SSLContext) -> None:
-        """From now on each handshake of `context` is made with what was read last; `context` itself stays as it is."""
+        """From now on, each handshake of `context` uses what was loaded last; `context` itself stays unchanged."""
 
         def choose(connection: ssl.SSLObject | ssl.SSLSocket, _name: str, _context: ssl.SSLContext) -> None:
             if self.tls is not None and self.tls is not self._served:
                 connection.context = self.tls.context
 
-        context.sni_callback = choose  # asked at every handshake, also of clients that name no server
+        context.sni_callback = choose  # called at every handshake, even if the client names no server
 
     def reload(self) -> None:
-        """Reads tokens and certificate again; connections that are open go on. Files that are wrong change nothing."""
+        """Reloads tokens and certificate; open connections continue. Invalid files change nothing."""
         try:
             access = Access.from_file(self.token_file) if self.token_file else None
             tls = Tls.load(str(self.tls.certificate_file), str(self.tls.key_file)) if self.tls else None
@@ -61,7 +61,7 @@ class Guard:
         log.warning("tokens and certificates read anew")
 
     def _newer_configuration(self) -> Callable[[], "grpc.ServerCertificateConfiguration | None"]:
-        """Asked at each handshake of one server: the certificate where it is another one than the last time."""
+        """Called at each handshake of one server: returns the certificate if it has changed since the last time."""
         served = self.tls
 
         def configuration() -> "grpc.ServerCertificateConfiguration | None":

@@ -1,6 +1,6 @@
 """Arrow Flight's messages: https://arrow.apache.org/docs/format/Flight.html. Only what DoGet and DoAction need.
 
-A FlightData is put together by hand, since its body, field 1000, is large: one copy instead of three.
+A FlightData is encoded by hand, since its body, field 1000, is large: one copy instead of three.
 """
 
 from collections.abc import Iterator

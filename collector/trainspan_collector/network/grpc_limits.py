@@ -1,4 +1,4 @@
-"""What all gRPC listeners share: limits on connections and messages, and the token, asked for before a message is read."""
+"""Shared by all gRPC listeners: limits on connections and messages, and a token check before a message is read."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ _DENYING_WORKERS: Final = 4
 
 
 def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """For `grpc.server`. Messages have that many bytes at most, compressed and not."""
+    """Options for `grpc.server`. Messages have at most `max_message_bytes`, compressed and uncompressed."""
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.so_reuseport", 0),
@@ -33,7 +33,7 @@ def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
 
 
 class CallGuard(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Asks every call for a token whose role may make it."""
+    """Requires a token for every call, of a role that may make it."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[misc]
         on_denied: Callable[[DeniedError], None] = lambda _: None,
         on_unknown: Callable[[], None] = lambda: None,
     ) -> None:
-        """`right_of` says what a method needs; None: no token. `on_unknown`: there is no such method."""
+        """`right_of` returns what a method needs; None: no token. `on_unknown` is called for an unknown method."""
         self._access = access
         self._right_of = right_of
         self._on_denied = on_denied
@@ -64,7 +64,7 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[misc]
         return handler
 
     def _denial(self, error: DeniedError) -> Any:
-        """A handler that reads nothing. In threads of its own, it waits for no other call."""
+        """A handler that reads nothing. It has its own threads, so it waits for no other call."""
         code = grpc.StatusCode.PERMISSION_DENIED if error.is_known else grpc.StatusCode.UNAUTHENTICATED
         message = str(error)
 
@@ -76,7 +76,7 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[misc]
 
 
 class RoleHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Methods for which each role has workers of its own, so that no role waits for the calls of another."""
+    """Methods with separate workers for each role, so that no role waits for another's calls."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class RoleHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         name: str,
         make: Callable[[Any], Any] = grpc.stream_unary_rpc_method_handler,
     ) -> None:
-        """`behaviors` are by method, and get role, messages and context."""
+        """`behaviors` maps methods to functions of role, messages and context."""
         self._access = access
         self._right = right
         self._methods = frozenset(behaviors)
@@ -101,7 +101,7 @@ class RoleHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
                 self._handlers[method, role] = make(of_role)
 
     def service(self, handler_call_details: Any) -> Any:
-        """To be called for whom CallGuard has let in."""
+        """Only for calls that CallGuard has admitted."""
         if handler_call_details.method not in self._methods:
             return None
         role = self._access.authorize(self._right, bearer_of(handler_call_details.invocation_metadata))

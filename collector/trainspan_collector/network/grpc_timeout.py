@@ -1,4 +1,4 @@
-"""An end to gRPC calls whose sender or reader does not go on: without it a few could hold every worker."""
+"""Timeouts for gRPC calls whose sender or reader stalls: without them, a few could hold every worker."""
 
 import contextlib
 import threading
@@ -19,14 +19,14 @@ class _Wait:
     context: grpc.ServicerContext
     since: float
     is_over: bool = False
-    """The call was ended, since nothing came in time."""
+    """The call was canceled, since nothing arrived in time."""
 
 
 class MessageTimeout:
-    """Cancels calls after `limit_s` of waiting or a little more. Thread-safe; one thread for all, until `close`."""
+    """Cancels calls after waiting for `limit_s` or a little more. Thread-safe; one thread for all, until `close`."""
 
     def __init__(self, limit_s: float, *, crowd: int | None = None, crowd_s: float = 1.0) -> None:
-        """If `crowd` calls or more wait, those end that have waited for `crowd_s`."""
+        """If `crowd` or more calls wait, those that have waited for `crowd_s` are canceled."""
         self._limit_s = limit_s
         self._crowd = crowd
         self._crowd_s = crowd_s
@@ -38,7 +38,7 @@ class MessageTimeout:
 
     @contextlib.contextmanager
     def waiting(self, context: grpc.ServicerContext) -> Iterator[_Wait]:
-        """For the time of the block the call waits for the other side."""
+        """Marks the call as waiting for the other side during the block."""
         wait = _Wait(context, time.monotonic())
         with self._lock:
             self._waits[id(wait)] = wait

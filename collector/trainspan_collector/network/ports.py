@@ -1,4 +1,4 @@
-"""Listen addresses and TLS: parsed, kept on this machine unless protected, and errors of binding put into words."""
+"""Listen addresses and TLS: parsed, limited to this machine unless protected, with readable errors if binding fails."""
 
 import errno
 import ipaddress
@@ -20,7 +20,7 @@ _Server = TypeVar("_Server")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """HOST:PORT of one listener; port 0 is any free one."""
+    """HOST:PORT of one listener; port 0 means any free one."""
 
     option: str
     """The command's flag, for messages."""
@@ -29,7 +29,7 @@ class Address:
 
     @classmethod
     def parse(cls, option: str, text: str, *, allow_remote: bool) -> "Address":
-        """Raises ConfigError where `text` is no address, or one that others can reach and `allow_remote` is not set."""
+        """Raises ConfigError if `text` is not an address, or other machines can reach it and `allow_remote` is not set."""
         host, _, port = text.rpartition(":")
         if not host or not port.isdigit() or int(port) > 65535:
             raise ConfigError(f"{option} {text!r} is not HOST:PORT, e.g. 127.0.0.1:4317")
@@ -53,11 +53,11 @@ class Tls:
     certificate: bytes
     key: bytes
     context: ssl.SSLContext
-    """With these bytes, whatever the files hold by now."""
+    """Made from these bytes, whatever the files contain by now."""
 
     @classmethod
     def load(cls, certificate_file: str | None, key_file: str | None) -> "Tls | None":
-        """None where neither is given. Raises ConfigError for one without the other, or files that are no such pair."""
+        """None if neither is given. Raises ConfigError for one without the other, or files that are not such a pair."""
         if not certificate_file and not key_file:
             return None
         if not certificate_file or not key_file:
@@ -65,7 +65,7 @@ class Tls:
         try:
             certificate, key = Path(certificate_file).read_bytes(), Path(key_file).read_bytes()
             context = _context(certificate, key)
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # ssl.SSLError too
             raise ConfigError(
                 f"--tls-cert {certificate_file} and --tls-key {key_file} are no PEM certificate with its key: {error}"
             ) from error
@@ -73,9 +73,9 @@ class Tls:
 
 
 def _context(certificate: bytes, key: bytes) -> ssl.SSLContext:
-    """A server's context with this pair. Raises ssl.SSLError where it is none."""
+    """A server's context with this pair. Raises ssl.SSLError if it is invalid."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.TemporaryDirectory(prefix="trainspan-") as folder:  # mode 0700: OpenSSL reads files alone
+    with tempfile.TemporaryDirectory(prefix="trainspan-") as folder:  # mode 0700: OpenSSL reads only files
         certificate_file, key_file = Path(folder) / "certificate", Path(folder) / "key"
         certificate_file.write_bytes(certificate)
         key_file.write_bytes(key)
@@ -84,7 +84,7 @@ def _context(certificate: bytes, key: bytes) -> ssl.SSLContext:
 
 
 def bind(address: Address, make: Callable[[str], _Server]) -> _Server:
-    """`make(HOST:PORT)`. Raises StoreError where nothing can listen there, naming the holder of a taken port."""
+    """`make(HOST:PORT)`. Raises StoreError if nothing can listen there, naming the holder of a port in use."""
     _probe(address)
     try:
         return make(str(address))
@@ -93,7 +93,7 @@ def bind(address: Address, make: Callable[[str], _Server]) -> _Server:
 
 
 def _probe(address: Address) -> None:
-    """Binds and lets go: the servers' own failure to bind writes lines of theirs to stderr."""
+    """Binds and releases the port: servers that fail to bind write their own lines to stderr."""
     try:
         candidates = socket.getaddrinfo(address.host.strip("[]"), address.port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, sockaddr = candidates[0]
