@@ -1,4 +1,4 @@
-"""Compressed request bodies: gunzipped no further than a limit."""
+"""Decompresses request bodies, up to a limit."""
 
 import zlib
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Final
 __all__ = ["TooLargeError", "gunzip", "too_many_bytes"]
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
-_MAX_MEMBERS: Final = 16  # each costs a copy of what follows it
+_MAX_MEMBERS: Final = 16  # each costs a copy of everything after it
 _STEP_BYTES: Final = 1024 * 1024
 
 
@@ -22,9 +22,9 @@ def too_many_bytes(max_bytes: int, form: str) -> TooLargeError:
 
 
 def gunzip(data: bytes, max_bytes: int, grow: Callable[[int], None] = lambda _: None) -> bytes:
-    """What the gzip members in `data` hold; `grow` is told of each part's bytes and may raise.
+    """The decompressed gzip members in `data`; `grow` is called with each part's size and may raise.
 
-    Stops at `max_bytes` with TooLargeError; raises ValueError for no gzip.
+    Stops at `max_bytes` with TooLargeError; raises ValueError if `data` is not gzip.
     """
     parts: list[bytes] = []
     left = max_bytes

@@ -1,7 +1,7 @@
 """OTLP/JSON: a request's JSON → its protobuf message, and messages → JSON.
 
-It is protobuf's JSON but for ids, which are hex, not base64. Enumerations are integers, 64-bit numbers strings or
-numbers, unknown members are ignored. Spec: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding.
+It is protobuf's JSON except for ids, which are hex, not base64. Enumerations are integers, 64-bit numbers are strings or
+numbers, and unknown members are ignored. Spec: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding.
 """
 
 import json
@@ -18,14 +18,14 @@ from trainspan_schemas.errors import InvalidRecordError
 
 __all__ = ["from_json", "parsed_bytes", "to_json"]
 
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a pair: JavaScript's strings may hold it alone, UTF-8 cannot
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a pair: may be alone in JavaScript's strings, not in UTF-8
 _BYTES_PER_OBJECT = 300
 _BYTES_PER_VALUE = 64
 _IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 
 
 def from_json(signal: OtlpSignal, body: bytes) -> bytes:
-    """The request in protobuf. Raises InvalidRecordError where `body` is no such request."""
+    """The request in protobuf. Raises InvalidRecordError if `body` is not such a request."""
     message = signal.request()
     try:
         content = json.loads(body.decode())
@@ -46,20 +46,20 @@ def from_json(signal: OtlpSignal, body: bytes) -> bytes:
 
 
 def parsed_bytes(body: bytes) -> int:
-    """About how much memory parsing takes at most: counted on the text, before it is parsed."""
+    """Approximate upper bound on the memory that parsing takes, counted on the text before parsing."""
     return (
         _BYTES_PER_OBJECT * (body.count(b"{") + body.count(b"[")) + _BYTES_PER_VALUE * body.count(b",") + 4 * len(body)
     )
 
 
 def to_json(message: Message) -> bytes:
-    """As OTLP wants it: lowerCamelCase names, integers for enumerations."""
+    """In OTLP's form: lowerCamelCase names, integers for enumerations."""
     text: str = MessageToJson(message, indent=None, use_integers_for_enums=True, ensure_ascii=False)
     return text.encode()
 
 
 def _encode_ids(content: dict[str, Any]) -> None:
-    """Hex ids become base64 ones, in place, wherever OTLP has ids."""
+    """Converts hex ids to base64, in place, wherever OTLP has ids."""
     for item in _bearers(content):
         for name in _IDS:
             value = item.get(name)
@@ -94,7 +94,7 @@ def _inner(
 
 
 def _members(parent: dict[str, Any], *names: str) -> Iterator[dict[str, Any]]:
-    """Objects in the list of that name; whatever else stands there is for the parser to refuse."""
+    """The objects in the lists with these names; the parser refuses anything else in them."""
     for name in names:
         items = parent.get(name)
         if isinstance(items, list):
@@ -112,5 +112,5 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _encodable(text: str) -> str:
-    """With U+FFFD for each half of a surrogate pair."""
+    """The text with U+FFFD for each unpaired surrogate."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,4 +1,4 @@
-"""Typed look-ups in attributes that anybody may have sent: a value of the wrong type counts as absent."""
+"""Typed lookups in attributes that anybody may have sent: a value of the wrong type counts as absent."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _MIN_INT32, _MAX_INT32 = -(2**31), 2**31 - 1
 
 
 def text(attributes: Mapping[str, Json], key: str) -> str | None:
-    """A non-empty string, or a number or flag as one."""
+    """A non-empty string, or a number or boolean as text."""
     value = attributes.get(key)
     if value is None or isinstance(value, str):
         return value or None
@@ -21,7 +21,7 @@ def text(attributes: Mapping[str, Json], key: str) -> str | None:
 
 
 def integer(attributes: Mapping[str, Json], key: str) -> int | None:
-    """An integer of 32 bits, also as a whole double or as decimal text."""
+    """A 32-bit integer, also given as a whole double or as decimal text."""
     value = attributes.get(key)
     if value is None:
         return None
@@ -53,7 +53,7 @@ def boolean(attributes: Mapping[str, Json], key: str) -> bool | None:
 
 
 def first_text(attributes: Mapping[str, Json], key: str) -> str | None:
-    """The first string of an array, which may also stand as JSON text, or a plain string."""
+    """The first string of an array, which may be JSON text, or a plain string."""
     value = attributes.get(key)
     if isinstance(value, str) and value.startswith("["):
         try:

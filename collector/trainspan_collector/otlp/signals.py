@@ -21,7 +21,7 @@ __all__ = ["LOGS", "METRICS", "SIGNALS", "TRACES", "OtlpSignal", "Outcome"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a request that was accepted: OTLP's full or partial success."""
+    """The outcome of an accepted request: OTLP's full or partial success."""
 
     n_rejected: int = 0
     message: str = ""
@@ -53,7 +53,7 @@ class OtlpSignal:
         return message
 
     def answer(self, outcome: Outcome) -> Message:
-        """The response; an empty message where all was accepted."""
+        """The response; an empty message if everything was accepted."""
         response: Any = self.response()
         if outcome.n_rejected:
             partial = response.partial_success

@@ -1,4 +1,4 @@
-"""What OTLP export requests hold, and which of their spans cannot be stored."""
+"""The contents of OTLP export requests, and which of their items cannot be stored."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ _NAMED = 5
 
 @dataclass(slots=True)
 class Rejections:
-    """What of a request cannot be stored: OTLP's partial success."""
+    """The items of a request that cannot be stored: OTLP's partial success."""
 
     n_total: int = 0
     n_rejected: int = 0
@@ -35,7 +35,7 @@ class Rejections:
 
     @property
     def message(self) -> str:
-        """Names the first few; empty if there is none."""
+        """Names the first few; empty if there are none."""
         if not self.n_rejected:
             return ""
         n_more = self.n_rejected - len(self._named)
@@ -44,7 +44,7 @@ class Rejections:
 
 
 def id_problem(span: Span) -> str | None:
-    """Why a span's ids make it no span; None for a valid one."""
+    """Why a span's ids are invalid; None if they are valid."""
     trace_id, span_id = span.trace_id, span.span_id
     if len(trace_id) != 16:
         return f"trace id has {len(trace_id)} bytes, not 16"

@@ -18,7 +18,7 @@ Json = str | bool | int | float | list["Json"] | dict[str, "Json"] | None
 
 
 def to_json_text(value: Json) -> str:
-    """JSON without spaces; not a number and infinities have their form by now."""
+    """JSON without spaces; NaN and infinities must already be encoded as above."""
     return orjson.dumps(value).decode()
 
 
@@ -29,16 +29,16 @@ def to_plain(value: AnyValue) -> Json:
 
 
 class Attributes:
-    """Attributes of one span, event, log record or resource: for look-up and as text."""
+    """Attributes of one span, event, log record or resource: for lookup and as text."""
 
     __slots__ = ("plain", "skipped", "text")
 
     def __init__(self, plain: Mapping[str, Json], text: str, skipped: Mapping[str, AnyValue]) -> None:
         self.plain = plain
-        """Key → value; of a key that stands twice, the last. The text has both."""
+        """Key → value; of a repeated key, the last. The text has both."""
         self.text = text
         self.skipped = skipped
-        """Those of the keys to skip that were there; they are not in `plain` and `text`."""
+        """The keys to skip that were present; they are not in `plain` or `text`."""
 
 
 def read_attributes(pairs: Iterable[KeyValue], skip: Collection[str] = ()) -> Attributes:
@@ -53,7 +53,7 @@ def read_attributes(pairs: Iterable[KeyValue], skip: Collection[str] = ()) -> At
             n_read += 1
             plain[key] = value.string_value or to_plain(
                 value
-            )  # most are strings, and what they are costs as much to ask
+            )  # most are strings, and asking for the kind costs as much
     if len(plain) == n_read:
         return Attributes(plain, to_json_text(plain) if plain else "{}", skipped)
     members = [(pair.key, to_plain(pair.value)) for pair in pairs if pair.key not in skip]
