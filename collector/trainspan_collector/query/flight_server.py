@@ -1,10 +1,10 @@
-"""The Arrow Flight server: named reads and users' SQL, each from a snapshot that holds all acknowledged before it.
+"""The Arrow Flight server: named reads and users' SQL, each from a snapshot with everything acknowledged before it.
 
 A ticket is JSON, see trainspan_schemas/store.py. The answer's schema metadata has `watermark`, the last `seq` that the
-rows can come from, and `behind`: "true" where the wait for the loader was over before all was loaded.
+rows can come from, and `behind`: "true" if the wait for the loader timed out before everything was loaded.
 
-It is a gRPC server like that of OTLP, not Arrow's own, which has no limits on connections and tickets and cannot end a call.
-It outlives the store: while there is none, readers wait.
+It is a gRPC server like the OTLP one, not Arrow's own, which has no limits on connections and tickets and cannot end a call.
+It outlives the store: while none is open, readers wait.
 """
 
 import contextlib
@@ -41,15 +41,15 @@ log = logging.getLogger(__name__)
 
 _MAX_TICKET_BYTES: Final = 64 * 1024 * 1024  # a read may name many rollouts
 _WORKERS: Final = {Role.READER: 32, Role.RUNNER: 32}
-"""Each read holds one until its last row is taken. A role's are its own."""
+"""Each read holds one until its last row is taken. Roles share none."""
 _ACTION_WORKERS: Final = 8
 _CROWD: Final = 24
 _CROWD_S: Final = 10.0
-"""If `_CROWD` readers of a role take no rows, those end that have taken none for so long: they would keep others out."""
+"""If `_CROWD` readers of a role take no rows, those that have taken none for this long are ended: they would block others."""
 _MESSAGE_S: Final = 20.0
 _STALL_S: Final = 600.0
 _END_S: Final = 20.0
-_IO_ERROR: Final = "5"  # of Arrow's codes: with it Arrow's clients show the message as it is
+_IO_ERROR: Final = "5"  # an Arrow code: Arrow's clients then show the message unchanged
 _RIGHTS: Final = {"DoAction": Right.CHANGE, "DoGet": Right.READ}
 
 
@@ -65,7 +65,7 @@ class Reading:
 
 
 class FlightServer:
-    """Binds `address` at once (`.port`), serves from `start` on. Raises RuntimeError where the port is taken."""
+    """Binds `address` at once (`.port`), serves after `start`. Raises RuntimeError if the port is in use."""
 
     def __init__(self, address: str, guard: Guard) -> None:
         self._store: Reading | None = None
@@ -91,7 +91,7 @@ class FlightServer:
         self._server.start()
 
     def stop(self, grace_s: float) -> None:
-        """Refuses new calls, lets those under way finish within `grace_s`, then ends them."""
+        """Refuses new calls, gives running ones `grace_s` to finish, then ends them."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
@@ -105,7 +105,7 @@ class FlightServer:
             self._changed.notify_all()
 
     def shut(self, grace_s: float) -> None:
-        """From now on readers wait for a store; those at it have `grace_s` to finish, then they are ended."""
+        """From now on, new readers wait for a store; running ones have `grace_s` to finish, then they are ended."""
         with self._changed:
             store, self._store = self._store, None
         if store is not None:
@@ -144,7 +144,7 @@ class FlightServer:
 def _answer(
     store: Reading, request: Request, behind: str, context: grpc.ServicerContext
 ) -> Generator[bytes, None, None]:
-    """Each message of the answer, the schema first; the snapshot lives as long as the generator."""
+    """The messages of the answer, the schema first; the snapshot lives as long as the generator."""
     if request.sql is not None:
         with store.readers.query(store.database, request.sql, behind, context.cancel) as process:
             yield from process.answer()
@@ -162,7 +162,7 @@ def _answer(
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise StoreError(_explained(error)) from error
         finally:
-            del reader  # it holds the database open, and whoever waits for the last reader wants to close it
+            del reader  # it holds the database open, which whoever waits for the last reader will close
 
 
 def _message(messages: Iterator[bytes], context: grpc.ServicerContext, timeout: MessageTimeout) -> bytes:
@@ -173,7 +173,7 @@ def _message(messages: Iterator[bytes], context: grpc.ServicerContext, timeout: 
 
 @contextlib.contextmanager
 def _refusals(context: grpc.ServicerContext) -> Iterator[None]:
-    """Turns what is wrong into the call's end."""
+    """Ends the call with the error that occurred."""
     try:
         yield
     except (UsageError, StoreError, duckdb.Error, OSError, ValueError) as error:

@@ -1,7 +1,7 @@
 """Named reads of Flight: names and parameters → one SQL query with bound values.
 
-Two of them are for readers who go through a large store piece by piece: `holdings` says what there is of which rollout and
-where, `tokens` gives the tokens of calls by their `seq` alone.
+Two of them are for readers that process a large store piece by piece: `holdings` returns what the store has of each rollout
+and where, `tokens` returns the tokens of calls by their `seq` alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ _EXTRAS: Final = {
     ),
     "evaluations": ("attempt", "of", "on_span"),
 }
-"""Columns of a read beyond those of its view. The identity of a span is completed as that of a call is.
-`n_tokens` is how many tokens the prompt and the answer of a call have together.
-`of` is what the evaluation says it judges (`trainspan.evaluation.of`)."""
+"""Columns of a read beyond those of its view. The identity of a span is completed like that of a call.
+`n_tokens` is the number of tokens in a call's prompt and answer together.
+`of` is what the evaluation claims to judge (`trainspan.evaluation.of`)."""
 
 READS: Final[Mapping[str, tuple[str, ...]]] = {
     name: (*columns, *_EXTRAS.get(name, ())) for name, columns in VIEWS.items()
@@ -40,20 +40,20 @@ HOLDINGS: Final = (
     *("rollout_id", "attempt", "trace_id", "run_id", "round", "task_id"),
     *("calls", "spans", "first_seq", "last_seq", "is_selected"),
 )
-"""Columns of the read `holdings`: a row for each rollout, trace, identity and stretch of the store, with how many calls with
-tokens and other spans lie there, and their first and last `seq`. It takes the parameters of `calls`, and also gives what they
-do not select (`is_selected`) in the traces of rollouts of which they select something."""
+"""Columns of the read `holdings`: a row for each rollout, trace, identity and stretch of the store, with the number of calls
+with tokens and of other spans there, and their first and last `seq`. It takes the parameters of `calls`. In the traces of
+rollouts with selected rows, it also returns the rows that are not selected (`is_selected`)."""
 
 TOKENS: Final = ("trace_id", "span_id", "prompt_ids", "completion_ids", "logprobs", "call_facts")
-"""Columns of the read `tokens`: the calls whose `seq` is among `seqs`, also where a richer duplicate has come since."""
+"""Columns of the read `tokens`: the calls whose `seq` is in `seqs`, even if a richer duplicate has arrived since."""
 
 _STRETCH: Final = 2048
-"""Of `seq`: about a row group."""
+"""Width in `seq`: about a row group."""
 
 _IDENTITY_COLUMNS: Final = frozenset(
     ("seq", "trace_id", "span_id", "rollout_id", "attempt", "task_id", "run_id", "round", "split")
 )
-"""Columns of a span or call that `stored.span_identities` gives; the others come from the span's own row."""
+"""Columns of a span or call from `stored.span_identities`; the others come from the span's own row."""
 
 _OF_ROLLOUT: Final = """
 LEFT JOIN (
@@ -70,7 +70,7 @@ _SOURCES: Final = {
         f"JOIN main.logs l ON l.seq = b.seq {_OF_ROLLOUT} b.rollout_id)"
     ),
 }
-"""What a read's rows are chosen from: each has trace_id, rollout_id, run_id and round."""
+"""The relations from which a read's rows are selected: each has trace_id, rollout_id, run_id and round."""
 
 _TOUCHED: Final = """
 touched AS MATERIALIZED (
@@ -82,7 +82,7 @@ touched AS MATERIALIZED (
 _ALL: Final = ("since_seq", 0)
 
 _CHOOSING: Final = ("run_id", "round", "rollout_ids", "without_rollout", "since_seq")
-"""Parameters that every read of views takes."""
+"""Parameters of every read of a view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ class Query:
 
 
 def named_read(name: str, parameters: Mapping[str, object]) -> Query:
-    """The query of a read. Raises UsageError for a name, parameter or column that there is not.
+    """The query of a read. Raises UsageError for an unknown read, parameter or column.
 
-    `without_calls`: of the spans only those that the read `calls` does not give. `without_rollout`: only what belongs to none.
+    `without_calls`: only spans that the read `calls` does not return. `without_rollout`: only rows without a rollout.
     """
     special = {"holdings": _holdings, "tokens": _tokens}
     if name not in READS and name not in special:
@@ -113,11 +113,11 @@ def named_read(name: str, parameters: Mapping[str, object]) -> Query:
     only_others = "without_calls" in given and _checked(given, "without_calls", bool)
     if only_others:
         conditions.append("NOT coalesce(is_call, false)")
-    # Rows are chosen on narrow columns first: a plan of one piece reads every span's payload.
+    # Rows are selected on narrow columns first: a single-step plan reads every span's payload.
     chosen = f"SELECT * FROM {_SOURCES[name]} r WHERE {' AND '.join(conditions)}"
     tables.append(f"chosen AS MATERIALIZED ({chosen})")
     columns = ", ".join(_qualified(name, column) for column in _columns(name, READS[name], given))
-    # With a filter of its own, the scan takes the payload of those rows alone that the join may want.
+    # With its own filter, the scan reads the payload of only those rows that the join may need.
     spans = {"calls": "(FROM stored.spans WHERE is_call)", "spans": "stored.spans"}
     payload = f" JOIN {spans[name]} s ON s.seq = i.seq" if name in spans else ""
     return Query(f"WITH {', '.join(_near(tables, given, bound))} SELECT {columns} FROM chosen i{payload}", bound)
@@ -159,7 +159,7 @@ def _tokens(given: Mapping[str, object]) -> Query:
     if not isinstance(seqs, list) or not all(type(seq) is int for seq in seqs):
         raise UsageError("the read 'tokens' needs the parameter seqs, a list of integers")
     columns = ", ".join(_columns("tokens", TOKENS, given))
-    # A text is bound five times as fast as a list.
+    # A string is bound five times as fast as a list.
     wanted = "SELECT unnest(string_split($seqs, ',')::BIGINT[])" if seqs else "SELECT NULL::BIGINT LIMIT 0"
     bound: dict[str, object] = {"seqs": ",".join(map(str, seqs))} if seqs else {}
     return Query(f"SELECT {columns} FROM stored.spans WHERE is_call AND seq IN ({wanted})", bound)
@@ -171,7 +171,7 @@ def _expect(name: str, given: Mapping[str, object], known: Sequence[str]) -> Non
 
 
 def _conditions(given: Mapping[str, object], bound: dict[str, object]) -> list[str]:
-    """What a row `r` must meet; the values go to `bound`."""
+    """The conditions on a row `r`; their values are added to `bound`."""
     conditions = ["true"]
     if "run_id" in given:
         conditions.append("r.run_id = $run_id")
@@ -194,7 +194,7 @@ def _conditions(given: Mapping[str, object], bound: dict[str, object]) -> list[s
 
 
 def _near(tables: list[str], given: Mapping[str, object], bound: dict[str, object]) -> list[str]:
-    """The tables, over what is near the most selective of the parameters."""
+    """The tables, limited to what is near the most selective parameter."""
     places = _places(given, bound)
     seeds = [parameter for parameter in SEEDS if parameter in bound and (parameter, bound[parameter]) != _ALL]
     return nearby(tables, seeds[0], places) if seeds else tables

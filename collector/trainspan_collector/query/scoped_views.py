@@ -1,12 +1,12 @@
-"""Reads of some rollouts without going through the whole store's identities.
+"""Reads some rollouts without processing the identities of the whole store.
 
-The views of schema.sql give a span its rollout by looking at all spans of its trace and of its rollout. Here a query on them
-becomes one on the same views over only those rows that can matter. It begins with seeds, rows that meet a necessary condition.
-A row of the answer is in a trace of a seed, or of a rollout of one: so the traces and rollouts of the seeds are looked up, then
-those that share a trace or rollout with them, which are complete then. The scans for that read two narrow columns.
+The views of schema.sql find a span's rollout by looking at all spans of its trace and of its rollout. Here, a query on them
+is limited to the rows that can matter. It starts from seeds: rows that meet a necessary condition. A row of the answer is in
+a trace of a seed, or in a trace of a seed's rollout. So the traces and rollouts of the seeds are looked up, then those that
+share a trace or rollout with them, which are then complete. These scans read two narrow columns.
 
-Where rollouts are named, what others in their traces are does not matter, and one look-up is enough. A reader who knows where
-in the store their spans lie spares that, too.
+If rollouts are named, the identity of others in their traces does not matter, and one lookup is enough. A reader that knows
+where their spans are in the store saves that, too.
 """
 
 import functools
@@ -18,9 +18,9 @@ from typing import Final
 __all__ = ["PLACES", "SEEDS", "nearby"]
 
 PLACES: Final = ("spans_within", "seen_seq")
-"""Parameters of a read by rollout ids, given together: ranges [from, to] of `seq` in which all spans of the traces of these
-rollouts lie that were there when the store's last one was `seen_seq`. Rollouts of which more came since, and traces in which
-it did, are looked for everywhere: what came may say whose the older spans are."""
+"""Parameters of a read by rollout ids, given together: ranges [from, to] of `seq` that contain all spans of these rollouts'
+traces, as of when the store's last one was `seen_seq`. Rollouts and traces that have received more since are searched for
+everywhere: the new spans may determine the rollout of the older ones."""
 
 SEEDS: Final = {
     "rollout_ids": "SELECT unnest($rollout_ids::VARCHAR[]) AS rollout_id",
@@ -30,13 +30,13 @@ SEEDS: Final = {
     UNION SELECT trace_id, rollout_id FROM stored.logs WHERE seq > $since_seq""",
     "round": "SELECT trace_id, rollout_id FROM stored.live_spans WHERE round = $round",
 }
-"""A read's parameter, the most selective first → SQL of the traces and rollouts that spans meeting it say they are of."""
+"""A read's parameter, the most selective first → SQL of the traces and rollouts stated by the spans that meet it."""
 
 _COLUMNS: Final = (
     "seq, trace_id, span_id, is_call, rollout_id, attempt, task_id, run_id, round, split, untrusted, rollout_status,"
     " rollout_boundary, rollout_judge, rollout_calls, own_reward, start_ns, end_ns"
 )
-"""What the views use of a span; its payload is joined to what is chosen."""
+"""The columns of a span that the views use; its payload is joined to the selected rows."""
 
 _TOUCHING: Final = f"""
 said AS NOT MATERIALIZED (
@@ -111,9 +111,9 @@ _NAME: Final = re.compile(rf"\b(?:stored\.({'|'.join((*_BASES, *_DERIVED))})|mai
 
 
 def nearby(tables: Sequence[str], parameter: str, places: Sequence[tuple[int, int]] | None = None) -> list[str]:
-    """A query's common table expressions, which name views with their schema, over what is near the seeds.
+    """A query's common table expressions, which name views with their schema, limited to what is near the seeds.
 
-    `parameter` is one of SEEDS and bound in the query; `places`, the ranges of PLACES, only goes with rollout ids.
+    `parameter` is one of SEEDS and bound in the query; `places`, the ranges of PLACES, is only for rollout ids.
     """
     if parameter != "rollout_ids":
         some = _TOUCHING.format(seeds=SEEDS[parameter])
