@@ -1,4 +1,4 @@
-"""What stands between the receiver and the journal, each with a bounded wait: a pace, and a floor of free disk."""
+"""Admission from the receiver to the journal: a pace and a floor of free disk space, each with a bounded wait."""
 
 import os
 import threading
@@ -18,7 +18,7 @@ _DISK_CHECK_S = 0.5
 
 
 class OverloadError(Exception):
-    """There was no room for a request within the wait; the sender may try again after `retry_after_s`."""
+    """There was no room for a request in time; the sender may retry after `retry_after_s`."""
 
     def __init__(self, message: str, retry_after_s: float, reason: Refusal) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class OverloadError(Exception):
 
 
 class Admission:
-    """Takes requests to disk: `keep`. Thread-safe."""
+    """Writes requests to disk: `keep`. Thread-safe."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Admission:
         wait_s: float,
         backlog: Backlog | None = None,
     ) -> None:
-        """Senders are slowed where `backlog` says so."""
+        """`backlog` determines when senders are slowed."""
         self._journal = journal
         self._backlog = backlog
         self._folder = folder
@@ -50,15 +50,15 @@ class Admission:
 
     @property
     def free_disk_bytes(self) -> int:
-        """As of the last look."""
+        """As of the last check."""
         return self._free_disk_bytes
 
     def keep(self, signal: Signal, bodies: Sequence[bytes], sender: Sender = Sender.RUNNER) -> None:
-        """Returns once all are on disk. Raises OverloadError for want of disk, StoreError where writing fails."""
+        """Returns once all are on disk. Raises OverloadError if disk space is short, StoreError if writing fails."""
         self._wait_for_disk()
         n_bytes = sum(map(len, bodies))
         self._wait_for_turn(n_bytes, untrusted=sender is Sender.AGENT)
-        with self._lock:  # until the next look: a fast sender takes much in between
+        with self._lock:  # until the next check: a fast sender uses much in between
             self._free_disk_bytes = max(0, self._free_disk_bytes - n_bytes)
         self._journal.append_all(signal, bodies, time.time_ns(), sender)
 
@@ -75,7 +75,7 @@ class Admission:
             time.sleep(min(_DISK_CHECK_S, max(0.0, deadline - time.monotonic())))
 
     def _wait_for_turn(self, n_bytes: int, *, untrusted: bool) -> None:
-        """So that the journal does not grow to the floor while loading is slower than the senders."""
+        """Keeps the journal from growing to the floor while loading is slower than the senders."""
         if self._backlog is None:
             return
         room_bytes = max(0, self._free_disk_bytes - self._min_free_disk_bytes)
@@ -91,7 +91,7 @@ class Admission:
             time.sleep(wait_s)
 
     def disk_has_room(self) -> bool:
-        """Whether more than the floor is free; looked up twice a second at most."""
+        """Whether more than the floor is free; checked at most twice a second."""
         now = time.monotonic()
         if now - self._disk_checked >= _DISK_CHECK_S:
             stat = os.statvfs(self._folder)

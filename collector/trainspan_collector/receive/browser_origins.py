@@ -1,4 +1,4 @@
-"""Requests that a browser makes for a page of another site: refused, whether the page names us or has rebound its own name."""
+"""Refuses requests that a browser makes for another site's page, whether it uses our name or has rebound its own to us."""
 
 import ipaddress
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ class ForeignError(Exception):
 
 
 def check_origin(headers: Mapping[str, str], hosts: frozenset[str] | None) -> None:
-    """Raises ForeignError where `host` is a name that is not among `hosts`, or `origin` another site.
+    """Raises ForeignError if `host` is a name that is not in `hosts`, or `origin` is another site.
 
-    With None, any host will do. An address cannot be rebound by a foreign name server, so addresses will do always.
+    None allows any host. A foreign name server cannot rebind an address, so addresses are always allowed.
     """
     host = headers.get("host", "")
     if hosts is not None and not _is_address_or_among(host, hosts):

@@ -1,8 +1,8 @@
-"""Large OTLP requests cut into small ones, on their bytes: what is parsed at a time is bounded, and so is what is loaded.
+"""Cuts large OTLP requests into small ones, as bytes, which bounds what is parsed and what is loaded at a time.
 
-A message of two bytes takes a hundred times as much memory when parsed, so items are counted before. The three signals have
-the same frame: field 1 of the request are resource groups; in these field 1 is the resource, field 2 are scope groups; in these
-field 1 is the scope and field 2 are spans, log records or metrics.
+A two-byte message takes a hundred times as much memory when parsed, so items are counted first. The three signals have the
+same structure: field 1 of the request holds resource groups; in these, field 1 is the resource and field 2 holds scope groups;
+in these, field 1 is the scope and field 2 holds spans, log records or metrics.
 Wire format: https://protobuf.dev/programming-guides/encoding/.
 """
 
@@ -30,7 +30,7 @@ _INNER: Final[dict[int, dict[int, int]]] = {
     _SCOPE: {3: _PAIR},
     _SPAN: {9: _PAIR, 11: _EVENT, 13: _LINK},
     _RECORD: {5: _VALUE, 6: _PAIR},
-    _METRIC: {},  # they are not stored, and large ones not parsed
+    _METRIC: {},  # not stored, and large ones are not parsed
     _EVENT: {3: _PAIR},
     _LINK: {4: _PAIR},
     _PAIR: {2: _VALUE},
@@ -38,16 +38,16 @@ _INNER: Final[dict[int, dict[int, int]]] = {
     _LIST: {1: _VALUE},
     _PAIRS: {1: _PAIR},
 }
-"""Message → fields that are messages, of those that repeat or nest."""
+"""Message → its repeated or nested fields that are messages."""
 _ITEMS: Final = {"traces": _SPAN, "logs": _RECORD, "metrics": _METRIC}
 _DELIMITED: Final = 2
 
 
 def cut(signal: OtlpSignal, body: bytes, max_items: int) -> Iterator[bytes]:
-    """Requests that hold together what `body` holds, in its order, each of about a MiB and 2,048 items at most.
+    """Requests that together contain what `body` does, in order, each with at most about a MiB and 2,048 items.
 
-    An item larger than that has one for itself. Raises InvalidRecordError where the bytes are no such request, TooLargeError for
-    more than `max_items` spans, log records, metrics, groups or other fields beside them, or an item of more than a million parts.
+    A larger item gets its own request. Raises InvalidRecordError if the bytes are not such a request, TooLargeError for more
+    than `max_items` spans, log records, metrics, groups or other fields next to them, or an item of more than a million parts.
     """
     if len(body) <= SMALL_BYTES:
         yield body
@@ -67,12 +67,12 @@ class _Cutter:
         self._most_bytes = 2 * len(body) + 4 * _PIECE_BYTES
         self._n_bytes = 0
         self._groups: list[bytes] = []
-        """Resource groups of the piece."""
+        """Resource groups of the current piece."""
         self._size = 0
         self._count = 0
 
     def count(self) -> int:
-        """Of items and groups."""
+        """The number of items and groups."""
         for number, _, first, end in _fields(self._body, 0, len(self._body)):
             if number != 1:
                 self._count_item()
@@ -94,7 +94,7 @@ class _Cutter:
     def _resource_group(self, start: int, end: int) -> Iterator[bytes]:
         head, scopes = self._resource_head(start, end)
         done: list[bytes] = []
-        """Scope groups of this resource in the piece."""
+        """Scope groups of this resource in the current piece."""
         for scope_start, scope_end in scopes:
             scope_head, items = self._scope_group(scope_start, scope_end)
             run: list[bytes] = []
@@ -151,7 +151,7 @@ class _Cutter:
                 self._count_item()
                 own.add(number, field_start, first, position)
                 continue
-            field_start = position  # without a call for each: this is all that most requests hold
+            field_start = position  # without a call for each: most requests hold nothing else
             position += 1
             length, shift = 0, 0
             while True:
@@ -182,7 +182,7 @@ class _Cutter:
 
 
 class _OwnFields:
-    """What a group holds beside its members: one resource or scope, which may come in several fields that are merged."""
+    """A group's fields other than its members: one resource or scope, which may be split over fields that are merged."""
 
     def __init__(self, body: bytes, kind: int) -> None:
         self._body, self._kind = body, kind
@@ -195,7 +195,7 @@ class _OwnFields:
             self._heads.append((first, end))
 
     def joined(self) -> bytes:
-        """Raises TooLargeError for a resource or scope that has too many parts."""
+        """Raises TooLargeError for a resource or scope with too many parts."""
         if sum(end - start for start, end in self._heads) > _PIECE_BYTES:
             head = b"".join(self._body[start:end] for start, end in self._heads)
             _check_parts(head, 0, len(head), self._kind)
@@ -203,7 +203,7 @@ class _OwnFields:
 
 
 def _check_parts(body: bytes, start: int, end: int, kind: int) -> None:
-    """Raises TooLargeError for a message that has too many others in it."""
+    """Raises TooLargeError for a message with too many parts, nested ones included."""
     n_parts = 0
     to_do = [(start, end, kind)]
     while to_do:
@@ -218,7 +218,7 @@ def _check_parts(body: bytes, start: int, end: int, kind: int) -> None:
 
 
 def _fields(body: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number, start, start of the value, and end of each field."""
+    """The number, start, start of the value, and end of each field."""
     position = start
     while position < end:
         field = _field_at(body, position, end)

@@ -1,4 +1,4 @@
-"""What happens to an OTLP request whatever it came over: parsed, checked, redacted, kept in the journal, counted."""
+"""Handles OTLP requests from any transport: they are parsed, checked, redacted, kept in the journal and counted."""
 
 import contextlib
 import logging
@@ -23,17 +23,17 @@ __all__ = ["ExportHandler"]
 log = logging.getLogger(__name__)
 
 _WRITE_RETRY_S = 1.0
-_PARSING = 4  # at once: parsed, a piece of a request may take forty times its bytes
+_PARSING = 4  # at once: a parsed piece of a request may take forty times its bytes
 
 
 class ExportHandler:
-    """The one way of telemetry into the store, shared by all listeners. Thread-safe.
+    """The only way for telemetry into the store, shared by all listeners. Thread-safe.
 
-    It outlives the store: while there is none to write to, senders are told to come back.
+    It outlives the store: while none is open, senders are told to retry later.
     """
 
     def __init__(self, redaction: Redaction, metrics: Metrics, budget: Budget, *, max_items: int) -> None:
-        """`max_items` is the greatest number of spans, log records or metrics of a request."""
+        """`max_items` is the maximum number of spans, log records or metrics in a request."""
         self.budget = budget
         self._redaction = redaction
         self._metrics = metrics
@@ -43,29 +43,29 @@ class ExportHandler:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request would be taken now."""
+        """Whether a request would be accepted now."""
         admission = self._admission
         return admission is not None and admission.disk_has_room()
 
     def attach(self, admission: Admission) -> None:
-        """From now on requests go to `admission`."""
+        """From now on, requests go to `admission`."""
         self._admission = admission
 
     def detach(self) -> None:
-        """From now on requests are refused with the advice to come back."""
+        """From now on, requests are refused with a retry delay."""
         self._admission = None
 
     @contextlib.contextmanager
     def parsing(self, n_bytes: int) -> Iterator[None]:
-        """For the time in which a request of so many bytes is parsed: few large ones at once."""
+        """Held while a request of `n_bytes` is parsed: few large ones are parsed at once."""
         with self._parsing if n_bytes > SMALL_BYTES else contextlib.nullcontext():
             yield
 
     def take(self, signal: OtlpSignal, body: bytes, role: Role, transport: str, share: Share | None = None) -> Outcome:
-        """Returns once what `body` holds is on disk; metrics are only counted. `share` is where its bytes count already.
+        """Returns once the content of `body` is on disk; metrics are only counted. `share` already includes its bytes.
 
-        Raises InvalidRecordError where the body is no such request, TooLargeError where it has too many items, OverloadError
-        where it cannot be kept now.
+        Raises InvalidRecordError if the body is not such a request, TooLargeError if it has too many items, OverloadError
+        if it cannot be kept now.
         """
         try:
             with contextlib.nullcontext(share) if share else self.budget.share(role, len(body)) as held:
@@ -87,7 +87,7 @@ class ExportHandler:
         return outcome
 
     def _take(self, signal: OtlpSignal, body: bytes, role: Role, share: Share) -> tuple[Outcome, int]:
-        """What became of it, and the number of items taken."""
+        """The outcome, and the number of items taken."""
         if len(body) > SMALL_BYTES:
             share.grow(len(body))  # its pieces
         with self.parsing(len(body)):
@@ -97,7 +97,7 @@ class ExportHandler:
         return outcome, n_items
 
     def _read(self, signal: OtlpSignal, body: bytes) -> tuple[Outcome, int, list[bytes]]:
-        """What is to become of it, its items, and the requests to store; parsed messages do not wait for the disk."""
+        """The outcome, the number of items, and the requests to store; parsed messages do not wait for the disk."""
         rejections, n_items = Rejections(), 0
         stored: list[bytes] = []
         for piece in cut(signal, body, self._max_items):

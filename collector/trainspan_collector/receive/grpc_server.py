@@ -1,8 +1,8 @@
 """The OTLP/gRPC receiver: Export of traces, logs and metrics, answered once the bytes are on disk; and grpc.health.v1.
 
-Handlers take raw bytes and parse them here: stock generated stubs answer INTERNAL for a body that they cannot decode,
-which tells an exporter to give up for the wrong reason. They take a stream of which they read one message, so that a token
-is checked before a message is read, and that a message which does not come whole is seen here.
+Handlers take raw bytes and parse them here: the standard generated stubs answer INTERNAL for a body that they cannot decode,
+which makes an exporter give up for the wrong reason. They take a stream but read one message, so that the token is checked
+before a message is read, and incomplete messages are noticed here.
 Spec: https://opentelemetry.io/docs/specs/otlp/#otlpgrpc.
 """
 
@@ -37,19 +37,19 @@ from trainspan_schemas.errors import InvalidRecordError
 __all__ = ["GrpcServer"]
 
 _WORKERS: Final = {Role.AGENT: 64, Role.SERVING: 32, Role.RUNNER: 32, Role.USER: 32}
-"""Each waiting acknowledgement holds one. A role's are its own, so that no other waits for its senders."""
+"""Each pending acknowledgement holds one. Roles share none, so that no role waits for another's senders."""
 _EXPORTS: Final = {f"/{signal.service}/Export": signal for signal in SIGNALS}
 _HEALTH_WORKERS: Final = 16
 _HEALTH_S: Final = 2.0
 _MESSAGE_S = 60.0
 _END_S = 0.2
 _GIVES_UP_S = 1.0
-"""A call that ends so near to its sender's deadline was ended by the sender; gRPC refuses a large message as it begins."""
+"""A call that ends this close to its sender's deadline was ended by the sender; gRPC refuses a large message at its start."""
 _TRANSPORT = "grpc"
 
 
 class GrpcServer:
-    """Binds `address` at once, serves from `start` on. Raises RuntimeError where the port is taken."""
+    """Binds `address` at once, serves after `start`. Raises RuntimeError if the port is in use."""
 
     def __init__(
         self,
@@ -90,13 +90,13 @@ class GrpcServer:
         self._server.start()
 
     def say_ready(self, ready: bool) -> None:
-        """What the health service answers, for the process and for each OTLP service."""
+        """Sets the health service's answer, for the process and for each OTLP service."""
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in ("", *(signal.service for signal in SIGNALS)):
             self._health.set(service, status)
 
     def stop(self, grace_s: float) -> None:
-        """Refuses new requests and lets those under way finish within `grace_s`."""
+        """Refuses new requests and gives running ones `grace_s` to finish."""
         self._server.stop(grace_s).wait()
         for timeout in (*self._timeouts.values(), self._health_timeout):
             timeout.close()
@@ -129,7 +129,7 @@ class GrpcServer:
         return body
 
     def _health_handlers(self) -> Any:
-        """Check and Watch, in workers of their own, none of which waits long for a message."""
+        """Check and Watch, in separate workers, none of which waits long for a message."""
 
         def read(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             with self._health_timeout.waiting(context):
@@ -152,7 +152,7 @@ class GrpcServer:
         )
 
     def _end_without_message(self, context: grpc.ServicerContext, *, was_slow: bool) -> NoReturn:
-        """Where a message was too large, gRPC has answered already: here that is counted."""
+        """Ends the call. If the message was too large, gRPC has already answered, and it is only counted here."""
         if not _has_ended(context):
             self._metrics.refused(_TRANSPORT, Refusal.INVALID)
             abort(context, grpc.StatusCode.INVALID_ARGUMENT, "the request has no message")
@@ -165,7 +165,7 @@ class GrpcServer:
 
 
 def _has_ended(context: grpc.ServicerContext) -> bool:
-    """Whether the call is over, or is so in a moment."""
+    """Whether the call has ended, or does so within a moment."""
     ended = threading.Event()
     return not context.add_callback(ended.set) or ended.wait(_END_S)
 

@@ -1,4 +1,4 @@
-"""Answers of OTLP/HTTP. An error has a `google.rpc.Status` body, in protobuf or JSON as the request was.
+"""Answers of OTLP/HTTP. An error has a `google.rpc.Status` body, in protobuf or JSON like the request.
 
 Spec: https://opentelemetry.io/docs/specs/otlp/#otlphttp-response
 """
@@ -54,7 +54,7 @@ def media_type(content_type: str) -> str:
 
 
 def status_answer(refused: RefusedError, content_type: str) -> Answer:
-    """A Status in protobuf if the request was, else in JSON."""
+    """A Status, in protobuf if the request was, else in JSON."""
     status: Message = Status(code=_GRPC_CODES[refused.status], message=refused.message)
     sent_as = media_type(content_type)
     if sent_as == PROTOBUF:

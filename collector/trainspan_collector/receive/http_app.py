@@ -1,7 +1,7 @@
 """OTLP/HTTP, health, readiness and metrics: one ASGI application.
 
-Spec: https://opentelemetry.io/docs/specs/otlp/#otlphttp. Bodies are read as they come, chunked or not; work that waits for
-the disk runs in threads. Every error has a `google.rpc.Status` body in the form that the request had.
+Spec: https://opentelemetry.io/docs/specs/otlp/#otlphttp. Bodies are read as they arrive, chunked or not; work that waits for
+the disk runs in threads. Every error has a `google.rpc.Status` body in the request's format.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ __all__ = ["HttpApp"]
 _TEXT: Final = "text/plain; charset=utf-8"
 _TRANSPORT: Final = "http"
 _WORKERS: Final = 64
-_PAGE_WORKERS: Final = 4  # apart from those that wait for the disk
+_PAGE_WORKERS: Final = 4  # separate from those that wait for the disk
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class HttpApp:
-    """The application; to be served by an ASGI server. `close` ends its threads."""
+    """The application, for an ASGI server. `close` ends its threads."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class HttpApp:
         max_request_bytes: int,
         hosts: frozenset[str] | None,
     ) -> None:
-        """`hosts` are the names in a Host header that are answered, beside addresses; None: any, since nobody is let in without a token."""
+        """`hosts` are the names allowed in a Host header, besides addresses; None: any, since nobody gets in without a token."""
         self._exports = exports
         self._access = access
         self._metrics = metrics
@@ -71,7 +71,7 @@ class HttpApp:
         self._page_threads.shutdown()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, as ASGI's `http` scope defines it."""
+        """Handles one request, as defined by ASGI's `http` scope."""
         headers = _headers(scope["headers"])
         try:
             check_origin(headers, self._hosts)
@@ -126,7 +126,7 @@ class HttpApp:
     def _take(
         self, signal: OtlpSignal, body: bytes, compressed: bool, is_json: bool, role: Role, share: Share
     ) -> bytes:
-        """The response's body. In a thread of its own: this waits for the disk."""
+        """The response's body. Runs in a separate thread, since it waits for the disk."""
         try:
             if compressed:
                 body = gunzip(body, self._max_request_bytes, share.grow)
@@ -135,7 +135,7 @@ class HttpApp:
             raise RefusedError(413, str(error), Refusal.TOO_LARGE) from error
         except OverloadError as error:
             raise overloaded(error) from error
-        except ValueError as error:  # InvalidRecordError is one
+        except ValueError as error:  # also InvalidRecordError
             raise RefusedError(400, str(error), Refusal.INVALID) from error
         try:
             outcome = self._exports.take(signal, packed, role, _TRANSPORT, share)

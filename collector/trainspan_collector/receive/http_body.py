@@ -19,11 +19,11 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 class GoneError(Exception):
-    """The client hung up before its request was whole."""
+    """The client disconnected before its request was complete."""
 
 
 async def read_body(headers: Mapping[str, str], receive: Receive, share: Share, limit: int) -> bytes:
-    """The body as it was sent; refused as soon as it is known to be too large, finds no room, or takes too long."""
+    """The body as it was sent; refused as soon as it is known to be too large, has no room, or takes too long."""
     stated = headers.get("content-length", "0")
     if stated.isdigit() and int(stated) > limit:
         raise RefusedError(413, str(too_many_bytes(limit, "as sent")), Refusal.TOO_LARGE)
@@ -48,7 +48,7 @@ async def read_body(headers: Mapping[str, str], receive: Receive, share: Share, 
 
 
 async def _grow(share: Share, n_bytes: int) -> None:
-    """Waits for room without a thread. Raises RefusedError where there is none in time."""
+    """Waits for room without a thread. Raises RefusedError if there is none in time."""
     deadline = time.monotonic() + share.wait_s
     while not share.try_to_grow(n_bytes):
         if time.monotonic() >= deadline:

@@ -1,6 +1,6 @@
-"""The HTTP listener: an ASGI server (uvicorn) in a thread of its own.
+"""The HTTP listener: an ASGI server (uvicorn) in a separate thread.
 
-What uvicorn leaves open is bounded here: how many connections there are, and how long one takes to send a request's headers.
+It bounds what uvicorn does not: the number of connections, and the time that one may take to send a request's headers.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _HEADERS_S: Final = 20.0
 
 
 class HttpServer:
-    """Binds `address` at once, serves from `start` on. Raises OSError where nothing can listen there."""
+    """Binds `address` at once, serves after `start`. Raises OSError if nothing can listen there."""
 
     def __init__(self, address: str, web: HttpApp, *, guard: Guard) -> None:
         tls = guard.tls
@@ -43,7 +43,7 @@ class HttpServer:
             ssl_certfile=tls.certificate_file if tls else None,
             ssl_keyfile=tls.key_file if tls else None,
         )
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it would tell of its own start and stop
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it would log its own start and stop
         config.load()
         if config.ssl is not None:
             guard.follow(config.ssl)
@@ -54,7 +54,7 @@ class HttpServer:
         self._thread.start()
 
     def stop(self, grace_s: float) -> None:
-        """Lets requests under way finish within `grace_s`, then ends."""
+        """Gives running requests `grace_s` to finish, then ends."""
         self._server.config.timeout_graceful_shutdown = max(1, int(grace_s))
         self._server.should_exit = True
         if self._thread.is_alive():
@@ -67,7 +67,7 @@ class HttpServer:
 
 
 class _Connection(H11Protocol):  # h11 bounds the size of headers, which httptools does not
-    """One client's connection. Closed at once where there are too many, and later where no request begins in time."""
+    """One client's connection. Closed at once if there are too many, and later if no request begins in time."""
 
     _unbegun: asyncio.TimerHandle | None = None
 
@@ -85,7 +85,7 @@ class _Connection(H11Protocol):  # h11 bounds the size of headers, which httptoo
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self._is_answering():  # else the next request was there already
+        if not self._is_answering():  # else the next request has already arrived
             self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:

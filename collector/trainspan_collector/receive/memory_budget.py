@@ -1,4 +1,4 @@
-"""The memory that requests may take, one budget for all listeners."""
+"""The memory that requests may take: one budget for all listeners."""
 
 import contextlib
 import threading
@@ -13,7 +13,7 @@ __all__ = ["Budget", "Share"]
 
 _AGENTS: Final = (Role.AGENT, Role.USER)
 _AGENTS_PART: Final = 0.75
-"""Of the budget: agents that send slowly never take what the policy server and the runner need."""
+"""Fraction of the budget: slow agents never take what the policy server and the runner need."""
 
 
 class Budget:
@@ -31,7 +31,7 @@ class Budget:
 
     @contextlib.contextmanager
     def share(self, role: Role, n_bytes: int = 0) -> Iterator["Share"]:
-        """What one request holds, given back at the block's end. Raises OverloadError where there is no room in time."""
+        """What one request holds, released at the end of the block. Raises OverloadError if there is no room in time."""
         share = Share(self, int(self.max_bytes * _AGENTS_PART) if role in _AGENTS else self.max_bytes)
         try:
             if n_bytes:
@@ -42,7 +42,7 @@ class Budget:
 
 
 class Share:
-    """One request's part. A request that holds all there is goes on alone, however large."""
+    """One request's share. The only request in memory may exceed the budget, however large it is."""
 
     def __init__(self, budget: Budget, most: int) -> None:
         self._budget = budget
@@ -55,7 +55,7 @@ class Share:
         return self._budget.wait_s
 
     def grow(self, n_bytes: int) -> None:
-        """Waits for room. Raises OverloadError where there is none in time."""
+        """Waits for room. Raises OverloadError if there is none in time."""
         budget = self._budget
         with budget._changed:
             if not budget._changed.wait_for(lambda: self._fits(n_bytes), budget.wait_s):
@@ -63,7 +63,7 @@ class Share:
             self._take(n_bytes)
 
     def try_to_grow(self, n_bytes: int) -> bool:
-        """The same without waiting."""
+        """Like `grow`, without waiting; returns whether there was room."""
         with self._budget._changed:
             fits = self._fits(n_bytes)
             if fits:

@@ -1,8 +1,8 @@
-"""What must not be stored is removed before the journal: secrets in headers always, and the attribute keys one has blocked.
+"""Removes what must not be stored before it reaches the journal: always secrets in headers, and blocked attribute keys.
 
-A request is searched for the bytes of the keys first; only one that has some of them is gone through and encoded anew.
-Removed blocked keys are listed in the attribute `trainspan.redacted` of what they stood on, so that the dataset can name
-why a call is not trained on. Secrets are no part of a call: their removal leaves no such mark.
+A request is first searched for the bytes of the keys; only if it contains some is it processed and encoded again. Removed
+blocked keys are listed in the attribute `trainspan.redacted` of the item they were on, so that the dataset can state why a
+call is not trained on. Secrets are not part of a call: removing them leaves no such mark.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ _PIECE_BYTES: Final = 256 * 1024  # stays in the processor's cache from one sear
 
 
 def _folded(data: bytes) -> bytes:
-    """The same for capital and small letters. Some other bytes become equal too."""
+    """The same for uppercase and lowercase letters. Some other bytes become equal too."""
     return np.bitwise_or(np.frombuffer(data, np.uint8), _CASE_BIT).tobytes()
 
 
@@ -37,7 +37,7 @@ _SECRET_BYTES: Final = (
     _folded(b"horization"),
     *(_folded(key + _VALUE_FOLLOWS) for key in (b"eaders", b"api-key", b"api_key", b"cookie")),
 )
-"""What a request with a secret has in it once it is folded, without letters that make the search slow."""
+"""A folded request with a secret contains one of these. Letters that make the search slow are left out."""
 _OVERLAP: Final = max(map(len, _SECRET_BYTES)) - 1
 _SECRET_TEXT: Final = re.compile(
     r"""(authorization\\*["']?\s*[:=,]\s*\\*["']?\s*(?:bearer|basic)\s+)[^\s"'\\,}\]]+""", re.IGNORECASE
@@ -54,7 +54,7 @@ class Redacted:
 
 
 class Redaction:
-    """Removes secrets, and attributes with blocked keys; a blocked key that ends in `*` stands for all that begin so."""
+    """Removes secrets, and attributes with blocked keys; a blocked key that ends in `*` is a prefix."""
 
     def __init__(self, blocked_keys: Sequence[str] = ()) -> None:
         self._exact = frozenset(key for key in blocked_keys if not key.endswith("*"))
@@ -62,7 +62,7 @@ class Redaction:
         self._needles = tuple(key.encode() for key in (*self._exact, *self._prefixes))
 
     def apply(self, request: Any, body: bytes) -> Redacted:
-        """`body` without what must not be stored; `request` is the same, parsed, traces or logs, and may be changed."""
+        """`body` without what must not be stored; `request` is the same, parsed (traces or logs), and may be changed."""
         if not any(_contains(body, needle) for needle in self._needles) and not _may_have_secrets(body):
             return Redacted(body)
         removal = _Removal(self._is_blocked)
@@ -77,7 +77,7 @@ class Redaction:
 
 
 class _Removal:
-    """Takes attributes out of messages, and counts."""
+    """Removes attributes from messages, and counts them."""
 
     def __init__(self, is_blocked: Callable[[str], bool]) -> None:
         self._is_blocked = is_blocked
@@ -86,7 +86,7 @@ class _Removal:
         self.n_blocked = 0
 
     def clean(self, owner: Any, parts: Sequence[Any]) -> None:
-        """Cleans attribute lists and values of `owner`, and says on it which blocked keys it had."""
+        """Cleans the attribute lists and values of `owner`, and lists on it the blocked keys that it had."""
         self._blocked = {}
         for part in parts:
             if isinstance(part, AnyValue):
@@ -125,7 +125,7 @@ class _Removal:
 
 
 def _owners(request: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Whatever bears attributes, with all its attribute lists and values."""
+    """Everything that has attributes, with all its attribute lists and values."""
     of_traces = hasattr(request, "resource_spans")
     for resource_items in request.resource_spans if of_traces else request.resource_logs:
         yield resource_items.resource, [resource_items.resource.attributes]
@@ -159,7 +159,7 @@ _of_thread = threading.local()
 
 
 def _room() -> npt.NDArray[np.uint8]:
-    """Of this thread: fresh memory for each request costs more than the search."""
+    """This thread's buffer: new memory for each request costs more than the search."""
     if not hasattr(_of_thread, "room"):
         _of_thread.room = np.empty(_PIECE_BYTES + _OVERLAP, np.uint8)
     room: npt.NDArray[np.uint8] = _of_thread.room
@@ -167,5 +167,5 @@ def _room() -> npt.NDArray[np.uint8]:
 
 
 def _contains(body: bytes, needle: bytes) -> bool:
-    """`needle in body` by the C library: two to four times as fast, and other threads run meanwhile."""
+    """`needle in body` by the C library: two to four times as fast, and other threads can run meanwhile."""
     return _memmem(body, len(body), needle, len(needle)) is not None
