@@ -1,4 +1,4 @@
-"""Journal frames → the rows of one load: `seq` given out in journal order, duplicates within the batch resolved."""
+"""Journal frames → the rows of one load: `seq` assigned in journal order, duplicates within the batch resolved."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -30,13 +30,13 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The rows of a batch as Arrow tables of the stored tables' columns; None where there are no rows."""
+    """The rows of a batch as Arrow tables with the stored tables' columns; None if there are no rows."""
 
     spans: pa.Table | None
     logs: pa.Table | None
     evaluations: pa.Table | None
     n_duplicates: int
-    """Rows that were dropped for another one in the batch."""
+    """Rows dropped in favor of another one in the batch."""
     tally: Tally
 
     @property
@@ -47,8 +47,8 @@ class Tables:
 class Batch:
     """Rows, each key once. `last_seq` is the last number given out.
 
-    Two spans with the same ids are one: the richer stays (tokens, then an end time, then size; see `spans`).
-    Of two copies of an evaluation the trusted one stays, then the event on its span, since that says where it belongs.
+    Of two spans with the same ids, the richer one stays (tokens, then an end time, then size; see `spans`).
+    Of two copies of an evaluation, the trusted one stays, then the event on its span, since that shows where it belongs.
     """
 
     def __init__(self, last_seq: int) -> None:
@@ -80,7 +80,7 @@ class Batch:
         return len(self._spans) + len(self._logs) + len(self._evaluations)
 
     def add(self, frame: Frame) -> None:
-        """Adds the rows of a request; raises what is wrong where one of them cannot be made, and adds none then."""
+        """Adds the rows of a request; if one of them cannot be made, adds none and raises the error."""
         last_seq = self.last_seq
         try:
             rows = list(self._trace_rows(frame) if frame.signal is Signal.TRACES else self._log_rows(frame))
@@ -96,7 +96,7 @@ class Batch:
                 self._put(self._evaluations, row.key, row, _evaluation_rank)
 
     def tables(self) -> Tables:
-        """Raises ValueError, TypeError or ArithmeticError where a value does not fit its column."""
+        """Raises ValueError, TypeError or ArithmeticError if a value does not fit its column."""
         return Tables(
             span_table(self.spans) if self._spans else None,
             log_table(self.logs) if self._logs else None,

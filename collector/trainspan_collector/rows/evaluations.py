@@ -26,9 +26,9 @@ def read_evaluation(
     span_rollout: tuple[str | None, int | None] = (None, None),
     sender: Sender = Sender.RUNNER,
 ) -> EvaluationRow:
-    """A row; `span_rollout` is (rollout id, attempt) of the span that the event lies on.
+    """A row; `span_rollout` is (rollout id, attempt) of the span that the event is on.
 
-    `stated_time_ns` is the sender's own time, 0 where it gave none: unlike the time of arrival the same in a re-sent copy.
+    `stated_time_ns` is the sender's own time, 0 if it gave none: unlike the arrival time, it is the same in a re-sent copy.
     """
     rollout_id, attempt = look.text(attributes, keys.ROLLOUT_ID), look.integer(attributes, keys.ATTEMPT)
     said = rollout_id

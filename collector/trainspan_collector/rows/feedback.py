@@ -1,9 +1,9 @@
 """OpenInference's feedback on spans: attributes `annotations.N.annotation.*` and `evaluations.N.evaluation.*` → evaluations.
 
-https://arize-ai.github.io/openinference/spec/feedback/annotations.html. Feedback that comes while its target is open lies on the
-target. What comes later lies on a span of its own (a carrier), whose one link names the target; so does the GenAI event
-`gen_ai.evaluation.result` on an evaluator's span. With the prefix `trace.` the target is the whole trace, and so its rollout.
-Feedback on sessions is not read: a session may hold any number of rollouts.
+https://arize-ai.github.io/openinference/spec/feedback/annotations.html. Feedback given while its target is open is on the
+target. Later feedback is on a separate span (a carrier) with a single link to the target; so is the GenAI event
+`gen_ai.evaluation.result`, on an evaluator's span. With the prefix `trace.`, the target is the whole trace, and thus its rollout.
+Feedback on sessions is not read: a session may have any number of rollouts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ _FORMS: Final = {
 """Prefix of the attributes of item N → scope."""
 _FIRST: Final = tuple(f"{form.format(0)}name" for form in _FORMS)
 _MOST: Final = 64
-"""Items read of one form on one span."""
+"""Maximum number of items read of one form on one span."""
 _HUMAN: Final = "HUMAN"
 _SPAN_KIND: Final = "openinference.span.kind"
 _EVALUATOR: Final = "EVALUATOR"
@@ -33,17 +33,17 @@ _OPERATION_EVALUATION: Final = "evaluation"
 
 
 class Feedback(NamedTuple):
-    """One result: attributes as those of the GenAI event, and the span that it is about."""
+    """One result: attributes like those of the GenAI event, and the span that it is about."""
 
     attributes: Mapping[str, Json]
     trace_id: str
     span_id: str
     is_inline: bool
-    """It lies on that span."""
+    """Whether it is on that span."""
 
 
 def read_feedback(span: Span, row: SpanRow, plain: Mapping[str, Json]) -> Iterator[Feedback]:
-    """What the attributes of a span (`plain`) say. One result in both forms is one."""
+    """Reads the feedback in the attributes of a span (`plain`). A result in both forms counts once."""
     if not any(name in plain for name in _FIRST):
         return
     trace_id, span_id = _linked(span, row) or (row.trace_id, row.span_id)
@@ -63,7 +63,7 @@ def read_feedback(span: Span, row: SpanRow, plain: Mapping[str, Json]) -> Iterat
             kind = look.text(plain, f"{prefix}annotator_kind")
             identity = [row.span_id, trace_id, span_id, scope, *said.values(), look.text(plain, f"{prefix}identifier")]
             more: dict[str, Json] = {
-                # Never "judge": a verdict is the runner's, on its own span.
+                # Never "judge": only the runner gives verdicts, on its own span.
                 keys.EVALUATION_SOURCE: "human" if kind == _HUMAN else "agent",
                 keys.EVALUATION_ID: "openinference:"
                 + blake2b(to_json_text(identity).encode(), digest_size=16).hexdigest(),
@@ -73,13 +73,13 @@ def read_feedback(span: Span, row: SpanRow, plain: Mapping[str, Json]) -> Iterat
 
 
 def target_of_events(span: Span, row: SpanRow, plain: Mapping[str, Json]) -> tuple[str, str] | None:
-    """(trace_id, span_id) of what the evaluation events of a span are about, if it is an evaluator's with one link; else None."""
+    """(trace_id, span_id) of the target of a span's evaluation events, if it is an evaluator's span with one link; else None."""
     is_evaluator = plain.get(_SPAN_KIND) == _EVALUATOR or plain.get(keys.GEN_AI_OPERATION) == _OPERATION_EVALUATION
     return _linked(span, row) if is_evaluator else None
 
 
 def _linked(span: Span, row: SpanRow) -> tuple[str, str] | None:
-    """The one span that a carrier links to. A rollout's own span is a target, whatever it links to."""
+    """The only span that a carrier links to. A rollout's own span is a target, whatever it links to."""
     is_rollout = row.rollout_status is not None or row.rollout_boundary is not None
     if len(span.links) != 1 or is_rollout or row.is_call:
         return None

@@ -17,7 +17,7 @@ __all__ = ["read_log"]
 def read_log(
     seq: int, record: LogRecord, attributes: Attributes, origin: Origin, *, sender: Sender, received_ns: int
 ) -> LogRow:
-    """A row; the time of a record that has none is the observed one, else when it came."""
+    """A row; the time of a record without one is its observed time, else its arrival time."""
     event_name = record.event_name or look.text(attributes.plain, "event.name")
     untrusted = sender is Sender.AGENT
     if event_name == keys.EVALUATION_EVENT:
@@ -46,12 +46,12 @@ def read_log(
 
 
 def _id(value: bytes, length: int) -> str | None:
-    """The id in hex; None where it is absent or no id."""
+    """The id in hex; None if it is absent or invalid."""
     return value.hex() if len(value) == length and any(value) else None
 
 
 def _content_hash(record: LogRecord, origin: Origin, *, untrusted: bool) -> bytes:
-    """Of all content and of whether the sender is trusted: an agent's copy must not stand in for a trusted record."""
+    """Hash of all content and of whether the sender is trusted: an agent's copy must not replace a trusted record."""
     where: list[Json] = [origin.resource, origin.scope_name, origin.scope_json]
     content = to_json_text(where).encode() + record.SerializeToString(deterministic=True)
     return blake2b(content, digest_size=16, person=b"untrusted" if untrusted else b"").digest()

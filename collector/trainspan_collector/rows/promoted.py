@@ -1,4 +1,4 @@
-"""What readers ask of a span's attributes again and again, as columns: a search in the text costs them more than all else."""
+"""Attributes of a span that readers query often, promoted to columns: searching the text is the costliest part of a read."""
 
 import marshal
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ __all__ = ["PromotedColumns", "read_facts"]
 
 
 class PromotedColumns(NamedTuple):
-    """Columns of `stored.spans`; NULL is what the attributes do not say, or say as another type."""
+    """Columns of `stored.spans`; NULL if the attribute is absent or has another type."""
 
     operation: str | None
     request_model: str | None
@@ -22,13 +22,13 @@ class PromotedColumns(NamedTuple):
     redacted: str | None
     """JSON array."""
     call_facts: str | None
-    """JSON object of those of CALL_FACTS that a call has. Their values repeat, so that it takes next to no room."""
+    """JSON object of those of CALL_FACTS that a call has. The values repeat, so it takes almost no space."""
     attribute_keys: str
-    """Every key, each between line feeds: `\\nkey\\n` finds one."""
+    """Every key, enclosed in line feeds: `\\nkey\\n` finds one."""
 
 
 def read_facts(plain: Mapping[str, Json], *, is_call: bool) -> PromotedColumns:
-    """The facts that attributes tell."""
+    """The promoted columns for a span's attributes."""
     redacted = plain.get(keys.REDACTED)
     return PromotedColumns(
         _text(plain, keys.GEN_AI_OPERATION),
@@ -45,7 +45,7 @@ def read_facts(plain: Mapping[str, Json], *, is_call: bool) -> PromotedColumns:
 _MAX_KNOWN: Final = 4096
 _MAX_KNOWN_BYTES: Final = 1024  # a sender may write anything
 _known: Final[dict[bytes, str]] = {}
-"""Values, as marshal writes them, since that tells 1, 1.0 and True apart → their text: writing it costs four times as much."""
+"""Values as marshal writes them, which distinguishes 1, 1.0 and True → their text: writing it costs four times as much."""
 
 
 def _call_facts(plain: Mapping[str, Json]) -> str | None:

@@ -28,7 +28,7 @@ _PACKERS: Final = {
 
 
 class Origin(NamedTuple):
-    """What the spans or log records of one (resource, scope) share."""
+    """The values shared by the spans or log records of one (resource, scope)."""
 
     service_name: str | None
     resource: str
@@ -61,7 +61,7 @@ def read_origin(
 
 
 def signed(value: int) -> int:
-    """A uint64 as BIGINT; what does not fit (times after the year 2262) becomes the greatest."""
+    """A uint64 as BIGINT; a value that does not fit (times after the year 2262) becomes the maximum."""
     return min(value, _MAX_INT64)
 
 
@@ -77,7 +77,7 @@ def span_events(span: Span) -> list[Event]:
 def read_span(
     seq: int, span: Span, events: list[Event], origin: Origin, *, sender: Sender, received_ns: int
 ) -> tuple[SpanRow, Mapping[str, Json]]:
-    """The row, and the attributes for look-up."""
+    """The row, and the attributes for lookup."""
     read = read_attributes(span.attributes, _PACKERS)
     packed, malformed = _pack_tokens(read.skipped)
     plain = read.plain
@@ -92,12 +92,12 @@ def read_span(
     end_ns = signed(span.end_time_unix_nano)
     text, events_json, links_json = _with_more(read.text, malformed), _events_json(events), _links_json(span)
     status = span.status
-    # Not the message's ByteSize: it takes half as long as all the rest of this.
+    # Not the message's ByteSize, which takes half as long as all the rest of this function.
     size = sum(map(len, (text, events_json, links_json, span.name, status.message, *packed.values()))) + (
         status.code > 0
     )
     facts = read_facts({**plain, **malformed} if malformed else plain, is_call=is_call)
-    row = SpanRow(  # by position: names would take 2 µs a span, a tenth of all this
+    row = SpanRow(  # by position: names would take 2 µs per span, a tenth of the total
         seq,
         int.from_bytes(span.span_id, "big"),
         _richness(size, has_tokens=is_call, has_ended=end_ns > 0, untrusted=untrusted, is_verdict=is_verdict),
@@ -151,7 +151,7 @@ def read_span(
 
 
 def _pack_tokens(values: Mapping[str, AnyValue]) -> tuple[dict[str, bytes], dict[str, Json]]:
-    """Token attributes packed, and those that are none, which stay attributes."""
+    """Packed token attributes, and malformed ones, which stay attributes."""
     packed: dict[str, bytes] = {}
     malformed: dict[str, Json] = {}
     for key, value in values.items():
@@ -163,8 +163,8 @@ def _pack_tokens(values: Mapping[str, AnyValue]) -> tuple[dict[str, bytes], dict
 
 
 def _richness(size: int, *, has_tokens: bool, has_ended: bool, untrusted: bool, is_verdict: bool) -> int:
-    """Orders spans with the same ids: first the runner's rollout spans, then trusted ones, those with tokens, those that have
-    ended, the larger."""
+    """Ranks spans with the same ids: first the runner's rollout spans, then trusted ones, those with tokens, ended ones, larger
+    ones."""
     richness = _VERDICT | size if is_verdict else has_tokens << 62 | has_ended << 61 | size
     return richness - 2**63 if untrusted else richness
 
@@ -202,7 +202,7 @@ def _link_json(link: Span.Link) -> str:
 
 
 def _with_attributes(head: dict[str, Json], attributes: Attributes) -> str:
-    """One JSON object: `head` and the member "attributes", whose text may hold a key twice."""
+    """One JSON object: `head` and the member "attributes", whose text may contain a key twice."""
     separator = "," if head else ""
     return f'{to_json_text(head)[:-1]}{separator}"attributes":{attributes.text}}}'
 

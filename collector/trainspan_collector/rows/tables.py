@@ -1,6 +1,6 @@
-"""The rows of the stored tables, and columns of them as Arrow.
+"""The rows of the stored tables, and their columns as Arrow.
 
-The fields' names and order are those of the tables in schema.sql (a test compares them).
+Field names and order match the tables in schema.sql (a test compares them).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,12 +13,12 @@ from trainspan_collector.rows.tokens import packed_lists
 __all__ = ["ROW_GROUP_ROWS", "EvaluationRow", "LogRow", "SpanRow", "evaluation_table", "log_table", "span_table"]
 
 ROW_GROUP_ROWS: Final = 2048
-"""An insert of whole row groups is compressed into the file at once: nothing of it passes through the write-ahead log and
-the next checkpoint, which halves its cost. Rows are wide, so groups are small: 2,048 call spans are 16 MiB."""
+"""An insert of whole row groups is compressed into the file directly: it bypasses the write-ahead log and the next checkpoint,
+which halves its cost. Rows are wide, so groups are small: 2,048 call spans are 16 MiB."""
 
 
 class SpanRow(NamedTuple):
-    """A row of `stored.spans`; token columns packed, 4 bytes an item."""
+    """A row of `stored.spans`; token columns are packed, 4 bytes per item."""
 
     seq: int
     span_key: int

@@ -1,4 +1,4 @@
-"""What a batch of spans adds to the metrics: conventions, and calls that cannot be trained on or are stale."""
+"""The contribution of a batch of spans to the metrics: conventions, and calls that cannot be trained on or are stale."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ _DIALECTS: Final = (
     ("traceloop.span.kind", "traceloop"),
     (keys.GEN_AI_OPERATION, "gen_ai"),
 )
-"""A key that the spans of a convention bear → its name; the first that is there counts."""
+"""A key on the spans of a convention → the convention's name; the first key present counts."""
 
 
 class Tally:
@@ -32,7 +32,7 @@ class Tally:
         self.calls = 0
         self.untrainable: Counter[str] = Counter()
         self.versions: list[tuple[str | None, int]] = []
-        """Policy name and version of each call that has one, as they came."""
+        """Policy name and version of each call that has one, in order of arrival."""
 
     def add(self, row: SpanRow, plain: Mapping[str, Json]) -> None:
         """`plain` are the span's attributes."""
@@ -48,14 +48,14 @@ class Tally:
 
 
 class LoadCounting:
-    """Tells `on_loaded` what was stored. For one thread."""
+    """Reports to `on_loaded` what was stored. For use by one thread."""
 
     def __init__(self, on_loaded: Callable[[LoadCounts], None]) -> None:
         self._on_loaded = on_loaded
         self._newest_versions: dict[str | None, int] = {}
 
     def stored(self, tally: Tally, duplicates: int) -> None:
-        """A batch is in the store."""
+        """Counts a batch that is now in the store."""
         n_stale = 0
         for policy, version in tally.versions:
             newest = self._newest_versions.get(policy, version)

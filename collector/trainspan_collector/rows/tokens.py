@@ -17,7 +17,7 @@ _MAX_ID: Final = 2**31 - 1
 
 
 def pack_ids(value: AnyValue) -> bytes:
-    """Token ids (T,) as int32 little-endian bytes (4·T,). Raises InvalidRecordError where they are none."""
+    """Token ids (T,) as int32 little-endian bytes (4·T,). Raises InvalidRecordError if they are not token ids."""
     kind = value.WhichOneof("value")
     if kind == "bytes_value":
         return _whole(value.bytes_value)
@@ -32,7 +32,7 @@ def pack_ids(value: AnyValue) -> bytes:
 
 
 def pack_logprobs(value: AnyValue) -> bytes:
-    """Log-probabilities (T,) as float32 little-endian bytes (4·T,). Raises InvalidRecordError where they are none."""
+    """Log-probabilities (T,) as float32 little-endian bytes (4·T,). Raises InvalidRecordError if they are not numbers."""
     kind = value.WhichOneof("value")
     if kind == "bytes_value":
         return _whole(value.bytes_value)
@@ -91,9 +91,9 @@ def _ids(numbers: Sequence[float]) -> bytes:
 
 
 def _fast_ids(data: bytes) -> bytes | None:
-    """Ids of a serialised ArrayValue whose items are all non-negative integers below 2³¹; None for anything else.
+    """Ids of a serialized ArrayValue whose items are all non-negative integers below 2³¹; None for anything else.
 
-    An item is `0a LEN 18 VARINT`. Of its bytes exactly four have the high bit clear: those three and the varint's last.
+    An item is `0a LEN 18 VARINT`. Exactly four of its bytes have the high bit clear: those three and the varint's last.
     """
     octets = np.frombuffer(data, np.uint8)
     clear = np.flatnonzero(octets < 0x80)
@@ -121,7 +121,7 @@ def _fast_ids(data: bytes) -> bytes | None:
 
 
 def _fast_doubles(data: bytes) -> bytes | None:
-    """Numbers of a serialised ArrayValue whose items are all doubles (`0a 09 21` and 8 bytes); None for anything else."""
+    """Numbers of a serialized ArrayValue whose items are all doubles (`0a 09 21` and 8 bytes); None for anything else."""
     octets = np.frombuffer(data, np.uint8)
     if octets.size % 11:
         return None
