@@ -1,4 +1,4 @@
-"""Child processes: started so that signals meant for the collector alone do not reach them."""
+"""Starts child processes so that signals meant only for the collector do not reach them."""
 
 import contextlib
 import signal
@@ -9,7 +9,7 @@ __all__ = ["signals_blocked"]
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
-    """For what is started in the block: a terminal and systemd send them to every process of the collector."""
+    """Blocks signals in processes started in the block: a terminal and systemd send them to all of the collector's processes."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         yield

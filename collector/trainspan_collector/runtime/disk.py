@@ -1,4 +1,4 @@
-"""Names of files on disk."""
+"""Durable file names."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ __all__ = ["sync_folder"]
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes files that were made, renamed or deleted in `folder` stay so."""
+    """Makes the creation, renaming and deletion of files in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

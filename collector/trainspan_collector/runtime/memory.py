@@ -1,6 +1,6 @@
-"""Memory of a process through which megabytes flow each second: little of what is freed is kept, garbage is looked for rarely.
+"""Memory of a process that handles megabytes per second: little freed memory is kept, and garbage is rarely collected.
 
-And how much there is of it.
+Also finds how much memory is available.
 """
 
 import atexit
@@ -18,10 +18,10 @@ _M_ARENA_MAX: Final = -8
 
 
 def bound_freed_memory(block_bytes: int, kept_bytes: int) -> None:
-    """Freed blocks of `block_bytes` and more, and what is free beyond `kept_bytes`, go back to the system; glibc only.
+    """Returns freed blocks of `block_bytes` and more, and free memory beyond `kept_bytes`, to the system; glibc only.
 
-    Left alone, glibc gives each thread of the receiver an arena of its own, which keeps what was freed in it, and raises the
-    size of blocks to 32 MiB. Where every block goes back, fetching and clearing its pages takes a fifth of the receiver's time.
+    By default, glibc gives each of the receiver's threads its own arena, which keeps what was freed in it, and raises the size
+    of blocks to 32 MiB. If every block is returned, fetching and clearing its pages takes a fifth of the receiver's time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -31,21 +31,21 @@ def bound_freed_memory(block_bytes: int, kept_bytes: int) -> None:
 
 
 def collect_rarely() -> None:
-    """Looks for reference cycles after 100,000 new objects instead of 700: rows are made by the thousand and have none."""
+    """Checks for reference cycles after 100,000 new objects instead of 700: rows are made by the thousands and have none."""
     gc.freeze()
-    atexit.register(gc.unfreeze)  # DuckDB's bindings would report what is frozen at the end as leaks
+    atexit.register(gc.unfreeze)  # else DuckDB's bindings report what is frozen at exit as leaks
     gc.set_threshold(100_000, 20, 50)
 
 
 def available_memory_bytes(groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
-    """Of the machine, or of the control group that this process is in, if that or one above it has less.
+    """Memory of the machine, or of this process's control group, if that or one above it has less.
 
     `membership` has lines `number:controllers:/path`; version 2 has one, with no controllers.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     try:
         lines = membership.read_text().splitlines()
-    except OSError:  # no such groups here
+    except OSError:  # no control groups here
         return limits[0]
     for line in lines:
         _, controllers, path = line.split(":", 2)
@@ -63,5 +63,5 @@ def available_memory_bytes(groups: Path = Path("/sys/fs/cgroup"), membership: Pa
 def _limit(file: Path) -> list[int]:
     try:
         return [int(file.read_text())]
-    except (OSError, ValueError):  # a container may see its own group as the root; "max" is none
+    except (OSError, ValueError):  # a container may see its own group as the root; "max": no limit
         return []

@@ -1,4 +1,4 @@
-"""What the collector counts and measures, for Prometheus. Every name begins with `trainspan_collector_`."""
+"""The collector's metrics, for Prometheus. Every name begins with `trainspan_collector_`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 __all__ = ["CONTENT_TYPE", "LoadCounts", "Metrics", "Refusal", "StoreState"]
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a time of creation beside each counter would double the page
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a creation time for each counter would double the page
 
 _PREFIX: Final = "trainspan_collector_"
 _COMMIT_BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -31,12 +31,12 @@ class LoadCounts:
 
     duplicates: int = 0
     dialects: Mapping[str, int] | None = None
-    """Spans by the convention that they are written in."""
+    """Spans by the convention that they follow."""
     calls: int = 0
     untrainable_calls: Mapping[str, int] | None = None
     """Calls by what they lack for training; a call that lacks several things counts once, by the first."""
     stale_calls: int = 0
-    """Calls of an older policy version than the newest one seen of that policy."""
+    """Calls of an older policy version than the newest one seen for that policy."""
 
 
 class Refusal(StrEnum):
@@ -59,19 +59,19 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """What is true of the store now; bytes and seconds."""
+    """The current state of the store; bytes and seconds."""
 
     ready: bool
     inflight_bytes: int
     queued_requests: int
     last_commit_age_s: float
-    """Since a request was last written to the journal."""
+    """Time since a request was last written to the journal."""
     journal_bytes: int
     loader_lag_bytes: int
     loader_lag_s: float
     """Age of the oldest request that is not loaded."""
     backlog_s: float
-    """How long loading what waits will take."""
+    """How long loading the backlog will take."""
     disk_free_bytes: int
     store_bytes: int
     quarantined_requests: int
@@ -79,7 +79,7 @@ class StoreState:
 
 
 class Metrics:
-    """One registry per process. Thread-safe; it outlives the store, whose present state `watch` connects."""
+    """One registry per process. Thread-safe; it outlives the store, and `watch` connects the store's current state."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -117,7 +117,7 @@ class Metrics:
         self._redacted.labels("blocked").inc(n_blocked)
 
     def committed(self, seconds: float) -> None:
-        """A group of requests is on disk."""
+        """Counts a group of requests that is now on disk."""
         self._commit_s.observe(seconds)
 
     def loaded(self, counts: LoadCounts) -> None:
@@ -130,11 +130,11 @@ class Metrics:
         self._stale.inc(counts.stale_calls)
 
     def watch(self, state: Callable[[], StoreState] | None) -> None:
-        """`state` answers for the store from now on; None: there is no store at present."""
+        """From now on, `state` returns the store's state; None: no store is open."""
         self._state.read = state
 
     def text(self) -> bytes:
-        """The exposition, as CONTENT_TYPE says."""
+        """The exposition, in the format of CONTENT_TYPE."""
         text: bytes = generate_latest(self._registry)
         return text
 
@@ -143,7 +143,7 @@ class Metrics:
 
 
 class _StateGauges(Collector):
-    """Gauges that are read when asked for."""
+    """Gauges that are read when scraped."""
 
     def __init__(self) -> None:
         self.read: Callable[[], StoreState] | None = None

@@ -16,16 +16,16 @@ class Asked(Enum):
 
 
 class Stop:
-    """A flag that any thread, and a signal whichever thread it meets, can set: a pipe that the main thread reads."""
+    """A flag that any thread can set, and a signal in any thread: a pipe that the main thread reads."""
 
     def __init__(self) -> None:
         self._read, self.write_end = os.pipe()
         os.set_blocking(self.write_end, False)
         self.asked = False
-        """Whether it was a signal: then it stays set."""
+        """Whether a signal set the flag: then it stays set."""
 
     def set(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: set often enough
+        with contextlib.suppress(BlockingIOError):  # full, so it is set
             os.write(self.write_end, bytes(1))
 
     def wait(self) -> Asked:
@@ -39,7 +39,7 @@ class Stop:
 
 @contextlib.contextmanager
 def stop_signal() -> Iterator[Stop]:
-    """Turns SIGTERM, SIGINT and SIGHUP into a flag for the time of the block, draining included."""
+    """Turns SIGTERM, SIGINT and SIGHUP into a flag during the block, draining included."""
     stop = Stop()
     before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     wakeup_before = signal.set_wakeup_fd(stop.write_end, warn_on_full_buffer=False)
@@ -52,4 +52,4 @@ def stop_signal() -> Iterator[Stop]:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """The interpreter has written the signal to the pipe already."""
+    """The interpreter has already written the signal to the pipe."""

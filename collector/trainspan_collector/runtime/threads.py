@@ -1,4 +1,4 @@
-"""Names that the system knows threads by, so that `top -H` and the benchmark tell their time apart. Linux only, else nothing."""
+"""Thread names known to the system, so that `top -H` and the benchmark show time by thread. Linux only, else no effect."""
 
 import contextlib
 import threading
@@ -9,7 +9,7 @@ __all__ = ["named", "show_name"]
 
 
 def show_name(name: str) -> None:
-    """Names this thread, and those that it starts from now on."""
+    """Names this thread, and those that it starts later."""
     with contextlib.suppress(OSError):
         _file().write_text(name)
 
