@@ -1,1 +1,1 @@
-"""The DuckDB file: opening, migrating, inserting, snapshots, and queries in processes of their own."""
+"""The DuckDB file: opening, migrating, inserting, snapshots, and queries in separate processes."""

@@ -1,4 +1,4 @@
-"""The DuckDB file: opened with nothing but itself in reach, tables made or checked, checkpoints."""
+"""The DuckDB file: opened without access to other files, tables created or checked, checkpoints."""
 
 import contextlib
 import logging
@@ -26,21 +26,21 @@ __all__ = ["Database"]
 log = logging.getLogger(__name__)
 
 _CHECKPOINT_MARGIN_BYTES = 4 * 1024 * 1024
-_WAL_LIMIT = "1TB"  # checkpoints are ours to make: the journal is released after them
+_WAL_LIMIT = "1TB"  # the collector makes the checkpoints: the journal is released after them
 
 
 class Database:
-    """The store's file, open for writing. Each thread takes a cursor of its own.
+    """The store's file, open for writing. Each thread takes its own cursor.
 
-    Raises StoreLockedError where another process has it open, ReopenError where it needs more memory, StoreError where it
-    is no store of this version.
+    Raises StoreLockedError if another process has it open, ReopenError if it needs more memory, StoreError if it is not a
+    store of this version.
     """
 
     def __init__(self, path: Path, *, memory_bytes: int) -> None:
         self._path = path
         self._memory_bytes = memory_bytes
         self.writing = threading.Lock()
-        """Held by who commits, checkpoints or replaces the file."""
+        """Held while committing, checkpointing or replacing the file."""
         try:
             self._connection = _connect(path, memory_bytes)
         except duckdb.Error as error:
@@ -76,7 +76,7 @@ class Database:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[Frozen]:
-        """The file and its log as they are now, for the time of the block, in which nothing is committed."""
+        """The file and its log as they are now; nothing is committed during the block."""
         folder = Path(f"{self._path}.tmp")
         folder.mkdir(mode=0o700, exist_ok=True)
         with self.writing, contextlib.ExitStack() as opened:
@@ -89,7 +89,7 @@ class Database:
             yield Frozen(self._file, log, log_bytes, self.progress().last_seq, folder)
 
     def has_room_to_checkpoint(self) -> bool:
-        """Whether the disk can take it: a checkpoint that fails half-way leaves a database that must be opened again."""
+        """Whether the disk has room for it: a checkpoint that fails halfway leaves a database that must be reopened."""
         return shutil.disk_usage(self._path.parent).free >= self.wal_bytes() + _CHECKPOINT_MARGIN_BYTES
 
     def checkpoint(self) -> None:
@@ -97,9 +97,9 @@ class Database:
         self.cursor().execute("CHECKPOINT")
 
     def replace_with(self, other: Path) -> None:
-        """Makes the closed store at `other` this one's file. Every cursor of before is closed with it.
+        """Replaces this store's file with the closed store at `other`. All existing cursors are closed.
 
-        A crash at any moment leaves one of the two files in place, with all that its progress says.
+        A crash at any moment leaves one of the two files in place, complete up to its progress.
         """
         self.close()
         _wal(self._path).unlink(missing_ok=True)
@@ -109,14 +109,14 @@ class Database:
         self._file = self._open_file()
 
     def close(self) -> None:
-        with contextlib.suppress(duckdb.Error):  # a database that a failed checkpoint left unusable says so once more
+        with contextlib.suppress(duckdb.Error):  # a database that a failed checkpoint left unusable raises again
             self._connection.close()
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
     def _open_file(self) -> int:
-        """A descriptor for others to read through. It stays open: closing any ends DuckDB's lock on the file."""
+        """A descriptor for others to read through. It stays open: closing any descriptor releases DuckDB's lock on the file."""
         return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -161,7 +161,7 @@ def _is_damaged_wal(error: duckdb.Error, wal: Path) -> bool:
 
 
 def _set_aside(wal: Path, error: duckdb.Error) -> None:
-    """The journal still holds all that the write-ahead log held, so the loader can load it again."""
+    """Renames the log. The journal still holds everything in it, so the loader can load that again."""
     kept = wal.with_name(f"{wal.name}.damaged-{time.time_ns()}")
     wal.rename(kept)
     log.error("write-ahead log damaged kept_as=%s error=%r: loading again from the journal", kept, str(error))

@@ -1,4 +1,4 @@
-"""What errors of DuckDB and of the system mean for the collector."""
+"""The meaning of DuckDB's and the system's errors for the collector."""
 
 import errno
 from typing import Final
@@ -12,11 +12,11 @@ __all__ = ["ReopenError", "first_line", "is_invalidated", "lacks_memory", "may_p
 _PASSING: Final = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT}
 )
-"""A process, or the machine, has too many files open, too little memory or too full a disk."""
+"""The process or the machine has too many open files, too little memory or a full disk."""
 
 
 class ReopenError(StoreError):
-    """The database must be closed and opened again; nothing is lost, the journal has what was not loaded."""
+    """The database must be closed and reopened; nothing is lost, since the journal has what was not loaded."""
 
     def __init__(self, message: str, *, lacks_memory: bool) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ def first_line(error: BaseException) -> str:
 
 
 def is_invalidated(error: Exception) -> bool:
-    """A checkpoint that failed half-way, for want of memory or disk, leaves a database that only a reopening mends."""
+    """Whether the database must be reopened: DuckDB invalidates it after a checkpoint fails for lack of memory or disk."""
     return "has been invalidated" in str(error)
 
 
@@ -44,5 +44,5 @@ def lacks_memory(error: Exception) -> bool:
 
 
 def may_pass(error: OSError) -> bool:
-    """Whether it says of the machine's state now, and nothing of the file."""
+    """Whether it is about the machine's current state, not about the file."""
     return error.errno in _PASSING

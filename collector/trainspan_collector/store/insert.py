@@ -1,4 +1,4 @@
-"""One batch into DuckDB: in one transaction with how far the journal is loaded, and without what is stored already."""
+"""Inserts a batch into DuckDB: in one transaction with the journal position, and without what is already stored."""
 
 import contextlib
 from collections.abc import Sequence
@@ -30,13 +30,13 @@ SELECT i.seq, (NOT i.untrusted, i.on_span), s.seq, (NOT s.untrusted, s.on_span) 
 JOIN (FROM stored.evaluations WHERE {near}) s ON s.key = i.key
 """,
 }
-"""Table → SQL of the rows with the same key: number and rank of the new one and of the stored one."""
+"""Table → SQL of the rows with the same key: `seq` and rank of the new and of the stored one."""
 _MOST_RANGES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Inserted:
-    """Rows of one table, as the index takes them."""
+    """Rows of one table, in the form that the index takes."""
 
     hashes: Sequence[bytes]
     seqs: Sequence[int]
@@ -46,7 +46,7 @@ class _Inserted:
 def load(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, rows: Tables, progress: Progress) -> int:
     """Commits `rows` and `progress`; the number of rows that were in the batch or in the store already.
 
-    `index` covers the store. Raises duckdb.Error or KeyIndexError; the caller then rolls back.
+    `index` must cover the store. Raises duckdb.Error or KeyIndexError; the caller then rolls back.
     """
     cursor.execute("BEGIN")
     tables = {"spans": rows.spans, "logs": rows.logs, "evaluations": rows.evaluations}
@@ -68,7 +68,7 @@ def _insert(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, table: str, inco
         hashes, seqs = index.hashes(cursor, table, "incoming"), incoming["seq"].to_pylist()
         known = {seq for seq in index.find(hashes) if seq is not None}
         found = cursor.execute(_SAME[table].format(near=_near(sorted(known)))).fetchall() if known else []
-        pairs = [pair for pair in found if pair[2] in known]  # near it there may be one that it replaced
+        pairs = [pair for pair in found if pair[2] in known]  # a row that it replaced may be nearby
         replaced = [old for _, new_rank, old, old_rank in pairs if new_rank > old_rank]
         dropped = {new for new, new_rank, _, old_rank in pairs if new_rank <= old_rank}
         if replaced:
@@ -77,16 +77,16 @@ def _insert(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, table: str, inco
             f"INSERT INTO stored.{table} BY NAME SELECT * FROM incoming WHERE NOT list_contains(?, seq)", [[*dropped]]
         )
     finally:
-        with contextlib.suppress(duckdb.TransactionException):  # the transaction has failed; the next one replaces it
+        with contextlib.suppress(duckdb.TransactionException):  # the transaction has failed; the next table replaces it
             cursor.unregister("incoming")
     kept = [(key, seq) for key, seq in zip(hashes, seqs, strict=True) if seq not in dropped]
     return _Inserted([key for key, _ in kept], [seq for _, seq in kept], len(pairs))
 
 
 def _near(seqs: Sequence[int]) -> str:
-    """An SQL condition that holds for rows with these numbers, in order, and for few others: of row groups without one nothing is read.
+    """An SQL condition that is true for rows with these sorted numbers and few others: row groups without one are not read.
 
-    Numbers from all over the store are looked for in one pass, since each range is compared with each row group.
+    Numbers from all over the store are searched for in one pass, since each range is compared with each row group.
     """
     starts = [seq for before, seq in pairwise([-ROW_GROUP_ROWS, *seqs]) if seq - before >= ROW_GROUP_ROWS]
     ends = [seq for seq, after in pairwise([*seqs, 2**63]) if after - seq >= ROW_GROUP_ROWS]

@@ -1,9 +1,9 @@
-"""Which row of the store has a key: a RocksDB database beside the store, so that looking for duplicates costs the same however many
-rows are stored.
+"""Index from keys to the store's rows: a RocksDB database next to the store, so that the cost of finding duplicates does not depend
+on how many rows are stored.
 
-It is a cache. It knows up to which `seq` it has every row, and takes in what is missing when the next batch is loaded: all rows if
-it is missing or damaged, or belongs to another state of the store. What it says is checked in the store (see store/insert.py), so it
-may hold rows that are gone. It must not lack one.
+It is a cache. It knows up to which `seq` it has every row, and adds what is missing when the next batch is loaded: all rows if it
+is missing, damaged or from another state of the store. Its answers are checked in the store (see store/insert.py), so it may
+contain deleted rows, but must not lack any.
 
 Keys are hashed with a secret salt, because senders choose ids.
 """
@@ -33,7 +33,7 @@ _KEYS: Final[Mapping[str, str]] = {
     "logs": "'log ' || hex(content_hash)",
     "evaluations": "'evaluation ' || hex(key)",
 }
-"""Table → SQL of what identifies a row among the rows of all tables."""
+"""Table → SQL expression that identifies a row among the rows of all tables."""
 _LIVE: Final[Mapping[str, str]] = {"spans": "live_spans", "logs": "logs", "evaluations": "live_evaluations"}
 """Table → its rows that no richer one replaced."""
 
@@ -44,10 +44,10 @@ _SALT_BYTES: Final = 16
 _ROWS_AT_ONCE: Final = 20_480
 _CHECKED_ROWS: Final = 2048
 _EXTENSION: Final = 1_000_000
-"""Of `seq`: what is taken in before it is noted how far."""
+"""Range of `seq` that is added before progress is recorded."""
 
 _FAILURES: Final = 2
-"""So many one after the other are damage, and no full disk that has room again."""
+"""This many in a row mean damage, not a disk that was temporarily full."""
 
 _WRITE_BUFFER_BYTES: Final = 16 * 2**20
 _BLOCK_CACHE_BYTES: Final = 16 * 2**20
@@ -57,11 +57,11 @@ _LOG_BYTES: Final = 2**20
 
 
 class KeyIndexError(StoreError):
-    """The index cannot be read or written now. Nothing is lost: it can be made anew from the store."""
+    """The index cannot be read or written now. Nothing is lost: it can be rebuilt from the store."""
 
 
 class KeyIndex:
-    """For the loader's thread; `count_lacking` and `close` for any. `cover` comes before `find` and `add`."""
+    """For the loader's thread; `count_lacking` and `close` for any. Call `cover` before `find` and `add`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -69,10 +69,10 @@ class KeyIndex:
         self._salt = ""
         self._covered = 0
         self._n_failures = 0
-        """Since rows were added last."""
+        """Since rows were last added."""
 
     def cover(self, cursor: duckdb.DuckDBPyConnection) -> None:
-        """Takes in the rows of the store that it lacks. Raises KeyIndexError, and duckdb.Error where the store cannot be read."""
+        """Adds the rows of the store that it lacks. Raises KeyIndexError, and duckdb.Error if the store cannot be read."""
         [(last_seq,)] = cursor.execute("SELECT last_seq FROM stored.progress").fetchall()
         if self._db is not None and self._covered == last_seq:
             return
@@ -89,26 +89,26 @@ class KeyIndex:
         return hashes
 
     def find(self, hashes: Sequence[bytes]) -> list[int | None]:
-        """For each hash the `seq` of the row with that key, as far as it knows. Raises KeyIndexError."""
+        """The `seq` of the row with each hashed key, None if unknown. Raises KeyIndexError."""
         with self._failures():
             assert self._db is not None
             found: list[Any] = self._db.get(list(hashes)) or []
             return [None if value is None else _SEQ.unpack(value)[0] for value in found]
 
     def add(self, hashes: Sequence[bytes], seqs: Sequence[int], last_seq: int) -> None:
-        """Rows that were committed; the store holds rows up to `last_seq` now. What fails is made up for by the next `cover`."""
+        """Adds committed rows; the store now holds rows up to `last_seq`. The next `cover` makes up for failures."""
         with contextlib.suppress(KeyIndexError), self._failures():
             self._write(hashes, seqs, covered=last_seq)
             self._covered = last_seq
             self._n_failures = 0
 
     def clear(self) -> None:
-        """Forgets everything; the next `cover` makes it anew."""
+        """Deletes everything; the next `cover` rebuilds it."""
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def count_lacking(self, cursor: duckdb.DuckDBPyConnection, up_to_seq: int) -> int:
-        """The rows up to that number which it does not know, as far as it covers them. Raises KeyIndexError."""
+        """The number of rows up to `up_to_seq` that it should cover but lacks. Raises KeyIndexError."""
         n_lacking = 0
         for hashes, seqs in self._rows(cursor, f"seq <= {min(up_to_seq, self._covered)}"):
             n_lacking += sum(found is None or found < seq for found, seq in zip(self.find(hashes), seqs, strict=True))
@@ -120,7 +120,7 @@ class KeyIndex:
             db.close()
 
     def _extend(self, cursor: duckdb.DuckDBPyConnection, to_seq: int) -> None:
-        """Takes in the rows up to that number. What a kill ends goes on from there."""
+        """Adds the rows up to `to_seq` and records that, so that a restart after a kill resumes from there."""
         n_rows = 0
         for hashes, seqs in self._rows(cursor, f"seq > {self._covered} AND seq <= {to_seq}"):
             self._write(hashes, seqs)
@@ -139,7 +139,7 @@ class KeyIndex:
         except duckdb.Error:
             self.close()
             raise
-        except Exception as error:  # noqa: BLE001  # RocksDB raises nothing more special
+        except Exception as error:  # noqa: BLE001  # RocksDB raises nothing more specific
             log.warning("key index cannot be opened folder=%s error=%r: making it anew", self._folder, str(error))
         self.clear()
         self._open_files()
@@ -156,14 +156,14 @@ class KeyIndex:
         self._covered = 0 if covered is None else _SEQ.unpack(covered)[0]
 
     def _belongs_to(self, cursor: duckdb.DuckDBPyConnection, last_seq: int) -> bool:
-        """Whether it knows the newest rows of those that it should know. A store that was replaced, or lost its newest rows, has others."""
+        """Whether it has the newest of the rows it should have. A store that was replaced, or lost its newest rows, has others."""
         if self._covered > last_seq:
             return False
         newest = f"seq BETWEEN {self._covered - _CHECKED_ROWS} AND {self._covered}"
         return all(self.find(hashes) == seqs for hashes, seqs in self._rows(cursor, newest))
 
     def _rows(self, cursor: duckdb.DuckDBPyConnection, condition: str) -> Iterator[tuple[list[bytes], list[int]]]:
-        """Hashes and `seq` of stored rows, some thousand at a time."""
+        """Hashes and `seq` of stored rows, thousands at a time."""
         for table, live in _LIVE.items():
             query = f"SELECT {self._hash(table)} AS hash, seq FROM stored.{live} WHERE {condition}"
             for batch in cursor.sql(query).to_arrow_reader(_ROWS_AT_ONCE):
@@ -184,7 +184,7 @@ class KeyIndex:
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
-        """After a failure it is opened again by the next `cover`, after two made anew."""
+        """After a failure, the next `cover` reopens the index; after two, it rebuilds it."""
         try:
             yield
         except (duckdb.Error, KeyIndexError):
@@ -202,7 +202,7 @@ def _lists(batch: pa.RecordBatch) -> tuple[list[bytes], list[int]]:
 
 
 def _options() -> Options:
-    """Few megabytes in memory; of the files only the filters and the index of blocks."""
+    """A few megabytes in memory: of the files, only the filters and the block index."""
     blocks = BlockBasedOptions()
     blocks.set_bloom_filter(_FILTER_BITS, block_based=False)
     blocks.set_block_cache(Cache(_BLOCK_CACHE_BYTES))

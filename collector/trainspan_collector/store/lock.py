@@ -1,4 +1,4 @@
-"""Who holds what: the lock on a store, and the process behind a taken port."""
+"""The lock on a store, and who holds it."""
 
 import fcntl
 import os
@@ -13,11 +13,11 @@ __all__ = ["StoreLock"]
 
 
 _LOOK_S: Final = 0.5
-"""A reader that waits for a collector's end holds the lock for an instant to see whether it has ended."""
+"""A reader that waits for a collector to end holds the lock for an instant to check whether it has."""
 
 
 class StoreLock:
-    """The right to write a store, held until `release` or the process's end.
+    """The right to write a store, held until `release` or process exit.
 
     Raises StoreLockedError naming the holder.
     """

@@ -1,7 +1,7 @@
-"""The tables of a store: made, or brought from the version before to this one, in one transaction.
+"""The tables of a store: created, or migrated from an earlier version to this one, in one transaction.
 
-A migration gives the tables what those of schema.sql have gained since, in bounded memory; running that file then replaces all
-views. Data is never dropped, and a store that cannot be migrated is left as it was.
+A migration adds what the tables of schema.sql have gained since, in bounded memory; running that file then replaces all views.
+Data is never dropped, and a store that cannot be migrated is left as it was.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _FACTS: Final = f"STRUCT({', '.join(f'{name} VARCHAR' for name in PromotedColumns._fields)})"
 _TABLES: Final = files("trainspan_collector.store").joinpath("schema.sql").read_text()
-"""Of this version. It can be run on a store that has some or all of them."""
+"""The tables of this version. It can be run on a store that has some or all of them."""
 
 _STEPS: Final[Mapping[int, str]] = {
     2: """
@@ -38,7 +38,7 @@ UPDATE stored.spans SET untrusted = false, received_ns = greatest(start_ns, end_
 UPDATE stored.logs SET received_ns = greatest(time_ns, observed_ns);
 UPDATE stored.evaluations SET untrusted = false, received_ns = time_ns;
 """,
-    # A change of a column's type would do, but keeps blocks of each row group in memory. The views of now want the column.
+    # Changing a column's type would work, but keeps blocks of each row group in memory. The current views need the column.
     3: f"""
 ALTER TABLE stored.spans RENAME TO spans_before;
 ALTER TABLE stored.logs ADD COLUMN IF NOT EXISTS untrusted BOOLEAN;
@@ -47,8 +47,8 @@ INSERT INTO stored.spans BY NAME SELECT * EXCLUDE (facts), unnest(facts)
 FROM (SELECT *, facts_of(coalesce(attributes, '{{}}'), coalesce(is_call, false)) AS facts FROM stored.spans_before);
 DROP TABLE stored.spans_before;
 """,
-    # An evaluation record is numbered directly before its evaluation. Where that one was dropped as a duplicate of another,
-    # nothing tells whose word the record is.
+    # An evaluation record is numbered directly before its evaluation. If that was dropped as a duplicate of another, nothing
+    # shows who sent the record.
     4: f"""
 ALTER TABLE stored.logs ADD COLUMN IF NOT EXISTS untrusted BOOLEAN;
 UPDATE stored.logs SET untrusted = coalesce(event_name = '{keys.EVALUATION_EVENT}', false)
@@ -57,14 +57,14 @@ UPDATE stored.logs SET untrusted = coalesce(event_name = '{keys.EVALUATION_EVENT
 """,
     5: "ALTER TABLE stored.spans ADD COLUMN IF NOT EXISTS own_reward BOOLEAN;",
 }
-"""Version → what makes the tables of the version before into its own. When older rows came is not known: they count as
-received when they say that they happened."""
+"""Version → SQL that migrates the tables from the version before. When older rows arrived is not known: they count as
+received at the time that they state."""
 
 
 def prepare(cursor: duckdb.DuckDBPyConnection, name: str) -> int | None:
-    """Makes or migrates the tables of the store `name`, on a cursor that uses it; the version before, None if it was new.
+    """Creates or migrates the tables of the store `name`, on a cursor that uses it; returns the version before, None if it was new.
 
-    Raises StoreError where the file is no store, one of a later version, or cannot be migrated, ReopenError where that needs
+    Raises StoreError if the file is not a store, is of a later version, or cannot be migrated, ReopenError if that needs
     more memory.
     """
     version = _version(cursor, name)
@@ -89,7 +89,7 @@ def _bring_up(cursor: duckdb.DuckDBPyConnection, name: str, version: int | None)
         cursor.execute("INSERT INTO meta VALUES ('schema_version', ?)", [str(STORE_VERSION)])
         cursor.execute("COMMIT")
     except duckdb.Error as error:
-        with contextlib.suppress(duckdb.Error):  # nothing to roll back where COMMIT itself failed
+        with contextlib.suppress(duckdb.Error):  # nothing to roll back if COMMIT itself failed
             cursor.execute("ROLLBACK")
         if lacks_memory(error):
             raise ReopenError.because(error) from error
@@ -100,7 +100,7 @@ def _bring_up(cursor: duckdb.DuckDBPyConnection, name: str, version: int | None)
 
 @contextlib.contextmanager
 def _facts_of(cursor: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Meanwhile there is the function `facts_of(attributes, is_call)`: what the collector makes of a span that comes now."""
+    """Provides the SQL function `facts_of(attributes, is_call)` in the block: the promoted columns of a span that arrives now."""
 
     def facts_of(attributes: str, is_call: bool) -> dict[str, str | None]:
         return read_facts(json.loads(attributes), is_call=is_call)._asdict()

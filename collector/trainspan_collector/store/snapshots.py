@@ -1,4 +1,4 @@
-"""Those who read the store: read-only transactions for named reads, and processes of their own for users' queries."""
+"""Readers of the store: read-only transactions for named reads, and separate processes for users' queries."""
 
 import contextlib
 import threading
@@ -23,14 +23,14 @@ _MOST_QUERIES = 4
 
 class _Reader(Protocol):
     def end(self) -> None:
-        """Ends it soon, from another thread; it may be over already."""
+        """Ends it soon, from another thread; it may have ended already."""
 
 
 class Snapshot:
-    """One read-only transaction on a cursor of its own; to be closed. `watermark` is the last `seq` it can see."""
+    """One read-only transaction on its own cursor; must be closed. `watermark` is the last `seq` it can see."""
 
     def __init__(self, database: Database, on_end: Callable[[], object] = lambda: None) -> None:
-        """`on_end` is called where the reader is ended: it lets go of rows that nobody takes."""
+        """`on_end` is called if the reader is ended: it releases rows that nobody takes."""
         self._on_end = on_end
         self._cursor = database.cursor()
         try:
@@ -47,7 +47,7 @@ class Snapshot:
 
     @property
     def cursor(self) -> duckdb.DuckDBPyConnection:
-        """For statements of our own."""
+        """For the collector's own statements."""
         return self._cursor
 
     def end(self) -> None:
@@ -61,10 +61,10 @@ class Snapshot:
 
 
 class Readers:
-    """The readers that are at it. Thread-safe."""
+    """The active readers. Thread-safe."""
 
     def __init__(self, limits: SqlLimits) -> None:
-        """`limits` are those of each user's query."""
+        """`limits` apply to each user's query."""
         self._limits = limits
         self._server = SqlServer()
         self._open: set[_Reader] = set()
@@ -76,7 +76,7 @@ class Readers:
 
     @contextlib.contextmanager
     def snapshot(self, database: Database, on_end: Callable[[], object] = lambda: None) -> Iterator[Snapshot]:
-        """A snapshot for the time of the block; it begins when nobody is `alone`."""
+        """A snapshot for the block; it begins when nobody is `alone`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_shut or self._is_closed)
             self._check_open()
@@ -92,16 +92,16 @@ class Readers:
     def query(
         self, database: Database, sql: str, behind: str, on_end: Callable[[], object] = lambda: None
     ) -> Iterator[SqlProcess]:
-        """A process that runs a user's query on the store as it is now. Raises StoreError where too many run.
+        """A process that runs a user's query on the store as it is now. Raises StoreError if too many run.
 
-        `on_end` is called where its reader does not take note that it was ended.
+        `on_end` is called if its reader does not notice that it was ended.
         """
         if not self._query_places.acquire(timeout=self._limits.seconds):
             raise StoreError(f"{_MOST_QUERIES} queries are under way: try again when one of them has ended")
         try:
             with self._changed:
                 self._changed.wait_for(lambda: not self._is_shut or self._is_closed)
-                self._check_open()  # before the file is opened, which a closed database no longer can
+                self._check_open()  # before opening the file, which a closed database cannot
             with database.frozen() as frozen, self._changed:
                 self._check_open()
                 metadata = {"watermark": str(frozen.last_seq), "behind": behind}
@@ -120,9 +120,9 @@ class Readers:
         self._server.close()
 
     def make_way(self, by_force: bool) -> bool:
-        """Whether no user's query reads the file; where one does and `by_force`, it is ended.
+        """Whether no user's query reads the file; with `by_force`, those that do are ended.
 
-        To be called while nobody can freeze the database.
+        Call while nobody can freeze the database.
         """
         with self._changed:
             queries = list(self._queries)
@@ -133,7 +133,7 @@ class Readers:
         return all(query.has_ended_within(_END_AGAIN_S) for query in queries)
 
     def end(self, grace_s: float, timeout_s: float) -> None:
-        """Lets no more readers in, gives those that read `grace_s` to finish, then ends them, and waits `timeout_s` for it."""
+        """Admits no more readers, gives active ones `grace_s` to finish, then ends them, and waits `timeout_s` for that."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -142,9 +142,9 @@ class Readers:
 
     @contextlib.contextmanager
     def alone(self, grace_s: float, timeout_s: float) -> Iterator[None]:
-        """Lets new readers wait, gives those that read `grace_s` to finish, then ends them.
+        """Makes new readers wait, gives active ones `grace_s` to finish, then ends them.
 
-        Raises StoreError where one cannot be ended within `timeout_s`.
+        Raises StoreError if one cannot be ended within `timeout_s`.
         """
         with self._changed:
             self._is_shut = True
@@ -168,7 +168,7 @@ class Readers:
             self._changed.notify_all()
 
     def _end_all(self, grace_s: float, timeout_s: float) -> bool:
-        """Whether all have left. A reader may begin another statement just after it was ended: so again."""
+        """Whether all have left. A reader may begin another statement just after it was ended, so it is ended repeatedly."""
         if self._changed.wait_for(lambda: not self._open, grace_s):
             return True
         until = time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""What the process of a user's query writes: frames of a kind, a length and as many bytes."""
+"""Messages from the process of a user's query: frames of a kind, a length and that many bytes."""
 
 from struct import Struct
 from typing import Final
@@ -11,6 +11,6 @@ MESSAGE: Final = 0
 """An Arrow IPC message as a FlightData."""
 END: Final = 1
 REFUSED: Final = 2
-"""Why it is no query that users may make."""
+"""Why users may not run this query."""
 FAILED: Final = 3
 """Why there is no answer."""

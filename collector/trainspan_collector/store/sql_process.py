@@ -1,8 +1,8 @@
-"""A user's query in a process of its own, whose memory the system bounds.
+"""A user's query in a separate process, whose memory the system bounds.
 
-DuckDB's limit does not count what a function builds within one vector: `SELECT len(range(150000000))` took 14 GB of it.
-The process reads the store's file itself, as it was when it began (see Frozen), so nothing of it passes through the collector
-but the rows of its answer.
+DuckDB's limit does not count what a function builds within one vector: `SELECT len(range(150000000))` took 14 GB.
+The process reads the store's file itself, as it was when the query began (see Frozen), so only the rows of its answer pass
+through the collector.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ _READ_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """The store's file and its write-ahead log as far as they were written at one moment.
+    """The store's file and its write-ahead log, as written at one moment.
 
-    DuckDB only appends to the log and to free blocks of the file, until a checkpoint: none may be made meanwhile.
+    Until a checkpoint, DuckDB only appends to the log and writes to free blocks of the file: none may be made meanwhile.
     """
 
     file: int
@@ -41,26 +41,26 @@ class Frozen:
     log_bytes: int
     last_seq: int
     folder: Path
-    """Where sorts and joins that need more memory may write."""
+    """Sorts and joins that need more memory may write here."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqlLimits:
-    """Of one query."""
+    """Limits of one query."""
 
     seconds: float
     memory_bytes: int
-    """Beyond what a process has at its start, about 80 MiB."""
+    """In addition to what a process has at its start, about 80 MiB."""
 
 
 _QUERY_FOLDER: Final = "query-"
 _LEAST_SPILL_BYTES: Final = 16 * 1024 * 1024
 _SPILL_PART: Final = 16
-"""What one query may spill of the free disk, as a part of it: four may run, and senders need the rest."""
+"""The free disk divided by this is what one query may spill: four may run, and senders need the rest."""
 
 
 class SqlServer:
-    """Starts the processes: one that has imported what they need, started with the first query, forks each. Thread-safe."""
+    """Starts the processes: they are forked from one with the imports, which starts with the first query. Thread-safe."""
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
@@ -69,7 +69,7 @@ class SqlServer:
         self._lock = threading.Lock()
 
     def start(self, task: Mapping[str, object], descriptors: list[int]) -> None:
-        """Raises OSError."""
+        """Starts a query's process. Raises OSError."""
         text = json.dumps(task).encode()
         with self._lock, tempfile.TemporaryFile() as file:  # of any length, unlike a datagram
             if self._is_closed:
@@ -86,7 +86,7 @@ class SqlServer:
                 self._send([file.fileno(), *descriptors])
 
     def close(self) -> None:
-        """Queries that run go on; none begins any more."""
+        """Running queries continue; no new ones start."""
         with self._lock:
             self._is_closed = True
             self._stop()
@@ -113,13 +113,13 @@ class SqlServer:
 
 
 def remove_query_folders(folder: Path) -> None:
-    """Deletes what queries spilled under a collector that was killed."""
+    """Deletes what queries of a killed collector spilled."""
     for left in folder.glob(f"{_QUERY_FOLDER}*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
 class SqlProcess:
-    """Runs from construction on; to be closed. `answer` is its answer."""
+    """A query that runs from construction on; must be closed. `answer` yields its answer."""
 
     def __init__(
         self, server: SqlServer, sql: str, frozen: Frozen, metadata: Mapping[str, str], limits: SqlLimits
@@ -149,9 +149,9 @@ class SqlProcess:
         self._timer.start()
 
     def answer(self) -> Iterator[bytes]:
-        """Each Arrow message as a FlightData, the schema first; nothing is held but the next one.
+        """Each Arrow message as a FlightData, the schema first; only the next one is held.
 
-        Raises UsageError for what is no query that users may make, StoreError where it fails or was ended.
+        Raises UsageError for a query that users may not run, StoreError if it fails or was ended.
         """
         while True:
             kind, n_bytes = HEAD.unpack(self._read(HEAD.size))
@@ -165,22 +165,22 @@ class SqlProcess:
             yield body
 
     def end(self, reason: str = "the collector needs the store for itself: try again") -> None:
-        """Ends it soon, from any thread; its reader is told `reason`."""
+        """Ends it soon, from any thread; its reader gets `reason`."""
         self._ended_because = self._ended_because or reason
         with contextlib.suppress(OSError):  # closed
             self._socket.shutdown(socket.SHUT_WR)
 
     def has_ended_within(self, timeout_s: float) -> bool:
-        """Whether the process is gone. To be called after `end`."""
+        """Whether the process ends in time. Call after `end`."""
         poll = select.poll()
         try:
             poll.register(self._socket, select.POLLRDHUP)
-        except ValueError:  # closed, so it is
+        except ValueError:  # closed, so it has ended
             return True
         return bool(poll.poll(1000 * timeout_s))
 
     def close(self) -> None:
-        """Returns when the process has ended."""
+        """Returns once the process has ended."""
         self._timer.cancel()
         self.end()
         with contextlib.suppress(OSError):
@@ -190,7 +190,7 @@ class SqlProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read(self, n_bytes: int) -> bytes:
-        """Raises StoreError where the process has ended before it had written so much."""
+        """Raises StoreError if the process ended before it had written `n_bytes`."""
         data = bytearray(n_bytes)
         view = memoryview(data)
         while view:

@@ -1,9 +1,9 @@
-"""Processes of users' queries: `python -m trainspan_collector.store.sql_worker FD`, started by sql_process.py, which says why.
+"""Processes for users' queries: `python -m trainspan_collector.store.sql_worker FD`, started by sql_process.py, which explains why.
 
-It imports what queries need, then forks one process for each task that comes over FD, and ends with it. A task is three or
-four descriptors: a file with JSON, a socket for the answer, the store's file, and its write-ahead log. A query opens no file but
-these, and takes no lock on them: DuckDB's own would keep the store from being read while the collector has it open. It ends at
-once where the collector closes its side of the socket.
+It imports what queries need, then forks one process for each task received over FD, and exits when FD closes. A task is three
+or four descriptors: a file with JSON, a socket for the answer, the store's file, and its write-ahead log. A query opens no other
+files, and takes no lock on these: DuckDB's own would prevent reading the store while the collector has it open. It ends at once
+if the collector closes its side of the socket.
 """
 
 import json
@@ -52,7 +52,7 @@ def _run(task_file: int, answer: int, *files: int) -> NoReturn:
         file.seek(0)
         task = json.loads(file.read())
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, ceil(task["seconds"]) + 1)  # whatever becomes of the collector
+    signal.setitimer(signal.ITIMER_REAL, ceil(task["seconds"]) + 1)  # whatever happens to the collector
     out = socket.socket(fileno=answer)
     threading.Thread(target=_end_with, args=[out], daemon=True).start()
     _bound_memory(task["memory_bytes"])
@@ -66,9 +66,9 @@ def _run(task_file: int, answer: int, *files: int) -> NoReturn:
             _write(out, reader, task["metadata"])
         except (duckdb.Error, pa.ArrowException, MemoryError) as error:
             _tell(out, *_explained(error, task, FAILED))
-    except OSError:  # the reader has gone
+    except OSError:  # the reader is gone
         pass
-    os._exit(0)  # at once: there is nothing to tidy up
+    os._exit(0)  # at once: there is nothing to clean up
 
 
 def _end_with(answer: socket.socket) -> None:
@@ -78,7 +78,7 @@ def _end_with(answer: socket.socket) -> None:
 
 
 def _bound_memory(memory_bytes: int) -> None:
-    """Of what the process can write to; its address space is larger, as the C library sets some aside for each thread."""
+    """Limits what the process can write to; its address space is larger, as the C library reserves some for each thread."""
     with open("/proc/self/status") as status:
         [used_kib] = [int(line.split()[1]) for line in status if line.startswith("VmData:")]
     limit = 1024 * used_kib + memory_bytes
@@ -86,7 +86,7 @@ def _bound_memory(memory_bytes: int) -> None:
 
 
 def _open(task: dict[str, Any], files: tuple[int, ...]) -> duckdb.DuckDBPyConnection:
-    """The store as it was, read-only, and nothing else in reach."""
+    """The store as it was, read-only, without access to anything else."""
     file, *log = files
     sizes = {_STORE: (file, os.fstat(file).st_size)}
     if log:
@@ -131,7 +131,7 @@ def _write(out: socket.socket, reader: pa.RecordBatchReader, metadata: dict[str,
 
 
 def _send(out: socket.socket, written: "_Parts") -> None:
-    """The messages written since the last time."""
+    """Sends the messages written since the last call."""
     messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(written.take()))
     for message in messages:
         data = flight_data(message)
@@ -177,7 +177,7 @@ class _Parts:
 
 
 class _Place:
-    """Where a file is read on."""
+    """The position at which reading continues."""
 
     position = 0
 
@@ -185,8 +185,8 @@ class _Place:
 class _File:
     """Reads a descriptor up to a size.
 
-    DuckDB's threads read blocks of the store side by side, each after a `seek` of its own, but its log one part after the other
-    from whatever thread: with `is_log` they share the position.
+    DuckDB's threads read blocks of the store in parallel, each after its own `seek`, but its log sequentially, from any thread:
+    with `is_log`, they share the position.
     """
 
     def __init__(self, descriptor: int, n_bytes: int, *, is_log: bool) -> None:
@@ -211,7 +211,7 @@ class _File:
         return data
 
     def close(self) -> None:
-        """The descriptor is the process's."""
+        """The descriptor belongs to the process."""
 
 
 class _Frozen(fsspec.AbstractFileSystem):  # type: ignore[misc]
@@ -221,7 +221,7 @@ class _Frozen(fsspec.AbstractFileSystem):  # type: ignore[misc]
     cachable = False
 
     def __init__(self, files: dict[str, tuple[int, int]]) -> None:
-        """Name → descriptor and size."""
+        """`files`: name → descriptor and size."""
         super().__init__()
         self._files = files
 
