@@ -114,7 +114,7 @@ def _allow_many_connections() -> None:
 
 
 def _more_memory(memory_bytes: int, failure: ReopenError) -> int:
-    """Twice the memory, up to half of what is available. Raises StoreError if that is already in use."""
+    """Twice the memory, up to half of what is available. Raises StoreError if that is already reached."""
     most = available_memory_bytes() // 2
     if memory_bytes >= most:
         raise StoreError(f"DuckDB needs more than {memory_bytes} bytes of memory: {first_line(failure)}") from failure

@@ -84,7 +84,7 @@ def scan_frames(data: bytes, marker: bytes, *, complete: bool) -> Iterator[Frame
     """The frames in `data`, from a file with this marker, and the damage between them.
 
     `complete` means that the file ends with `data`; otherwise trailing bytes that may be the start of a longer frame
-    are skipped, for the caller to continue from.
+    are left for the caller to continue from.
     """
     position = 0
     while position < len(data):

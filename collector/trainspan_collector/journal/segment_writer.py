@@ -25,7 +25,7 @@ _MAX_BUFFERS = 512  # below the kernel's IOV_MAX of 1024
 
 
 class SegmentObserver(Protocol):
-    """Called about the segment files, in the writer's thread."""
+    """Receives the events of the segment files, in the writer's thread."""
 
     def segment_opened(self, segment: int, name: str) -> None:
         """Writing goes to this segment from now on."""

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 _MEMORY_ATTEMPTS = 3
-_CHECKPOINT_WAL_BYTES = 96 * 1024 * 1024  # DuckDB holds the long texts in it in memory
+_CHECKPOINT_WAL_BYTES = 96 * 1024 * 1024  # DuckDB holds its long texts in memory
 _MAY_PASS = (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.TransactionException, KeyIndexError)
 """Errors when memory or disk is full; a TransactionException is raised at COMMIT."""
 _NOT_STORABLE = (duckdb.DataError, duckdb.IntegrityError, duckdb.InvalidInputException)

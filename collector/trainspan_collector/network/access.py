@@ -22,7 +22,7 @@ _UNKNOWN: Final = "the token is not known here: take one of the collector's toke
 
 
 class Right(Enum):
-    """What a request does, and the roles that may."""
+    """What a request needs to do, and the roles that may do it."""
 
     WRITE = "send telemetry", frozenset({Role.AGENT, Role.SERVING, Role.RUNNER, Role.USER})
     READ = "read the store", frozenset({Role.READER, Role.RUNNER})
@@ -34,7 +34,7 @@ class Right(Enum):
 
 
 class DeniedError(Exception):
-    """`is_known` separates roles without the right (403, PERMISSION_DENIED) from invalid tokens (401, UNAUTHENTICATED)."""
+    """`is_known` separates roles without the right (403, PERMISSION_DENIED) from missing or invalid tokens (401, UNAUTHENTICATED)."""
 
     def __init__(self, message: str, *, is_known: bool) -> None:
         super().__init__(message)

@@ -75,7 +75,7 @@ class Admission:
             time.sleep(min(_DISK_CHECK_S, max(0.0, deadline - time.monotonic())))
 
     def _wait_for_turn(self, n_bytes: int, *, untrusted: bool) -> None:
-        """Keeps the journal from growing to the floor while loading is slower than the senders."""
+        """Waits, so that the journal does not grow to the floor while loading is slower than the senders."""
         if self._backlog is None:
             return
         room_bytes = max(0, self._free_disk_bytes - self._min_free_disk_bytes)

@@ -49,7 +49,7 @@ def overloaded(error: OverloadError) -> RefusedError:
 
 
 def media_type(content_type: str) -> str:
-    """A Content-Type header without its parameters, in lower case."""
+    """A Content-Type header without its parameters, in lowercase."""
     return content_type.partition(";")[0].strip().lower()
 
 

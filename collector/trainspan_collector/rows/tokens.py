@@ -17,7 +17,7 @@ _MAX_ID: Final = 2**31 - 1
 
 
 def pack_ids(value: AnyValue) -> bytes:
-    """Token ids (T,) as int32 little-endian bytes (4·T,). Raises InvalidRecordError if they are not token ids."""
+    """Token ids (T,) as int32 little-endian bytes (4·T,). Raises InvalidRecordError if they are malformed."""
     kind = value.WhichOneof("value")
     if kind == "bytes_value":
         return _whole(value.bytes_value)
@@ -32,7 +32,7 @@ def pack_ids(value: AnyValue) -> bytes:
 
 
 def pack_logprobs(value: AnyValue) -> bytes:
-    """Log-probabilities (T,) as float32 little-endian bytes (4·T,). Raises InvalidRecordError if they are not numbers."""
+    """Log-probabilities (T,) as float32 little-endian bytes (4·T,). Raises InvalidRecordError if they are malformed."""
     kind = value.WhichOneof("value")
     if kind == "bytes_value":
         return _whole(value.bytes_value)

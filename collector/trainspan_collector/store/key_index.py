@@ -35,7 +35,7 @@ _KEYS: Final[Mapping[str, str]] = {
 }
 """Table → SQL expression that identifies a row among the rows of all tables."""
 _LIVE: Final[Mapping[str, str]] = {"spans": "live_spans", "logs": "logs", "evaluations": "live_evaluations"}
-"""Table → its rows that no richer one replaced."""
+"""Table → relation of its rows that no richer one replaced."""
 
 _SALT: Final = b"salt"
 _COVERED: Final = b"covered"
