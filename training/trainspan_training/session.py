@@ -1,4 +1,4 @@
-"""One use of the trainer: finds model and dataset, starts TRL, trains one round or each that appears."""
+"""One trainer run: finds the model and dataset, starts TRL, and trains one round or follows new datasets."""
 
 import logging
 import signal
@@ -37,27 +37,28 @@ _DRAW_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to do."""
+    """What a trainer run is asked to do."""
 
     settings: TrainSettings
     datasets: Path
-    """A folder of datasets; without `follow` also one dataset."""
+    """A folder of datasets; without `follow`, may also be a single dataset."""
     checkpoints: Path
     follow: bool = False
-    """Keep training each dataset that appears."""
+    """Keep running and train each new dataset."""
     rounds: int | None = None
-    """Datasets after which `follow` ends; None: never."""
+    """Number of datasets after which `follow` ends; None means never."""
 
 
 class _Stopped(BaseException):
-    """SIGTERM. What was under way is lost, and nothing else: see `checkpoints`."""
+    """Raised on SIGTERM. Only the work in progress is lost: see `checkpoints`."""
 
 
 def train(job: Job, on_ready: Callable[[], None], on_result: Callable[[Result], None]) -> None:
-    """Runs the job; `on_result` hears of each dataset. SIGTERM ends it early, without an error.
+    """Runs the job and calls `on_result` for each dataset. SIGTERM ends it early, without an error.
 
-    In a team of processes only the leader is ready and has results, and all end with the same error. Raises ConfigError,
-    CheckpointError or DatasetError where it cannot be done; alone, before anything heavy is imported.
+    In a team, only the leader calls `on_ready` and `on_result`, and all processes end with the same error. Raises
+    ConfigError, CheckpointError or DatasetError if the job cannot be done; in a single process, before any heavy
+    import.
     """
     check(job.settings)
     rule = find_rule(job.settings)
@@ -88,7 +89,7 @@ def _stop(*_: object) -> None:
 
 @contextmanager
 def _held(root: Path, team: Team) -> Iterator[Checkpoints | None]:
-    """The leader's hold on the checkpoints folder; None in the other processes."""
+    """The leader's exclusive handle to the checkpoints folder; None in the other processes."""
     held: list[Checkpoints] = []
     team.share(lambda: held.append(Checkpoints(root)))
     try:
@@ -99,7 +100,7 @@ def _held(root: Path, team: Team) -> Iterator[Checkpoints | None]:
 
 
 class _Session:
-    """One job of this process."""
+    """The job as run by this process."""
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class _Session:
                     self._picture.draw()
 
     def _datasets(self, policy: Policy) -> Iterator[DatasetFolder] | None:
-        """What to train; None where that is settled already."""
+        """Datasets to train; None if there is nothing to train."""
         job = self._job
         if job.follow:
             return self._team.each(lambda: islice(self._appearing(), job.rounds))
@@ -177,7 +178,7 @@ def _start(book: Checkpoints, settings: TrainSettings) -> Policy:
 
 
 class _Picture:
-    """Draws the curves when a round has changed them: while waiting, seldom, and at the end."""
+    """Draws the curves if a round has changed them: occasionally while waiting, and at the end."""
 
     def __init__(self, checkpoints: Path) -> None:
         self._checkpoints = checkpoints

@@ -1,1 +1,1 @@
-"""Parquet to optimizer steps to micro-batches; NumPy only."""
+"""From Parquet to optimizer steps to micro-batches; NumPy only."""

@@ -1,4 +1,4 @@
-"""Sizes into bins: as few as may be, and alike where several processes take them in turn."""
+"""Bin packing: as few bins as possible, and balanced if several processes share them."""
 
 import heapq
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ __all__ = ["fill"]
 
 
 def fill(sizes: Sequence[int], limit: int, multiple: int = 1) -> list[list[int]]:
-    """Indexes of the sizes by bin, none of which exceeds the limit unless a size alone does.
+    """Indexes of the sizes by bin. No bin exceeds the limit, except one that holds a single oversized item.
 
-    First fit of the largest first, which needs at most 11/9 of the fewest bins and one more (Johnson, 1973). Then the number
-    of bins is rounded up to a multiple, and sizes are spread evenly over them where the limit allows.
+    First-fit decreasing, which needs at most 11/9 of the optimal number of bins, plus one (Johnson, 1973). The number
+    of bins is then rounded up to a multiple of `multiple`, and sizes are spread evenly over them if the limit allows.
     """
     order = sorted(range(len(sizes)), key=lambda index: sizes[index], reverse=True)
     free = np.full(len(sizes), limit, dtype=np.int64)
@@ -31,7 +31,7 @@ def fill(sizes: Sequence[int], limit: int, multiple: int = 1) -> list[list[int]]
 
 
 def _spread(sizes: Sequence[int], order: Sequence[int], count: int) -> list[list[int]]:
-    """The largest first, each into the bin that holds least."""
+    """Puts each size, largest first, into the emptiest bin."""
     bins: list[list[int]] = [[] for _ in range(count)]
     least = [(0, place) for place in range(count)]
     for index in order:

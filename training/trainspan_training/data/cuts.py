@@ -1,8 +1,8 @@
-"""Which rows make a micro-batch: planned by the lengths of rows and by what they share, before any array is made.
+"""Assigns rows to micro-batches by their lengths and shared prefixes, before any array is made.
 
 Rows in lexicographic order are the leaves of their prefix tree in depth-first order: each row adds the tokens that it
-does not share with the row before. Trees, and rows by themselves, follow one another in one sequence as far as it holds
-them; padded rows stand side by side. How rows are put together changes neither loss nor gradient.
+does not share with the previous row. Trees and single rows are packed end to end into one sequence until it is full;
+padded rows are stacked. The assignment changes neither loss nor gradient.
 """
 
 from collections.abc import Sequence
@@ -16,49 +16,49 @@ from trainspan_training.data.sequences import TokenSequence, lexicographic, over
 __all__ = ["BLOCK", "PASS", "Cut", "Tree", "TreeCost", "packed", "padded", "shared", "unique_tokens"]
 
 PASS = 256
-"""The fixed cost of a forward and backward pass is about that of so many tokens (measured: 205 to 273)."""
+"""Fixed cost of a forward and backward pass, in tokens (measured: 205 to 273)."""
 BLOCK = 128
-"""Edge of the blocks that compiled flex attention computes."""
+"""Edge of the blocks computed by compiled flex attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Rows that share tokens from their first one on; one row by itself is a tree that does not branch."""
+    """Rows that share a prefix; a single row is a tree that does not branch."""
 
     rows: tuple[int, ...]
-    """By number, in lexicographic order."""
+    """Row numbers, in lexicographic order of the rows."""
     size: int
-    """Tokens, shared ones once."""
+    """Number of tokens, counting shared ones once."""
     depths: int
-    """Sum over its tokens of their places in their own rows."""
+    """Sum over its tokens of their positions in their own rows."""
     chain: bool
-    """Whether each token sees all before it."""
+    """Whether each token sees all preceding tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What one forward pass gets."""
+    """The input of one forward pass."""
 
     trees: tuple[Tree, ...]
     flat: bool
-    """Trees one after another in one sequence; else rows side by side, padded on the right."""
+    """True if trees are packed into one sequence; otherwise rows are stacked, padded on the right."""
     tokens: int
-    """Without padding."""
+    """Number of tokens without padding."""
     size: int
-    """With padding."""
+    """Number of tokens with padding."""
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """By number, in the order of the micro-batch."""
+        """Row numbers, in the order of the micro-batch."""
         return tuple(row for tree in self.trees for row in tree.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class TreeCost:
-    """When a further row is worth a larger tree. All in units of a token's cost in the layers, attention left out."""
+    """Decides if adding a row to a tree pays off. In units of a token's cost in the layers, excluding attention."""
 
     pair: float
-    """Cost of one more pair of tokens in a mask; 0 where attention computes only what a token sees."""
+    """Cost of each additional pair of tokens in a mask; 0 if attention computes only visible pairs."""
 
     def joins(self, size: int, new: int, length: int) -> bool:
         """Whether a row of `length` tokens, `new` of them unshared, costs less in a tree of `size` tokens than alone."""
@@ -67,16 +67,16 @@ class TreeCost:
 
 
 def unique_tokens(rows: Sequence[TokenSequence]) -> int:
-    """Tokens of the rows' prefix tree."""
+    """Number of tokens in the rows' prefix tree."""
     ordered = lexicographic(rows)
     return sum(len(row.tokens) for row in ordered) - sum(overlaps(ordered))
 
 
 def padded(rows: Sequence[TokenSequence], tokens: int, a_pass: float = PASS) -> list[Cut]:
-    """Rows of about equal length together, in micro-batches of at most so many tokens, padding included.
+    """Groups rows of similar length into micro-batches of at most `tokens` tokens, padding included.
 
-    Cut so that tokens and passes, each of which costs as much as `a_pass` tokens, cost least together. A row that alone
-    exceeds the limit is a micro-batch of its own.
+    Minimizes the total cost of tokens and passes, each pass costing as much as `a_pass` tokens. A row that exceeds the
+    limit is a micro-batch by itself.
     """
     ordered = sorted(rows, key=lambda row: len(row.tokens), reverse=True)
     cost = np.full(len(ordered) + 1, np.inf)
@@ -99,7 +99,7 @@ def padded(rows: Sequence[TokenSequence], tokens: int, a_pass: float = PASS) -> 
 
 
 def packed(rows: Sequence[TokenSequence], tokens: int, *, processes: int = 1, blocks: bool = False) -> list[Cut]:
-    """Rows one after another in sequences of at most so many tokens (a row that alone exceeds them is alone)."""
+    """Packs rows into sequences of at most `tokens` tokens; a row that exceeds the limit gets its own sequence."""
     return _fill([_tree([row], [0]) for row in rows], tokens, processes, blocks)
 
 
@@ -112,10 +112,10 @@ def shared(
     processes: int = 1,
     blocks: bool = False,
 ) -> list[Cut]:
-    """Prefix trees of the rows, one after another in sequences of at most so many tokens; a tree has at most `edge`.
+    """Packs prefix trees of the rows into sequences of at most `tokens` tokens; a tree has at most `edge` tokens.
 
-    `blocks`: attention goes by whole blocks, to which sequences are then padded. A row that alone exceeds the limit is
-    alone.
+    `blocks`: attention works on whole blocks, so sequences are padded to them. A row that exceeds the limit gets its
+    own sequence.
     """
     ordered = lexicographic(rows)
     greatest = tokens if edge is None else min(edge, tokens)
@@ -135,7 +135,7 @@ def shared(
 
 
 def _tree(rows: Sequence[TokenSequence], shares: Sequence[int]) -> Tree:
-    """Of rows in lexicographic order, which share so many tokens with the one before."""
+    """The tree of rows in lexicographic order; `shares`: number of tokens that each shares with the previous row."""
     lengths = [len(row.tokens) for row in rows]
     return Tree(
         rows=tuple(row.number for row in rows),

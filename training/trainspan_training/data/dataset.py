@@ -1,4 +1,4 @@
-"""Reads a dataset folder: manifest, verification by hash, and one `Call` per row."""
+"""Reads a dataset folder: the manifest, hash verification, and one `Call` per row."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ _COLUMNS = (
     "advantage",
 )
 _OF_CONSTRAINT = ("constraint", "constraint_start")
-"""Columns of datasets since version 3."""
+"""Columns added in dataset version 3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,36 +48,36 @@ class DatasetFolder:
     rows: int
     rollouts: int
     policy: str | None
-    """Name of the policy that made its calls; None in datasets of version 1."""
+    """Name of the policy that sampled the calls; None in version 1 datasets."""
     bases: tuple[str, ...]
-    """Digests of the models that the training of its policies began with; empty where its calls name none."""
+    """Digests of the base models of its policies; empty if the calls do not name one."""
     reward_mean: float | None
     reward_std: float | None
     groups: int | None
-    """That were compared."""
+    """Number of groups compared."""
     zero_spread_groups: int | None
-    """Of these, those whose rewards are all equal: nothing is learned from them."""
+    """Number of these with all rewards equal: nothing is learned from them."""
     files: tuple[tuple[str, str], ...]
     """(name, sha256) of each Parquet file, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One trainable call: a prompt of P tokens, then C sampled ones."""
+    """One trainable call: a prompt of P tokens, then C sampled tokens."""
 
     number: int
-    """Its place among all rows of the dataset."""
+    """Row index in the whole dataset."""
     rollout: str
-    """Rollout id and attempt."""
+    """`rollout_id/attempt`."""
     index: int
     segment: int
     position: int
-    """Place in the segment."""
+    """Position in the segment."""
     group: str
-    """Of the rollouts that it was compared with; its rollout where it has none."""
+    """Group of rollouts it was compared with; its own rollout if it has no group."""
     policy_version: int | None
     prompt_ids: "NDArray[np.int32]"
-    """(P − prefix_len,) the prompt from place `prefix_len` on."""
+    """(P − prefix_len,) the prompt from position `prefix_len` on."""
     completion_ids: "NDArray[np.int32]"
     """(C,)"""
     logprobs: "NDArray[np.float32]"
@@ -85,27 +85,27 @@ class Call:
     temperature: float
     advantage: float
     prefix_len: int = 0
-    """Tokens at the beginning of the prompt that the calls before it in its segment hold, and that are left out here."""
+    """Leading prompt tokens that earlier calls of its segment already hold, omitted here."""
     limits: "Limits | None" = None
-    """Of the C sampled tokens, if the call was constrained."""
+    """Limits on the C sampled tokens, if the call was constrained."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConstrainedCall:
-    """What is needed to replay the constraint of a call."""
+    """The data needed to replay a call's constraint."""
 
     number: int
-    """Its place among all rows of the dataset."""
+    """Row index in the whole dataset."""
     constraint: str
-    """As `Constraint.to_json` wrote it."""
+    """As written by `Constraint.to_json`."""
     free: int
-    """Tokens before the first one that the grammar masked."""
+    """Number of tokens before the first one that the grammar masked."""
     completion_ids: "NDArray[np.int32]"
     """(C,)"""
 
 
 def open_dataset(path: Path) -> DatasetFolder:
-    """The dataset's manifest. Raises DatasetError if it is missing, malformed, or of a version that is not known."""
+    """Reads the dataset's manifest. Raises DatasetError if it is missing, malformed, or of an unknown version."""
     said = manifest_path(path)
     try:
         text = said.read_bytes()
@@ -139,10 +139,11 @@ def open_dataset(path: Path) -> DatasetFolder:
 def read_constrained(
     dataset: DatasetFolder, *, oldest: int | None = None, only: frozenset[int] | None = None
 ) -> Iterator[ConstrainedCall]:
-    """The calls with a constraint, of those that `read_calls` would give. Raises DatasetError for a file with another hash,
-    or one that cannot be read.
+    """Yields the constrained calls among those that `read_calls` would return.
+
+    Raises DatasetError if a file cannot be read or its hash differs.
     """
-    texts: dict[str, str] = {}  # long, and the same in many rows
+    texts: dict[str, str] = {}  # interned: long, and the same in many rows
     for path, first, held in _files(dataset, only):
         if _OF_CONSTRAINT[0] not in columns_of(path):
             continue
@@ -163,14 +164,13 @@ def read_calls(
     only: frozenset[int] | None = None,
     limited: "Callable[[Sequence[Call]], list[Call]] | None" = None,
 ) -> tuple[list[Call], int]:
-    """(the calls, how many are too old), verified against the manifest's hashes and counts.
+    """Returns (calls, number of stale calls), verified against the manifest's hashes and counts.
 
-    Calls of a policy version below `oldest` are left out and counted; those of unknown version are not. `limited` gives
-    calls the limits of their constraints; those that it drops are left out, and not counted. `only`: those calls, by
-    number, whole segments of them; no others are read, nor files that hold none. Of a call that continues its segment
-    only the tokens that are new stay in memory, unless `whole`. Raises DatasetError naming the file or row for: a hash
-    that differs, missing columns or values, lengths that do not match, a number that is not finite, a temperature that is
-    not positive.
+    Calls with a policy version below `oldest` are dropped and counted; calls of unknown version are kept. `limited`
+    attaches the limits of constraints to calls; calls that it drops are not counted. `only` selects calls by number, as
+    whole segments: other calls, and files without any of these, are not read. Unless `whole`, a call that continues its
+    segment keeps only its new tokens in memory. Raises DatasetError, naming the file or row, for a hash mismatch,
+    missing columns or values, mismatched lengths, a non-finite number, or a temperature that is not positive.
     """
     calls: list[Call] = []
     stale, segments = 0, _Segments()
@@ -185,9 +185,9 @@ def read_calls(
 
 
 def _files(dataset: DatasetFolder, only: frozenset[int] | None) -> Iterator[tuple[Path, int, list[int]]]:
-    """Each file that holds one of the calls `only`, verified, with the number of its first row and its `row_groups`.
+    """Yields each file with a call in `only`, verified: its path, the number of its first row, and its `row_groups`.
 
-    Raises DatasetError, at the end if all files together do not hold what the manifest says.
+    Raises DatasetError; at the end, if the total number of rows differs from the manifest's.
     """
     rows = 0
     for name, sha256 in dataset.files:
@@ -210,14 +210,14 @@ def _is_stale(version: int | None, oldest: int | None) -> bool:
 
 
 class _Segments:
-    """What the segments of the rollout that is being read hold so far: the rows of a rollout stand together."""
+    """Tokens so far in each segment of the rollout being read: the rows of a rollout are adjacent."""
 
     def __init__(self) -> None:
         self._rollout = ""
         self._held: dict[int, NDArray[np.int32]] = {}
 
     def cut(self, call: Call) -> Call:
-        """The call without the tokens that its segment holds; as it is if it does not continue that token for token."""
+        """Removes the tokens that its segment already holds, unless the call does not continue it token by token."""
         import numpy as np
 
         if call.rollout != self._rollout:
@@ -225,7 +225,7 @@ class _Segments:
         held = self._held.get(call.segment)
         known = len(held) if held is not None and np.array_equal(call.prompt_ids[: len(held)], held) else 0
         self._held[call.segment] = np.concatenate([call.prompt_ids, call.completion_ids])
-        # A copy: a part of the prompt would keep all prompts of its batch in memory.
+        # A copy: a view of the prompt would keep all prompts of its batch in memory.
         return replace(call, prompt_ids=call.prompt_ids[known:].copy(), prefix_len=known)
 
 

@@ -1,8 +1,8 @@
-"""How rows go through the model: padded side by side, packed one after another, or as prefix trees; the cheapest, or forced.
+"""Layout of rows in a forward pass: padded, packed end to end, or as prefix trees; the cheapest, unless it is set.
 
-On a GPU rows are packed, or form trees where they share much: flash or compiled flex attention computes what is seen and
-nothing else. On a CPU attention goes tree by tree: each row costs a call of its own, which pays where layers are wide, and a
-tree a dense mask, which pays where rows share much.
+On a GPU rows are packed, or form trees if they share many tokens: flash or compiled flex attention computes only
+visible pairs. On a CPU attention runs tree by tree: each row costs a separate call, which pays off if layers are wide,
+and a tree costs a dense mask, which pays off if rows share many tokens.
 """
 
 from collections.abc import Sequence
@@ -17,30 +17,30 @@ from trainspan_training.data.sequences import TokenSequence
 __all__ = ["DENSE_TOKENS", "MOST_TOKENS", "BatchLayout", "Budget", "batch_layout", "refusal"]
 
 _DENSE_PAIR = 4.0
-"""A masked pair costs about so many times the floating-point operations that it takes, against the layers' products."""
+"""Cost of a masked pair per floating-point operation, relative to the layers' matrix products."""
 _CALL = 2.5e6
-"""On a CPU the attention of a row by itself costs about as much as so many weights that a token goes through."""
+"""On a CPU a separate attention call for a row costs about as much as one token going through this many weights."""
 _WORTH = 0.9
-"""Trees are chosen where they cost less than this share of rows: their cost is known less well."""
+"""Trees are chosen if they cost less than this share of what rows cost: the estimate for trees is less accurate."""
 _GPU_PASS = 2048
-"""On a GPU a forward and backward pass costs about as much as so many tokens: its kernels must be launched."""
+"""On a GPU a forward and backward pass has a fixed cost of about this many tokens, for launching kernels."""
 
 
 MOST_TOKENS = 16384
-"""Tokens of a micro-batch by default, where memory has room for them."""
+"""Default number of tokens in a micro-batch, if memory has room for them."""
 
 DENSE_TOKENS = 4096
-"""Greatest tree behind a dense mask, which is a square of this edge."""
+"""Greatest number of tokens in a tree with a dense mask, which is a square of this edge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What memory has room for."""
+    """The sizes that memory has room for."""
 
     tokens: int
-    """Of a micro-batch."""
+    """Number of tokens in a micro-batch."""
     longest: int
-    """The longest row, which is a micro-batch of its own where it is longer."""
+    """Length of the longest row; a row longer than `tokens` is a micro-batch by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,15 @@ class BatchLayout:
     pair: float
     """Cost of a pair of tokens in attention, in units of a token's cost in the layers."""
     dense: bool
-    """Whether attention goes tree by tree, with a dense mask where one branches."""
+    """Whether attention runs tree by tree, with a dense mask for each tree that branches."""
     longest: int = 2**62
     """Longest row that memory has room for."""
     call: float = 0.0
-    """Cost of the attention of a row by itself, in units of a token's cost in the layers."""
+    """Cost of a separate attention call for a row, in units of a token's cost in the layers."""
     processes: int = 1
 
     def cut(self, rows: Sequence[TokenSequence]) -> list[Cut]:
-        """Micro-batches of the rows of one step, at least one for each process where there are rows enough."""
+        """Micro-batches of one step's rows; at least one per process if there are enough rows."""
         if self.mode != "auto":
             return self._cut(self.mode, rows)
         ways = ("padded", "packed", "tree") if self.dense else ("packed", "tree")
@@ -87,11 +87,11 @@ class BatchLayout:
         return shared(rows, self.tokens, TreeCost(pair), edge=edge, processes=self.processes, blocks=blocks)
 
     def _share(self, tokens: int) -> int:
-        """The limit, lowered so that every process gets a part of these tokens."""
+        """The token limit, lowered so that every process gets a share of these tokens."""
         return self.tokens if self.processes == 1 else min(self.tokens, -(-tokens // self.processes))
 
     def _cost(self, cut: Cut) -> float:
-        """Of a forward and backward pass, in units of a token's cost in the layers."""
+        """Cost of a forward and backward pass, in units of a token's cost in the layers."""
         if not cut.flat:
             return float(PASS + cut.size * (1 + self.pair * cut.size / len(cut.trees) / 2))
         if not self.dense:
@@ -109,9 +109,9 @@ def batch_layout(
     masks: bool = True,
     processes: int = 1,
 ) -> BatchLayout:
-    """For a model of this configuration within a budget of tokens; `masks`: whether it takes our attention.
+    """The layout for a model of this configuration within a token budget; `masks`: whether it accepts our attention.
 
-    Raises ConfigError where the setting `forward` cannot be had with it.
+    Raises ConfigError if the model does not support the setting `forward`.
     """
     text = config.get_text_config()
     reason = refusal(text) or (None if masks else "its attention cannot be exchanged")
@@ -132,7 +132,7 @@ def batch_layout(
 
 
 def refusal(text: Any) -> str | None:
-    """Why a model can only forward padded rows, if so: some layers would not look at the mask."""
+    """Why a model can only forward padded rows, if so: some layers would ignore the mask."""
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
     if kinds:
         return f"the model has layers of type {', '.join(sorted(kinds))}"

@@ -1,7 +1,7 @@
-"""Weights of trained tokens in the objective: the built-in rules, and one's own as `module:function`.
+"""Weights of trained tokens in the objective: built-in rules, and custom rules as `module:function`.
 
-A rule is called with the calls of one optimizer step and gives each a number w ≥ 0; the loss is −Σ_calls w Σ_t f_t, where
-f_t is the clipped objective of a token. What it returns is used as it is: nothing is normalised afterwards.
+A rule takes the calls of one optimizer step and returns a number w ≥ 0 for each; the loss is −Σ_calls w Σ_t f_t, where
+f_t is the clipped objective of a token. The weights are used as returned, without further normalization.
 """
 
 import math
@@ -18,14 +18,14 @@ __all__ = ["Rule", "StepCall", "apply", "find_rule"]
 
 @dataclass(frozen=True, slots=True)
 class StepCall:
-    """A call of an optimizer step, as a rule sees it; the calls of a rollout stand together."""
+    """A call of an optimizer step, as passed to a rule; the calls of a rollout are adjacent."""
 
     rollout: str
     group: str
     index: int
-    """Place of the call in its rollout."""
+    """Index of the call in its rollout."""
     tokens: int
-    """Tokens that are trained."""
+    """Number of trained tokens."""
     advantage: float
     policy_version: int | None
 
@@ -34,7 +34,7 @@ Rule = Callable[[Sequence[StepCall]], Sequence[float]]
 
 
 def find_rule(settings: TrainSettings) -> Rule:
-    """The rule that `weights` names. Raises ConfigError, or UsageError where `module:function` cannot be loaded."""
+    """The rule named by `weights`. Raises ConfigError, or UsageError if `module:function` cannot be loaded."""
     if settings.weights == "rollout":
         return _rollout_mean
     if settings.weights == "token":
@@ -47,7 +47,7 @@ def find_rule(settings: TrainSettings) -> Rule:
 
 
 def apply(rule: Rule, calls: Sequence[StepCall]) -> list[float]:
-    """The weights (C,) of the calls. Raises TrainingError where the rule's answer cannot be meant."""
+    """The weights (C,) of the calls. Raises TrainingError if the rule returns invalid weights."""
     weights = [float(weight) for weight in rule(calls)]
     if len(weights) != len(calls):
         raise TrainingError(f"train.weights gave {len(weights)} numbers for {len(calls)} calls: return one for each")

@@ -1,6 +1,6 @@
-"""Micro-batches: what one forward pass gets, and what the loss needs of each trained token.
+"""Micro-batches: the input of one forward pass, and the per-token data that the loss needs.
 
-Which rows make one is decided before, without arrays: see `cuts`.
+Rows are assigned to micro-batches beforehand, without arrays: see `cuts`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,23 +18,23 @@ __all__ = ["Branches", "MicroBatch", "WeightedRow", "dummy", "make_batches"]
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """How a sequence of T tokens, trees in depth-first order one after another, branches: q sees kv iff kv ≤ q < ends[kv].
+    """Branching of a sequence of T tokens, a series of trees in depth-first order: q sees kv iff kv ≤ q < ends[kv].
 
-    A row by itself is a tree that does not branch.
+    A single row is a tree that does not branch.
     """
 
     depths: NDArray[np.int64]
-    """(T,) place of the token in its own row."""
+    """(T,) position of the token in its own row."""
     ends: NDArray[np.int64]
-    """(T,) where the subtree of the token ends."""
+    """(T,) end of the token's subtree."""
 
     def pieces(self) -> list[tuple[int, int, bool]]:
-        """Of each tree: where it starts and ends, and whether it is a single row."""
+        """(start, end, whether it is a single row) of each tree."""
         return self.split(self.ends)
 
     @staticmethod
     def split(ends: NDArray[np.int64]) -> list[tuple[int, int, bool]]:
-        """The same from the ends alone."""
+        """Like `pieces`, from the ends alone."""
         found, start = [], 0
         while start < len(ends):
             stop = int(ends[start])
@@ -43,7 +43,7 @@ class Branches:
         return found
 
     def first(self, tokens: int) -> "Branches":
-        """Its first trees, as many as so many tokens hold, and at least one; in whole blocks where it is now."""
+        """The first trees that fit in `tokens`, at least one; padded to whole blocks if it is now."""
         stops = [stop for _, stop, _ in self.pieces()]
         kept = max([stop for stop in stops if stop <= tokens], default=stops[0])
         size = -(-kept // BLOCK) * BLOCK if len(self.ends) % BLOCK == 0 else kept
@@ -53,42 +53,42 @@ class Branches:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """B sequences padded on the right to T tokens, and the N trained tokens whose scores are asked for.
+    """B sequences padded on the right to T tokens, and the N trained tokens to score.
 
-    A trained token that rollouts share in a prefix tree stands among the N once for each.
+    A trained token that several rollouts share in a prefix tree counts once per rollout in N.
     """
 
     tokens: NDArray[np.int64]
     """(B, T), 0 where padded."""
     branches: Branches | None
-    """Of a prefix tree (then B is 1); None: each sequence is a row, and attention is causal."""
+    """Branching of a prefix tree (then B is 1); if None, each sequence is a row, and attention is causal."""
     predicting: NDArray[np.int64]
-    """(N,) flat position in `tokens` of the token before, whose output predicts this one."""
+    """(N,) flat position in `tokens` of the preceding token, whose output predicts this one."""
     targets: NDArray[np.int64]
     """(N,) token ids."""
     calls: NDArray[np.int64]
-    """(N,) index, in the dataset, of the call that sampled it."""
+    """(N,) index in the dataset of the call that sampled the token."""
     sampled: NDArray[np.float64]
-    """(N,) log-probability under the policy that sampled."""
+    """(N,) log-probability under the sampling policy."""
     old: NDArray[np.float64]
-    """(N,) log-probability that the importance ratio is taken against."""
+    """(N,) log-probability in the denominator of the importance ratio."""
     reference: NDArray[np.float64] | None
-    """(N,) log-probability under the model that the run started from, where the loss needs it."""
+    """(N,) log-probability under the model that the run started from, if the loss needs it."""
     advantages: NDArray[np.float64]
     """(N,) times `weights`, and times the off-policy correction."""
     weights: NDArray[np.float64]
-    """(N,) weight in the objective, times the step's trained tokens."""
+    """(N,) weight in the objective, times the number of trained tokens in the step."""
     temperatures: NDArray[np.float64]
     """(N,)"""
     n_tokens: int
-    """Tokens in `tokens`, without padding."""
+    """Number of tokens in `tokens`, without padding."""
     n_step: int
-    """Trained tokens of the whole step."""
+    """Number of trained tokens in the whole step."""
     limits: Limits | None = None
-    """Of the N trained tokens; None where nothing limited them."""
+    """Limits on the N trained tokens; None if they were unconstrained."""
 
     def first(self, tokens: int) -> "MicroBatch":
-        """Its first rows or trees, as many as `tokens` padded tokens hold, and at least one."""
+        """The first rows or trees that fit in `tokens` padded tokens, at least one."""
         if self.tokens.size <= tokens:
             return self
         if self.branches is None:
@@ -110,14 +110,14 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class WeightedRow:
-    """A row and the weights (N,) of its trained tokens, times the step's trained tokens."""
+    """A row and the weights (N,) of its trained tokens, times the number of trained tokens in the step."""
 
     row: TokenSequence
     weights: NDArray[np.float64]
 
 
 def make_batches(cuts: Iterable[Cut], rows: Iterable[WeightedRow], n_step: int) -> list[MicroBatch]:
-    """The micro-batches that were planned, of the rows that they name."""
+    """Builds the planned micro-batches from the rows that they name."""
     by_number = {item.row.number: item for item in rows}
     return [(_flatten if cut.flat else _pad)(cut, by_number, n_step) for cut in cuts]
 
@@ -133,11 +133,11 @@ def _pad(cut: Cut, rows: Mapping[int, WeightedRow], n_step: int) -> MicroBatch:
 
 
 def _flatten(cut: Cut, rows: Mapping[int, WeightedRow], n_step: int) -> MicroBatch:
-    """Trees in depth-first order; what is beyond them, up to whole blocks, is seen by nobody."""
+    """Lays out trees in depth-first order; nothing attends to the padding after them, up to whole blocks."""
     total = cut.size
     tokens, depths = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
     ends = np.arange(1, total + 1)
-    path = np.zeros(0, dtype=np.int64)  # where the tokens of the row before stand
+    path = np.zeros(0, dtype=np.int64)  # positions of the previous row's tokens
     predicting = []
     start = 0
     for row, overlap in (found for tree in cut.trees for found in _rows_of(tree, rows)):
@@ -155,7 +155,7 @@ def _flatten(cut: Cut, rows: Mapping[int, WeightedRow], n_step: int) -> MicroBat
 
 
 def _rows_of(tree: Tree, rows: Mapping[int, WeightedRow]) -> list[tuple[TokenSequence, int]]:
-    """Its rows, and the tokens that each shares with the one before; the first begins the tree."""
+    """The tree's rows, each with the number of tokens shared with the previous row (0 for the first)."""
     found = [rows[number].row for number in tree.rows]
     return list(zip(found, overlaps(found), strict=True))
 
@@ -169,7 +169,7 @@ def _gather(
     n_tokens: int,
     n_step: int,
 ) -> MicroBatch:
-    """The micro-batch of these rows, whose tokens stand in `tokens` and are predicted at `predicting`."""
+    """The micro-batch of these rows: their tokens are in `tokens`, predicted at positions `predicting`."""
     rows = [item.row for item in batch]
     weights = np.concatenate([item.weights for item in batch])
     sampled = np.concatenate([row.logprobs for row in rows])
@@ -192,7 +192,7 @@ def _gather(
 
 
 def dummy(n_step: int) -> MicroBatch:
-    """One token and nothing trained: what a process forwards that has no rows left while others have."""
+    """One token, none trained: forwarded by a process that has run out of rows before the others."""
     none, no_index = np.zeros(0), np.zeros(0, dtype=np.int64)
     return MicroBatch(
         tokens=np.zeros((1, 1), dtype=np.int64),

@@ -1,4 +1,4 @@
-"""The Parquet files of a dataset: verified by their hashes, and read a few rows at a time."""
+"""The Parquet files of a dataset: verified by hash, and read a few rows at a time."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["columns_of", "lists_of", "row_groups", "tables", "verify"]
 
 _ROWS_AT_ONCE = 16
-"""Rows whose whole prompts are in memory at once."""
+"""Number of rows with whole prompts in memory at once."""
 _BUFFER_BYTES = 2**20
 
 
 def verify(path: Path, sha256: str) -> None:
-    """Raises DatasetError if the file cannot be read, or has another hash."""
+    """Raises DatasetError if the file cannot be read or its hash differs."""
     try:
         with path.open("rb") as file:
             actual = hashlib.file_digest(file, "sha256").hexdigest()
@@ -33,13 +33,13 @@ def verify(path: Path, sha256: str) -> None:
 
 
 def row_groups(path: Path) -> list[int]:
-    """Numbers of rows of a file's parts, from its last bytes."""
+    """Number of rows in each row group of a file, from its footer."""
     with _opened(path) as file:
         return [file.metadata.row_group(index).num_rows for index in range(file.metadata.num_row_groups)]
 
 
 def columns_of(path: Path) -> list[str]:
-    """Names of a file's columns."""
+    """Column names of a file."""
     with _opened(path) as file:
         return list(file.schema_arrow.names)
 
@@ -47,10 +47,10 @@ def columns_of(path: Path) -> list[str]:
 def tables(
     path: Path, columns: Sequence[str], first: int, held: Sequence[int], only: frozenset[int] | None = None
 ) -> Iterator[tuple[Any, list[int]]]:
-    """Tables of a few rows each, with these columns, and the numbers of their rows, counted on from `first`.
+    """Yields tables of a few rows each, with these columns, and their row numbers, counting from `first`.
 
-    `held` are the file's `row_groups`. Whole prompts of more than one table are never in memory. Parts of the file without a
-    row of `only` are not read. Raises DatasetError if a column is missing.
+    `held` are the file's `row_groups`. Only one table's whole prompts are in memory at a time. Row groups without a row
+    in `only` are not read. Raises DatasetError if a column is missing.
     """
     import pyarrow as pa
 
@@ -71,7 +71,7 @@ def tables(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A Parquet file. Raises DatasetError, also for what is wrong with it within the block."""
+    """Opens a Parquet file. Raises DatasetError, also for read errors within the block."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -83,7 +83,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def lists_of(table: Any, name: str) -> "list[NDArray[Any]]":
-    """A column of lists: one array per row, views into the column's values."""
+    """Splits a list column into one array per row, as views of the column's values."""
     import numpy as np
     import pyarrow as pa
 

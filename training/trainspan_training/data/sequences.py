@@ -1,7 +1,7 @@
 """Calls → training rows: the calls of a segment become one row, so that each token is forwarded once per rollout.
 
-A row is a token sequence that says which call sampled which of its tokens. Every sampled token is trained, with exactly
-the row's tokens before it as its prompt.
+A row is a token sequence that records which call sampled which tokens. Every sampled token is trained, conditioned on
+exactly the row's preceding tokens.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,35 +20,35 @@ __all__ = ["Sampled", "TokenSequence", "lexicographic", "make_sequences", "overl
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What one call sampled of a row: C tokens that stand together."""
+    """The C adjacent tokens of a row that one call sampled."""
 
     call: int
-    """The call's place in the dataset."""
+    """The call's index in the dataset."""
     start: int
-    """Place of its first token in the row; never 0."""
+    """Position of its first token in the row; never 0."""
     logprobs: NDArray[np.float32]
     """(C,) logged when sampled."""
     advantage: float
     temperature: float
     limits: Limits | None = None
-    """Of its tokens; None where nothing limited them."""
+    """Limits on its tokens; None if they were unconstrained."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """One sequence of T tokens, N of them trained (the flat arrays are in the order of tokens)."""
+    """One sequence of T tokens, N of them trained (the flat arrays are in token order)."""
 
     rollout: str
     group: str
-    """Of rollouts on the same task, whose sequences begin alike."""
+    """Group of rollouts on the same task, with similar prefixes."""
     tokens: NDArray[np.int32]
     """(T,)"""
     sampled: tuple[Sampled, ...]
-    """At least one; in the order of tokens."""
+    """At least one; in token order."""
 
     @property
     def number(self) -> int:
-        """What tells it from the other rows of its dataset: the place of its first call."""
+        """Unique id of the row in its dataset: the index of its first call."""
         return self.sampled[0].call
 
     @property
@@ -57,12 +57,12 @@ class TokenSequence:
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """(N,) of the trained tokens; never 0."""
+        """(N,) positions of the trained tokens; never 0."""
         return np.concatenate([np.arange(part.start, part.start + len(part.logprobs)) for part in self.sampled])
 
     @property
     def calls(self) -> NDArray[np.int64]:
-        """(N,) place, in the dataset, of the call that sampled the token."""
+        """(N,) index in the dataset of the call that sampled the token."""
         return self._each([part.call for part in self.sampled]).astype(np.int64)
 
     @property
@@ -82,23 +82,23 @@ class TokenSequence:
 
     @property
     def limits(self) -> Limits | None:
-        """Of the N trained tokens; None where nothing limited them."""
+        """Limits on the N trained tokens; None if they were unconstrained."""
         return Limits.joined([(part.limits, len(part.logprobs)) for part in self.sampled])
 
     def weighed(self, weights: Mapping[int, float]) -> NDArray[np.float64]:
-        """(N,) for each token the weight of its call, by the call's place in the dataset."""
+        """(N,) the weight of each token's call; `weights` is keyed by the call's index in the dataset."""
         return self._each([weights[part.call] for part in self.sampled])
 
     def _each(self, values: Sequence[float]) -> NDArray[np.float64]:
-        """(N,) for each token the value of its call."""
+        """(N,) the value of each token's call."""
         return np.repeat(np.asarray(values, dtype=np.float64), [len(part.logprobs) for part in self.sampled])
 
 
 def make_sequences(calls: Sequence[Call], *, merge: bool) -> list[TokenSequence]:
     """One row per segment, or per call without `merge`; in order of first appearance.
 
-    A call that is missing from a segment (it was not trainable) costs nothing: its tokens stand in the next call's
-    prompt. Raises DatasetError if a call's prompt does not continue its segment exactly.
+    A call missing from a segment (because it was not trainable) does no harm: its tokens are in the next call's prompt.
+    Raises DatasetError if a call's prompt does not continue its segment exactly.
     """
     if not merge:
         return [_row([call]) for call in calls]
@@ -113,7 +113,7 @@ def _row(calls: Sequence[Call]) -> TokenSequence:
     sampled: list[Sampled] = []
     known = 0
     for call in calls:
-        again = known - call.prefix_len  # so many tokens of the prompt stand in the row already
+        again = known - call.prefix_len  # number of prompt tokens already in the row
         if not (0 <= again <= len(call.prompt_ids) and _ends_with(tokens, call.prompt_ids[:again])):
             raise DatasetError(
                 f"call {call.index} of rollout {call.rollout} does not continue its segment {call.segment} token by token: "
@@ -127,17 +127,17 @@ def _row(calls: Sequence[Call]) -> TokenSequence:
 
 
 def _ends_with(parts: Sequence[NDArray[np.int32]], tail: NDArray[np.int32]) -> bool:
-    """Whether the tokens of all parts end with `tail`."""
+    """Whether the concatenated parts end with `tail`."""
     return not len(tail) or np.array_equal(np.concatenate(parts)[-len(tail) :], tail)
 
 
 def lexicographic(rows: Iterable[TokenSequence]) -> list[TokenSequence]:
-    """In the lexicographic order of their tokens: the leaves of their prefix tree, depth first."""
+    """Sorts rows lexicographically by token: the leaves of their prefix tree, depth first."""
     return sorted(rows, key=lambda row: row.tokens.astype(">i4").tobytes())
 
 
 def overlaps(rows: Sequence[TokenSequence]) -> list[int]:
-    """Tokens that each row shares with the one before, from the first on."""
+    """Length of the prefix that each row shares with the previous one."""
     return [0, *(_overlap(a.tokens, b.tokens) for a, b in pairwise(rows))][: len(rows)]
 
 

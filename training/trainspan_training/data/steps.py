@@ -1,8 +1,8 @@
 """Rows → optimizer steps → micro-batches.
 
-A rollout's rows never part: they stand in one step, so that weights per rollout are exact. Rollouts of a group stand
-together where the number of steps allows, since they share their first tokens. A plan holds no tokens: one process makes
-it of all rows, and each makes micro-batches of its own rows.
+A rollout's rows are never split between steps, so that per-rollout weights are exact. Rollouts of a group are kept
+together if the number of steps allows, since they share their first tokens. A plan holds no tokens: one process plans
+for all rows, and each process builds micro-batches from its own rows.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,33 +25,33 @@ class Step:
     """One optimizer step."""
 
     cuts: tuple[Cut, ...]
-    """What is forwarded together: of a share, by one process."""
+    """Rows forwarded together; in a share, those of one process."""
     weights: Mapping[int, Mapping[int, float]]
-    """Of each row that is forwarded, by number: weight in the objective of each of its calls, by place in the dataset."""
+    """Row number → index of each of its calls in the dataset → the call's weight in the objective."""
     dummies: int
-    """Micro-batches of nothing beside them."""
+    """Number of empty micro-batches added to them."""
     micro_batches: tuple[MicroBatch, ...]
-    """None before `build`."""
+    """Empty before `build`."""
     rollouts: int
-    """Of all processes, as the figures below."""
+    """Across all processes, like the figures below."""
     rows: int
     trained: int
-    """Tokens in the loss."""
+    """Number of tokens in the loss."""
     forwarded: int
-    """Tokens that go through the model, without padding."""
+    """Number of tokens that go through the model, without padding."""
     padded: int
-    """The same with padding."""
+    """Number of tokens that go through the model, with padding."""
     unique: int
-    """Tokens of the prefix tree of all rows: the fewest that could be forwarded."""
+    """Number of tokens in the prefix tree of all rows: the minimum to forward."""
 
     def share(self, rank: int, size: int) -> "Step":
-        """The part of one of `size` processes: every one gets the same number of micro-batches."""
+        """The share of one of `size` processes; all get the same number of micro-batches."""
         mine = self.cuts[rank::size]
         weights = {row: self.weights[row] for cut in mine for row in cut.rows}
         return replace(self, cuts=mine, weights=weights, dummies=-(-len(self.cuts) // size) - len(mine))
 
     def build(self, rows: Iterable[TokenSequence]) -> "Step":
-        """The step with its micro-batches; `rows` are at least those that it forwards."""
+        """The step with its micro-batches; `rows` include at least those that it forwards."""
         weighted = [
             WeightedRow(row, row.weighed(self.weights[row.number]) * self.trained)
             for row in rows
@@ -70,9 +70,9 @@ def plan_steps(
     layout: BatchLayout,
     rng: np.random.Generator,
 ) -> list[Step]:
-    """Splits whole rollouts into at most `steps` steps of about equal numbers of rollouts; groups are shuffled.
+    """Splits whole rollouts into at most `steps` steps with about equal numbers of rollouts; groups are shuffled.
 
-    `rows` were made of `calls`. Raises TrainingError for a rule that cannot be used.
+    `rows` were made from `calls`. Raises TrainingError if the rule returns invalid weights.
     """
     by_rollout: dict[str, list[TokenSequence]] = {}
     for row in rows:
@@ -108,7 +108,7 @@ def _step(
 
 
 def _weights(rows: Sequence[TokenSequence], calls: Mapping[int, Call], rule: Rule) -> dict[int, float]:
-    """Weight of each call of a step, by its place in the dataset."""
+    """Weight of each call of a step, by its index in the dataset."""
     numbers = [part.call for row in rows for part in row.sampled]
     known = [
         StepCall(call.rollout, call.group, call.index, len(call.completion_ids), call.advantage, call.policy_version)

@@ -1,7 +1,7 @@
-"""What limits the tokens of constrained calls: for each position a mask over the vocabulary, biases on logits, or both.
+"""Limits on the tokens of constrained calls: for each position a vocabulary mask, logit biases, or both.
 
-Equal limits are kept once, and a mask as its few allowed tokens or as bits, whichever is smaller. They are expanded on the
-device a block at a time, so that memory follows neither the number of positions nor that of limits.
+Equal limits are stored once, and a mask as a list of allowed tokens or as bits, whichever is smaller. They are expanded
+on the device one block at a time, so that memory depends on neither the number of positions nor the number of limits.
 """
 
 import hashlib
@@ -17,23 +17,23 @@ from torch import Tensor
 __all__ = ["FREE", "LimitTable", "Limits", "Packed", "TooManyLimitsError", "pack"]
 
 Packed: TypeAlias = NDArray[np.uint32]
-"""A mask as bits (W,), the lowest first; 1 means that the token may come."""
+"""A mask as bits (W,), lowest bit first; 1 means that the token is allowed."""
 Biases: TypeAlias = tuple[tuple[int, float], ...]
 _Columns: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 FREE = -1
-"""Index of a position that nothing limits."""
+"""Index of an unlimited position."""
 _BLOCK = 2**21
-"""Logits that are worked on at a time."""
+"""Number of logits processed at a time."""
 
 
 class TooManyLimitsError(ValueError):
-    """The table has no room for another one."""
+    """The table has no room for another limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """`ids` or `bits` is the mask; where both are None every token may come."""
+    """`ids` or `bits` is the mask; if both are None, every token is allowed."""
 
     ids: NDArray[np.int32] | None
     """The allowed tokens, ascending."""
@@ -46,15 +46,15 @@ class _Limit:
 
 
 class LimitTable:
-    """The limits of a round, each once."""
+    """The distinct limits of a round."""
 
     def __init__(self, vocab_size: int, max_bytes: int = 2**40) -> None:
         self.vocab_size = vocab_size
         self.words = -(-vocab_size // 32)
-        """Of a mask: W."""
+        """W, the number of words in a mask."""
         self._max_bytes = max_bytes
         self.bytes = 0
-        """What the masks take."""
+        """Size of all masks in bytes."""
         self._limits: list[_Limit] = []
         self._known: dict[tuple[bytes, Biases], int] = {}
         self._columns: dict[Biases, _Columns | None] = {(): None}
@@ -63,7 +63,7 @@ class LimitTable:
         return len(self._limits)
 
     def add(self, mask: Packed | None, biases: Biases = ()) -> int:
-        """The index of this limit. Raises TooManyLimitsError."""
+        """Adds a limit if it is new and returns its index. Raises TooManyLimitsError."""
         if mask is None and not biases:
             return FREE
         digest = b"" if mask is None else hashlib.blake2b(mask.tobytes(), digest_size=16).digest()
@@ -80,7 +80,7 @@ class LimitTable:
         return found
 
     def masks(self, indexes: Sequence[int]) -> Packed:
-        """The masks (k, W) of limits."""
+        """The masks (k, W) of these limits."""
         rows = np.full((len(indexes), self.words), 0xFFFFFFFF, dtype=np.uint32)
         for row, index in zip(rows, indexes, strict=True):
             limit = self._limits[index]
@@ -91,11 +91,11 @@ class LimitTable:
         return rows
 
     def biases(self, index: int) -> _Columns | None:
-        """(B,) tokens and (B,) what is added to their logits."""
+        """(B,) tokens and the (B,) biases added to their logits."""
         return self._limits[index].biases
 
     def allows(self, index: int, token: int) -> bool:
-        """Whether the token may come."""
+        """Whether the token is allowed."""
         if index == FREE:
             return True
         ids, bits = self._limits[index].ids, self._limits[index].bits
@@ -105,7 +105,7 @@ class LimitTable:
         return bits is None or bool(int(bits[token // 32]) >> (token % 32) & 1)
 
     def is_forced(self, index: int) -> bool:
-        """Whether one token alone may come."""
+        """Whether exactly one token is allowed."""
         ids = self._limits[index].ids
         return ids is not None and len(ids) == 1
 
@@ -115,19 +115,19 @@ class LimitTable:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of N positions."""
+    """The limits of N positions."""
 
     table: LimitTable
     index: NDArray[np.int32]
-    """(N,) in the table, or FREE."""
+    """(N,) index in the table, or FREE."""
 
     def take(self, which: slice | NDArray[np.bool_]) -> "Limits":
-        """Of some of the positions."""
+        """The limits of a subset of the positions."""
         return Limits(self.table, self.index[which])
 
     @staticmethod
     def joined(parts: Sequence[tuple["Limits | None", int]]) -> "Limits | None":
-        """Of (limits, number of positions) one after another, all of one table; None where nothing is limited."""
+        """Concatenates (limits, number of positions) pairs of the same table; None if nothing is limited."""
         table = next((limits.table for limits, _ in parts if limits is not None), None)
         if table is None:
             return None
@@ -136,9 +136,9 @@ class Limits:
         return Limits(table, np.concatenate(free))
 
     def apply(self, scaled: Tensor, temperatures: Tensor) -> None:
-        """Changes logits (N, V), divided by their temperatures (N,) already: biases are added, and what may not come is −∞.
+        """Biases logits (N, V), already divided by their temperatures (N,), and sets barred tokens to −∞, in place.
 
-        Beside them it takes about 10 bytes for each logit of a block.
+        Takes about 10 additional bytes for each logit of a block.
         """
         size = max(1, _BLOCK // scaled.shape[1])
         for start in range(0, len(scaled), size):
@@ -172,7 +172,7 @@ class Limits:
             scaled[rows] = scaled[rows].masked_fill_(barred[which], float("-inf"))
 
     def forced(self) -> NDArray[np.bool_]:
-        """(N,) whether one token alone may come."""
+        """(N,) whether exactly one token is allowed."""
         chosen, inverse = np.unique(self.index, return_inverse=True)
         flags = [index != FREE and self.table.is_forced(index) for index in chosen.tolist()]
         return np.array(flags, dtype=bool)[inverse.reshape(-1)]
@@ -184,7 +184,7 @@ def _columns(biases: Biases) -> _Columns:
 
 
 def pack(ids: NDArray[np.int32], vocab_size: int) -> Packed:
-    """The mask (W,) that allows these tokens alone."""
+    """The mask (W,) that allows only these tokens."""
     words = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
     np.bitwise_or.at(words, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
     return words
