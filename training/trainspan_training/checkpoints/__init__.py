@@ -1,1 +1,1 @@
-"""Weights on disk, and what became of each dataset."""
+"""Weights on disk, and the outcome of each dataset."""

@@ -1,14 +1,14 @@
-"""The checkpoints folder: whole checkpoints only, `latest`, optimizer states, and what a kill left behind.
+"""The checkpoints folder: complete checkpoints only, `latest`, optimizer states, and recovery after a kill.
 
 ```
-checkpoints/policy-000003/             what a policy server loads
-checkpoints/policy-000004.refused/     a policy server found it wanting; kept to be looked at
+checkpoints/policy-000003/             loaded by a policy server
+checkpoints/policy-000004.refused/     refused by a policy server; kept for inspection
 checkpoints/optimizer/policy-000003/part-00001-of-00002.safetensors
 checkpoints/latest  ledger.jsonl  metrics.jsonl  curves.png
 ```
-A checkpoint is written under a temporary name and renamed, `latest` after it. A kill at any moment leaves a state that
-`Checkpoints.recover` brings to the nearest whole one, forward. Adam's state follows the checkpoint: a kill in between
-leaves one without it, and the trainer makes the state again from the parent's and the dataset.
+A checkpoint is written under a temporary name, then renamed; then `latest` is updated. After a kill at any moment,
+`Checkpoints._recover` rolls forward to the nearest complete state. Adam's state is written after the checkpoint: a kill
+in between leaves a checkpoint without it, and the trainer rebuilds the state from the parent's state and the dataset.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ PROJECT = "trainspan"
 
 
 class Checkpoints:
-    """One trainer's hold on a checkpoints folder. Raises CheckpointError where another trainer holds it."""
+    """One trainer's lock on a checkpoints folder. Raises CheckpointError if another trainer holds it."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
@@ -56,19 +56,19 @@ class Checkpoints:
         return read_latest(self.root)
 
     def pending(self) -> Path | None:
-        """`latest`, if the policy server has not got it: the trainer was stopped before it knew, or the server busy or away."""
+        """`latest`, if it was not swapped in: the trainer was stopped first, or the server was busy or unreachable."""
         latest = self.latest()
         entry = latest and self.ledger.of_checkpoint(latest.name)
         return latest if entry and entry.event in ("trained", "unpublished") else None
 
     def state_folder(self, name: str) -> Path:
-        """Where the parts of a checkpoint's optimizer state lie."""
+        """The folder with the parts of a checkpoint's optimizer state."""
         return self.root / "optimizer" / name
 
     def state_files(self, name: str) -> list[Path]:
-        """The parts of a checkpoint's optimizer state; none unless all of them are there.
+        """The parts of a checkpoint's optimizer state; empty unless it is complete.
 
-        Raises CheckpointError where an earlier version of trainspan wrote the state: that it is not used must not go unnoticed.
+        Raises CheckpointError if an earlier version of trainspan wrote the state, so that it is not silently ignored.
         """
         folder = self.state_folder(name)
         files = sorted(folder.glob("part-*.safetensors"))
@@ -80,7 +80,7 @@ class Checkpoints:
         return files if len(files) == expected else []
 
     def begin(self, meta: CheckpointMeta) -> Path:
-        """An empty folder for what a new checkpoint is to hold; `commit` or `discard` it."""
+        """Creates an empty folder for a new checkpoint; `commit` or `discard` it."""
         name = checkpoint_name(meta.version)
         if (self.root / name).exists():
             raise CheckpointError(
@@ -92,7 +92,7 @@ class Checkpoints:
         return temporary
 
     def commit(self, meta: CheckpointMeta) -> Path:
-        """Publishes on disk what `begin` began: afterwards the dataset is consumed and `latest` names the folder returned."""
+        """Publishes the checkpoint on disk: the dataset is consumed, and `latest` names the returned folder."""
         name = checkpoint_name(meta.version)
         temporary, folder = self.root / (_TEMPORARY + name), self.root / name
         for path in temporary.rglob("*"):
@@ -106,14 +106,14 @@ class Checkpoints:
         return folder
 
     def discard(self, meta: CheckpointMeta) -> None:
-        """Deletes what was written of a checkpoint since `begin`, and of its optimizer state."""
+        """Deletes everything written since `begin` for a checkpoint and its optimizer state."""
         name = checkpoint_name(meta.version)
         for leftover in (self.root / (_TEMPORARY + name), self.state_folder(name)):
             if leftover.exists():
                 _delete(leftover)
 
     def refuse(self, folder: Path, reason: str) -> Path | None:
-        """Marks `latest` as refused by the policy server and goes back to its parent; the parent checkpoint, if any."""
+        """Marks `latest` as refused by the policy server and reverts to its parent, which is returned, if any."""
         meta = CheckpointMeta.read(folder)
         self.ledger.append(Entry("refused", meta.dataset_sha256, folder.name, reason))
         self._set_aside(folder, meta)
@@ -122,8 +122,8 @@ class Checkpoints:
     def prune(self, keep: int, served: Collection[str] = ()) -> None:
         """Deletes all but the newest `keep` checkpoints, and old optimizer states.
 
-        Never `latest` or its parent, nor what a policy server serves, and goes back to where a swap fails: what it says
-        (`served`), and the last one that was swapped in.
+        Never deletes `latest`, its parent, or what a policy server serves and falls back to if a swap fails: the
+        folders that it reports (`served`), and the last checkpoint swapped in.
         """
         latest = self.latest()
         parent = CheckpointMeta.read(latest).parent if latest else None
@@ -142,7 +142,7 @@ class Checkpoints:
         return sorted(path for path in (self.root / "optimizer").glob("policy-*") if path.is_dir())
 
     def _folders(self) -> list[Path]:
-        """Whole checkpoints, oldest first."""
+        """Complete checkpoints, oldest first."""
         folders = [path for path in self.root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
         return sorted(folders, key=lambda path: int(path.name.removeprefix("policy-")))
 
@@ -167,7 +167,7 @@ class Checkpoints:
                 break
 
     def _consume(self, folder: Path, meta: CheckpointMeta) -> None:
-        """Enters the dataset of a whole checkpoint into the ledger, once."""
+        """Enters the dataset of a complete checkpoint into the ledger, once."""
         entry = self.ledger.of_checkpoint(folder.name)
         if entry is None or entry.dataset != meta.dataset_sha256:
             self.ledger.append(Entry("trained", meta.dataset_sha256, folder.name))
@@ -197,7 +197,7 @@ def _sync(path: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Deletes a file, or a folder, under a temporary name first: no half checkpoint is ever seen."""
+    """Deletes a file or folder, renaming it to a temporary name first, so that no partial checkpoint is ever visible."""
     if not path.name.startswith(_TEMPORARY):
         path = path.rename(path.with_name(f"{_TEMPORARY}{path.name}"))
     if path.is_dir():
@@ -207,6 +207,6 @@ def _delete(path: Path) -> None:
 
 
 def run_name(checkpoints: Path) -> str:
-    """Name of the folder that the checkpoints are in, a run's id under `trainspan loop`; hidden folders are passed over."""
+    """Name of the closest parent folder that is not hidden; under `trainspan loop`, the run's id."""
     above = checkpoints.resolve().parents
     return next((folder.name for folder in above if folder.name and not folder.name.startswith(".")), PROJECT)

@@ -1,9 +1,9 @@
-"""What became of each dataset: an append-only file next to the checkpoints, so that nothing is trained twice.
+"""The outcome of each dataset: an append-only file next to the checkpoints, so that nothing is trained twice.
 
-One JSON object per line, synced before the trainer goes on. The events of a round, in order:
-`trained` (the checkpoint stands whole on disk), then one of `published`, `unpublished` (no server, or it was busy or out of
-reach: the checkpoint is swapped in when the trainer starts again, or by the next round) and `refused` (its canary failed,
-the server kept the old policy). Instead of `trained`: `skipped` (no rows, unreadable) or `aborted` (diverged).
+One JSON object per line, synced before the trainer continues. The events of a round, in order: `trained` (the
+checkpoint is complete on disk), then one of `published`, `unpublished` (no server, or it was busy or unreachable: the
+checkpoint is swapped in when the trainer restarts, or by the next round) and `refused` (its canary failed, and the
+server kept the old policy). Instead of `trained`: `skipped` (no rows, unreadable) or `aborted` (diverged).
 """
 
 import json
@@ -18,12 +18,12 @@ LEDGER_FILE = "ledger.jsonl"
 
 Event = Literal["trained", "published", "unpublished", "refused", "skipped", "aborted"]
 CONSUMING: frozenset[Event] = frozenset(("trained", "refused", "skipped", "aborted"))
-"""Events after which a dataset is not taken again on its own."""
+"""Events after which a dataset is not picked up again automatically."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line."""
+    """One line of the ledger."""
 
     event: Event
     dataset: str | None
@@ -40,10 +40,10 @@ class Ledger:
         self.entries = _read(self._path)
 
     def append(self, entry: Entry) -> None:
-        """Adds the entry; it is on disk on return."""
+        """Appends the entry; it is on disk on return."""
         with self._path.open("ab") as file:
             if file.tell() and not self._path.read_bytes().endswith(b"\n"):
-                file.write(b"\n")  # a line torn by a kill ends here, and is ignored by every reader
+                file.write(b"\n")  # ends a line torn by a kill, which every reader ignores
             file.write(json.dumps(asdict(entry)).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -58,7 +58,7 @@ class Ledger:
         return next((entry for entry in reversed(self.entries) if entry.checkpoint == name), None)
 
     def last_published(self) -> str | None:
-        """The checkpoint that was swapped in last."""
+        """The last checkpoint that was swapped in."""
         return next((entry.checkpoint for entry in reversed(self.entries) if entry.event == "published"), None)
 
 
@@ -72,5 +72,5 @@ def _read(path: Path) -> list[Entry]:
         try:
             entries.append(Entry(**json.loads(line)))
         except (json.JSONDecodeError, TypeError):
-            continue  # torn by a kill while it was written: what it said had not been acted on
+            continue  # torn by a kill mid-write: nothing had acted on it yet
     return entries

@@ -1,4 +1,4 @@
-"""Asks the policy server to swap to a checkpoint, again and again while it is busy."""
+"""Asks the policy server to swap to a checkpoint, retrying while it is busy."""
 
 import http.client
 import json
@@ -17,7 +17,7 @@ __all__ = ["EVENTS", "Outcome", "Swap", "publish", "served_dtype", "served_folde
 log = logging.getLogger(__name__)
 
 Outcome = Literal["swapped", "refused", "busy", "unreachable", "failed", "off"]
-"""`refused`: the canary failed, the server keeps the old policy; `failed`: it answered with another error."""
+"""`refused`: the canary failed, and the server keeps the old policy; `failed`: it answered with another error."""
 
 EVENTS: dict[Outcome, Event] = {
     "swapped": "published",
@@ -29,7 +29,7 @@ EVENTS: dict[Outcome, Event] = {
 }
 
 CANARY_FAILED = "canary_failed"
-"""The `reason` in the server's answer that says that the checkpoint itself is at fault."""
+"""The `reason` in the server's answer if the checkpoint itself is at fault."""
 _ASK_TIMEOUT_S = 10.0
 _LEAST_TRY_S = 5.0
 _LONGEST_WAIT_S = 10.0
@@ -37,11 +37,11 @@ _LONGEST_WAIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """How it went."""
+    """The result of a swap request."""
 
     outcome: Outcome
     answer: dict[str, Any] | None
-    """What the server said, or {"error": …}; None where publishing is off."""
+    """The server's answer, or {"error": …}; None if publishing is off."""
 
     @property
     def error(self) -> str | None:
@@ -49,10 +49,10 @@ class Swap:
 
 
 def publish(url: str, checkpoint: str, version: int, *, patience_s: float, was_there: bool) -> Swap:
-    """POST /trainspan/policy at `url`, the server's base address (a trailing `/v1` is ignored); "none": nothing is done.
+    """POSTs to /trainspan/policy at `url`, the server's base address (a trailing `/v1` is ignored); "none": does nothing.
 
-    For `patience_s` it is asked again while it is busy (503) and, where it `was_there` a moment ago, while it is out of
-    reach: a crashed server is started again by its supervisor.
+    Retries for up to `patience_s` while the server is busy (503) and, if it `was_there` a moment ago, while it is
+    unreachable: its supervisor restarts it after a crash.
     """
     if url == "none":
         return Swap("off", None)
@@ -73,19 +73,19 @@ def publish(url: str, checkpoint: str, version: int, *, patience_s: float, was_t
 
 
 def served_dtype(url: str) -> str | None:
-    """What the policy server at `url` computes in, e.g. "bfloat16"; None if it cannot be asked."""
+    """The dtype that the policy server at `url` computes in, e.g. "bfloat16"; None if it does not answer."""
     dtype = _state(url).get("dtype")
     return dtype if isinstance(dtype, str) else None
 
 
 def served_folders(url: str) -> frozenset[str]:
-    """Names of the folders that the policy server at `url` serves from, an adapter's base included; none if it cannot be asked."""
+    """Names of the folders that the server at `url` serves, including an adapter's base; empty if it does not answer."""
     state = _state(url)
     return frozenset(name for name in (state.get("checkpoint"), state.get("base")) if isinstance(name, str))
 
 
 def _try(base: str, checkpoint: str, version: int, timeout_s: float) -> tuple[Swap, float]:
-    """One request, and the seconds after which another may be worth it."""
+    """Makes one request; returns its result and the seconds to wait before a retry."""
     request = urllib.request.Request(
         f"{base}/trainspan/policy",
         data=json.dumps({"checkpoint": checkpoint, "version": version}).encode(),
@@ -103,20 +103,20 @@ def _try(base: str, checkpoint: str, version: int, timeout_s: float) -> tuple[Sw
 
 
 def _outcome_of(status: int, answer: dict[str, Any]) -> Outcome:
-    """Without its reason a 409 is not the canary's; a proxy in front of a server that restarts answers 502 to 504."""
+    """A 409 without that reason is not from the canary; a proxy in front of a restarting server answers 502 to 504."""
     if status == 409 and answer.get("reason") == CANARY_FAILED:
         return "refused"
     return "busy" if status in (502, 503, 504) else "failed"
 
 
 def _retry_after_s(header: str | None) -> float:
-    """Of seconds; a date is not worth reading here."""
+    """Parses seconds only; a date is not worth parsing here."""
     asked = float(header) if header and header.isdigit() else 1.0
     return min(max(asked, 0.1), _LONGEST_WAIT_S)
 
 
 def _state(url: str) -> dict[str, Any]:
-    """`GET /trainspan/policy`; empty if it cannot be asked."""
+    """`GET /trainspan/policy`; empty if the server does not answer."""
     if url == "none":
         return {}
     base = url.rstrip("/").removesuffix("/v1")
@@ -128,7 +128,7 @@ def _state(url: str) -> dict[str, Any]:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server is ours: never through a proxy
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))  # our own server: never through a proxy
 
 
 def _parsed(body: bytes) -> dict[str, Any]:

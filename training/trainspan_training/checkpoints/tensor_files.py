@@ -1,7 +1,7 @@
-"""safetensors files, written tensor by tensor and hashed on the way, and read in parts.
+"""safetensors files, written tensor by tensor and hashed on the fly, and read in parts.
 
-A tensor that is split by rows (its first dimension) stands in several files, under one name; the metadata of each file
-say which rows are its own. Format: https://huggingface.co/docs/safetensors/index#format
+A tensor split by rows (its first dimension) is stored in several files under one name; the metadata of each file say
+which rows it holds. Format: https://huggingface.co/docs/safetensors/index#format
 """
 
 import contextlib
@@ -26,7 +26,7 @@ __all__ = ["INDEX", "SINGLE", "Layout", "TensorFile", "TensorParts"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-"""File → where each tensor of a model stands, if it has several files."""
+"""Name of the index, which maps each tensor of a model to its file, if there are several."""
 
 _DTYPES = {
     torch.float64: "F64",
@@ -44,13 +44,13 @@ _NO_ALLOCATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _ROWS = "rows"
 
 Layout = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
-"""Type and shape of each tensor of a file, in their order."""
+"""Type and shape of each tensor of a file, in file order."""
 
 
 class TensorFile:
-    """A new file for tensors of this layout. Its space on disk is taken at once: raises OSError where there is too little.
+    """A new file for tensors of this layout. Reserves its disk space up front: raises OSError if there is too little.
 
-    `rows`: of a tensor that is split, the first row that stands here, and the number of rows in all files.
+    `rows`: for a split tensor, the first row in this file and the number of rows in all files.
     """
 
     def __init__(self, path: Path, layout: Layout, rows: Mapping[str, tuple[int, int]] | None = None) -> None:
@@ -74,13 +74,13 @@ class TensorFile:
             raise
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """The next tensor of the layout. Raises OSError."""
+        """Writes the next tensor of the layout. Raises OSError."""
         expected, (dtype, shape) = self._left.pop(0)
         assert (name, tensor.dtype, tuple(tensor.shape)) == (expected, dtype, shape), name
         self._put(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
     def close(self) -> str:
-        """Makes sure that all is on disk; the sha256 of the file. Raises OSError."""
+        """Flushes the file to disk and returns its sha256. Raises OSError."""
         assert not self._left, "every tensor is written"
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -88,8 +88,8 @@ class TensorFile:
         return self._digest.hexdigest()
 
     def discard(self) -> None:
-        """Deletes what was written."""
-        with contextlib.suppress(OSError):  # a full disk: what is buffered cannot be written, and need not be
+        """Deletes the file."""
+        with contextlib.suppress(OSError):  # disk full: buffered data cannot be flushed, and need not be
             self._file.close()
         self.path.unlink(missing_ok=True)
 
@@ -100,7 +100,7 @@ class TensorFile:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows of a tensor that stand in one file."""
+    """The rows of a tensor in one file."""
 
     first: int
     file: Any
@@ -108,7 +108,7 @@ class _Part:
 
 
 class TensorParts:
-    """The tensors of several files, as one."""
+    """The tensors of several files, read as one."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._open = ExitStack()
@@ -116,7 +116,7 @@ class TensorParts:
         for path in sorted(files):
             file: Any = self._open.enter_context(safe_open(path, framework="pt"))
             rows = json.loads((file.metadata() or {}).get(_ROWS, "{}"))
-            for name in file.keys():  # noqa: SIM118  # it is no mapping
+            for name in file.keys():  # noqa: SIM118  # not a mapping
                 first, _ = rows.get(name, (0, 0))
                 self._parts.setdefault(name, []).append(_Part(first, file, path))
         for parts in self._parts.values():
@@ -124,10 +124,10 @@ class TensorParts:
 
     @classmethod
     def of_model(cls, folder: Path) -> "TensorParts":
-        """Those that transformers and vLLM read of a model's folder: of the files in its index, else of `model.safetensors`.
+        """The tensors that transformers and vLLM read: from the files in the index, else from `model.safetensors`.
 
-        Other files beside them hold something else, or an older state of it. Raises CheckpointError where an index is damaged,
-        names what is not there, or stands beside a `model.safetensors` that it does not name.
+        Other files in the folder hold something else, or an older state. Raises CheckpointError if the index is
+        damaged, names missing files or tensors, or is next to a `model.safetensors` that it does not name.
         """
         single = folder / SINGLE
         if not (index := folder / INDEX).is_file():
@@ -149,7 +149,7 @@ class TensorParts:
         return parts
 
     def _keep(self, home: Mapping[str, str], index: Path) -> None:
-        """Only the tensors of the index, each from the file that it names."""
+        """Keeps only the tensors in the index, each from the file named there."""
         for name, file in home.items():
             if not any(part.path == index.parent / file for part in self._parts.get(name, ())):
                 raise CheckpointError(f"{index} looks for {name!r} in {file}, which lacks it: copy the model anew")
@@ -171,12 +171,12 @@ class TensorParts:
         return name in self._parts
 
     def whole(self, name: str) -> Tensor:
-        """The tensor, put together."""
+        """The whole tensor, concatenated from its parts."""
         parts: list[Tensor] = [part.file.get_tensor(name) for part in self._parts[name]]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def rows(self, name: str, first: int, last: int) -> Tensor:
-        """The rows from `first` to before `last`; no others are read."""
+        """Rows `first` to `last` (exclusive); reads no others."""
         found: list[Tensor] = []
         for part in self._parts[name]:
             held = part.file.get_slice(name)
@@ -187,7 +187,7 @@ class TensorParts:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Takes the space on disk, where the file system can."""
+    """Reserves the disk space, if the file system supports it."""
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
