@@ -1,1 +1,1 @@
-"""Which tokens could come at each position of a constrained call."""
+"""The tokens allowed at each position of a constrained call."""

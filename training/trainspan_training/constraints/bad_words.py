@@ -1,4 +1,4 @@
-"""Words that may not come, as vLLM bars them: the last token of a word is barred if the answer's own tokens before are the others."""
+"""Bad words, as vLLM bars them: a word's last token is barred if the completion so far ends with its other tokens."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,21 +9,21 @@ from numpy.typing import NDArray
 __all__ = ["LONGEST", "BadWords"]
 
 LONGEST = 64
-"""Tokens of a word. Longer ones are not replayed: time follows this number."""
+"""Maximum number of tokens in a word. Longer words are not replayed: replay time grows with this number."""
 
 
 @dataclass(slots=True)
 class _Node:
-    """A place in the tree of the words without their last tokens, read backwards."""
+    """A node in the trie of words without their last tokens, read backwards."""
 
     before: dict[int, int] = field(default_factory=dict)
-    """The token before → its node."""
+    """Preceding token → its node."""
     lasts: list[int] = field(default_factory=list)
-    """The last tokens of the words whose others have been read at this node."""
+    """Last tokens of the words whose other tokens lead to this node."""
 
 
 class BadWords:
-    """Finds at each position of a completion which words could end there; `words` are token ids."""
+    """Finds the words that could end at each position of a completion; `words` are token ids."""
 
     def __init__(self, words: Iterable[tuple[int, ...]]) -> None:
         self._nodes = [_Node()]
@@ -38,7 +38,7 @@ class BadWords:
             self._nodes[at].lasts.append(last)
 
     def found(self, ids: NDArray[np.int32]) -> list[tuple[int, ...]]:
-        """For each of the tokens (C,) what `barred` needs; equal where the same tokens are barred for the same reason."""
+        """The input of `barred` for each of the tokens (C,); equal if the same tokens are barred for the same reason."""
         tokens: list[int] = ids.tolist()
         return [self._found(tokens, place) for place in range(len(tokens))]
 
@@ -53,5 +53,5 @@ class BadWords:
         return tuple(nodes)
 
     def barred(self, found: tuple[int, ...]) -> NDArray[np.int32]:
-        """The tokens that are barred at a position where this was found."""
+        """The tokens barred at a position with this result of `found`."""
         return np.array([token for node in found for token in self._nodes[node].lasts], dtype=np.int32)

@@ -1,6 +1,6 @@
-"""Grammars of constrained calls, compiled and walked through as vLLM 0.32 does it (v1/structured_output/backend_xgrammar.py).
+"""Grammars of constrained calls, compiled and walked as vLLM 0.32 does (v1/structured_output/backend_xgrammar.py).
 
-Jump-forward decoding is off there, so that each token is sampled under the mask of the tokens before it.
+Jump-forward decoding is off there, so that each token is sampled under the mask that follows from the preceding tokens.
 """
 
 import json
@@ -16,11 +16,11 @@ __all__ = ["NotReproducedError", "Walk", "compile_grammar"]
 
 
 class NotReproducedError(ValueError):
-    """The grammar bars a token that was sampled under it."""
+    """The grammar bars a token that was logged as sampled under it."""
 
 
 def compile_grammar(compiler: xgrammar.GrammarCompiler, grammar: Grammar) -> xgrammar.CompiledGrammar:
-    """What vLLM compiles. Raises what xgrammar raises."""
+    """Compiles the grammar as vLLM does. Passes on xgrammar's exceptions."""
     spec = grammar.spec
     if grammar.form == "json_schema":
         separators = None if grammar.any_whitespace else (",", ":")
@@ -44,7 +44,7 @@ def compile_grammar(compiler: xgrammar.GrammarCompiler, grammar: Grammar) -> xgr
 
 
 class Walk:
-    """A grammar's masks along completions."""
+    """Steps through completions and gives the grammar's masks."""
 
     def __init__(self, compiled: xgrammar.CompiledGrammar, grammar: Grammar) -> None:
         stop_ids = list(grammar.stop_ids) or None
@@ -54,13 +54,13 @@ class Walk:
         self._size = grammar.vocab_size
 
     def begin(self) -> None:
-        """A new completion."""
+        """Starts a new completion."""
         self._matcher.reset()
 
     def step(self, token: int) -> NDArray[np.uint32] | None:
-        """The mask (W,) under which the token was sampled, None where none was; it holds until the next step.
+        """The mask (W,) under which the token was sampled, or None if it was unmasked; valid until the next step.
 
-        Behind the end of the text nothing is masked. Raises NotReproducedError.
+        After the end of the text nothing is masked. Raises NotReproducedError.
         """
         if self._matcher.is_terminated():
             return None

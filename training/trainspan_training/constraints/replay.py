@@ -1,4 +1,4 @@
-"""Which tokens could come at each position of a dataset's constrained calls: their constraints, replayed over the logged tokens."""
+"""Replays the constraints of a dataset's calls over the logged tokens, to find the tokens allowed at each position."""
 
 import logging
 import time
@@ -24,36 +24,35 @@ __all__ = ["Replay", "Replayer", "serialized_tokenizer"]
 log = logging.getLogger(__name__)
 
 _LIMIT_S = 20.0
-"""Processor time that a grammar may take to compile, and a completion to be walked through. Halved each time that it is
-exceeded."""
+"""CPU time limit for compiling a grammar, and for walking a completion. Halved each time that it is exceeded."""
 _LEAST_S = 1.0
 _ROUND_S = 1800.0
-"""Time for all grammars of a round; those that most calls have come first."""
+"""Time for all grammars of a round; the most frequent ones come first."""
 _MAX_BYTES = 2**31
-"""Memory for compiling, beyond that of the libraries."""
+"""Memory for compiling, in addition to what the libraries take."""
 _MAX_MASK_BYTES = 2**29
-"""For the masks of a round, and for those of one grammar while it is replayed."""
+"""Memory for the masks of a round, and for those of one grammar while it is replayed."""
 
 
 @dataclass(slots=True)
 class Replay:
-    """Of a dataset, by the numbers of its calls."""
+    """Replay results of a dataset, by call number."""
 
     limits: dict[int, Limits] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
-    """Constrained calls that cannot be trained → why, as `constrained:NAME`."""
+    """Constrained calls that cannot be trained → reason, as `constrained:NAME`."""
 
     @property
     def reasons(self) -> dict[str, int]:
         return dict(sorted(Counter(self.dropped.values()).items()))
 
     def limited(self, calls: Iterable[Call]) -> list[Call]:
-        """Those that can be replayed, with their limits."""
+        """The calls that can be replayed, with their limits."""
         return [replace(call, limits=self.limits.get(call.number)) for call in calls if call.number not in self.dropped]
 
 
 class Replayer:
-    """Replays the constraints of one model's calls; `tokenizer` makes what xgrammar needs of its tokenizer."""
+    """Replays the constraints of one model's calls; `tokenizer` returns its tokenizer as serialized by xgrammar."""
 
     def __init__(self, vocab_size: int, tokenizer: Callable[[], bytes]) -> None:
         self._vocab_size = vocab_size
@@ -61,7 +60,7 @@ class Replayer:
         self._process: ReplayProcess | None = None
 
     def replay(self, calls: Iterable[ConstrainedCall], *, slack: float = 1.0) -> Replay:
-        """Never raises for what a constraint holds: such calls are dropped. `slack`: times the usual time is allowed."""
+        """Never raises for a faulty constraint: its calls are dropped. `slack` multiplies the time limits."""
         made = Replay()
         table = LimitTable(self._vocab_size, _MAX_MASK_BYTES)
         patience = _Patience(_LIMIT_S * slack)
@@ -105,7 +104,7 @@ class Replayer:
     def _limits_of(
         self, text: str, group: list[ConstrainedCall], table: LimitTable, patience: "_Patience"
     ) -> Iterable[tuple[int, Limits | ReplayError]]:
-        """(number, limits) of calls with the same constraint. Raises ReplayError if none that is left can be replayed."""
+        """Yields (number, limits) of calls with one constraint. Raises ReplayError if none of the rest can be replayed."""
         constraint = self._checked(text)
         maker = _LimitMaker(constraint, table)
         sound = []
@@ -133,7 +132,7 @@ class Replayer:
         return None
 
     def _checked(self, text: str) -> Constraint:
-        """The constraint, if it is one that this process can replay. Raises ReplayError."""
+        """The parsed constraint. Raises ReplayError if this process cannot replay it."""
         try:
             constraint = Constraint.from_json(text)
         except InvalidRecordError as error:
@@ -161,7 +160,7 @@ class Replayer:
 
 
 class _Patience:
-    """How long a grammar may take: less after each one that took longer, so that many hostile ones end too."""
+    """Time limit for a grammar, lowered after each one that exceeds it, so that many hostile grammars end too."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -171,7 +170,7 @@ class _Patience:
 
 
 class _LimitMaker:
-    """Limits of calls with one constraint: the grammar's masks, and the constraint's other parts with them."""
+    """Makes the limits of calls with one constraint: the grammar's masks combined with the constraint's other parts."""
 
     def __init__(self, constraint: Constraint, table: LimitTable) -> None:
         self._biases = constraint.biases
@@ -180,12 +179,12 @@ class _LimitMaker:
         self._allowed = None if allowed is None else pack(np.array(allowed, dtype=np.int32), table.vocab_size)
         self._bad_words = BadWords(constraint.bad_words) if constraint.bad_words else None
         self._masks: list[Packed] = []
-        """The grammar's so far."""
+        """The grammar's masks so far."""
         self._places: dict[tuple[int, tuple[int, ...]], int] = {}
-        """(the grammar's mask or FREE, what was found of bad words) → index in the table."""
+        """(the grammar's mask or FREE, result of `BadWords.found`) → index in the table."""
 
     def limits(self, ids: NDArray[np.int32], masks: Masks | None) -> Limits | ReplayError:
-        """Of one completion (C,), of which the grammar's masks are these. Raises ReplayError if there is no room for more."""
+        """Limits of one completion (C,) with these grammar masks. Raises ReplayError if there is no room for more."""
         under = np.full(len(ids), FREE, dtype=np.int32)
         if masks is not None:
             new, under = masks
@@ -215,7 +214,7 @@ class _LimitMaker:
 
 
 def _by_constraint(calls: Iterable[ConstrainedCall]) -> Mapping[str, list[ConstrainedCall]]:
-    """Those that most calls have first."""
+    """Groups calls by constraint, most frequent first."""
     groups: dict[str, list[ConstrainedCall]] = defaultdict(list)
     for call in calls:
         groups[call.constraint].append(call)
@@ -230,7 +229,7 @@ def _library_version() -> str | None:
 
 
 def serialized_tokenizer(tokenizer: Any, vocab_size: int) -> bytes:
-    """What xgrammar knows of a tokenizer, as vLLM has it made."""
+    """xgrammar's serialized description of a tokenizer, built as vLLM does."""
     import xgrammar
 
     info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)

@@ -1,4 +1,4 @@
-"""The process that compiles grammars, seen from the trainer: started when needed, ended when it takes too long."""
+"""The trainer's side of the grammar process: started when needed, killed when it takes too long."""
 
 import contextlib
 import os
@@ -19,14 +19,14 @@ from trainspan_training.constraints.replay_worker import read_message, write_mes
 __all__ = ["Completion", "Masks", "ReplayError", "ReplayProcess"]
 
 Completion = tuple[NDArray[np.int32], int]
-"""Its tokens (C,), and how many of them came before the first masked one."""
+"""Its tokens (C,), and the number of tokens before the first masked one."""
 Masks = tuple[NDArray[np.uint32], NDArray[np.int32]]
-"""Masks (k, W) that no completion before had, and for each token (C,) which of all masks so far it came under, or −1."""
+"""Masks (k, W) not seen in earlier completions, and for each token (C,) the index among all masks so far, or −1."""
 
 _SILENCE_S = 300.0
-"""How long the process may say nothing at least: it limits itself, by the processor's time."""
+"""Least time to wait for an answer: the process limits itself, by CPU time."""
 _SILENCE = 15.0
-"""The same as a multiple of the processor's time that it has: others want the processor too."""
+"""Time to wait for an answer, as a multiple of the CPU time limit: other processes use the CPU too."""
 _END_S = 5.0
 _ENDS = {
     "slow": "it took too much time",
@@ -37,7 +37,7 @@ _READ_BYTES = 2**20
 
 
 class ReplayError(Exception):
-    """A constraint cannot be replayed; `name` says why."""
+    """A constraint cannot be replayed; `name` is the reason."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -45,25 +45,25 @@ class ReplayError(Exception):
 
 
 class ReplayProcess:
-    """Runs `replay_worker`, again after each time that it had to be ended."""
+    """Runs `replay_worker`, and restarts it each time it had to be killed."""
 
     def __init__(self, tokenizer: bytes, *, max_bytes: int, max_mask_bytes: int) -> None:
-        """`tokenizer`: as xgrammar serializes it. A grammar gets `max_bytes` of memory, its masks `max_mask_bytes`."""
+        """`tokenizer`: as serialized by xgrammar. A grammar gets `max_bytes` of memory, its masks `max_mask_bytes`."""
         self._tokenizer = tokenizer
         self._limits = {"max_bytes": max_bytes, "max_mask_bytes": max_mask_bytes}
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: Any = None
         self._broken: ReplayError | None = None
-        """Why it does not start."""
+        """The error that keeps it from starting."""
         self._silence_s = _SILENCE_S
 
     def replay(
         self, constraint: str, completions: Sequence[Completion], limit_s: float
     ) -> Generator[Masks | ReplayError, None, None]:
-        """The masks of each completion of a call with this constraint, or why it has none.
+        """Yields the masks of each completion under this constraint, or the error that prevented its replay.
 
-        Raises ReplayError if that holds for all that are left. Compiling, and each completion, may take `limit_s` of
-        processor time.
+        Raises ReplayError if all remaining completions fail. Compiling, and each completion, may take `limit_s` of CPU
+        time.
         """
         header = {
             "constraint": constraint,
@@ -87,11 +87,11 @@ class ReplayProcess:
             finished = True
             raise
         finally:
-            if not finished:  # answers that nobody takes
+            if not finished:  # unread answers remain
                 self.close()
 
     def close(self) -> None:
-        """Ends the process, if there is one."""
+        """Kills the process, if there is one."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -116,7 +116,7 @@ class ReplayProcess:
     def _start(self) -> None:
         command = [sys.executable, "-m", "trainspan_training.constraints.replay_worker"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # read when the process has ended
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # read after the process has ended
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -133,7 +133,7 @@ class ReplayProcess:
             raise self._broken from None
 
     def _finish(self) -> None:
-        """Takes the last message about a grammar, whatever became of its child when it had answered."""
+        """Reads the last message about a grammar, even if its child failed after the last answer."""
         with contextlib.suppress(ReplayError):
             self._read()
 
@@ -143,7 +143,7 @@ class ReplayProcess:
         write_message(self._process.stdin, header, payload)
 
     def _read(self) -> tuple[dict[str, Any], bytes | bytearray]:
-        """The next message. Raises ReplayError if there is none, or if it says that there is no answer."""
+        """Reads the next message. Raises ReplayError if there is none, or if it reports a failure."""
         assert self._process is not None
         assert self._process.stdout is not None
         descriptor, deadline = self._process.stdout.fileno(), time.monotonic() + self._silence_s

@@ -1,9 +1,9 @@
-"""A process of its own that compiles grammars and walks through completions: a hostile grammar costs no more than that.
+"""A separate process that compiles grammars and walks completions, so that a hostile grammar can harm only this process.
 
-`python -m trainspan_training.constraints.replay_worker` reads messages from stdin and answers on stdout. The first message is
-the tokenizer, as xgrammar serializes it; each later one is a grammar with the completions that were sampled under it. A child answers it,
-with at most `max_bytes` of memory beyond what it begins with, and `limit_s` of processor time for each answer. The last
-message about a grammar is `{"ended": …}`: null, or why answers are missing: `slow`, `failed` or `too_many_masks`.
+`python -m trainspan_training.constraints.replay_worker` reads messages from stdin and answers on stdout. The first
+message is the tokenizer, as serialized by xgrammar; each later one is a grammar with the completions sampled under it.
+A forked child answers it, with at most `max_bytes` of additional memory and `limit_s` of CPU time for each answer. The
+last message about a grammar is `{"ended": …}`: null, or why answers are missing: `slow`, `failed` or `too_many_masks`.
 """
 
 import json
@@ -23,18 +23,18 @@ __all__ = ["read_message", "write_message"]
 _HEAD = struct.Struct("<II")
 _TOO_MANY = 3
 _ENDS = {0: None, -signal.SIGPROF: "slow", _TOO_MANY: "too_many_masks"}
-"""How a child exits → what is told of it."""
+"""Exit code of a child → the reported reason."""
 
 
 def write_message(stream: IO[bytes], header: Mapping[str, Any], payload: bytes = b"") -> None:
-    """A JSON header and bytes, each with its length before it."""
+    """Writes a JSON header and a payload, each prefixed with its length."""
     text = json.dumps(header).encode()
     stream.write(_HEAD.pack(len(text), len(payload)) + text + payload)
     stream.flush()
 
 
 def read_message(read: Callable[[int], bytes | bytearray]) -> tuple[dict[str, Any], bytes | bytearray] | None:
-    """The next message by `read(size)`, None at the end of the stream, or where it breaks off."""
+    """Reads the next message with `read(size)`; None at the end of the stream or if it is truncated."""
     head = read(_HEAD.size)
     if len(head) < _HEAD.size:
         return None
@@ -47,14 +47,14 @@ def read_message(read: Callable[[int], bytes | bytearray]) -> tuple[dict[str, An
 
 def main() -> None:
     stdout = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what xgrammar prints is no answer
+    os.dup2(2, 1)  # keeps xgrammar's output out of the answers
     read = sys.stdin.buffer.read
     first = read_message(read)
     if first is None:
         return
     import xgrammar
 
-    from trainspan_training.constraints import grammars  # noqa: F401  # once, not in every child
+    from trainspan_training.constraints import grammars  # noqa: F401  # imported once, not in every child
 
     info = xgrammar.TokenizerInfo.deserialize_json(first[1].decode())
     write_message(stdout, {"ready": True})
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 class _Answers:
-    """Writes answers, each of which may take a limited time: beyond it, SIGPROF ends the process."""
+    """Writes answers under a CPU time limit for each: SIGPROF ends the process if it is exceeded."""
 
     def __init__(self, stdout: IO[bytes], limit_s: float) -> None:
         self._stdout = stdout
@@ -77,13 +77,13 @@ class _Answers:
         signal.setitimer(signal.ITIMER_PROF, limit_s)
 
     def write(self, header: Mapping[str, Any], payload: bytes = b"") -> None:
-        signal.setitimer(signal.ITIMER_PROF, 0)  # nothing half is written
+        signal.setitimer(signal.ITIMER_PROF, 0)  # no partial writes
         write_message(self._stdout, header, payload)
         signal.setitimer(signal.ITIMER_PROF, self._limit_s)
 
 
 def _answer(stdout: IO[bytes], compiler: Any, header: Mapping[str, Any], payload: bytes | bytearray) -> None:
-    """`{"compiled": true}` or `{"error": …}`; then, for each completion, its masks: see `_walk`."""
+    """Answers `{"compiled": true}` or `{"error": …}`; then, for each completion, its masks: see `_walk`."""
     from trainspan_schemas.constraints import Constraint
     from trainspan_training.constraints.grammars import Walk, compile_grammar
 
@@ -93,7 +93,7 @@ def _answer(stdout: IO[bytes], compiler: Any, header: Mapping[str, Any], payload
     assert grammar is not None
     try:
         compiled = compile_grammar(compiler, grammar)
-    except Exception as error:  # noqa: BLE001  # whatever the library says of what somebody sent
+    except Exception as error:  # noqa: BLE001  # any library error about untrusted input
         answers.write({"error": " ".join(str(error).split())[:200] or type(error).__name__})
         return
     answers.write({"compiled": True})
@@ -101,10 +101,11 @@ def _answer(stdout: IO[bytes], compiler: Any, header: Mapping[str, Any], payload
 
 
 def _walk(answers: _Answers, walk: "Walk", header: Mapping[str, Any], payload: bytes | bytearray) -> None:
-    """Of each completion: its new masks (k, W) u32, then for each token (C,) i32 which of all masks so far it came under, or −1;
-    or `{"error": …}`. Ends the process if all masks together take more than `max_mask_bytes`.
+    """Answers for each completion: its new masks (k, W) u32, then for each token (C,) i32 the index of its mask, or −1.
 
-    `calls` are (tokens, tokens before the first masked one) of the completions in `payload` (i32).
+    The index counts all masks so far. A completion that fails gives `{"error": …}`. Ends the process if all masks
+    together take more than `max_mask_bytes`. `calls` are (number of tokens, number before the first masked one) of the
+    completions in `payload` (i32).
     """
     import numpy as np
 
@@ -139,7 +140,7 @@ def _walk(answers: _Answers, walk: "Walk", header: Mapping[str, Any], payload: b
 
 
 def _limit_memory(more: int) -> None:
-    """At most so many bytes beyond what is taken now."""
+    """Limits memory to `more` bytes beyond the current use."""
     with open("/proc/self/status", encoding="ascii") as file:
         taken = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData"))
     resource.setrlimit(resource.RLIMIT_DATA, (taken + more, taken + more))
