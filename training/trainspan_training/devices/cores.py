@@ -1,4 +1,4 @@
-"""Threads per process: the cores of a machine are shared by its processes."""
+"""Threads per process: divides the cores of a machine among its processes."""
 
 import os
 
@@ -6,9 +6,9 @@ __all__ = ["share_cores"]
 
 
 def share_cores(processes: int) -> None:
-    """Half of the cores among the processes, unless OMP_NUM_THREADS says otherwise.
+    """Divides half of the cores among the processes, unless OMP_NUM_THREADS is set.
 
-    Threads that wait for one that another process displaced spin: on two busy cores two threads were six times slower than one.
+    Worker threads spin while a preempted peer catches up: on two busy cores, two threads ran six times slower than one.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""The end of a team: the first error that any of its processes ends with is what all of them end with.
+"""Failure of a team: all processes end with the first error that any of them raises.
 
-A process that waits for one that failed may wait without end, in whatever it does together with it. So an error is told
-beside all that: through the store by which the processes found each other. One that does not end by itself is ended.
+A process may wait forever in a collective operation with a failed one. So an error is reported out of band, through the
+store by which the processes found each other. A process that does not end by itself is killed.
 """
 
 import json
@@ -22,23 +22,23 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.25
 _HEAR_S = 5.0
-"""So long the leader, whose process holds the store, waits until the others have heard of its error."""
+"""How long the leader, whose process holds the store, waits for the others to receive its error."""
 _GRACE_S = 30.0
-"""So long after an error a process may take to end."""
+"""Time that a process has to end after an error."""
 _CONNECT = timedelta(seconds=60)
 _MOST = 500
-"""Characters of an error that nobody expects: some are pages long, and it is told in one line."""
+"""Maximum length of an unexpected error: some are pages long, and it is reported in one line."""
 _ORIGIN = "_trainspan_rank"
 
 
 def failed_in(rank: int, error: Exception) -> Exception:
-    """The error, which remembers that it is that process's, whichever raises it."""
+    """Marks the error as that process's, whichever process raises it."""
     setattr(error, _ORIGIN, rank)
     return error
 
 
 class Failures:
-    """What process `rank` of `size` tells, and hears; the store is at MASTER_ADDR:MASTER_PORT, as torch has it."""
+    """Reports and receives errors as process `rank` of `size`; torch's store is at MASTER_ADDR:MASTER_PORT."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
@@ -51,11 +51,11 @@ class Failures:
         self._thread.start()
 
     def first(self, error: Exception) -> Exception:
-        """Tells the others of this process's error; the one that was told first."""
+        """Reports this process's error to the others and returns the one that was reported first."""
         own = _text_of(error, self._rank, self._size)
         try:
             told = self._store.compare_set(self._told, "", own).decode()
-        except RuntimeError:  # the leader is gone, and the store with it
+        except RuntimeError:  # the leader is gone, and so is the store
             self._thread.join(2 * _POLL_S)
             return self._heard or error
         mine = told == own and getattr(error, _ORIGIN, self._rank) == self._rank
@@ -66,7 +66,7 @@ class Failures:
         return _error_of(told)
 
     def close(self) -> None:
-        """Stops listening; not after an error, so that this process is ended if it does not end."""
+        """Stops listening; not called after an error, so that this process is killed if it does not end."""
         self._over.set()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""What only the leader of a team holds, such as the checkpoints folder, and how the others learn what it does with it."""
+"""A resource that only the leader of a team holds, such as the checkpoints folder, with its results shared by all."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -11,14 +11,14 @@ _Held = TypeVar("_Held")
 
 
 class Leader(Generic[_Held]):
-    """The leader, as every process sees it; `held` is None in the others."""
+    """The leader, as seen by every process; `held` is None in the others."""
 
     def __init__(self, team: Team, held: _Held | None) -> None:
         self._team = team
         self.held = held
 
     def share(self, act: Callable[[_Held], Any]) -> Any:
-        """What the leader does with what it holds, and its outcome or error in every process."""
+        """Runs `act` on the leader's resource and returns its result, or raises its error, in every process."""
 
         def make() -> Any:
             assert self.held is not None, "the leader holds it"

@@ -1,6 +1,6 @@
-"""Tensors that are split by rows over the processes of a team (FSDP2, PyTorch's `fully_shard`): made whole, written and read in parts.
+"""Tensors split by rows over the processes of a team (FSDP2, PyTorch's `fully_shard`): gathered, or handled in parts.
 
-Gathering is done by all processes together, tensor by tensor, in the same order.
+All processes gather together, tensor by tensor, in the same order.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ __all__ = ["admit_cpu", "compute_in_bf16", "local", "part_of", "rows_of", "settl
 
 
 def settled(model: Any) -> Any:
-    """The model, after it let go of the whole parameters that a forward pass leaves in the place of their parts."""
+    """The model, after freeing the whole parameters that a forward pass leaves in place of their parts."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -27,7 +27,7 @@ def settled(model: Any) -> Any:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor itself, or all of its parts together; every process takes part."""
+    """The tensor itself, or gathered from its parts; every process takes part."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -37,20 +37,20 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def rows_of(tensor: Tensor) -> tuple[int, int] | None:
-    """The rows of a split tensor that this process holds, from the first to before the last; None where it holds all."""
+    """The rows of a split tensor that this process holds, as (first, last + 1); None if it holds all."""
     if not isinstance(tensor, DTensor):
         return None
     (placement,), mesh = tensor.placements, tensor.device_mesh
     assert placement == Shard(0), f"split by {placement}, not by rows"
-    each = -(-tensor.shape[0] // mesh.size())  # as torch.chunk cuts
+    each = -(-tensor.shape[0] // mesh.size())  # as torch.chunk splits
     first = min(mesh.get_local_rank() * each, tensor.shape[0])
     return first, first + tensor.to_local().shape[0]
 
 
 def stored(live: Tensor, parts: TensorParts, name: str) -> Tensor:
-    """What files hold of a live tensor, or of this process's part of it, on its device and in its type.
+    """Reads a live tensor, or this process's part of it, from files, to its device and in its type.
 
-    Raises CheckpointError where it has another shape.
+    Raises CheckpointError if the shapes differ.
     """
     own, target = rows_of(live), local(live)
     saved = parts.whole(name) if own is None else parts.rows(name, *own)
@@ -60,20 +60,20 @@ def stored(live: Tensor, parts: TensorParts, name: str) -> Tensor:
 
 
 def part_of(complete: Tensor, live: Tensor) -> Tensor:
-    """The part of a whole tensor that this process holds of the live one, on its device and in its type."""
+    """The part of a whole tensor that this process holds in the live one, on its device and in its type."""
     own, target = rows_of(live), local(live)
     return (complete if own is None else complete[own[0] : own[1]]).to(target.device, target.dtype)
 
 
 def compute_in_bf16(accelerator: Any) -> None:
-    """Layers are put together and computed in bfloat16; weights, gradients and their sums over processes stay float32."""
+    """Gathers and computes layers in bfloat16; weights, gradients and their sums over processes stay float32."""
     accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32
     )
 
 
 def admit_cpu() -> None:
-    """Lets accelerate split weights over processes that have no GPU: by itself it would take no notice of the setting."""
+    """Lets accelerate split weights over processes without a GPU; it would otherwise ignore the setting."""
     state = PartialState()
     if state.distributed_type == DistributedType.MULTI_CPU:
         state.distributed_type = DistributedType.MULTI_GPU

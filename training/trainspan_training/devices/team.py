@@ -1,7 +1,7 @@
-"""The processes that train one model together, started by `accelerate launch` or `torchrun`; usually one alone.
+"""The processes that train one model together, started by `accelerate launch` or `torchrun`; usually just one.
 
-The leader (rank 0) owns files, ledger, metrics and the policy server; what it finds or decides is shared with the others,
-its errors too, so that all take the same turn. An error that one process meets by itself ends all: see `failures`.
+The leader (rank 0) owns files, ledger, metrics and the policy server; its findings, decisions and errors are shared
+with the others, so that all stay in step. An error in a single process ends all: see `failures`.
 """
 
 import gc
@@ -16,7 +16,7 @@ from trainspan_training.devices.failures import Failures, failed_in
 __all__ = ["Team"]
 
 _TIMEOUT = timedelta(days=30)
-"""A process may wait so long for the next dataset."""
+"""How long a process may wait for the next dataset."""
 
 _REFUSED = {
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported; FSDP splits weights too (fsdp_version: 2)",
@@ -26,7 +26,7 @@ _REFUSED_WITH_FSDP = {
     "FSDP_OFFLOAD_PARAMS": "weights are not kept off the device; leave fsdp_offload_params out",
     "FSDP_ACTIVATION_CHECKPOINTING": "leave fsdp_activation_checkpointing out, and set train.gradient_checkpointing",
 }
-"""Variables that `accelerate launch` sets, and why they are refused where they are true."""
+"""Variables that `accelerate launch` sets, and why they are refused if true."""
 
 _T = TypeVar("_T")
 _Errors = type[Exception] | tuple[type[Exception], ...]
@@ -39,14 +39,14 @@ class Team:
         self.rank = rank
         self.size = size
         self.splits = splits
-        """Whether each process holds a part of weights, gradients and Adam's state (FSDP), else all hold all."""
+        """Whether each process holds only a part of weights, gradients and Adam's state (FSDP)."""
         self._failures: Failures | None = None
 
     @classmethod
     def join(cls) -> "Team":
-        """The team that the environment names (RANK, WORLD_SIZE); imports torch only where there are several processes.
+        """Joins the team given by the environment (RANK, WORLD_SIZE); imports torch only if it has several processes.
 
-        Raises TrainingError for a way of splitting weights over processes that is not supported.
+        Raises TrainingError for an unsupported way of splitting weights over processes.
         """
         size = int(os.environ.get("WORLD_SIZE", "1"))
         splits = _splits(size)
@@ -61,23 +61,23 @@ class Team:
         return team
 
     def fail(self, error: Exception) -> Exception:
-        """What every process is to raise because of this error, the last that this one meets: the first of the team's."""
+        """Reports this process's final error; returns the one for every process to raise, the team's first."""
         return self._failures.first(error) if self._failures else error
 
     def finish(self) -> None:
-        """Waits until all are done; then none of them can fail any more."""
+        """Waits until all are done, after which none of them can fail."""
         self.gather(None)
         if self._failures:
             self._failures.close()
             self.gather(None)
 
     def leave(self) -> None:
-        """Ends the connection to the others: a process that exits with it open may be aborted by its threads."""
+        """Closes the connection to the others: a process that exits with it open may be aborted by its threads."""
         if self.size > 1:
             import torch.distributed as dist
 
             if dist.is_initialized():
-                gc.collect()  # a trainer is a ring of references that holds the connection
+                gc.collect()  # a trainer's reference cycle holds the connection
                 dist.destroy_process_group()
 
     @property
@@ -85,14 +85,14 @@ class Team:
         return self.rank == 0
 
     def share(self, make: Callable[[], _T]) -> _T:
-        """What the leader makes, in every process; an exception of the leader's is raised in every process."""
+        """Returns the leader's result, or raises its exception, in every process."""
         if self.size == 1:
             return make()
         box: list[Any] = [None, None]
         if self.leads:
             try:
                 box[0] = make()
-            except Exception as error:  # noqa: BLE001  # it is raised again below, here and elsewhere
+            except Exception as error:  # noqa: BLE001  # raised again below, in all processes
                 box[1] = error
         self._broadcast(box)
         if box[1] is not None:
@@ -109,20 +109,21 @@ class Team:
             yield item
 
     def every(self, make: Callable[[], _T], expected: _Errors = Exception) -> list[_T]:
-        """What each process makes, in all of them; if one fails, its exception is raised in every process."""
+        """Returns the results of all processes in each; if one fails, its exception is raised in every process."""
         return self.gather(self.together(make, expected))
 
     def together(self, make: Callable[[], _T], expected: _Errors = Exception) -> _T:
-        """What this process makes; if one fails, its exception is raised in every process.
+        """Returns this process's result; if one process fails, its exception is raised in every process.
 
-        If `make` calls the others, `expected` are the exceptions that it raises only after all of these calls.
-        Any other is raised here alone: the next call would meet one of another kind, which aborts gloo.
+        If `make` runs collective operations, `expected` are the exceptions that it raises only after all of them. Any
+        other exception is raised in this process alone: the next collective would meet one of another kind, which
+        aborts gloo.
         """
         outcome: Any = None
         error: Exception | None = None
         try:
             outcome = make()
-        except expected as failure:  # it is raised again below, here and elsewhere
+        except expected as failure:  # raised again below, in all processes
             error = failure
         for rank, failed in enumerate(self.gather(error)):
             if failed is not None:
@@ -130,7 +131,7 @@ class Team:
         return outcome  # type: ignore[no-any-return]
 
     def gather(self, values: Any) -> list[Any]:
-        """The value of every process, in each of them."""
+        """Gathers the value of every process in each of them."""
         if self.size == 1:
             return [values]
         import torch.distributed as dist
@@ -147,7 +148,7 @@ class Team:
 
 
 def _splits(size: int) -> bool:
-    """Whether accelerate is to split the weights, by the variables that it reads itself."""
+    """Whether accelerate will split the weights, according to the variables that it reads."""
     _refuse(_REFUSED)
     if not _is_set("ACCELERATE_USE_FSDP"):
         return False
@@ -156,7 +157,7 @@ def _splits(size: int) -> bool:
         raise TrainingError(f"FSDP_VERSION is {version}: set fsdp_version: 2 in accelerate's configuration")
     if size == 1:
         raise TrainingError("ACCELERATE_USE_FSDP is set, and one process has nothing to split: start several")
-    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # every process reads the model, then keeps its part
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # each process reads the model and keeps its part
     return True
 
 
