@@ -1,1 +1,1 @@
-"""Figures of a round: records, alarms, trackers, curves."""
+"""Per-round metrics: records, alarms, trackers, curves."""

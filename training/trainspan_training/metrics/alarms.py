@@ -1,4 +1,4 @@
-"""What a round's figures warn of: each alarm has a name, a threshold and what to do; none of them ends the round."""
+"""Alarms on a round's figures: each has a name, a threshold and advice; none of them ends the round."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ __all__ = ["ALARMS", "Alarm", "raised"]
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Raised where the figure of a round is beyond its threshold; a figure that was not measured raises nothing."""
+    """Raised if a round's figure is beyond its threshold; an unmeasured figure raises nothing."""
 
     name: str
     figure: "Callable[[RoundRecord], float]"
     threshold: float
     above: bool
-    """Whether being above the threshold raises it, or being below."""
+    """Raised above the threshold if true, below it if false."""
     advice: str
 
     def holds(self, record: "RoundRecord") -> bool:
@@ -84,7 +84,7 @@ ALARMS = (
         "lengths differ much within a step: more rollouts per step pad less",
     ),
 )
-"""Every alarm but `engine_mismatch`, which `trainspan_schemas.agreement` decides."""
+"""All alarms except `engine_mismatch`, which `trainspan_schemas.agreement` decides."""
 
 
 def raised(record: "RoundRecord") -> list[tuple[str, str]]:

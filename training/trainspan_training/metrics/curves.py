@@ -1,4 +1,4 @@
-"""The picture of a run: `curves.png` next to `metrics.jsonl`."""
+"""Plots a run: `curves.png` next to `metrics.jsonl`."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ _PANELS = (
 
 
 def draw(checkpoints: Path) -> None:
-    """Draws all recorded rounds. Imports matplotlib, without pyplot and its global state."""
+    """Draws all recorded rounds. Imports matplotlib without pyplot and its global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

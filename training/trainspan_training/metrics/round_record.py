@@ -21,27 +21,27 @@ METRICS_FILE = "metrics.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """A line of `metrics.jsonl`. Figures of steps that were not reached, or not measured, are NaN (`null` in the file)."""
+    """A line of `metrics.jsonl`. Figures of steps not reached, or not measured, are NaN (`null` in the file)."""
 
     round: int
     version: int
     checkpoint: str
-    """What holds afterwards: the new one, or, with an error, the previous policy."""
+    """Current checkpoint after the round: the new one or, after an error, the previous policy."""
     dataset: str
     """sha256 of the manifest."""
     error: str | None
     rows: int
-    """Calls in the dataset."""
+    """Number of calls in the dataset."""
     sequences: int
-    """Rows after merging."""
+    """Number of rows after merging."""
     rollouts: int
     steps: int
     reward_mean: float
     reward_std: float
     groups: int | None
-    """Compared groups of the dataset's rollouts."""
+    """Number of compared groups of the dataset's rollouts."""
     zero_spread_groups: int | None
-    """Of these, those whose rewards are all equal."""
+    """Number of these with all rewards equal."""
     loss: float
     """Mean over the steps."""
     grad_norm: float
@@ -49,66 +49,66 @@ class RoundRecord:
     grad_norm_max: float
     learning_rate: float
     kl: float
-    """k3 against the old policy (that of the importance ratio) after the last step, on a sample of its rows."""
+    """k3 against the old policy (that of the importance ratio) after the last step, on a sample of that step's rows."""
     k1: float
-    """Against the sampling policy, as forwarded during the round: each token under the weights of its step."""
+    """k1 against the sampling policy, as forwarded during the round: each token under its step's weights."""
     k3: float
-    """The same, as k3."""
+    """k3 against the sampling policy, as forwarded."""
     k3_old: float
     """k3 against the old policy, as forwarded."""
     kl_reference: float
-    """k3 against the model that the run started from; NaN where `kl_coef` is 0."""
+    """k3 against the model that the run started from; NaN if `kl_coef` is 0."""
     ratio_max: float
-    """Greatest importance ratio of a token."""
+    """Greatest per-token importance ratio."""
     logp_diff_mean: float
     """|Δ log-probability| against the sampler at the first step, before any weight moved."""
     logp_diff_max: float
     logp_diff_k3: float
-    """The same tokens' k3."""
+    """k3 of the same tokens."""
     clip_low: float
     """Share of trained tokens."""
     clip_high: float
     entropy: float
-    """Mean over trained tokens that had an alternative, in nats; so are all means over tokens."""
+    """Mean over trained tokens that had an alternative, like all means over tokens; in nats."""
     trained_tokens: int
     forwarded_tokens: int
-    """Without padding, in forward and backward passes."""
+    """Number in forward and backward passes, without padding."""
     unique_tokens: int
-    """Of the steps' prefix trees: the fewest that could be forwarded."""
+    """Number in the steps' prefix trees: the minimum to forward."""
     tokens_by_step: dict[str, list[int]]
     """The three figures above for each step."""
     padding: float
-    """Share of padded tokens among those that went through the model."""
+    """Share of padding among the tokens that went through the model."""
     micro_batches: int
-    """Forward and backward passes of the steps."""
+    """Number of forward and backward passes of the steps."""
     micro_batch_tokens: int
-    """Greatest number of tokens in one, as set or as fitted to the memory that was free."""
+    """Greatest number of tokens in one, as set or as fitted to free memory."""
     rows_per_rollout: float
     tokens_per_second: float
     """Forwarded tokens per second of the steps."""
     policy_versions: list[int]
     """Smallest and greatest version among the calls."""
     staleness_mean: float
-    """Versions that the calls are behind, over trained tokens."""
+    """Mean number of versions that the calls are behind, over trained tokens."""
     staleness_max: int
     stale_calls: int
-    """Calls beyond `max_staleness`, which were not trained."""
+    """Number of calls beyond `max_staleness`, which were not trained."""
     constrained_calls: int
-    """Calls that were trained under the masks or biases that they were sampled under."""
+    """Number of calls trained under the masks or biases they were sampled under."""
     unreplayed_calls: dict[str, int]
-    """Constrained calls that were not trained, by reason."""
+    """Number of constrained calls that were not trained, by reason."""
     old_policy: str
-    """`logged` or `recompute`: what the importance ratio was taken against."""
+    """`logged` or `recompute`: the log-probabilities that the importance ratio was taken against."""
     effective_sample_share: float
-    """(Σw)²/(N Σw²) over tokens, w = π_old/π_sampler; 1 where nothing was recomputed."""
+    """(Σw)²/(N Σw²) over tokens, w = π_old/π_sampler; 1 if nothing was recomputed."""
     weight_max: float
-    """Greatest w; NaN where nothing was recomputed."""
+    """Greatest w; NaN if nothing was recomputed."""
     bounded: float
-    """Share of trained tokens whose w was cut to the cap, or masked."""
+    """Share of trained tokens with w cut to the cap, or masked."""
     rejected_calls: float
-    """Share of calls that `reject_ratio` rejected."""
+    """Share of calls rejected by `reject_ratio`."""
     agreement: Agreement
-    """Of server and trainer at the first step."""
+    """Agreement of server and trainer at the first step."""
     alarms: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -125,7 +125,7 @@ class RoundRecord:
 def summarize(
     steps: "Sequence[Step]", stats: "Sequence[StepStats]", settings: TrainSettings, rate: float
 ) -> dict[str, Any]:
-    """The fields that follow from plan (of all processes) and measurements."""
+    """The fields derived from the plan (of all processes) and the measurements."""
     from trainspan_training.objective.token_stats import TokenSums
 
     total = sum((step.sums for step in stats), TokenSums())
@@ -164,13 +164,13 @@ def summarize(
 
 
 def append(checkpoints: Path, record: RoundRecord) -> None:
-    """Adds the record's line."""
+    """Appends the record's line."""
     with (checkpoints / METRICS_FILE).open("a") as file:
         file.write(json.dumps(finite(asdict(record))) + "\n")
 
 
 def read(checkpoints: Path) -> list[dict[str, Any]]:
-    """All records; a line torn by a kill is left out."""
+    """All records, skipping a line torn by a kill."""
     records = []
     try:
         lines = (checkpoints / METRICS_FILE).read_text().splitlines()
@@ -185,7 +185,7 @@ def read(checkpoints: Path) -> list[dict[str, Any]]:
 
 
 def finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: None instead."""
+    """Replaces NaN and infinity, which JSON lacks, with None."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list):

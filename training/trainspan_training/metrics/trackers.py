@@ -1,6 +1,6 @@
-"""The figures of each round to TensorBoard, trackio and Weights & Biases, through transformers' own callbacks.
+"""Reports the figures of each round to TensorBoard, trackio and Weights & Biases, through transformers' own callbacks.
 
-A round is a step: the curves of a run go on where an earlier trainer of it stopped.
+A round is a step: the curves of a run continue from the point at which an earlier trainer stopped.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _NO_FIGURES = ("round",)
 
 
 def figures(record: RoundRecord) -> dict[str, float]:
-    """Every number of the record that is finite, under its name in `metrics.jsonl`; `seconds/{stage}`; how many `alarms`."""
+    """All finite numbers of the record, named as in `metrics.jsonl`; `seconds/{stage}`; the number of `alarms`."""
     plain = asdict(record)
     named = {name: value for name, value in plain.items() if isinstance(value, int | float) and name not in _NO_FIGURES}
     named |= {f"seconds/{stage}": value for stage, value in record.seconds.items()}
@@ -32,9 +32,9 @@ def figures(record: RoundRecord) -> dict[str, float]:
 
 @contextmanager
 def places(reporters: Sequence[str], checkpoints: Path) -> Iterator[None]:
-    """Within the block the reporters write beside the checkpoints, each as one run that a later trainer goes on with.
+    """Within the block the reporters write next to the checkpoints, each as one run that a later trainer resumes.
 
-    They are told by their own environment variables; one that is set already stays.
+    Sets the reporters' own environment variables, except those already set.
     """
     name = re.sub(r"[^\w.-]", "-", run_name(checkpoints))
     digest = hashlib.sha256(str(checkpoints.resolve()).encode()).hexdigest()
