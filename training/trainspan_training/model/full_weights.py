@@ -1,4 +1,4 @@
-"""Weights to and from safetensors files; never pickle. Several processes write a file each, at the same time."""
+"""Writes and reads weights as safetensors; never pickle. Several processes write one file each, concurrently."""
 
 import json
 import shutil
@@ -44,16 +44,16 @@ class FullWeights:
         self._model = model
 
     def write(self, folder: Path, team: Team) -> Written:
-        """This process's files of the weights as transformers names them, tied ones once; every process takes part.
+        """Writes this process's weight files, named as in transformers, tied tensors once; every process takes part.
 
-        What transformers puts together when it loads (experts of a mixture, say) is taken apart again by the leader alone.
+        Tensors that transformers merges when loading (experts of a mixture, say) are split again by the leader alone.
         """
         tensors = self.tensors()
         shapes = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in tensors.items()}
         if revert_weight_conversion(self._model, dict(shapes)).keys() == shapes.keys():
             return write_tensors(folder, "model", tensors, team)
         complete = {}
-        for name, tensor in tensors.items():  # one at a time on the device, and kept by the leader alone
+        for name, tensor in tensors.items():  # one at a time on the device, and kept only by the leader
             one = whole(tensor.detach())
             if team.leads:
                 complete[name] = one.cpu()
@@ -63,7 +63,7 @@ class FullWeights:
         )
 
     def complete(self, folder: Path, parent: Policy, written: Written) -> None:
-        """What stands beside the weights of a model folder: the index of several files, config, tokenizer."""
+        """Writes the other files of a model folder: the index if there are several files, config, tokenizer."""
         if len(written) > 1:
             index = {name: file for file, (_, names) in written.items() for name in names}
             size = sum((folder / file).stat().st_size for file in written)
@@ -74,12 +74,12 @@ class FullWeights:
         copy_companions(parent.folder, folder)
 
     def restore(self, policy: Policy) -> bool:
-        """Puts the policy's weights back into the live model, in place; whether they are the ones that it had."""
+        """Restores the policy's weights into the live model, in place; returns whether they were already the same."""
         live = self.tensors()
         with TensorParts.of_model(policy.folder) as parts:
             if all(name in parts for name in live):
                 return restore(live, lambda name, tensor: stored(tensor, parts, name))
-        loaded = load_model(policy.folder).state_dict()  # its names are others than those of the files
+        loaded = load_model(policy.folder).state_dict()  # its names differ from those in the files
         return restore(live, lambda name, tensor: part_of(loaded[name], tensor))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -88,7 +88,7 @@ class FullWeights:
 
 
 def names_of(model: Any) -> dict[str, Tensor]:
-    """The live tensors of a model under the names that its files have, without those of an adapter in it, tied ones once."""
+    """The live tensors of a model, named as in its files, without those of its adapter, tied ones once."""
     owner = model.get_base_model() if hasattr(model, "get_base_model") else model
     tied = getattr(owner, "all_tied_weights_keys", None) or {}
     named = {
@@ -100,21 +100,21 @@ def names_of(model: Any) -> dict[str, Tensor]:
 
 
 def has_slices(model: Any, folder: Path) -> bool:
-    """Whether the files of a folder hold every tensor of a model under its name, so that parts of them can be read."""
+    """Whether a folder's files hold every tensor of the model under its name, so that parts of them can be read."""
     with TensorParts.of_model(folder) as parts:
         return all(name in parts for name in names_of(model))
 
 
 def load_slices(model: Any, folder: Path) -> None:
-    """Reads this process's part of every tensor of a model from the files of a folder; an adapter in it stays as it is."""
+    """Reads this process's part of every tensor of a model from a folder's files; leaves its adapter unchanged."""
     with TensorParts.of_model(folder) as parts:
         restore(names_of(model), lambda name, tensor: stored(tensor, parts, name))
 
 
 def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor], team: Team) -> Written:
-    """Writes whole tensors, each by one process, about equal bytes by each; this process's file. Raises OSError.
+    """Writes whole tensors, about equally many bytes in each process; returns this process's file. Raises OSError.
 
-    A tensor that is split is put together, one at a time, by all processes.
+    Split tensors are gathered, one at a time, by all processes.
     """
     writers, count = _assign(tensors, team.size)
     mine = {name: one for name, one in tensors.items() if writers[name] == team.rank}
@@ -127,7 +127,7 @@ def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor], team: 
     except OSError as error:
         failure = error
     for key, tensor in tensors.items():
-        complete = whole(tensor.detach())  # with the others, whatever became of this process's file
+        complete = whole(tensor.detach())  # a collective operation, even if this process's file failed
         if file is not None and failure is None and key in mine:
             try:
                 file.write(key, complete)
@@ -139,7 +139,7 @@ def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor], team: 
 
 
 def _assign(tensors: Mapping[str, Tensor], size: int) -> tuple[dict[str, int], int]:
-    """Which process writes each tensor, and how many write."""
+    """Assigns each tensor to the process that writes it; also returns the number of writers."""
     load = [0] * size
     writers = {}
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].numel()):
@@ -150,7 +150,7 @@ def _assign(tensors: Mapping[str, Tensor], size: int) -> tuple[dict[str, int], i
 
 @torch.no_grad()
 def restore(live: Mapping[str, Tensor], saved: Callable[[str, Tensor], Tensor]) -> bool:
-    """Puts what `saved` gives for each live tensor (or this process's part of it) into it; whether all were the same."""
+    """Copies `saved`'s value into each live tensor (or this process's part); returns whether all were equal before."""
     same = True
     for name, tensor in live.items():
         target, value = local(tensor), saved(name, tensor)
@@ -160,12 +160,12 @@ def restore(live: Mapping[str, Tensor], saved: Callable[[str, Tensor], Tensor]) 
 
 
 def hash_of(written: Written) -> str:
-    """`weights_sha256` of files whose hashes were taken as they were written."""
+    """`weights_sha256` of files, from the hashes computed while writing."""
     return join_hashes([sha256 for _, (sha256, _) in sorted(written.items())])
 
 
 def copy_companions(source: Path, folder: Path, without: Collection[str] = ()) -> None:
-    """Config, tokenizer, chat template and whatever else stands beside the weights, as the source has them."""
+    """Copies config, tokenizer, chat template and all other files next to the weights from the source."""
     for path in source.iterdir():
         other = path.name.startswith(".") or path.name.endswith(_WEIGHTS) or path.name in _OURS
         if path.is_file() and not other and path.name not in without:

@@ -1,4 +1,4 @@
-"""Loads model and tokenizer from a folder, and TRL without what it imports in vain."""
+"""Finds model folders; loads model, configuration and tokenizer from them."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ CONFIG_FILE = "config.json"
 def find_model(model: str) -> Path:
     """The folder of a model given as a path or a Hugging Face id (then downloaded, or found in the cache).
 
-    Raises CheckpointError where there is none, or it lacks config, weights or tokenizer.
+    Raises CheckpointError if there is none, or it lacks config, weights or tokenizer.
     """
     path = Path(model)
     if path.is_dir():
@@ -59,7 +59,7 @@ def load_config(folder: Path) -> Any:
 def load_model(folder: Path, *, frozen: bool = False) -> Any:
     """The causal language model in float32: a GPU computes in bfloat16 from float32 weights. Raises CheckpointError.
 
-    `frozen`: nothing is to be trained of it, so that a GPU holds it in bfloat16.
+    `frozen`: none of its weights will be trained, so that a GPU holds it in bfloat16.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -72,9 +72,10 @@ def load_model(folder: Path, *, frozen: bool = False) -> Any:
 
 
 def hollow_model(config: Any) -> Any:
-    """The causal language model in float32 with weights that were never written, which take no memory before they are.
+    """The causal language model in float32 with uninitialized weights, which take no memory until they are written.
 
-    What it computes by itself (rotary frequencies, say) is there. For processes that each hold, and read, a part of the weights.
+    Its computed buffers (rotary frequencies, say) are initialized. For processes that each hold, and read, a part of
+    the weights.
     """
     import torch
     from accelerate import init_empty_weights
@@ -91,7 +92,7 @@ def hollow_model(config: Any) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer, which TRL wants to see. Raises CheckpointError."""
+    """The tokenizer, which TRL requires. Raises CheckpointError."""
     from transformers import AutoTokenizer
 
     try:

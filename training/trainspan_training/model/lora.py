@@ -1,4 +1,4 @@
-"""LoRA: a low-rank adapter beside frozen weights (arXiv 2106.09685), by peft, as checkpoints of kind `lora`."""
+"""LoRA: a low-rank adapter on frozen weights (arXiv 2106.09685), using peft, saved as checkpoints of kind `lora`."""
 
 import json
 from pathlib import Path
@@ -30,13 +30,13 @@ class AdapterWeights:
         self._first = {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
 
     def write(self, folder: Path, team: Team) -> Written:
-        """The adapter's file, by the leader; every process takes part."""
+        """Writes the adapter's file, in the leader; every process takes part."""
         complete = {name: whole(tensor.detach()) for name, tensor in self.tensors().items()}
         stem = ADAPTER_WEIGHTS.removesuffix(".safetensors")
         return write_tensors(folder, stem, complete, Team()) if team.leads else {}
 
     def complete(self, folder: Path, parent: Policy, _: Written) -> None:
-        """What stands beside the adapter, as peft and vLLM read it, and the tokenizer."""
+        """Writes the adapter's configuration, as peft and vLLM read it, and the tokenizer."""
         config = self._model.peft_config["default"].to_dict() | {
             "inference_mode": True,
             "base_model_name_or_path": parent.base,
@@ -46,9 +46,9 @@ class AdapterWeights:
         copy_companions(parent.folder, folder, _OF_THE_BASE)
 
     def restore(self, policy: Policy) -> bool:
-        """Puts the policy's adapter back into the live model, in place; at version 0 the one that training began with.
+        """Restores the policy's adapter into the live model, in place; without a checkpoint, the initial adapter.
 
-        Whether it is the one that the model had.
+        Returns whether the model already had the same one.
         """
         if not policy.checkpoint:
             return restore(self.tensors(), lambda name, tensor: part_of(self._first[name], tensor))
@@ -56,7 +56,7 @@ class AdapterWeights:
             return restore(self.tensors(), lambda name, tensor: stored(tensor, parts, name))
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The adapter's live tensors under the names that files have: without that of the adapter."""
+        """The adapter's live tensors, named as in files: without the adapter's name."""
         return {
             name.replace(".default.", "."): parameter
             for name, parameter in settled(self._model).named_parameters()
@@ -65,9 +65,9 @@ class AdapterWeights:
 
 
 def add_adapter(model: Any, settings: TrainSettings, policy: Policy) -> Any:
-    """The model with an adapter: that of the policy's checkpoint, else a new one that changes nothing yet.
+    """The model with an adapter: that of the policy's checkpoint, or a new one that has no effect yet.
 
-    Raises ConfigError for targets that the model does not have, CheckpointError where the settings are not the checkpoint's.
+    Raises ConfigError for targets that the model lacks, CheckpointError if the settings differ from the checkpoint's.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -75,7 +75,7 @@ def add_adapter(model: Any, settings: TrainSettings, policy: Policy) -> Any:
     targets: Any = settings.lora_targets.replace(" ", "").split(",") if settings.lora_targets else "all-linear"
     config: Any = LoraConfig(
         r=rank,
-        lora_alpha=settings.lora_alpha or 2 * rank,  # type: ignore[arg-type]  # a scale need not be whole
+        lora_alpha=settings.lora_alpha or 2 * rank,  # type: ignore[arg-type]  # a scale need not be an integer
         lora_dropout=0.0,
         target_modules=targets,
         task_type="CAUSAL_LM",

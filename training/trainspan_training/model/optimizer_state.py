@@ -1,6 +1,6 @@
-"""Adam's state on disk: written by every process for its own part, while the trainer goes on, and read in parts.
+"""Adam's state on disk: each process writes its own part in the background, and reads the parts it needs.
 
-Nothing may change the state while it is written: `StateWriter.wait` before the next step.
+Nothing may change the state while it is being written: call `StateWriter.wait` before the next step.
 """
 
 import logging
@@ -24,9 +24,10 @@ _STEP = "step"
 
 
 class StateWriter:
-    """Writes the state that an optimizer has now, as `{parameter}/{key}`: in process `rank` of `size` a file of its own.
+    """Writes an optimizer's current state, as `{parameter}/{key}`: one file for each process `rank` of `size`.
 
-    The space on disk is taken at once: raises OSError where there is too little. A file has its name once it is whole.
+    Reserves the disk space up front: raises OSError if there is too little. A file gets its final name when it is
+    complete.
     """
 
     def __init__(self, optimizer: Any, model: Any, folder: Path, rank: int, size: int) -> None:
@@ -43,17 +44,17 @@ class StateWriter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Writes in a thread."""
+        """Starts writing in a thread."""
         self._thread = threading.Thread(target=self._write, name="adam", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns when nothing reads the state any more."""
+        """Waits until nothing reads the state any longer."""
         if self._thread is not None:
             self._thread.join()
 
     def discard(self) -> None:
-        """Deletes what was to be written; before `start`."""
+        """Deletes the reserved file; only before `start`."""
         self._file.discard()
 
     def _write(self) -> None:
@@ -70,7 +71,7 @@ class StateWriter:
 
 
 def _own_state(optimizer: Any, model: Any, rank: int, size: int) -> dict[str, Tensor]:
-    """What this process is to write: its rows of tensors that are split, and every `size`-th of those that all have."""
+    """The tensors for this process to write: its rows of split tensors, and every `size`-th of the replicated ones."""
     names = {id(parameter): name for name, parameter in settled(model).named_parameters()}
     tensors = [
         (f"{names[id(parameter)]}/{key}", torch.as_tensor(value))
@@ -86,10 +87,10 @@ def _own_state(optimizer: Any, model: Any, rank: int, size: int) -> dict[str, Te
 
 
 def load_optimizer(optimizer: Any, model: Any, files: list[Path]) -> None:
-    """The optimizer's state from the files of all parts, of however many processes; without files an empty state.
+    """Loads the optimizer's state from the files of any number of processes; without files, the state is empty.
 
-    Raises CheckpointError where they hold the state of another model. Parameters without state (what no token went through
-    has none) are a warning.
+    Raises CheckpointError if they hold the state of another model. Logs a warning for parameters without state (those
+    that no token went through have none).
     """
     parameters = {name: one for name, one in settled(model).named_parameters() if one.requires_grad}
     indexes = {

@@ -1,4 +1,4 @@
-"""The newest good weights: where a round starts from."""
+"""The newest good weights, from which a round starts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,27 +21,27 @@ class Policy:
 
     folder: Path
     checkpoint: str | None
-    """Name in the checkpoints folder, None for a model from elsewhere."""
+    """Name in the checkpoints folder; None for a model from elsewhere."""
     base: str
-    """Model that the run started from: path or Hugging Face id."""
+    """The model that the run started from: path or Hugging Face id."""
     version: int
     model: Path
-    """Folder of the model: `folder`, or, of an adapter, that of `base`."""
+    """Folder of the model: `folder` or, for an adapter, that of `base`."""
     trained_on: str | None = None
-    """Name of the policy whose calls made it; None if nothing was trained yet, or its datasets name none."""
+    """Name of the policy whose calls it was trained on; None before training, or if the datasets do not name one."""
     base_digest: str | None = None
-    """Of the model that training began with; None if a checkpoint does not say."""
+    """Digest of the model that training began with; None if the checkpoint does not record it."""
 
     @property
     def name(self) -> str:
-        """What `trainspan.json` calls it as a parent: the checkpoint's name, or the model's path."""
+        """Its name as a parent in `trainspan.json`: the checkpoint's name, or the model's path."""
         return self.checkpoint or str(self.folder)
 
 
 def starting_policy(checkpoints: Checkpoints, model: str | None, adapter: str = "none") -> Policy:
-    """`latest`, or `model` where nothing was published yet.
+    """`latest`, or `model` if there is no checkpoint yet.
 
-    Raises CheckpointError where there is neither, or `latest` is of another kind than `adapter` trains.
+    Raises CheckpointError if there is neither, or if `latest` is not of the kind that `adapter` trains.
     """
     kind: Literal["full", "lora"] = "lora" if adapter == "lora" else "full"
     latest = checkpoints.latest()
@@ -65,7 +65,7 @@ def starting_policy(checkpoints: Checkpoints, model: str | None, adapter: str = 
 
 
 def named_policy(checkpoints: Checkpoints, meta: CheckpointMeta) -> Policy:
-    """The parent that a checkpoint names. Raises CheckpointError where it is gone."""
+    """The parent named by a checkpoint. Raises CheckpointError if it is gone."""
     parent = meta.parent or ""
     folder = checkpoints.root / parent
     if parent == folder.name and folder.is_dir():
