@@ -197,7 +197,7 @@ def _sync(path: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Deletes a file or folder, renaming it to a temporary name first, so that no partial checkpoint is ever visible."""
+    """Renames a file or folder to a temporary name and deletes it, so that no partial checkpoint is ever visible."""
     if not path.name.startswith(_TEMPORARY):
         path = path.rename(path.with_name(f"{_TEMPORARY}{path.name}"))
     if path.is_dir():

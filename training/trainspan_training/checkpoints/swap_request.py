@@ -49,7 +49,7 @@ class Swap:
 
 
 def publish(url: str, checkpoint: str, version: int, *, patience_s: float, was_there: bool) -> Swap:
-    """POSTs to /trainspan/policy at `url`, the server's base address (a trailing `/v1` is ignored); "none": does nothing.
+    """POST /trainspan/policy at `url`, the server's base address (a trailing `/v1` is ignored); "none": does nothing.
 
     Retries for up to `patience_s` while the server is busy (503) and, if it `was_there` a moment ago, while it is
     unreachable: its supervisor restarts it after a crash.
@@ -79,7 +79,7 @@ def served_dtype(url: str) -> str | None:
 
 
 def served_folders(url: str) -> frozenset[str]:
-    """Names of the folders that the server at `url` serves, including an adapter's base; empty if it does not answer."""
+    """Names of the folders that the server at `url` serves, including an adapter's base; empty without an answer."""
     state = _state(url)
     return frozenset(name for name in (state.get("checkpoint"), state.get("base")) if isinstance(name, str))
 

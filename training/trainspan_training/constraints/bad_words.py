@@ -38,7 +38,7 @@ class BadWords:
             self._nodes[at].lasts.append(last)
 
     def found(self, ids: NDArray[np.int32]) -> list[tuple[int, ...]]:
-        """The input of `barred` for each of the tokens (C,); equal if the same tokens are barred for the same reason."""
+        """Input of `barred` for each of the tokens (C,); equal if the same tokens are barred for the same reason."""
         tokens: list[int] = ids.tolist()
         return [self._found(tokens, place) for place in range(len(tokens))]
 

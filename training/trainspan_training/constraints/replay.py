@@ -104,7 +104,7 @@ class Replayer:
     def _limits_of(
         self, text: str, group: list[ConstrainedCall], table: LimitTable, patience: "_Patience"
     ) -> Iterable[tuple[int, Limits | ReplayError]]:
-        """Yields (number, limits) of calls with one constraint. Raises ReplayError if none of the rest can be replayed."""
+        """Yields (number, limits) of calls with one constraint. Raises ReplayError if all remaining calls fail."""
         constraint = self._checked(text)
         maker = _LimitMaker(constraint, table)
         sound = []

@@ -1,4 +1,4 @@
-"""A separate process that compiles grammars and walks completions, so that a hostile grammar can harm only this process.
+"""A separate process that compiles grammars and walks completions: a hostile grammar can harm only this process.
 
 `python -m trainspan_training.constraints.replay_worker` reads messages from stdin and answers on stdout. The first
 message is the tokenizer, as serialized by xgrammar; each later one is a grammar with the completions sampled under it.
