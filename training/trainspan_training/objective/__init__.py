@@ -1,1 +1,1 @@
-"""Micro-batch to loss."""
+"""From micro-batch to loss."""

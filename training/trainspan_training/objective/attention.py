@@ -1,12 +1,12 @@
-"""What a model's attention is told of trees and rows that follow one another in one sequence: who sees whom.
+"""Attention for trees and rows packed into one sequence: which tokens see which.
 
-One attention function serves all layouts and is chosen by what it gets in place of the mask, so that activations that are
-computed again in the backward pass find what the forward pass found:
+One attention function serves all layouts and dispatches on what it gets in place of the mask, so that activations
+recomputed in the backward pass take the same path as in the forward pass:
 
 - nothing: rows padded on the right, plain causal attention;
 - a block mask: compiled flex attention, on a GPU;
-- offsets of rows (int32): flash attention of rows of various lengths, on a GPU where `flash_attn` is installed;
-- ends of subtrees (int64): on a CPU, each tree by itself, a row without a mask. No mask is larger than a tree.
+- offsets of rows (int32): variable-length flash attention, on a GPU if `flash_attn` is installed;
+- ends of subtrees (int64): on a CPU, one tree at a time, a single row without a mask. No mask is larger than a tree.
 """
 
 import functools
@@ -31,9 +31,9 @@ NAME = "trainspan"
 
 
 def prepare(model: Any, mode: str) -> bool:
-    """Gives the model the attention function; False if it does not take one, so that rows can only be padded.
+    """Sets the model's attention function; returns False if it does not accept one, so that rows can only be padded.
 
-    A model whose layers do not look at a mask of ours keeps its own: with it, a sliding window would be ignored.
+    A model with layers that would not use our mask keeps its own function: ours would ignore a sliding window.
     """
     if mode == "padded":
         return True
@@ -44,14 +44,14 @@ def prepare(model: Any, mode: str) -> bool:
 
 
 def varlen() -> bool:
-    """Whether flash attention of rows of various lengths can be had: it computes in bfloat16, on a GPU."""
+    """Whether variable-length flash attention is available: it computes in bfloat16, on a GPU."""
     return torch.cuda.is_available() and bool(is_flash_attn_2_available())
 
 
 def attention_of(branches: Branches | None, implementation: str, device: torch.device, *, bf16: bool) -> dict[str, Any]:
-    """Arguments of the model's forward pass; none for rows that are padded on the right.
+    """Arguments for the model's forward pass; empty for rows padded on the right.
 
-    `implementation` is the model's attention; one that is not ours gets a dense mask.
+    `implementation` is the model's attention; any other than ours gets a dense mask.
     """
     if branches is None:
         return {}
@@ -71,16 +71,16 @@ def attention_of(branches: Branches | None, implementation: str, device: torch.d
 
 
 def dense_mask(ends: Tensor) -> Tensor:
-    """(1, 1, T, T) true where a token sees another, from the ends (T,) of subtrees."""
+    """(1, 1, T, T) whether a token sees another, from the ends (T,) of subtrees."""
     places = torch.arange(len(ends), device=ends.device)
     seen = (places.unsqueeze(0) <= places.unsqueeze(1)) & (places.unsqueeze(1) < ends.unsqueeze(0))
     return seen[None, None]
 
 
 def block_mask(ends: Tensor, *, compiled: bool | None = None) -> Any:
-    """The same for flex attention, which computes only the blocks in which something is seen.
+    """The mask for flex attention, which computes only blocks with a visible pair.
 
-    Made by a compiled function where attention itself is compiled: else all T² pairs would stand in memory at once.
+    Built by a compiled function if attention itself is compiled: otherwise all T² pairs would be in memory at once.
     """
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -97,7 +97,7 @@ def block_mask(ends: Tensor, *, compiled: bool | None = None) -> Any:
 def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of `query` (1, heads, T, D) as transformers calls it; the result (1, T, heads, D)."""
+    """Attention of `query` (1, heads, T, D), with transformers' signature; returns (1, T, heads, D)."""
     if attention_mask is not None and not isinstance(attention_mask, Tensor):
         return flex_attention_forward(module, query, key, value, attention_mask, **options)
     if attention_mask is None or attention_mask.dtype == torch.bool:
@@ -116,11 +116,11 @@ def _by_pieces(module: Any, query: Tensor, key: Tensor, value: Tensor, ends: Ten
 
 
 _known: Any = WeakTensorKeyDictionary()
-"""Pieces by the tensor of ends and the type of queries: one mask serves all layers, which keep it for their backward pass."""
+"""Pieces by the tensor of ends and the dtype of queries: all layers share one mask, kept for their backward pass."""
 
 
 def _pieces(ends: Tensor, dtype: torch.dtype) -> list[tuple[int, int, Tensor | None]]:
-    """Start and end of each tree, and its mask of values to add; none for a single row."""
+    """Start and end of each tree, and its additive mask; None for a single row."""
     known = _known.setdefault(ends, {})
     if dtype not in known:
         flat = ends.flatten()
@@ -138,7 +138,7 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _by_flash(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, options: dict[str, Any]) -> Tensor:
-    """Queries and keys may be float32 (rotations are); the kernel takes the type of the values."""
+    """Queries and keys may be float32 (rotary embeddings are); the kernel needs the values' dtype."""
     longest = int(offsets.diff().max())
     rows = (tensor[0].transpose(0, 1).to(torch.bfloat16) for tensor in (query, key, value))
     kernel = _flash_kernel()

@@ -1,20 +1,20 @@
 """TRL's GRPO trainer, fed with logged transitions instead of its own generations.
 
-TRL's loss (`_compute_loss`) is used unchanged; what it is given is ours:
+TRL's loss (`_compute_loss`) is used unchanged; its inputs are ours:
 
-- One item of the dataloader is one optimizer step: a list of micro-batches. With TRL's and transformers' accumulation
-  at 1, their normalisers drop out, and ragged micro-batches are exact.
-- Layout: TRL sees the N trained tokens of a micro-batch as the one completion of a batch of one. The losses that are
-  admitted sum over tokens, so that rows do not matter to them; where a token stands is the business of `scoring`.
+- One dataloader item is one optimizer step: a list of micro-batches. With TRL's and transformers' accumulation at 1,
+  their normalizers drop out, and ragged micro-batches are exact.
+- Layout: TRL sees the N trained tokens of a micro-batch as the only completion of a batch of one. The supported losses
+  sum over tokens, so that rows do not matter to them; `logprobs` handles the positions of tokens.
 - `old_per_token_logps` are the logged (or recomputed) log-probabilities, so that the importance ratio is the true one.
   (TRL's own correction for logged log-probabilities is silently off unless it generates with vLLM itself.)
 - Row weights and off-policy corrections are folded into `advantages`: the loss is positively homogeneous in them.
-- With `ratio = "call"` log-probabilities are replaced by their mean over the call, old and new: a token's ratio is then
-  that of its call, and so is its gradient (GSPO, arXiv 2507.18071).
-- TRL's KL term knows no weights: ours is added to its loss.
+- With `ratio = "call"` log-probabilities, old and new, are replaced by their mean over the call: a token's ratio, and
+  hence its gradient, is then that of its call (GSPO, arXiv 2507.18071).
+- TRL's KL term ignores weights: ours is added to its loss.
 
-Only losses that divide by the step's number of tokens are admitted: with them, splitting a step into more micro-batches
-changes nothing. The others of TRL normalise within a micro-batch.
+Only losses that divide by the step's number of tokens are supported: with them, splitting a step into more
+micro-batches changes nothing. TRL's other losses normalize within a micro-batch.
 """
 
 import contextlib
@@ -47,11 +47,11 @@ log = logging.getLogger(__name__)
 
 
 class TransitionGRPOTrainer(GRPOTrainer):
-    """GRPO over optimizer steps, each a list of micro-batches. `steps` is iterated once by `train()`; it may
-    block, save and swap between two steps.
+    """GRPO over optimizer steps, each a list of micro-batches. `train()` iterates `steps` once.
 
-    A step that goes beyond a limit of the settings moves no weight: `failure` then says why. In a `team` every process
-    gets its own micro-batches of the same steps. Raises TrainingError where several GPUs are visible to one process.
+    The iterator may block, save and swap between two steps. A step that exceeds a limit of the settings leaves the
+    weights unchanged: `failure` then gives the reason. In a `team` every process gets its own micro-batches of the same
+    steps. Raises TrainingError if several GPUs are visible to a single process.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TransitionGRPOTrainer(GRPOTrainer):
         self._measured: list[Tensor] = []
         self._stats: list[StepStats] = []
         self.failure: str | None = None
-        """Why the last step was not made."""
+        """Why the last step was not applied."""
         arguments = grpo_config(settings, output_dir)
         if self.team.splits:
             admit_cpu()
@@ -90,11 +90,11 @@ class TransitionGRPOTrainer(GRPOTrainer):
         if self.team.splits and arguments.bf16:
             compute_in_bf16(self.accelerator)
         self.remove_callback(PrinterCallback)
-        self.args.report_to = []  # the callbacks stand; TRL would add how long its own methods took
+        self.args.report_to = []  # the callbacks are set up; TRL would also report the timings of its methods
         self.aux_loss_enabled = False  # a mixture's load balancing is a mean over a micro-batch
         for module in list[Any](model.modules()):
             if hasattr(module, "attention_dropout"):
-                module.attention_dropout = 0.0  # TRL switches off the dropout layers, but not this one
+                module.attention_dropout = 0.0  # TRL disables the dropout layers, but not this
         double = any(parameter.dtype == torch.float64 for parameter in model.parameters())
         self._dtype = torch.float64 if double else torch.float32
         self.schedule = Schedule.of(settings, sum(parameter.numel() for parameter in model.parameters()))
@@ -108,9 +108,9 @@ class TransitionGRPOTrainer(GRPOTrainer):
             dtype=self._dtype,
             bf16=bool(self.args.bf16),
         )
-        """What micro-batches score, under these weights and under others."""
+        """Scores micro-batches, under these weights and under others."""
         self.fresh = False
-        """Whether the calls of this round were sampled by the weights that it starts from."""
+        """Whether the calls of this round were sampled by its starting weights."""
 
     @property
     def policy(self) -> Any:
@@ -119,7 +119,7 @@ class TransitionGRPOTrainer(GRPOTrainer):
 
     @property
     def dtype(self) -> str:
-        """What it computes in: `float32` or `bfloat16`."""
+        """The dtype that it computes in: `float32` or `bfloat16`."""
         return "bfloat16" if self.args.bf16 else "float32"
 
     def get_train_dataloader(self) -> Any:
@@ -129,7 +129,7 @@ class TransitionGRPOTrainer(GRPOTrainer):
         return self._trl_inputs(generation_batch)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Forward and backward of a whole step; clips the gradient; its loss."""
+        """Runs forward and backward of a whole step and clips the gradient; returns the loss."""
         began = time.perf_counter()
         optimizer: Any = self.optimizer
         for group in optimizer.param_groups if optimizer else ():
@@ -142,18 +142,18 @@ class TransitionGRPOTrainer(GRPOTrainer):
         self._stats.append(stats)
         self.failure = fault_of(stats, self._limits, fresh=self.fresh)
         if self.failure:
-            model.zero_grad(set_to_none=True)  # the optimizer skips parameters without gradient
+            model.zero_grad(set_to_none=True)  # the optimizer skips parameters without a gradient
         return loss
 
     def accumulate(self, model: nn.Module, step: Sequence[MicroBatch]) -> Tensor:
-        """Adds the gradient of the step's loss to `.grad`, micro-batch by micro-batch; the loss."""
+        """Adds the gradient of the step's loss to `.grad`, micro-batch by micro-batch; returns the loss."""
         self.current_gradient_accumulation_steps = 1
         self._measured = []
         total = torch.zeros((), device=self.accelerator.device, dtype=torch.float64)
         last = len(step) - 1
         for index, batch in enumerate(step):
             self._batch = batch
-            # Parts are made of each gradient at once: a whole one would take the memory that splitting saves.
+            # Gradients are scattered immediately: whole ones would take the memory that splitting saves.
             at_once = index == last or self.team.splits
             together = contextlib.nullcontext() if at_once else self.accelerator.no_sync(model)
             with together:
@@ -163,20 +163,20 @@ class TransitionGRPOTrainer(GRPOTrainer):
         return total
 
     def take_stats(self) -> list[StepStats]:
-        """What the steps since the last call measured; clears it."""
+        """Returns and clears the statistics of the steps since the last call."""
         stats, self._stats = self._stats, []
         return stats
 
     def log(self, *_: Any, **__: Any) -> None:
-        """Nothing: what TRL and transformers log are means over micro-batches. See `report`."""
+        """Does nothing: TRL and transformers log means over micro-batches. See `report`."""
 
     def report(self, round_: int, figures: dict[str, float]) -> None:
-        """Hands the figures of a round to what `report_to` names; a reporter that fails costs a warning, not the round."""
+        """Passes a round's figures to the reporters in `report_to`; if one fails, a warning is logged."""
         state = copy.copy(self.state)
         state.global_step = round_
         try:
             self.callback_handler.on_log(self.args, state, self.control, figures)
-        except Exception as error:  # noqa: BLE001  # code of others, often with a network behind it
+        except Exception as error:  # noqa: BLE001  # third-party code, which often uses the network
             log.warning("round=%d could not be reported to %s: %s", round_, self._limits.report_to, error)
 
     def _get_per_token_logps_and_entropies(

@@ -1,7 +1,7 @@
-"""The output head in chunks of positions: logits exist for one chunk at a time, and are computed again in the backward pass.
+"""The output head in chunks of positions: logits exist for one chunk at a time, recomputed in the backward pass.
 
-Memory does not follow the number of trained tokens: a chunk has at most `CHUNK` logits, each of which takes at most
-`BYTES` while it is worked on.
+Memory does not depend on the number of trained tokens: a chunk has at most `CHUNK` logits, each of which takes at most
+`BYTES` while the chunk is processed.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ __all__ = ["BYTES", "CHUNK", "Traced", "head_scores"]
 CHUNK = 2**26
 """Greatest number of logits (positions times vocabulary) at a time: 256 MiB in float32. A position is never split."""
 BYTES = 12
-"""Greatest number of bytes that a logit takes, in float32 or bfloat16, forward or backward (measured)."""
+"""Greatest number of bytes per logit, in float32 or bfloat16, forward or backward (measured)."""
 
 
 class Traced(Tensor):
-    """Logits of no position, which remember what a model does with logits after its head (a scale, a soft cap)."""
+    """Empty logits that record what a model does to logits after its head (a scale, a soft cap)."""
 
     steps: tuple[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ...] = ()
 
@@ -40,7 +40,7 @@ class Traced(Tensor):
         return made
 
     def replay(self, logits: Tensor) -> Tensor:
-        """The same done with other logits."""
+        """Applies the recorded steps to other logits."""
         for func, args, kwargs in self.steps:
             logits = func(*(logits if isinstance(value, Traced) else value for value in args), **kwargs)
         return logits
@@ -57,8 +57,8 @@ def head_scores(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies (N,) of `targets` (N,) at `temperatures` (N,), from hidden states (N, H).
 
-    `after` knows what is done with the head's output; `chunk` positions are worked on at a time, and of tokens that `limits`
-    bar the probability is 0. Gradients reach the hidden states and the head's parameters, those of the log-probabilities only.
+    `after` replays the steps after the head; `chunk` positions are processed at a time; tokens barred by `limits` have
+    probability 0. Gradients flow to the hidden states and the head's parameters, from the log-probabilities only.
     """
     parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
     found: tuple[Tensor, Tensor] = _Head.apply(  # type: ignore[no-untyped-call]
@@ -68,7 +68,7 @@ def head_scores(
 
 
 class _Head(torch.autograd.Function):
-    """Its backward pass takes the gradient of the softmax in closed form, and that of the head from autograd."""
+    """The backward pass computes the softmax's gradient in closed form, and the head's by autograd."""
 
     @staticmethod
     def forward(
@@ -107,7 +107,7 @@ class _Head(torch.autograd.Function):
         gradient, _ = gradients
         targets, temperatures, hidden, logsumexps = ctx.saved_tensors
         limits: Limits | None = ctx.limits
-        if limits:  # exactly 0 also where logits that are computed again differ in rounding
+        if limits:  # exactly 0 even if recomputed logits differ in rounding
             forced = torch.from_numpy(limits.forced()).to(gradient.device)
             gradient = gradient.masked_fill(forced, 0.0)
         parameters = [parameter for parameter in ctx.head.parameters() if parameter.requires_grad]
@@ -139,7 +139,7 @@ class _Head(torch.autograd.Function):
 
 
 def _outputs(head: nn.Module, hidden: Tensor) -> Any:
-    """Without the head's hooks: FSDP counts them, and processes with other numbers of chunks would wait for one another."""
+    """Skips the head's hooks: FSDP counts them, and processes with different numbers of chunks would deadlock."""
     return head.forward(hidden)
 
 
@@ -148,13 +148,13 @@ def _parts(size: int, chunk: int) -> list[slice]:
 
 
 def _added(total: Tensor | None, value: Tensor) -> Tensor:
-    """Of chunks, in float32 also where the head is in bfloat16."""
+    """Accumulates over chunks, in float32 even if the head is in bfloat16."""
     if total is None:
         return value.to(torch.promote_types(value.dtype, torch.float32))
     return total.add_(value)
 
 
 def _of_logits(scaled: Tensor, targets: Tensor, scale: Tensor, logsumexps: Tensor) -> Tensor:
-    """Gradient of the log-probabilities by the logits: (onehot − softmax) times `scale` (N,); takes the place of `scaled`."""
+    """Gradient of the log-probabilities by the logits: (onehot − softmax) times `scale` (N,); overwrites `scaled`."""
     shares = scaled.sub_(logsumexps.unsqueeze(1)).exp_().mul_(-scale.unsqueeze(1))
     return shares.scatter_add_(1, targets.unsqueeze(1), scale.unsqueeze(1))

@@ -12,7 +12,7 @@ __all__ = ["import_training"]
 
 @contextmanager
 def _hidden(module: str) -> Iterator[None]:
-    """Within the block `module` counts as not installed; without effect where it is imported already."""
+    """Within the block `module` appears not to be installed; no effect if it is already imported."""
     if module in sys.modules:
         yield
         return
@@ -26,10 +26,10 @@ def _hidden(module: str) -> Iterator[None]:
 def import_training() -> None:
     """Imports torch, transformers and TRL, quietly.
 
-    TRL imports vLLM wherever it is installed, to generate with it: four seconds for nothing here.
+    TRL imports vLLM for generation if it is installed, which takes four seconds and is not needed here.
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what had to be downloaded was, in `find_model`
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # `find_model` has downloaded everything needed
     with _hidden("vllm"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers.utils import logging as transformers_logging

@@ -1,4 +1,4 @@
-"""Log-probabilities of a model at chosen tokens, with the output head on these positions only; `Scorer`: of micro-batches."""
+"""Log-probabilities of a model at chosen tokens, computing the output head only there; `Scorer` does micro-batches."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,12 +22,12 @@ __all__ = ["Scorer", "Scores", "score"]
 
 
 class Scores(NamedTuple):
-    """Of N tokens."""
+    """Scores of N tokens."""
 
     logprobs: Tensor
-    """(N,) natural logarithm, of softmax(logits / temperature), over the tokens that may come."""
+    """(N,) natural logarithm of softmax(logits / temperature) over the allowed tokens."""
     entropies: Tensor
-    """(N,) of the same distributions, without gradient."""
+    """(N,) entropies of the same distributions, without gradient."""
 
 
 def score(
@@ -42,11 +42,11 @@ def score(
     limits: Limits | None = None,
     chunk: int = CHUNK,
 ) -> Scores:
-    """Scores `targets` (N,) at `temperatures` (N,), each predicted at the flat position `predicting` (N,) of `tokens` (B, T).
+    """Scores `targets` (N,) at `temperatures` (N,), predicted at flat positions `predicting` (N,) of `tokens` (B, T).
 
-    `model` is what is called, `owner` the language model that it may wrap. Without `attention` rows are padded on the right
-    and attention is causal, so that no token sees padding and no mask is needed. `limits` are those of the N targets.
-    `chunk` logits exist at a time; scores have the type of `temperatures`.
+    `model` is called; `owner` is the language model that it may wrap. Without `attention`, rows are padded on the right
+    and attention is causal, so that no token sees padding and no mask is needed. `limits` apply to the N targets. At
+    most `chunk` logits exist at a time; scores have the dtype of `temperatures`.
     """
     with _chunked(owner, predicting, targets, temperatures, limits, chunk):
         scores: Scores = model(input_ids=tokens, use_cache=False, **(attention or {}))
@@ -57,10 +57,10 @@ def score(
 def _chunked(
     owner: Any, positions: Tensor, targets: Tensor, temperatures: Tensor, limits: Limits | None, chunk: int
 ) -> Iterator[None]:
-    """Within the block the model's output is the scores instead of logits.
+    """Within the block the model returns scores instead of logits.
 
-    The head is kept from what the model would give it and gets no position; its real work is done in chunks where the model
-    is left, before what wraps the model (FSDP) lets go of the head's weights.
+    The head's input is intercepted, and the head runs on zero positions; the actual work is done in chunks when the
+    model returns, before its wrapper (FSDP) frees the head's weights.
     """
     head: nn.Module = owner.get_output_embeddings()
     kept: list[Tensor] = []
@@ -94,7 +94,7 @@ def _chunked(
 
 
 class Scorer:
-    """Scores micro-batches as training does: under the live weights, which `policy` gives, or under another model."""
+    """Scores micro-batches as in training, under the live weights, which `policy` returns, or under another model."""
 
     def __init__(
         self,
@@ -118,13 +118,13 @@ class Scorer:
 
     @torch.no_grad()
     def measure(self, batch: MicroBatch) -> TokenSums:
-        """The sums of a micro-batch (of each process) under the weights as they are now, without training on it."""
+        """The sums of a micro-batch (of each process) under the current weights, without training on it."""
         policy = self._policy().eval()
         return self.over_team([self.sums(batch, self.score(policy, batch))])
 
     @torch.no_grad()
     def logprobs(self, batch: MicroBatch, model: nn.Module | None = None) -> NDArray[np.float64]:
-        """Log-probabilities (N,) of a micro-batch under the weights as they are now, or under another model."""
+        """Log-probabilities (N,) of a micro-batch under the current weights, or under another model."""
         chosen: nn.Module = self._policy() if model is None else model
         chosen.eval()
         scores: NDArray[np.float64] = self.score(chosen, batch).logprobs.double().cpu().numpy()
@@ -147,7 +147,7 @@ class Scorer:
             )
 
     def sums(self, batch: MicroBatch, scores: Scores) -> Tensor:
-        """What `TokenSums.measure` makes of the scores of a micro-batch."""
+        """`TokenSums.measure` of the scores of a micro-batch."""
         return TokenSums.measure(
             *scores,
             sampled=self.tensor(batch.sampled),

@@ -1,7 +1,7 @@
-"""An estimate of the memory that training takes, made before anything is loaded: micro-batches are fitted to what is free,
-and what cannot fit is refused, with what can.
+"""Estimates the memory that training takes, before anything is loaded.
 
-Bytes follow from the numbers of parameters and tokens. Activations are those of one full micro-batch.
+Fits micro-batches to free memory, and refuses what cannot fit, with advice on what would. Bytes are derived from the
+numbers of parameters and tokens. Activations are those of one full micro-batch.
 """
 
 import functools
@@ -27,28 +27,28 @@ log = logging.getLogger(__name__)
 
 GIB = 2**30
 _LEAST_TOKENS = 512
-"""Tokens in a micro-batch below which no smaller one is chosen or proposed."""
+"""Smallest micro-batch, in tokens, that is chosen or proposed."""
 _SHARE = 0.8
-"""Of the free memory, what a micro-batch that is chosen here may take: others want some too, and an estimate is one."""
+"""Share of free memory that a chosen micro-batch may take: the rest is for other processes and estimation errors."""
 _SERVER_OVERHEAD = GIB
-"""What vLLM takes beside weights and cache."""
+"""Memory that vLLM takes in addition to weights and cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes, by what holds them."""
+    """Memory by use, in bytes."""
 
     weights: int
     gradients: int
     optimizer: int
     """Adam's two moments."""
     copies: int
-    """Of the weights in bfloat16, made by mixed precision."""
+    """Copies of the weights in bfloat16, made by mixed precision."""
     reference: int
-    """The model that the KL term is taken against."""
+    """The reference model of the KL term."""
     activations: int
     logits: int
-    """Of one chunk, and what the gradients of chunks are added up in."""
+    """Logits of one chunk, and the accumulators for the gradients of chunks."""
     masks: int
 
     @property
@@ -62,15 +62,15 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of the trainer's device."""
+    """Memory of the trainer's device in bytes."""
 
     total: int
     free: int
-    """Without what other processes hold, above all a policy server on the same device."""
+    """Excludes what other processes hold, above all a policy server on the same device."""
 
 
 def available(settings: TrainSettings, *, cuda: bool, processes: int = 1) -> Memory:
-    """What the settings allow, else what the device has; main memory is shared by the `processes` of this machine."""
+    """The memory that the settings allow or the device has; the `processes` of this machine share main memory."""
     if settings.memory_gib is not None:
         allowed = int(settings.memory_gib * GIB)
         return Memory(allowed, allowed)
@@ -79,14 +79,14 @@ def available(settings: TrainSettings, *, cuda: bool, processes: int = 1) -> Mem
         return Memory(total, free)
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:  # no Linux: nothing is known, nothing is refused
+    except OSError:  # not Linux: unknown, so nothing is refused
         return Memory(2**62, 2**62)
     known = {name: int(rest.split()[0]) * 1024 for name, rest in (line.split(":", 1) for line in lines)}
     return Memory(known["MemTotal"], known["MemAvailable"] // processes)
 
 
 def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1) -> Estimate:
-    """For a model of this configuration, by its shapes alone; of one of the `parts` that weights and state are split into."""
+    """Estimate for a model's configuration, from shapes alone; for one of the `parts` of its weights and state."""
     whole, adapter = _parameters(config, settings)
     total = -(-whole // parts)
     adapter = -(-adapter // parts)
@@ -99,7 +99,7 @@ def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1
     hidden, layers, vocabulary = int(text.hidden_size), int(text.num_hidden_layers), int(text.vocab_size)
     inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
     width = 2 if halved else 4
-    within = tokens * (16 * hidden + 4 * inner) * width  # of one layer, kept for its backward pass
+    within = tokens * (16 * hidden + 4 * inner) * width  # of one layer, kept for the backward pass
     checkpointing = cuda if settings.gradient_checkpointing is None else settings.gradient_checkpointing
     chunk = min(tokens, max(1, CHUNK // vocabulary))
     head = vocabulary * hidden
@@ -110,21 +110,21 @@ def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1
         copies=2 * trained if halved else 0,
         reference=width * whole if settings.kl_coef and full else 0,
         activations=layers * tokens * hidden * 4 + 3 * within if checkpointing else layers * within,
-        # Scores of all positions, one chunk of logits, and of a head that is trained a chunk's gradient and their sum.
+        # Scores of all positions, one chunk of logits and, for a trained head, a chunk's gradient and their sum.
         logits=tokens * hidden * 2 * width + chunk * vocabulary * BYTES + (8 * head if full else 0),
         masks=_mask_bytes(tokens, cuda=cuda) if settings.forward != "padded" else 0,
     )
 
 
 def _mask_bytes(tokens: int, *, cuda: bool) -> int:
-    """A block mask is four tables of a number for each pair of blocks; a dense one of each tree two numbers for each pair."""
+    """A block mask has four tables of a number per pair of blocks; a tree's dense mask, two numbers per token pair."""
     return 16 * (-(-tokens // BLOCK)) ** 2 if cuda else 8 * tokens * min(tokens, DENSE_TOKENS)
 
 
 def fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, team: Team) -> Budget:
-    """What the free memory has room for; the same in all processes of the team, that of the one with the least.
+    """The sizes that fit into free memory; the same in all processes of the team, limited by the one with the least.
 
-    Raises TrainingError, in all of them, where one has no room for the micro-batches of the settings, or for any.
+    Raises TrainingError in all of them if one has no room for the micro-batches of the settings, or for any.
     """
     parts = team.size if team.splits else 1
     try:
@@ -169,9 +169,9 @@ def _of(settings: TrainSettings, tokens: int) -> TrainSettings:
 
 
 def check(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, parts: int = 1) -> Estimate:
-    """The estimate, of the smallest micro-batch where the settings name none.
+    """The estimate, for the smallest micro-batch if the settings do not name one.
 
-    Raises TrainingError where it exceeds what is free, with what would fit.
+    Raises TrainingError, with advice on what would fit, if it exceeds free memory.
     """
     asked = _of(settings, settings.micro_batch_tokens or _LEAST_TOKENS)
     needed = estimate(config, asked, cuda=cuda, parts=parts)
@@ -189,7 +189,7 @@ def check(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, p
 def _proposals(
     config: Any, settings: TrainSettings, memory: Memory, needed: Estimate, *, cuda: bool, parts: int
 ) -> list[str]:
-    """What fits, best first."""
+    """Proposals that fit, best first."""
     found = []
     others = memory.total - memory.free
     if cuda and others > GIB and needed.total <= memory.total:
@@ -210,7 +210,7 @@ def _proposals(
 
 
 def _lora_proposal(config: Any, lora: TrainSettings, memory: Memory, size: int, *, cuda: bool) -> str:
-    """For the smallest micro-batch; what a policy server beside it may have is left with one of usual size."""
+    """Advice for the smallest micro-batch; the policy server's share assumes a micro-batch of the usual size."""
     text = f'set train.adapter = "lora" and leave train.micro_batch_tokens out ({_gib(size)} GiB at least'
     total, _ = _parameters(config, lora)
     left = memory.free - max(size, min(estimate(config, _of(lora, MOST_TOKENS), cuda=cuda).total, memory.free))
@@ -220,7 +220,7 @@ def _lora_proposal(config: Any, lora: TrainSettings, memory: Memory, size: int, 
 
 
 def _parameters(config: Any, settings: TrainSettings) -> tuple[int, int]:
-    """Parameters of the model, and of the adapter that the settings describe."""
+    """Number of parameters of the model, and of the adapter in the settings."""
     rank = (settings.lora_rank or DEFAULT_LORA_RANK) if settings.adapter == "lora" else 0
     kind: Any = type(config)
     total, edges = _counted(kind, config.to_json_string(), settings.lora_targets)
@@ -229,7 +229,7 @@ def _parameters(config: Any, settings: TrainSettings) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=8)
 def _counted(kind: Any, description: str, targets: str | None) -> tuple[int, int]:
-    """Parameters of the model, and inputs and outputs of the modules that an adapter would stand beside."""
+    """Number of parameters of the model, and of inputs and outputs of the modules that an adapter would target."""
     from transformers import AutoModelForCausalLM
 
     config = kind.from_dict(json.loads(description))

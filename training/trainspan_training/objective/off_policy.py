@@ -1,8 +1,8 @@
-"""Corrections for tokens that another policy sampled than the one that is trained.
+"""Corrections for tokens sampled by a policy other than the one being trained.
 
-With π_old, the policy at the round's start, recomputed: a token weighs w = π_old/π_sampler, bounded, beside its importance
-ratio π_θ/π_old, so that the expectation is that of the old policy up to the bound (truncated importance sampling,
-arXiv 2112.10400 and its use for sampler mismatch, arXiv 2510.26788).
+With π_old, the policy at the round's start, recomputed: a token has weight w = π_old/π_sampler, bounded, in addition to
+its importance ratio π_θ/π_old, so that the expectation is that of the old policy up to the bound (truncated importance
+sampling, arXiv 2112.10400 and its use for sampler mismatch, arXiv 2510.26788).
 """
 
 from dataclasses import dataclass, fields, replace
@@ -18,15 +18,15 @@ __all__ = ["Correction", "OffPolicySums", "correct"]
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """How tokens are weighted by w."""
+    """The rule for weighting tokens by w."""
 
     kind: str = "truncate"
     """`truncate`: min(w, cap); `mask`: w within 1/cap … cap, else 0; `none`: 1."""
     cap: float = 2.0
     reject_ratio: float | None = None
-    """A call whose geometric mean of w is outside 1/x … x weighs 0."""
+    """A call gets weight 0 if its geometric mean of w is outside 1/x … x."""
     per_call: bool = False
-    """Whether w is the geometric mean over a call, as its importance ratio then is."""
+    """Whether w is the geometric mean over a call, like the importance ratio in that case."""
 
     @classmethod
     def of(cls, settings: TrainSettings) -> "Correction":
@@ -40,16 +40,16 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class OffPolicySums:
-    """Over recomputed tokens, before any bound. Adding up is exact."""
+    """Sums over recomputed tokens, before any bound. Adding them is exact."""
 
     tokens: float = 0.0
     weight: float = 0.0
     """Σ w"""
     weight_squared: float = 0.0
     bounded: float = 0.0
-    """Tokens whose w was cut to the cap, or that were masked."""
+    """Number of tokens with w cut to the cap, or masked."""
     rejected: float = 0.0
-    """Tokens of rejected calls."""
+    """Number of tokens in rejected calls."""
     calls: float = 0.0
     rejected_calls: float = 0.0
     max_weight: float = 0.0
@@ -61,14 +61,14 @@ class OffPolicySums:
 
     @property
     def effective_share(self) -> float:
-        """Effective sample size (Σw)²/Σw² per token: 1 where all weigh the same."""
+        """Effective sample size (Σw)²/Σw² per token: 1 if all weights are equal."""
         return self.weight**2 / (self.weight_squared * self.tokens) if self.tokens else 1.0
 
 
 def correct(batch: MicroBatch, old: NDArray[np.float64], correction: Correction) -> tuple[MicroBatch, OffPolicySums]:
-    """The micro-batch with its ratio against `old` (N,) and its advantages corrected, and what was measured.
+    """Returns the micro-batch with its ratio against `old` (N,) and corrected advantages, and the measured sums.
 
-    Weights of the objective stay as they are: a token that is masked or rejected counts as one that gives nothing.
+    Weights of the objective are unchanged: a masked or rejected token still counts, but contributes nothing.
     """
     log_w = old - batch.sampled
     calls, place = np.unique(batch.calls, return_inverse=True)

@@ -1,7 +1,7 @@
-"""Which settings are admitted, checked before anything heavy is imported.
+"""Validates settings before anything heavy is imported.
 
-Two laws admit an option: splitting a step into more micro-batches changes neither loss nor gradient, and every setting
-that is given does something.
+Two rules decide what is allowed: splitting a step into more micro-batches changes neither loss nor gradient, and every
+setting that is given has an effect.
 """
 
 from importlib.util import find_spec
@@ -13,17 +13,17 @@ from trainspan_schemas.settings import TrainSettings
 __all__ = ["LOSSES", "WEIGHTS", "check", "clip_range", "compute_dtype", "reporters"]
 
 LOSSES = ("clip", "cispo")
-"""`clip` is PPO's surrogate (arXiv 1707.06347): the ratio is clipped at 1 + ε; `cispo` (arXiv 2506.13585) caps it at ε itself."""
+"""`clip` is PPO's surrogate (arXiv 1707.06347), which clips the ratio at 1 + ε; `cispo` (arXiv 2506.13585) caps at ε."""
 
 _CLIP = {"token": (0.2, 0.28), "call": (3e-4, 4e-4)}
-"""Ratio → default (`epsilon`, `epsilon_high`) of `clip`: DAPO's (arXiv 2503.14476, section 3.1), GSPO's (arXiv 2507.18071,
-section 5.1). The geometric mean over a call moves by orders of magnitude less than the ratio of a token."""
+"""Ratio → default (`epsilon`, `epsilon_high`) of `clip`: DAPO's (arXiv 2503.14476, section 3.1), GSPO's (arXiv
+2507.18071, section 5.1). The geometric mean over a call varies orders of magnitude less than a token's ratio."""
 
 _CAP = 5.0
 """Default `epsilon_high` of `cispo`."""
 
 _COMPOSED = {"dapo": 'loss = "clip" with weights = "token"', "gspo": 'loss = "clip" with ratio = "call"'}
-"""Names of algorithms that are several settings here."""
+"""Algorithms that are combinations of settings here."""
 
 WEIGHTS = ("rollout", "token", "const")
 
@@ -60,7 +60,7 @@ _ABOVE_ONE = ("correction_cap", "reject_ratio", "max_ratio")
 
 
 def check(settings: TrainSettings) -> None:
-    """Raises ConfigError for a setting that is unknown, cannot be meant, or would do nothing beside the others."""
+    """Raises ConfigError for a setting that is unknown, invalid, or has no effect with the others."""
     _check_loss(settings.loss)
     if settings.weights not in WEIGHTS and not is_function_name(settings.weights):
         known = ", ".join(WEIGHTS)
@@ -83,7 +83,7 @@ def check(settings: TrainSettings) -> None:
 
 
 def clip_range(settings: TrainSettings) -> tuple[float, float]:
-    """The ratios beyond which a token gives no gradient (clip), or is capped (cispo)."""
+    """The ratios beyond which a token has no gradient (clip) or is capped (cispo)."""
     if settings.loss == "cispo":
         return 0.0, _CAP if settings.epsilon_high is None else settings.epsilon_high
     low, high = _CLIP[settings.ratio]
@@ -94,12 +94,12 @@ def clip_range(settings: TrainSettings) -> tuple[float, float]:
 
 
 def compute_dtype(settings: TrainSettings, *, cuda: bool) -> str:
-    """What the trainer computes in: `float32` or `bfloat16`."""
+    """The dtype that the trainer computes in: `float32` or `bfloat16`."""
     return settings.dtype or ("bfloat16" if cuda else "float32")
 
 
 def reporters(settings: TrainSettings) -> list[str]:
-    """The names in `report_to`; none for "none"."""
+    """The names in `report_to`; empty for "none"."""
     names = settings.report_to.replace(" ", "").split(",")
     return [] if names == ["none"] else names
 
@@ -156,7 +156,7 @@ def _check_decay(settings: TrainSettings) -> None:
 
 
 def _check_idle(settings: TrainSettings) -> None:
-    """Refuses what would be read by nobody."""
+    """Refuses settings that would have no effect."""
     idle = [
         ("epsilon", settings.loss == "cispo", 'loss = "cispo" has no lower clip'),
         ("const_tokens", settings.weights != "const", f'weights = "{settings.weights}" divides by no constant'),

@@ -1,6 +1,6 @@
-"""The learning rate of each step: what fits the model by default, warm-up and decay by rounds.
+"""The learning rate of each step: a default that fits the model, and warm-up and decay by rounds.
 
-It follows from the policy's version alone, so that a trainer that is started again goes on where it was.
+It depends only on the policy's version, so that a restarted trainer resumes at the same point.
 """
 
 import math
@@ -11,17 +11,17 @@ from trainspan_schemas.settings import TrainSettings
 __all__ = ["Schedule", "fitting_rate"]
 
 _LEAST = 1e-6
-"""For all weights of large models: that of DeepSeekMath (7 billion, arXiv 2402.03300) and DAPO (32 billion, arXiv 2503.14476)."""
+"""Full training of large models: DeepSeekMath (7 billion, arXiv 2402.03300) and DAPO (32 billion, arXiv 2503.14476)."""
 _SMALL, _SMALL_RATE = 135e6, 2e-5
-"""What trained a model of this size well (docs/decisions.md)."""
+"""A model size, and a rate that trained it well (docs/decisions.md)."""
 _ADAPTER = 10
-"""An adapter bears about ten times the rate of all weights (Schulman et al., LoRA Without Regret, 2025)."""
+"""An adapter tolerates about ten times the rate of full training (Schulman et al., LoRA Without Regret, 2025)."""
 _FLOOR = 0.1
-"""What decay leaves of the rate."""
+"""Share of the rate that remains after decay."""
 
 
 def fitting_rate(parameters: int, *, adapter: bool) -> float:
-    """For a model of so many weights: 2e-5 up to 135 million, 1e-6 from a billion, in between falling with their power 1.5."""
+    """Rate by number of weights: 2e-5 up to 135 million, 1e-6 from a billion, and in between falling with power 1.5."""
     rate = _SMALL_RATE * min(1.0, (_SMALL / parameters) ** 1.5)
     return float(f"{max(_LEAST, rate) * (_ADAPTER if adapter else 1):.2g}")
 
@@ -37,14 +37,14 @@ class Schedule:
 
     @classmethod
     def of(cls, settings: TrainSettings, parameters: int) -> "Schedule":
-        """As the settings say; the rate fits the model where they name none."""
+        """The schedule in the settings; if they give no rate, it fits the model."""
         rate = settings.learning_rate
         if rate is None:
             rate = fitting_rate(parameters, adapter=settings.adapter == "lora")
         return cls(rate, settings.warmup_rounds, settings.decay, settings.decay_rounds or 0)
 
     def at(self, rounds: float) -> float:
-        """The rate of a step that ends so many rounds after version 0."""
+        """The rate of a step that ends this number of rounds after version 0."""
         if rounds < self.warmup:
             return self.rate * rounds / self.warmup
         if self.decay == "constant":

@@ -1,4 +1,4 @@
-"""Exact sums over the trained tokens of optimizer steps, on the device until a step is over; and the limits of a step."""
+"""Exact sums over the trained tokens of optimizer steps, kept on the device until a step ends; limits on a step."""
 
 import math
 from collections.abc import Iterable
@@ -14,32 +14,32 @@ __all__ = ["StepStats", "TokenSums", "call_means", "fault_of", "kl_fault"]
 
 @dataclass(frozen=True, slots=True)
 class TokenSums:
-    """Over trained tokens, with d = log π_θ − log π_other and its ratio ρ = exp d. Adding up is exact.
+    """Sums over trained tokens, with d = log π_θ − log π_other and its ratio ρ = exp d. Adding them is exact.
 
-    The sampler is the policy that sampled a token, the old one that which the loss takes its importance ratio against.
+    The sampler is the policy that sampled a token; the old policy is the denominator of the loss's importance ratio.
     """
 
     tokens: float = 0.0
     free: float = 0.0
-    """Those that were one of several that could come. The others add 0 to every sum."""
+    """Number of tokens that had an alternative. The others add 0 to every sum."""
     abs_diff: float = 0.0
     """Σ |d| against the sampler."""
     k1: float = 0.0
-    """Σ −d against the sampler: with its expectation KL(π_sampler ‖ π_θ)."""
+    """Σ −d against the sampler: its expectation is KL(π_sampler ‖ π_θ)."""
     k3: float = 0.0
     """Σ (ρ − 1 − d) against the sampler: the same expectation, never negative (Schulman, "Approximating KL divergence")."""
     k3_old: float = 0.0
-    """The same against the old policy."""
+    """k3 against the old policy."""
     k3_reference: float = 0.0
-    """Σ (1/ρ − 1 + d) against the reference: with its expectation KL(π_θ ‖ π_reference) for tokens of π_θ."""
+    """Σ (1/ρ − 1 + d) against the reference: its expectation is KL(π_θ ‖ π_reference) for tokens of π_θ."""
     clipped_low: float = 0.0
-    """Tokens whose importance ratio is below the clip with a negative advantage: they give no gradient."""
+    """Number of tokens with a ratio below the clip and a negative advantage: they give no gradient."""
     clipped_high: float = 0.0
     entropy: float = 0.0
     max_abs_diff: float = 0.0
     """Against the sampler."""
     max_ratio: float = 0.0
-    """Importance ratio of a token."""
+    """Greatest per-token importance ratio."""
 
     def __add__(self, other: "TokenSums") -> "TokenSums":
         names = [field.name for field in fields(self)]
@@ -47,7 +47,7 @@ class TokenSums:
         return TokenSums(**{name: combine[name]([getattr(self, name), getattr(other, name)]) for name in names})
 
     def mean(self, name: str) -> float:
-        """The sum `name` per trained token that was one of several; 0 if none was, NaN without tokens."""
+        """The sum `name` per trained token that had an alternative; 0 if none had one, NaN without tokens."""
         return float(getattr(self, name)) / (self.free or self.tokens) if self.tokens else math.nan
 
     @classmethod
@@ -65,10 +65,10 @@ class TokenSums:
         forced: Tensor | None = None,
         clip: tuple[float, float],
     ) -> Tensor:
-        """The sums of one micro-batch of N tokens as a tensor, so that no device is waited for; see `collect`.
+        """The sums of one micro-batch of N tokens as a tensor, which avoids a device synchronization; see `collect`.
 
-        All arguments (N,), but `clip`: the ratios beyond which the loss clips. `calls` are given where the ratio is
-        that of a whole call. `forced` is true for tokens beside which none could come.
+        All arguments are (N,), except `clip`: the ratios beyond which the loss clips. `calls` are given if the ratio is
+        that of a whole call. `forced` is true for tokens without an alternative.
         """
         if not len(logprobs):
             return torch.zeros(len(fields(cls)), dtype=torch.float64, device=logprobs.device)
@@ -107,18 +107,18 @@ class TokenSums:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What one optimizer step measured before it moved the weights."""
+    """Measurements of one optimizer step, before the weights changed."""
 
     sums: TokenSums
     loss: float
     grad_norm: float
     """Before clipping."""
     seconds: float
-    """Of forward and backward passes and clipping."""
+    """Time of forward and backward passes and clipping."""
 
 
 def call_means(values: Tensor, calls: Tensor) -> Tensor:
-    """Each of the values (N,) replaced by the mean over the tokens of its call; `calls` (N,) tells them apart."""
+    """Replaces each of the values (N,) by the mean over the tokens of its call; `calls` (N,) are call ids."""
     place: Tensor = calls.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
     counts = torch.zeros(int(place.max()) + 1 if len(place) else 0, dtype=values.dtype, device=values.device)
     sums = counts.index_add(0, place, values)
@@ -127,7 +127,7 @@ def call_means(values: Tensor, calls: Tensor) -> Tensor:
 
 
 def fault_of(stats: StepStats, limits: TrainSettings, *, fresh: bool) -> str | None:
-    """Why a step moves no weight, if so. `fresh`: its calls were sampled by the weights that the round starts from."""
+    """Why a step must not be applied, or None. `fresh`: its calls were sampled by the round's starting weights."""
     if not math.isfinite(stats.loss):
         return f"the loss is {stats.loss}"
     if abs(stats.loss) > limits.max_loss:
@@ -142,7 +142,7 @@ def fault_of(stats: StepStats, limits: TrainSettings, *, fresh: bool) -> str | N
 
 
 def kl_fault(sums: TokenSums, limits: TrainSettings, *, fresh: bool) -> str | None:
-    """Why the policy is too far from the one that its ratio is taken against, if it is."""
+    """Why the policy is too far from the sampling or old policy, or None."""
     others = {"k3": "the sampling policy"} if fresh else {}
     for name, of in (others | {"k3_old": "the old policy"}).items():
         if not (k3 := sums.mean(name)) <= limits.max_kl:
