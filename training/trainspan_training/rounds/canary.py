@@ -1,7 +1,7 @@
-"""The canary: fixed sequences whose log-probabilities tell these weights from their parent's.
+"""The canary: fixed sequences with log-probabilities that distinguish these weights from their parent's.
 
-A policy server proves with it, after a swap, that it really serves the new weights (no stale prefix cache, no old
-output head). Prompts are longer than two blocks of a prefix cache where the context allows.
+After a swap, a policy server uses it to verify that it really serves the new weights (no stale prefix cache, no old
+output head). Prompts are longer than two blocks of a prefix cache if the context allows.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ Prompt = tuple[list[int], list[int]]
 
 
 def draw_prompts(rows: Sequence[TokenSequence], context: int, seed: int) -> list[Prompt]:
-    """Three sequences cut from the rows' tokens put end to end, as long as `context` tokens allow.
+    """Cuts three sequences from the rows' concatenated tokens, as long as `context` allows.
 
-    A server scores a sequence by generating one token after it, so that P + C < context.
+    A server scores a sequence by generating one more token, so P + C < context.
     """
     rng = np.random.default_rng(seed)
     completion = max(1, min(COMPLETION, (context - 1) // 4))
@@ -50,9 +50,10 @@ def draw_prompts(rows: Sequence[TokenSequence], context: int, seed: int) -> list
 
 @torch.no_grad()
 def score_prompts(model: Any, prompts: Sequence[Prompt], dtype: str) -> list[list[float]]:
-    """Log-probabilities (C,) of each completion, at temperature 1, under the weights as they are now, computed in `dtype`.
+    """Log-probabilities (C,) of each completion, at temperature 1, under the current weights, computed in `dtype`.
 
-    In the server's dtype matrices are rounded as it rounds them, so that an update too small for it is none here either.
+    In the server's dtype matrices are rounded as on the server, so that an update too small to show there has no effect
+    here.
     """
     model.eval()
     device = next(model.parameters()).device
@@ -76,7 +77,7 @@ def score_prompts(model: Any, prompts: Sequence[Prompt], dtype: str) -> list[lis
 
 
 def make_canary(prompts: Sequence[Prompt], new: list[list[float]], parent: list[list[float]], dtype: str) -> Canary:
-    """`canary.json` of a checkpoint, of scores that were computed in `dtype`."""
+    """`canary.json` of a checkpoint, from scores computed in `dtype`."""
     return Canary(
         dtype=dtype,
         prompts=[
@@ -87,7 +88,7 @@ def make_canary(prompts: Sequence[Prompt], new: list[list[float]], parent: list[
 
 
 class CanaryKeeper:
-    """The sequences of a run, and their scores under the newest good weights."""
+    """The canary sequences of a run, and their scores under the newest good weights."""
 
     def __init__(self, team: Team) -> None:
         self._team = team
@@ -98,10 +99,10 @@ class CanaryKeeper:
     def ready(
         self, model: Any, policy: Policy, drawn: list[Prompt], *, trainer_dtype: str, server_dtype: str | None
     ) -> None:
-        """Sequences and their scores under the weights as they are; the same sequences through a run.
+        """Prepares the sequences and their scores under the current weights; a run keeps the same sequences.
 
-        They are taken over from the policy's checkpoint, or are those `drawn` from the first dataset. They are scored in
-        the trainer's dtype, or in the server's if that is the coarser one.
+        They come from the policy's checkpoint, or are those `drawn` from the first dataset. They are scored in the
+        trainer's dtype, or in the server's if that is coarser.
         """
         dtype = server_dtype if trainer_dtype == "float32" and server_dtype else trainer_dtype
         if self._dtype == dtype:
@@ -112,20 +113,20 @@ class CanaryKeeper:
         self._scores = self.score(model)
 
     def score(self, model: Any) -> list[list[float]]:
-        """Scores under the weights as they are now."""
+        """Scores under the current weights."""
         return score_prompts(model, self._prompts, self._dtype)
 
     def canary(self, scores: list[list[float]]) -> Canary:
-        """`canary.json` of the weights that these are the scores under."""
+        """`canary.json` of the weights with these scores."""
         return make_canary(self._prompts, scores, self._scores, self._dtype)
 
     def accept(self, scores: list[list[float]]) -> None:
-        """The weights that these are the scores under are the newest good ones."""
+        """Makes the weights with these scores the newest good ones."""
         self._scores = scores
 
 
 def _known_prompts(policy: Policy) -> list[Prompt]:
-    """The canary's sequences of the policy's checkpoint; none if it has no canary."""
+    """Canary sequences of the policy's checkpoint; empty if it has no canary."""
     try:
         return [(prompt.prompt_ids, prompt.completion_ids) for prompt in Canary.read(policy.folder).prompts]
     except CheckpointError:

@@ -1,4 +1,4 @@
-"""Which dataset comes next: one, or each that appears."""
+"""Selects the next dataset: the newest one, or each new one as it appears."""
 
 import logging
 import time
@@ -20,8 +20,8 @@ POLL_S = 0.1
 def newest(path: Path, ledger: Ledger) -> DatasetFolder:
     """The dataset at `path`, or the newest unconsumed one in that folder.
 
-    One that was skipped, aborted or refused is taken again only if it is named itself. Raises DatasetError where there
-    is none, or the named one was trained already.
+    A skipped, aborted or refused dataset is used again only if `path` is the dataset itself. Raises DatasetError if
+    there is none, or if the dataset at `path` was already trained.
     """
     if manifest_path(path).exists():
         dataset = open_dataset(path)
@@ -44,7 +44,7 @@ def newest(path: Path, ledger: Ledger) -> DatasetFolder:
 
 
 def follow(root: Path, ledger: Ledger, idle: Callable[[], None]) -> Iterator[DatasetFolder]:
-    """Each unconsumed dataset under `root`, by round, as it appears; endless. `idle` is called while there is none."""
+    """Yields each unconsumed dataset under `root`, by round, forever. Calls `idle` while there is none."""
     seen: set[tuple[str, int, int]] = set()
     while True:
         for folder in dataset_dirs(root):
@@ -58,14 +58,14 @@ def follow(root: Path, ledger: Ledger, idle: Callable[[], None]) -> Iterator[Dat
                 continue
             if ledger.of_dataset(dataset.sha256) is None:
                 yield dataset
-                break  # look again: an earlier round may have appeared meanwhile
+                break  # rescan: an earlier round may have appeared meanwhile
         else:
             idle()
             time.sleep(POLL_S)
 
 
 def _version(folder: Path) -> tuple[str, int, int]:
-    """Tells a folder from another one that was put in its place."""
+    """Distinguishes a folder from a later one at the same path."""
     try:
         manifest = manifest_path(folder).stat()
     except OSError:

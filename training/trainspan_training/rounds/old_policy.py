@@ -1,4 +1,4 @@
-"""What a round needs to know before its first step: how old its calls are, and the log-probabilities of other policies."""
+"""Preparation before a round's first step: staleness of its calls, and log-probabilities under other policies."""
 
 import logging
 from collections.abc import Sequence
@@ -32,36 +32,37 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 CHECK_TOKENS = 4096
-"""Padded tokens on which a divergence is measured beside the steps."""
+"""Number of padded tokens on which a divergence is measured outside of the steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """How far behind the calls of a dataset are, in policy versions."""
+    """How many policy versions a dataset's calls are behind."""
 
     mean: float
-    """Over sampled tokens."""
+    """Mean over sampled tokens."""
     greatest: int
     dropped: int
-    """Calls beyond the limit."""
+    """Number of calls beyond the limit."""
     fresh: bool
     """Whether all calls are of the current version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The steps of one process, ready to be trained."""
+    """The steps of one process, ready for training."""
 
     steps: tuple[Step, ...]
     old_policy: str
     """`logged` or `recompute`."""
     off_policy: OffPolicySums
-    """Over all processes; zeros where nothing was recomputed."""
+    """Sums over all processes; zeros if nothing was recomputed."""
 
 
 def check_policy(dataset: DatasetFolder, policy: Policy) -> None:
-    """Raises DatasetError if the dataset has calls of another policy than those that made the checkpoint, or of another base
-    model. That it names no base model is a warning.
+    """Raises DatasetError if the dataset has calls of a policy or base model other than the checkpoint's.
+
+    Logs a warning if the base model cannot be verified.
     """
     if dataset.policy and policy.trained_on and dataset.policy != policy.trained_on:
         raise DatasetError(
@@ -80,7 +81,7 @@ def check_policy(dataset: DatasetFolder, policy: Policy) -> None:
 
 
 def staleness_of(calls: Sequence[Call], version: int, dropped: int) -> Staleness:
-    """How far the calls are behind `version`; those of unknown version count as current."""
+    """Staleness of the calls relative to `version`; calls of unknown version count as current."""
     behind = [max(0, version - (version if call.policy_version is None else call.policy_version)) for call in calls]
     tokens = sum(len(call.completion_ids) for call in calls)
     aged = sum(len(call.completion_ids) * age for call, age in zip(calls, behind, strict=True))
@@ -93,7 +94,7 @@ def staleness_of(calls: Sequence[Call], version: int, dropped: int) -> Staleness
 
 
 def context_of(config: Any) -> int:
-    """Greatest length of a sequence in tokens, of a text model's configuration."""
+    """Maximum sequence length in tokens, from a text model's configuration."""
     return int(getattr(config, "max_position_embeddings", None) or 2**31)
 
 
@@ -104,11 +105,12 @@ def against_old(
     staleness: Staleness,
     server_dtype: str | None,
 ) -> Prepared:
-    """The steps with their importance ratio against the policy that the settings ask for.
+    """The steps with their importance ratio against the policy chosen by the settings.
 
-    By default the logged one if all calls are of the current version, both sides compute in float32 (`server_dtype` is
-    None if the server could not be asked), and a sample of the calls shows that they agree; else the current weights',
-    recomputed. In bfloat16 the logged ratio would begin at the noise between the two, and clip by it.
+    By default the logged log-probabilities are used if all calls are of the current version, both sides compute in
+    float32 (`server_dtype` is None if the server did not answer), and they agree on a sample of the calls; otherwise
+    those of the current weights are recomputed. In bfloat16 the logged ratio would start at the noise between the two,
+    and be clipped by it.
     """
     logged = settings.old_policy == "logged"
     if settings.old_policy is None and staleness.fresh and is_exact(server_dtype, trainer.dtype):
@@ -131,13 +133,13 @@ def against_old(
 def agreement_of(
     sums: TokenSums, dtype: str, server_dtype: str | None, settings: TrainSettings, staleness: Staleness
 ) -> Agreement:
-    """How server and trainer agree on tokens whose sums were measured under the weights that the round starts from."""
+    """Agreement of server and trainer on tokens, from sums measured under the round's starting weights."""
     limit = limit_of(server_dtype, dtype, settings.engine_mismatch)
     return Agreement(sums.mean("abs_diff"), sums.mean("k3"), limit, staleness.fresh, server_dtype, dtype)
 
 
 def with_reference(trainer: TransitionGRPOTrainer, steps: Sequence[Step], reference: Any) -> list[Step]:
-    """The steps with the log-probabilities of the model that the run started from; None: the policy without its adapter."""
+    """The steps with log-probabilities of the `reference` model; None means the policy without its adapter."""
 
     def scored(batch: MicroBatch) -> MicroBatch:
         if reference is not None:
@@ -149,5 +151,5 @@ def with_reference(trainer: TransitionGRPOTrainer, steps: Sequence[Step], refere
 
 
 def largest(step: Step) -> MicroBatch:
-    """The micro-batch with most tokens."""
+    """The micro-batch with the most tokens."""
     return max(step.micro_batches, key=lambda batch: batch.tokens.size)

@@ -1,6 +1,6 @@
-"""Adam's state that a killed trainer left unwritten, and what makes it again: the parent and the dataset of its checkpoint.
+"""Adam's state that a killed trainer did not write, rebuilt from its checkpoint's parent and dataset.
 
-The same steps from the same weights and state give the same state: on a CPU to the bit.
+The same steps from the same weights and state give the same state: bit-identical on a CPU.
 """
 
 import logging
@@ -21,17 +21,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """The state of `policy`, which training `parent` on `dataset` makes."""
+    """The state of `policy`, obtained by training `parent` on `dataset`."""
 
     policy: Policy
     parent: Policy
     dataset: DatasetFolder
     micro_batch_tokens: int | None
-    """What its steps were planned with; None if its checkpoint does not say."""
+    """Micro-batch size that its steps were planned with; None if its checkpoint does not record it."""
 
 
 def find_owed(book: Checkpoints, policy: Policy, datasets: Path) -> Owed | None:
-    """What is owed to the newest policy; None where it has its state, or what makes it is gone (which costs a warning)."""
+    """The newest policy's missing state; None if it is there, or (with a warning) if its inputs are gone."""
     if policy.checkpoint is None or book.state_files(policy.checkpoint):
         return None
     meta = CheckpointMeta.read(policy.folder)
@@ -51,7 +51,7 @@ def find_owed(book: Checkpoints, policy: Policy, datasets: Path) -> Owed | None:
 
 
 def _find(datasets: Path, sha256: str | None) -> DatasetFolder | None:
-    """The dataset of this hash, at the path, in it, or beside it."""
+    """The dataset with this hash: at the path, in it, or next to it."""
     for folder in [datasets, *reversed(dataset_dirs(datasets)), *reversed(dataset_dirs(datasets.parent))]:
         try:
             dataset = open_dataset(folder)

@@ -1,6 +1,6 @@
-"""What becomes of a new policy: swapped in and accepted, refused, or given up; and the way back to the newest good one.
+"""Publishes a new policy: swapped in and accepted, refused, or aborted, with a return to the newest good one.
 
-Only this module writes to the ledger of the checkpoints, and only it asks the policy server to swap.
+Only this module writes the outcomes of rounds to the ledger and asks the policy server to swap.
 """
 
 import logging
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 
 class Publication:
-    """The newest good `policy`, and what becomes of the next one. Every process calls every method.
+    """The newest good `policy`, and the publication of the next one. Every process calls every method.
 
-    `report` hands the figures of a round, by its number, to trackers.
+    `report` passes a round's number and figures to trackers.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Publication:
         self._report = report
 
     def offer(self, saved: Policy, *, was_there: bool) -> Swap:
-        """Asks the policy server to swap. `was_there`: it answered in this round."""
+        """Asks the policy server to swap. `was_there`: whether it answered earlier in this round."""
         name = saved.folder.name
         swap: Swap = self._leader.share(lambda _: _ask(self._settings, name, saved.version, was_there=was_there))
         return swap
 
     def settle(self, dataset: DatasetFolder, saved: Policy, swap: Swap) -> bool:
-        """Accepts the policy, or goes back if the server refused it; whether it was accepted."""
+        """Accepts the policy, or reverts if the server refused it; returns whether it was accepted."""
         name = saved.folder.name
         if swap.outcome == "refused":
             log.error("checkpoint=%s refused by the policy server: %s", name, swap.error)
@@ -71,12 +71,12 @@ class Publication:
         return True
 
     def finish(self, record: RoundRecord) -> None:
-        """Deletes what is not kept, and notes the round."""
+        """Deletes old checkpoints and records the round."""
         self._files.prune(self._settings.policy_url)
         self._leader.share(lambda book: self._note(book, record))
 
     def abort(self, dataset: DatasetFolder, record: RoundRecord, failure: str, *, consume: bool) -> None:
-        """Goes back. Without `consume` the fault is not the dataset's: it is taken again when the trainer is started anew."""
+        """Reverts. Without `consume` the dataset is not at fault, and is used again when the trainer restarts."""
         self.go_back()
 
         def note(book: Checkpoints) -> None:
@@ -90,7 +90,7 @@ class Publication:
         self._leader.share(note)
 
     def go_back(self) -> None:
-        """Puts weights and optimizer back to the newest good policy."""
+        """Restores weights and optimizer to the newest good policy."""
         self._files.restore(self.policy)
         self._files.load_state(self.policy)
 
@@ -100,12 +100,12 @@ class Publication:
 
 
 def skip(leader: Leader[Checkpoints], dataset: DatasetFolder, reason: str) -> None:
-    """Notes that nothing of the dataset is trained."""
+    """Records that nothing of the dataset is trained."""
     leader.share(lambda book: book.ledger.append(Entry("skipped", dataset.sha256, reason=reason)))
 
 
 def publish_pending(settings: TrainSettings, checkpoints: Checkpoints) -> None:
-    """Swaps in `latest` if an earlier trainer was stopped before it could, or met a server that was busy or away."""
+    """Swaps in `latest` if an earlier trainer was stopped first, or the server was busy or unreachable."""
     folder = checkpoints.pending()
     if folder is None or settings.policy_url == "none":
         return

@@ -1,6 +1,6 @@
-"""A dataset on its way to micro-batches: the leader reads all rows and plans, every process keeps those that it forwards.
+"""From dataset to micro-batches: the leader reads all rows and plans, every process keeps the rows that it forwards.
 
-What the leader shares is light: which rows go together, and their weights. The others read no rows but their own.
+The leader shares little: which rows go together, and their weights. The other processes read only their own rows.
 """
 
 from collections.abc import Sequence
@@ -26,25 +26,25 @@ from trainspan_training.rounds.result import NO_ROWS
 __all__ = ["Outline", "Reading"]
 
 _SLACK = 4.0
-"""How much longer another process may take than the leader for what the leader could replay."""
+"""Factor by which another process may be slower than the leader at replaying the same constraints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What every process knows of a round before it has rows."""
+    """A round as known to every process before it has rows."""
 
     steps: tuple[Step, ...]
-    """Of all processes, without micro-batches."""
+    """Steps of all processes, without micro-batches."""
     staleness: Staleness
     calls: int
     constrained: int
-    """Calls with limits."""
+    """Number of calls with limits."""
     unreplayed: dict[str, int]
-    """Constrained calls that are left out because they cannot be replayed, by reason."""
+    """Number of constrained calls left out because they cannot be replayed, by reason."""
     versions: tuple[int, ...]
-    """Smallest and greatest policy version of the calls; empty where none is known."""
+    """Smallest and greatest policy version of the calls; empty if all are unknown."""
     prompts: list[Prompt]
-    """For a canary, drawn from the rows."""
+    """Prompts for a canary, drawn from the rows."""
 
     def why_nothing(self, settings: TrainSettings) -> str:
         """Why no call of the dataset is left."""
@@ -55,7 +55,7 @@ class Outline:
 
 
 class Reading:
-    """One dataset. Every process calls `replay`, `read`, `plan` and `take`, in this order; their errors are those of all."""
+    """One dataset. All processes call `replay`, `read`, `plan` and `take`, in this order, and all raise any error."""
 
     def __init__(
         self, dataset: DatasetFolder, policy: Policy, settings: TrainSettings, team: Team, replayer: Replayer
@@ -73,7 +73,7 @@ class Reading:
         self._dropped = 0
 
     def replay(self) -> None:
-        """The leader replays what limited the tokens of constrained calls. Raises DatasetError."""
+        """Replays the constraints of calls, in the leader. Raises DatasetError."""
 
         def replay() -> None:
             check_policy(self._dataset, self._policy)
@@ -82,7 +82,7 @@ class Reading:
         self._team.share(replay)
 
     def read(self) -> None:
-        """The leader reads the calls. Raises DatasetError."""
+        """Reads the calls, in the leader. Raises DatasetError."""
 
         def read() -> None:
             self._calls, self._dropped = read_calls(
@@ -95,9 +95,9 @@ class Reading:
         self._team.share(read)
 
     def plan(self, config: Any, layout: BatchLayout, rule: Rule) -> Outline:
-        """The leader plans; `config` is the model's.
+        """Plans the round, in the leader; `config` is the model's.
 
-        Raises DatasetError for tokens that the model cannot take, TrainingError for rows that memory has no room for.
+        Raises DatasetError for tokens that the model cannot take, TrainingError for rows that do not fit in memory.
         """
         return self._team.share(lambda: self._plan(config, layout, rule))
 
@@ -120,12 +120,12 @@ class Reading:
         )
 
     def take(self, outline: Outline) -> list[Step]:
-        """The steps of this process, with their micro-batches. Raises DatasetError where a process reads other rows."""
+        """The steps of this process with their micro-batches. Raises DatasetError if a process reads different rows."""
         shares = [step.share(self._team.rank, self._team.size) for step in outline.steps]
         return self._team.together(lambda: [share.build(rows) for rows in [self._own(shares)] for share in shares])
 
     def _own(self, shares: Sequence[Step]) -> list[TokenSequence]:
-        """At least the rows of the shares; let go of here."""
+        """Returns at least the rows of the shares, and drops the reference to them."""
         if self._team.leads:
             rows, self._rows = self._rows, []
             return rows

@@ -1,4 +1,4 @@
-"""The record of a round, put together from its plan, what prepared it, and what its steps measured."""
+"""Assembles a round's record from its plan, its preparation, and the measurements of its steps."""
 
 import math
 from collections.abc import Sequence
@@ -18,28 +18,28 @@ __all__ = ["Trained"]
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What is known once the steps of a round were made."""
+    """The state of a round after its steps."""
 
     dataset: DatasetFolder
     parent: Policy
     outline: Outline
     prepared: Prepared
     stats: Sequence[StepStats]
-    """Of the steps that were made."""
+    """Statistics of the steps that ran."""
     kl: float
-    """k3 against the old policy after the last one."""
+    """k3 against the old policy after the last step."""
     failure: str | None
-    """Why the round does not count, if so."""
+    """Why the round is discarded, if it is."""
     rate: float
     """Learning rate of the last step."""
     micro_batch_tokens: int
     trainer_dtype: str
     server_dtype: str | None
     seconds: dict[str, float]
-    """By stage; those that follow are added to it."""
+    """Time by stage; later stages are added."""
 
     def record(self, settings: TrainSettings) -> RoundRecord:
-        """Without alarms."""
+        """The record, without alarms."""
         parent, outline, off = self.parent, self.outline, self.prepared.off_policy
         staleness, first = outline.staleness, self.stats[0].sums if self.stats else TokenSums()
         summary = summarize(outline.steps, self.stats, settings, self.rate)

@@ -1,4 +1,4 @@
-"""What became of a dataset, as the commands tell it."""
+"""The outcome of a dataset, as reported by the commands."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -31,20 +31,20 @@ class Result:
 
     round: int
     version: int
-    """Of the newest good policy afterwards."""
+    """Version of the newest good policy afterwards."""
     checkpoint: str | None
-    """Its checkpoint; None while it is the model that training starts from."""
+    """Its checkpoint; None if it is still the starting model."""
     record: RoundRecord | None
-    """None where nothing was trained."""
+    """None if nothing was trained."""
     swap: Swap
     skipped: str | None = None
     """Why nothing was trained."""
     error: str | None = None
-    """What went wrong; the previous policy then stays."""
+    """What went wrong, in which case the previous policy is kept."""
 
     @property
     def failure(self) -> str | None:
-        """Why this round did not do what was asked of it, if so; an unreachable policy server is none."""
+        """Why this round failed, or None; an unreachable policy server is not a failure."""
         return self.error or self.skipped or (self.swap.error if self.swap.outcome == "failed" else None)
 
     def line(self) -> str:
@@ -67,7 +67,7 @@ class Result:
         )
 
     def event(self) -> dict[str, Any]:
-        """The JSON line of the round; figures that do not exist are null."""
+        """The JSON line of the round; missing figures are null."""
         record = asdict(self.record) if self.record else {}
         return {
             "event": "round",

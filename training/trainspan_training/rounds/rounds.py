@@ -1,8 +1,8 @@
 """The rounds: read a dataset, hand its steps to the trainer, check, save, publish.
 
-`Rounds` is what the trainer iterates: between two steps, and before and after a round, its generator does the rest.
-Model and Adam's state stay in memory from round to round. In a team every process iterates alike; the leader alone
-writes and publishes.
+The trainer iterates `Rounds`: between two steps, and before and after a round, its generator does the rest. Model and
+Adam's state stay in memory from round to round. In a team every process iterates in step; only the leader writes and
+publishes.
 """
 
 import logging
@@ -55,11 +55,11 @@ log = logging.getLogger(__name__)
 
 
 class Rounds:
-    """An iterable of optimizer steps; set `trainer` (and `reference`) before it is iterated. `on_result` hears of each dataset.
+    """An iterable of optimizer steps; set `trainer` (and `reference`) first. Calls `on_result` for each dataset.
 
-    With `keep_going` a dataset that cannot be used is skipped; else iterating raises DatasetError. With `owed`, `policy` is the
-    parent of the newest one, whose state is made first.
-    A `hollow` model gets its weights when it is split.
+    With `keep_going` an unusable dataset is skipped; otherwise iterating raises DatasetError or TrainingError. With
+    `owed`, `policy` is the parent of the newest policy, whose state is rebuilt first. A `hollow` model gets its weights
+    when it is split.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Rounds:
         self._rule = rule
         self._weights = weights
         self.reference: Any = None
-        """The model that the run started from, where `kl_coef` asks for it and it is not the policy without an adapter."""
+        """The model that the run started from, if `kl_coef` needs it and it is not the policy without its adapter."""
         self._keep_going = keep_going
         self._owed = owed
         self._hollow = hollow
@@ -100,7 +100,7 @@ class Rounds:
 
     @property
     def _policy(self) -> Policy:
-        """The newest good one."""
+        """The newest good policy."""
         return self._publication.policy
 
     def run(self) -> None:
@@ -109,7 +109,7 @@ class Rounds:
         try:
             trainer.train()
         except BaseException:
-            # Reporters end their runs.
+            # Lets reporters end their runs.
             trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
             raise
         finally:
@@ -138,13 +138,13 @@ class Rounds:
         self._files.load_state(self._policy)
 
     def close(self) -> None:
-        """Returns when nothing is being written any more."""
+        """Waits until all writes are done, and ends the grammar process."""
         if hasattr(self, "_files"):
             self._files.settle()
             self._replayer.close()
 
     def _make_up(self, owed: Owed) -> Iterator[list[MicroBatch]]:
-        """The steps of the newest policy's round, made again for Adam's state, which the trainer was killed before it wrote."""
+        """Repeats the steps of the newest policy's round to rebuild Adam's state, lost when the trainer was killed."""
         name = owed.policy.name
         log.warning("no optimizer state of %s: its steps are made again from %s", name, owed.parent.name)
         try:
@@ -154,7 +154,7 @@ class Rounds:
             self._publication.policy = owed.policy
             self._publication.go_back()
             return
-        # Scored in the coarser dtype of server and trainer, by which the old policy was chosen then.
+        # The canary's dtype is the coarser of server's and trainer's, by which the old policy was chosen at the time.
         self._server_dtype = Canary.read(owed.policy.folder).dtype
         yield from self._steps(self._prepare(steps, outline.staleness))
         self.trainer.take_stats()
@@ -187,7 +187,7 @@ class Rounds:
         return self._finish(self._trained(dataset, outline, prepared))
 
     def _finish(self, trained: Trained) -> Result:
-        """Saves and publishes what a round's steps made, if they count."""
+        """Saves and publishes the result of a round's steps, unless it failed."""
         dataset, record = trained.dataset, self._record(trained)
         if trained.failure:
             return self._abort(dataset, record, trained.failure)
@@ -208,7 +208,7 @@ class Rounds:
         return self._result(dataset, record, swap, error=record.error)
 
     def _steps(self, prepared: Prepared) -> Iterator[list[MicroBatch]]:
-        """The optimizer steps, until one is not made."""
+        """Yields the optimizer steps until one fails."""
         for index, step in enumerate(prepared.steps, start=1):
             self.trainer.rate = self.trainer.schedule.at(self._policy.version + index / len(prepared.steps))
             yield list(step.micro_batches)
@@ -216,7 +216,7 @@ class Rounds:
                 break
 
     def _read(self, dataset: DatasetFolder, layout: BatchLayout) -> tuple[Outline, list[Step]]:
-        """The plan of all processes, and this one's part of it with its rows."""
+        """The plan for all processes, and this process's steps with their rows."""
         reading = Reading(dataset, self._policy, self._settings, self.trainer.team, self._replayer)
         with self._timed("replay"):
             reading.replay()
@@ -227,7 +227,7 @@ class Rounds:
             return outline, reading.take(outline)
 
     def _batch_layout(self, owed: Owed) -> BatchLayout:
-        """With the micro-batches that the round had: what is free now may choose others, whose sums round otherwise."""
+        """The layout with the round's micro-batch size: another, fitted to current memory, would round differently."""
         tokens = owed.micro_batch_tokens or self._layout.tokens
         if tokens <= self._layout.longest:
             return replace(self._layout, tokens=tokens)
@@ -238,7 +238,7 @@ class Rounds:
         return self._layout
 
     def _prepare(self, steps: Sequence[Step], staleness: Staleness) -> Prepared:
-        """This process's steps, with the log-probabilities that they need."""
+        """This process's steps with the log-probabilities that they need."""
         self.trainer.fresh = staleness.fresh
         if self._settings.kl_coef:
             steps = with_reference(self.trainer, steps, self.reference)
@@ -258,7 +258,7 @@ class Rounds:
         )
 
     def _trained(self, dataset: DatasetFolder, outline: Outline, prepared: Prepared) -> Trained:
-        """What the steps gave, and whether they count."""
+        """The result of the steps, and whether it is accepted."""
         stats = self.trainer.take_stats()
         self._seconds["train"] = sum(step.seconds for step in stats)
         self._seconds["optimizer"] -= self._seconds["train"]
@@ -281,7 +281,7 @@ class Rounds:
         )
 
     def _record(self, trained: Trained) -> RoundRecord:
-        """With its alarms, of which the leader warns."""
+        """The record with its alarms, which the leader logs as warnings."""
         record = trained.record(self._settings)
         alarms = raised(record)
         for name, line in alarms if self.trainer.team.leads else ():

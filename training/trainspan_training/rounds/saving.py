@@ -1,7 +1,7 @@
-"""The live policy on disk: weights first, Adam's state while the trainer goes on, and the way back.
+"""Saves and restores the live policy: weights first, then Adam's state in the background.
 
-Every process writes its part of both. A policy server waits for the weights only; the next step waits for Adam's state.
-A trainer that was killed in between finds a checkpoint without state: see `owed_state`.
+Every process writes its part of both. A policy server waits only for the weights; the next step waits for Adam's state.
+After a kill in between, the checkpoint has no state: see `owed_state`.
 """
 
 import logging
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class PolicyFiles:
-    """What a trainer has on disk. Every process calls every method."""
+    """A trainer's files. Every process calls every method."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class PolicyFiles:
         self._state: StateWriter | None = None
 
     def save(self, parent: Policy, dataset: DatasetFolder, canary: Canary, micro_batch_tokens: int) -> Policy:
-        """The new policy, whole on disk but for Adam's state, whose space is taken. See `keep_state`, `drop_state`.
+        """Writes the new policy to disk; only reserves space for Adam's state. See `keep_state`, `drop_state`.
 
-        Raises OSError (and leaves nothing) where it cannot be written.
+        Raises OSError (and leaves nothing behind) if it cannot be written.
         """
         team, kind = self._trainer.team, self._weights.kind
         trained_on = dataset.policy or parent.trained_on
@@ -84,7 +84,7 @@ class PolicyFiles:
         return book.commit(meta)
 
     def prune(self, policy_url: str) -> None:
-        """Deletes old checkpoints, never what the policy server at this address says that it serves."""
+        """Deletes old checkpoints, except those that the policy server at this address reports as served."""
 
         def delete(book: Checkpoints) -> None:
             try:
@@ -95,7 +95,7 @@ class PolicyFiles:
         self._leader.share(delete)
 
     def _reserve(self, name: str) -> None:
-        """Takes the space of Adam's state. Raises OSError in every process where one has too little."""
+        """Reserves space for Adam's state. Raises OSError in every process if one has too little."""
         trainer = self._trainer
         folder: Path = self._leader.share(lambda book: book.state_folder(name))
 
@@ -105,24 +105,24 @@ class PolicyFiles:
         trainer.team.every(reserve)
 
     def keep_state(self) -> None:
-        """Writes Adam's state from now on; nothing may change it before `settle`."""
+        """Starts writing Adam's state; nothing may change it before `settle`."""
         if self._state:
             self._state.start()
 
     def settle(self) -> None:
-        """Returns when Adam's state is on disk."""
+        """Waits until Adam's state is on disk."""
         if self._state:
             self._state.wait()
             self._state = None
 
     def drop_state(self) -> None:
-        """Gives up the space of Adam's state: the policy was not accepted."""
+        """Releases the space reserved for Adam's state: the policy was not accepted."""
         if self._state:
             self._state.discard()
             self._state = None
 
     def make_state(self, policy: Policy) -> None:
-        """Adam's state of a checkpoint that has none, from the live optimizer; that it cannot be written is a warning."""
+        """Writes the live optimizer's state for a checkpoint without one; logs a warning if it cannot be written."""
         try:
             self._reserve(policy.folder.name)
         except OSError as error:
@@ -131,11 +131,11 @@ class PolicyFiles:
         self.keep_state()
 
     def restore(self, policy: Policy) -> bool:
-        """Puts the policy's weights into the live model; whether they are the ones that it had, in every process."""
+        """Restores the policy's weights into the live model; returns whether all processes already had the same."""
         return all(self._trainer.team.gather(self._weights.restore(policy)))
 
     def load_state(self, policy: Policy) -> None:
-        """Puts Adam's state of the policy into the live optimizer: empty where there is none."""
+        """Loads the policy's Adam state into the live optimizer; empty if there is none."""
         self.settle()
         name = policy.checkpoint
         files: list[Path] = self._leader.share(lambda book: book.state_files(name)) if name else []

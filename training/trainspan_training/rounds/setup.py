@@ -1,4 +1,4 @@
-"""The parts of a training process put together: model or adapter, TRL's trainer, and the rounds that it goes through."""
+"""Assembles a training process: model or adapter, TRL's trainer, and its rounds."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -39,7 +39,7 @@ def set_up(
     keep_going: bool,
     owed: Owed | None = None,
 ) -> Rounds:
-    """The rounds, with what the settings ask for loaded. Raises CheckpointError, ConfigError or TrainingError if that cannot be."""
+    """Loads everything and returns the rounds. Raises CheckpointError, ConfigError or TrainingError if that fails."""
     if owed:
         policy = owed.parent
     config, cuda = load_config(policy.model), torch.cuda.is_available()
@@ -72,24 +72,24 @@ def set_up(
 
 
 def _budget(config: Any, settings: TrainSettings, team: Team, *, cuda: bool) -> Budget:
-    """The memory that this process has, beside the others of its machine."""
+    """The token budget of this process, which shares memory with the other processes of its machine."""
     beside = int(os.environ.get("LOCAL_WORLD_SIZE", team.size))
     free = memory.available(settings, cuda=cuda, processes=beside)
     return memory.fit(config, settings, free, cuda=cuda, team=team)
 
 
 def _load(policy: Policy, config: Any, settings: TrainSettings, team: Team, *, cuda: bool) -> tuple[Any, bool]:
-    """The model, and whether it is hollow: without weights until it is split."""
+    """The model, and whether it is hollow, that is, without weights until it is split."""
     model = hollow_model(config) if team.splits else None
     if model is not None and has_slices(model, policy.model):
         return model, True
-    # What is split is all of one type.
+    # Split weights must all have one dtype.
     halved = compute_dtype(settings, cuda=cuda) == "bfloat16" and not team.splits
     return load_model(policy.model, frozen=settings.adapter == "lora" and halved), False
 
 
 def _reference(policy: Policy, forward: str) -> Any:
-    """The model that the run started from, without gradients; rows go through it as through the policy."""
+    """The model that the run started from, without gradients; it forwards rows in the same way as the policy."""
     model = load_model(find_model(policy.base), frozen=True).requires_grad_(False)
     attention.prepare(model, forward)
     return model
