@@ -13,7 +13,7 @@ from trainspan_schemas.settings import TrainSettings
 __all__ = ["LOSSES", "WEIGHTS", "check", "clip_range", "compute_dtype", "reporters"]
 
 LOSSES = ("clip", "cispo")
-"""`clip` is PPO's surrogate (arXiv 1707.06347), which clips the ratio at 1 + ε; `cispo` (arXiv 2506.13585) caps at ε."""
+"""`clip`: PPO's surrogate (arXiv 1707.06347), which clips the ratio at 1 + ε; `cispo` (arXiv 2506.13585) caps at ε."""
 
 _CLIP = {"token": (0.2, 0.28), "call": (3e-4, 4e-4)}
 """Ratio → default (`epsilon`, `epsilon_high`) of `clip`: DAPO's (arXiv 2503.14476, section 3.1), GSPO's (arXiv
