@@ -1,4 +1,4 @@
-"""Tiny models, made once, and trainers around them."""
+"""Tiny models, built once, and trainers for them."""
 
 import copy
 import dataclasses
@@ -38,13 +38,13 @@ def tied_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def model(model_dir: Path) -> Any:
-    """The model in float32, for logging and for references; not to be changed."""
+    """The model in float32, for logging and references; must not be changed."""
     return load_model(model_dir).eval()
 
 
 @pytest.fixture(scope="session")
 def double_model(model: Any) -> Any:
-    """In float64, with the same vocabulary; not to be changed."""
+    """A model in float64 with the same vocabulary; must not be changed."""
     from tests.training.support.trainers import double_gpt2
 
     return double_gpt2(model.config.vocab_size)
@@ -52,13 +52,13 @@ def double_model(model: Any) -> Any:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """State of the test's own."""
+    """A separate state folder for each test."""
     monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture
 def run(home: None, tmp_path: Path, model_dir: Path) -> Run:
-    """Trains from `model_dir` on tmp_path/dataset into tmp_path/checkpoints; the results."""
+    """Trains from `model_dir` on tmp_path/dataset into tmp_path/checkpoints; returns the results."""
 
     def _run(settings: TrainSettings = GENTLE, *, rounds: int | None = None, **job: Any) -> list[Result]:
         results: list[Result] = []
@@ -72,7 +72,7 @@ def run(home: None, tmp_path: Path, model_dir: Path) -> Run:
 
 @pytest.fixture
 def make_trainer(model_dir: Path, double_model: Any, tmp_path: Path) -> Callable[..., Any]:
-    """A trainer with its own copy of the model, or of the double one."""
+    """Makes a trainer with its own copy of the model, or of the double one."""
 
     def make(settings: TrainSettings | None = None, *, double: bool = False, dtype: str = "float32") -> Any:
         from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer

@@ -1,4 +1,4 @@
-"""The way of a checkpoint to a policy server that is busy, away or behind: nothing is refused but by its canary."""
+"""Swap requests to a policy server that is busy, unreachable or behind: only the canary can refuse a checkpoint."""
 
 import dataclasses
 import json

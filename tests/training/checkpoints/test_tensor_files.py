@@ -1,4 +1,4 @@
-"""Which files of a folder hold a model, and which state is an optimizer's own."""
+"""Which files of a folder hold a model, and which state belongs to an optimizer."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors
 
 
 def sharded(folder: Path) -> dict[str, str]:
-    """Tensors `weight` and `bias` in a file each; a third file that the index does not name has others of these names."""
+    """Tensors `weight` and `bias`, one file each; a third file, not in the index, has others with the same names."""
     save_file({"weight": torch.ones(2, 2)}, folder / ONE)
     save_file({"bias": torch.full((2,), 2.0), "weight": torch.full((2, 2), 7.0)}, folder / TWO)
     save_file({"weight": torch.full((2, 2), 9.0), "consolidated": torch.zeros(1)}, folder / "consolidated.safetensors")

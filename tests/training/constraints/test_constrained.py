@@ -1,4 +1,4 @@
-"""Constrained calls are trained under the masks that they were sampled under, and those that cannot be replayed are left out by name."""
+"""Constrained calls are trained under the masks they were sampled under; if replay fails, they are dropped by name."""
 
 import dataclasses
 import json
@@ -78,7 +78,7 @@ def replayer(tokenizer: Any) -> Iterator[Replayer]:
 
 
 class Dense:
-    """The masks (V,) and biases (V,) of a constraint along a completion, made plainly."""
+    """The masks (V,) and biases (V,) of a constraint along a completion, computed naively."""
 
     def __init__(self, constraint: Constraint, tokenizer: Any) -> None:
         self._constraint = constraint
@@ -127,7 +127,7 @@ class Sampled:
 
 
 def sampled(constraint: Constraint, tokenizer: Any, model: Any, seed: int, **fields: Any) -> Sampled:
-    """Drawn at random among what may come, shorter than 24 tokens."""
+    """Samples randomly from the allowed tokens, fewer than 24."""
     rng = np.random.default_rng(seed)
     dense, ids, masks = Dense(constraint, tokenizer), [], []
     while len(ids) < 24 and (not ids or ids[-1] != STOP):
@@ -147,7 +147,7 @@ def sampled(constraint: Constraint, tokenizer: Any, model: Any, seed: int, **fie
 
 
 def logprobs(model: Any, of: Sampled) -> torch.Tensor:
-    """(C,) of a dense softmax over what may come, in the model's type."""
+    """(C,) of a dense softmax over the allowed tokens, in the model's dtype."""
     call = of.call
     logits = model(input_ids=torch.tensor([call.prompt_ids + call.completion_ids])).logits[
         0, len(call.prompt_ids) - 1 : -1
@@ -184,7 +184,7 @@ def replayed(replayer: Replayer, calls: Sequence[LoggedCall]) -> Replay:
 def test_loss_and_gradient_are_those_of_the_masked_distribution(
     mode: str, tokenizer: Any, replayer: Replayer, double_model: Any, make_trainer: Callable[..., Any]
 ) -> None:
-    """Every kind, twice from one prompt (n = 2), with a second turn behind it, and a free call."""
+    """Every kind, twice from one prompt (n = 2), followed by a second turn, and a free call."""
     trainer = make_trainer(double=True)
     trainer.scorer.chunk = 7 * SIZE
     calls: list[Sampled] = []
@@ -284,7 +284,7 @@ def test_what_cannot_be_replayed_is_left_out_by_name_and_the_rest_is_trained(
 def test_a_round_gives_up_constraints_beyond_its_time(
     tokenizer: Any, replayer: Replayer, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What most calls have comes first."""
+    """The most frequent constraints come first."""
     rare, common = (sampled(KINDS[name], tokenizer, model, 0).call for name in ("bad_words", "logit_bias"))
     now = iter([0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
     monkeypatch.setattr("trainspan_training.constraints.replay.time", SimpleNamespace(monotonic=lambda: next(now)))
@@ -321,7 +321,7 @@ def test_a_dataset_of_version_2_is_trained_as_before(run: Run, tmp_path: Path) -
 def test_two_processes_train_constrained_calls_as_one_does(
     split: bool, tmp_path: Path, model: Any, model_dir: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each replays its own calls; the weights are those of one process, whole or split over both."""
+    """Each replays its own calls; the weights, whole or split over both, equal those of a single process."""
     monkeypatch.setenv("TRAINSPAN_TRAIN__MICRO_BATCH_TOKENS", "200")
     calls = [
         sampled(constraint, tokenizer, model, 10 * number + twin).call

@@ -1,4 +1,4 @@
-"""The content of a forced JSON is learned from its reward alone: sampled under the grammar, trained under the grammar."""
+"""The content of a forced JSON is learned from its reward alone, sampled and trained under the grammar."""
 
 import json
 from importlib.metadata import version
@@ -29,7 +29,7 @@ ROUNDS, CALLS = 3, 64
 
 
 class Sampler:
-    """Samples answers of a model under the grammar, and logs what a server would."""
+    """Samples answers of a model under the grammar, and logs them as a server would."""
 
     def __init__(self, folder: Path) -> None:
         self.model: Any = load_model(folder).eval()
@@ -45,7 +45,7 @@ class Sampler:
 
     @torch.no_grad()
     def calls(self, count: int, generator: torch.Generator) -> list[LoggedCall]:
-        """Answers to one prompt, each a rollout of its own, with reward 1 where `side` is `down` and `n` is even."""
+        """Answers to one prompt, each a separate rollout, with reward 1 if `side` is `down` and `n` is even."""
         prompt = self.tokenizer.encode("answer the tool")
         ids: list[list[int]] = [[] for _ in range(count)]
         logprobs: list[list[float]] = [[] for _ in range(count)]
@@ -79,7 +79,7 @@ class Sampler:
 
 
 def learn(seed: int, model: Path, root: Path) -> tuple[list[float], list[Result]]:
-    """Mean reward by round, the last after training, and what training told."""
+    """Mean reward by round, the last one after training, and the training results."""
     settings = TrainSettings(
         model=str(model),
         policy_url="none",

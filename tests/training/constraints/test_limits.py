@@ -1,4 +1,4 @@
-"""Scores under masks and biases: values and gradients against a dense softmax over what may come, in float64."""
+"""Scores under masks and biases: values and gradients against a dense softmax over allowed tokens, in float64."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def allowing(ids: list[int]) -> Any:
 
 
 def problem(seed: int = 0) -> tuple[Limits, Tensor, Tensor]:
-    """(limits, allowed (N, V), biases (N, V)) of positions with few tokens, with many, with one, with biases, and free ones."""
+    """(limits, allowed (N, V), biases (N, V)) of positions with few, many, or one token, with biases, and free ones."""
     rng = np.random.default_rng(seed)
     table = LimitTable(VOCABULARY)
     allowed, biases = np.ones((POSITIONS, VOCABULARY), dtype=bool), np.zeros((POSITIONS, VOCABULARY))
@@ -81,7 +81,7 @@ def test_scores_and_gradients_are_those_of_the_distribution_over_what_may_come(c
 
 
 def test_in_bfloat16_what_may_not_come_has_no_share_and_a_forced_token_no_gradient() -> None:
-    """Under autocast, against the same head in float32; the logits are rounded, the distribution over them is not."""
+    """Under autocast, against the same head in float32; logits are rounded, but not the distribution over them."""
     torch.manual_seed(0)
     limits, allowed, biases = problem()
     head = nn.Linear(8, VOCABULARY)
@@ -123,7 +123,7 @@ def test_bad_words_bar_what_a_plain_search_finds() -> None:
 
 
 def test_thousands_of_bad_words_take_neither_time_nor_memory_at_each_token() -> None:
-    """Words of one token and of the longest kind, in an answer that all of them run through."""
+    """Words of one token and of the maximum length, all of which match throughout an answer."""
     words = [(token,) for token in range(2, 20_000)] + [(1,) * size for size in range(2, 65)]
     ids = np.ones(16_384, dtype=np.int32)
 
@@ -170,7 +170,7 @@ def test_equal_limits_are_kept_once_and_small() -> None:
 
 
 def test_memory_of_masks_does_not_follow_the_number_of_positions() -> None:
-    """A vocabulary of 152k, 512 positions under a mask of their own each: their masks as flags would be 74 MiB."""
+    """A vocabulary of 152k and 512 positions with a different mask each, which would be 74 MiB as flags."""
     size, vocabulary = 512, 151_936
     rng = np.random.default_rng(0)
     table = LimitTable(vocabulary)

@@ -1,4 +1,4 @@
-"""Reading dataset folders: what is verified, and how it is said."""
+"""Reading dataset folders: verification and its messages."""
 
 import dataclasses
 import json
@@ -136,7 +136,7 @@ def test_a_null_inside_the_log_probabilities_is_not_finite(tmp_path: Path) -> No
 
 
 def _long_rollout(name: str, turns: int, added: int, **more: Any) -> list[LoggedCall]:
-    """Each turn's prompt is all that was before it and `added` new tokens; 2 tokens are sampled."""
+    """Each turn's prompt is everything before it plus `added` new tokens; 2 tokens are sampled."""
     calls, sequence = [], []
     for turn in range(turns):
         known, sequence = len(sequence), [*sequence, *range(100 * turn, 100 * turn + added)]
@@ -192,7 +192,7 @@ def test_a_prompt_that_departs_from_its_segment_stays_whole_and_is_refused_as_a_
 
 
 def test_memory_follows_the_new_tokens_and_not_the_prompts(tmp_path: Path) -> None:
-    """8 rollouts of 50 turns: 82,400 tokens in all, 2,101,200 as whole prompts with their answers."""
+    """8 rollouts of 50 turns: 82,400 tokens in total, or 2,101,200 as whole prompts with their answers."""
     logged = [call for number in range(8) for call in _long_rollout(f"r{number}", 50, added=204)]
     assert sum(len(call.prompt_ids) + 2 for call in logged) == 2_101_200
     dataset = open_dataset(write_dataset(tmp_path, logged))

@@ -1,4 +1,4 @@
-"""Micro-batches of rows of very different lengths: how full they are, and how evenly processes share them."""
+"""Micro-batches of rows with very different lengths: how full they are, and how evenly processes share them."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def row_of(index: int, length: int, rng: Any, vocabulary: int = 49_152, trained:
 def test_256_lognormal_rows_need_at_most_a_fifth_more_than_the_fewest_micro_batches(
     spread: float, tokens: int, dense: bool
 ) -> None:
-    """Fewest: all tokens over the tokens of one, rounded up; nobody can do with less."""
+    """The lower bound is the total tokens over a micro-batch's tokens, rounded up."""
     rows = lognormal_rows(0, spread)
     total = sum(len(row.tokens) for row in rows)
     cuts = BatchLayout("auto", tokens, pair=PAIR, dense=dense, call=CALL if dense else 0.0).cut(rows)
@@ -42,7 +42,7 @@ def test_256_lognormal_rows_need_at_most_a_fifth_more_than_the_fewest_micro_batc
 
 
 def test_models_that_take_padded_rows_only_pad_where_a_pass_would_cost_more() -> None:
-    """The cut is the cheapest of all contiguous ones by length, found here by trying each."""
+    """The cut is the cheapest of all contiguous ones by length, found here by trying them all."""
     rng = np.random.default_rng(1)
     for _ in range(20):
         lengths = sorted(rng.integers(1, 900, 9).tolist(), reverse=True)
@@ -73,7 +73,7 @@ def test_processes_get_micro_batches_of_about_the_same_size(processes: int, mode
 
 
 def test_bins_hold_everything_once_and_no_more_than_the_limit() -> None:
-    """7 4 3 3 2 1 in bins of 10: 7+3, 4+3+2+1. A size above the limit is alone."""
+    """7 4 3 3 2 1 in bins of 10: 7+3, 4+3+2+1. A size above the limit gets its own bin."""
     assert sorted(sorted(chosen) for chosen in fill([7, 4, 3, 3, 2, 1], 10)) == [[0, 3], [1, 2, 4, 5]]
     assert fill([], 10) == []
     assert sorted(fill([50, 1, 1], 10)) == [[0], [1, 2]]

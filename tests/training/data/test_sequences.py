@@ -37,7 +37,7 @@ def call(
 
 
 def numbered(calls: list[Call]) -> list[Call]:
-    """As the rows of a dataset."""
+    """Numbers calls as the rows of a dataset."""
     return [dataclasses.replace(one, number=number) for number, one in enumerate(calls)]
 
 
@@ -108,7 +108,7 @@ def test_interleaved_segments_of_a_rollout_stay_apart_and_are_ordered_by_positio
 
 
 def test_a_call_that_is_missing_from_a_segment_costs_only_its_own_tokens() -> None:
-    """The second of three calls was not trainable: its tokens stand in the third one's prompt."""
+    """The second of three calls was not trainable: its tokens are in the third one's prompt."""
     (row,) = make_sequences([call([1], [2]), call([1, 2, 5, 6, 7], [8], position=2)], merge=True)
     assert row.tokens.tolist() == [1, 2, 5, 6, 7, 8]
     assert trained(row) == [False, True, False, False, False, True]
@@ -152,7 +152,7 @@ def test_constant_weights_divide_each_rollout_by_the_same_length() -> None:
 
 
 def test_a_function_of_ones_own_weights_the_calls(tmp_path: Path) -> None:
-    """It doubles the first call of each rollout, of which it sees rollout, place, tokens and advantage: 1/5 each, N = 5."""
+    """It gets rollout, index, tokens and advantage, and doubles each rollout's first call: 1/5 each, N = 5."""
     module = tmp_path / "rules.py"
     module.write_text(
         "def first_counts_double(calls):\n"
@@ -232,7 +232,7 @@ def test_a_prefix_tree_holds_each_shared_token_once() -> None:
 
 
 def test_a_dense_tree_is_cut_where_its_mask_would_cost_more_than_it_saves() -> None:
-    """Two groups that share one token of twenty: together 39² pairs, apart 2·20²."""
+    """Two groups that share one token of twenty: 39² pairs together, 2·20² apart."""
     calls = [call([1], [10 + index] * 19, rollout=str(index)) for index in range(2)]
     rows = make_sequences(numbered(calls), merge=True)
     weighted = [WeightedRow(row, np.ones(19)) for row in rows]
@@ -269,7 +269,7 @@ def test_every_process_gets_as_many_micro_batches() -> None:
 def test_each_sampled_token_is_trained_once_and_rollouts_stay_whole(
     lengths: list[list[tuple[int, int]]], steps: int, budget: int, mode: str
 ) -> None:
-    """Every completion token carries a number of its own, so that it can be found again."""
+    """Every completion token has a unique number, so that it can be identified."""
     calls, number = [], 1000
     for rollout, turns in enumerate(lengths):
         for segment, (prompt, completion) in enumerate(turns):

@@ -1,4 +1,4 @@
-"""Several processes as a user starts them: the same command, twice."""
+"""Several processes, started as a user does: the same command twice."""
 
 import dataclasses
 import json
@@ -25,13 +25,13 @@ from trainspan_training.model.loading import load_model
 
 
 def train(folder: Path, model_dir: Path, processes: int, *options: str) -> list[dict[str, Any]]:
-    """Runs `trainspan train` in so many processes (gloo); the events that they print."""
+    """Runs `trainspan train` in the given number of processes (gloo); returns the events that they print."""
     program = ["-m", "trainspan_cli", "train", "--model", str(model_dir), "--policy-url", "none"]
     return start(folder, [*program, "--learning-rate", "1e-5", "--format", "json", *options], processes)
 
 
 def start(folder: Path, program: list[str], processes: int) -> list[dict[str, Any]]:
-    """Runs a program in so many processes (gloo); the JSON lines that they print."""
+    """Runs a program in the given number of processes (gloo); returns the JSON lines that they print."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -59,7 +59,7 @@ def start(folder: Path, program: list[str], processes: int) -> list[dict[str, An
 
 
 def tensors(folder: Path) -> dict[str, Any]:
-    """Those of a folder's files, put together."""
+    """The tensors of all of a folder's files."""
     with TensorParts(folder.glob("*.safetensors")) as parts:
         return {name: parts.whole(name) for name in parts}
 
@@ -144,7 +144,7 @@ def test_an_error_of_the_leader_ends_every_process_with_its_line(tmp_path: Path,
 def test_processes_that_split_the_weights_make_the_checkpoints_of_one(
     tmp_path: Path, tied_model_dir: Path, adapter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round; new processes, a round that is given up (weights and Adam's state go back), and a round; one process, a round."""
+    """A round; then new processes, an aborted round (weights and state are restored) and a round; then one process."""
     monkeypatch.setenv("TRAINSPAN_TRAIN__ADAPTER", adapter)
     monkeypatch.setenv("TRAINSPAN_TRAIN__MICRO_BATCH_TOKENS", "200")
     model = load_model(tied_model_dir).eval()
@@ -184,7 +184,7 @@ def test_processes_that_split_the_weights_make_the_checkpoints_of_one(
 
 
 def failed_pairs(folder: Path, model: Any, model_dir: Path, cases: list[str]) -> dict[str, dict[str, Any]]:
-    """How pairs of processes end, one of which fails; see `failing`."""
+    """How pairs of processes end if one fails; see `failing`."""
     dataset = write_dataset(folder / "dataset", sample_rollouts(model, rollouts=9))
     command = [sys.executable, "-m", "tests.training.support.failing", *map(str, (model_dir, dataset, folder)), *cases]
     environ = os.environ | {"TRAINSPAN_HOME": str(folder), "OMP_NUM_THREADS": "1"}
@@ -195,7 +195,7 @@ def failed_pairs(folder: Path, model: Any, model_dir: Path, cases: list[str]) ->
 
 
 def assert_same_end(found: dict[str, dict[str, Any]]) -> None:
-    """Each process by itself, before it would be killed."""
+    """Each process ends by itself, before it would be killed."""
     for case, seen in found.items():
         place, rank, *_ = case.split(":")
         expected = f"process {int(rank) + 1} of 2 failed: RuntimeError: planted in {place}"

@@ -1,4 +1,4 @@
-"""What reporters are told: every number of a round, at its round as the step, in one run however often the trainer starts."""
+"""What reporters receive: every number of a round, with the round as the step, in one run across trainer restarts."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ BOARD = dataclasses.replace(GENTLE, report_to="tensorboard")
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) by name, over all event files of the folder, as TensorBoard itself reads them."""
+    """(step, value) by name, over all event files of the folder, as read by TensorBoard itself."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder))
@@ -37,7 +37,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def three_rounds(run: Run, settings: TrainSettings, tmp_path: Path, model: Any) -> list[dict[str, Any]]:
-    """Two rounds by one trainer, the second of them given up, and a third by another one; their lines in metrics.jsonl."""
+    """Two rounds by one trainer, the second aborted, and a third by another; returns their lines in metrics.jsonl."""
     for round_, advantage in ((4, 1.0), (5, 1e6), (6, 1.0)):
         calls = [dataclasses.replace(c, advantage=advantage) for c in sample_rollouts(model, rollouts=4, seed=round_)]
         write_dataset(tmp_path / "dataset", calls, round_=round_)
@@ -112,7 +112,7 @@ def test_a_run_is_named_after_the_folder_that_holds_its_checkpoints(
 
 @pytest.fixture(scope="module")
 def reporters_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Python with trackio and wandb on top of this environment, which does not have them."""
+    """A Python with trackio and wandb on top of this environment, which lacks them."""
     place = tmp_path_factory.mktemp("reporters")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
     (site,) = place.glob("lib/python*/site-packages")

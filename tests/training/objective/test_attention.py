@@ -1,4 +1,4 @@
-"""The prefix tree's attention: the mask's law, and the compiled path's block mask against the tested dense one."""
+"""The prefix tree's attention: the mask's rule, and the compiled path's block mask against the tested dense one."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from trainspan_training.objective.logprobs import score
 
 
 def block_tree(model: Any) -> MicroBatch:
-    """As a GPU gets it: one sequence, padded to whole blocks of 128."""
+    """As passed to a GPU: one sequence, padded to whole blocks of 128."""
     rows = make_sequences(as_calls(mixed_rollouts(model)), merge=True)
     (batch,) = made(shared(rows, 16384, TreeCost(pair=0.0), blocks=True), rows)
     return batch
@@ -65,7 +65,7 @@ def assert_blocks_fit(ends: torch.Tensor, *, compiled: bool) -> None:
 
 @pytest.mark.slow
 def test_flex_attention_gives_the_scores_of_padded_rows(model_dir: Any, model: Any) -> None:
-    """Compiled, and forward only: PyTorch has no backward pass of flex attention on a CPU."""
+    """Compiled, and forward only: PyTorch has no backward pass for flex attention on a CPU."""
     from trainspan_training.model.loading import load_model
 
     flexible = load_model(model_dir).eval()
@@ -112,7 +112,7 @@ def test_models_whose_layers_would_not_look_at_the_mask_are_forwarded_padded() -
 
 
 def test_a_model_with_a_sliding_window_keeps_its_own_attention() -> None:
-    """Ours would show each token all that came before: other logits from the window's length on."""
+    """Ours would show each token all preceding ones: the logits would differ from the window's length on."""
     from transformers import AutoModelForCausalLM, MistralConfig
 
     torch.manual_seed(0)
@@ -155,7 +155,7 @@ def test_a_model_whose_attention_cannot_be_exchanged_is_forwarded_padded(model_d
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_packed_rows_have_the_scores_of_padded_ones(model_dir: Any, model: Any, bf16: bool) -> None:
-    """Of a Llama, whose rotations follow positions; attention row by row, and through a dense mask."""
+    """For a Llama, with rotary embeddings by position; attention row by row, and through a dense mask."""
     from trainspan_training.model.loading import load_model
 
     exchanged = load_model(model_dir).eval()

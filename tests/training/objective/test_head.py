@@ -1,4 +1,4 @@
-"""The output head in chunks: scores and gradients of the whole, whatever a model does with its logits, in bounded memory."""
+"""The output head in chunks: same scores and gradients, whatever a model does with its logits, in bounded memory."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ VOCABULARY = 151_936
 
 
 def architectures() -> dict[str, Any]:
-    """Models that scale or cap their logits after the head, with head and embeddings tied and apart."""
+    """Models that scale or cap their logits after the head, with head and embeddings tied and untied."""
     from transformers import CohereConfig, Gemma2Config, GraniteConfig, LlamaConfig
 
     shape = {
@@ -40,7 +40,7 @@ def architectures() -> dict[str, Any]:
 
 
 def plainly(model: Any, tokens: Tensor, predicting: Tensor, targets: Tensor, temperatures: Tensor) -> Scores:
-    """From all logits at once, as the model gives them."""
+    """Scores from all logits at once, as the model returns them."""
     logits = model(input_ids=tokens).logits.flatten(0, 1)[predicting].float() / temperatures[:, None]
     distribution = torch.distributions.Categorical(logits=logits)
     return Scores(distribution.log_prob(targets), distribution.entropy().detach())
@@ -56,7 +56,7 @@ def problem(size: int = 23) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("positions", [0, 5, 23])
 def test_hooks_of_the_head_see_one_forward_pass_for_any_number_of_chunks(positions: int) -> None:
-    """FSDP's hooks fetch weights by the passes they saw; processes that saw other numbers of them wait for each other."""
+    """FSDP's hooks fetch weights per pass they saw; processes with different numbers of passes would deadlock."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def test_hooks_of_the_head_see_one_forward_pass_for_any_number_of_chunks(positio
 @pytest.mark.parametrize("name", ["plain", "tied", "scaled", "divided", "capped"])
 @pytest.mark.parametrize("adapter", [False, True])
 def test_chunks_give_scores_and_gradients_of_the_whole(name: str, adapter: bool) -> None:
-    """Chunks of five positions; the adapter stands beside the head too."""
+    """Chunks of five positions; the adapter targets the head too."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -101,7 +101,7 @@ def test_chunks_give_scores_and_gradients_of_the_whole(name: str, adapter: bool)
 
 
 def test_chunks_in_bfloat16_are_added_up_in_float32() -> None:
-    """A head of bfloat16 weights over 512 chunks: one sum in bfloat16 would lose what each of them adds."""
+    """A head with bfloat16 weights over 512 chunks: a sum in bfloat16 would lose each chunk's contribution."""
     torch.manual_seed(0)
     hidden, size = 16, 512
     head = nn.Linear(hidden, 64, bias=False)
@@ -120,7 +120,7 @@ def test_chunks_in_bfloat16_are_added_up_in_float32() -> None:
 
 
 def test_no_position_gives_a_gradient_of_zero_everywhere() -> None:
-    """What a process forwards that has no rows left: the others wait for its gradients."""
+    """As forwarded by a process without rows left: the others wait for its gradients."""
     head = nn.Linear(4, 9)
     states = torch.rand(3, 4, requires_grad=True)
     nothing = torch.zeros(0, dtype=torch.int64)
@@ -139,12 +139,12 @@ def test_memory_does_not_follow_the_number_of_positions(bf16: bool) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("bf16", [False, True])
 def test_sixteen_thousand_tokens_of_a_large_vocabulary_take_less_than_two_gib(bf16: bool) -> None:
-    """All their logits would be 9.3 GiB in float32."""
+    """All logits would be 9.3 GiB in float32."""
     assert peak_of(16_384, rows=CHUNK // VOCABULARY, bf16=bf16) < 1 << 30
 
 
 def peak_of(size: int, *, rows: int, bf16: bool) -> int:
-    """Bytes of a forward and a backward pass over so many positions, with the gradient of a head of width 16."""
+    """Peak bytes of a forward and backward pass over this many positions, with the gradient of a head of width 16."""
     head = nn.Linear(16, VOCABULARY, bias=False)
     states = torch.randn(size, 16, requires_grad=True)
     targets = torch.arange(size)
@@ -158,5 +158,5 @@ def peak_of(size: int, *, rows: int, bf16: bool) -> int:
 
 
 def _traced(vocabulary: int) -> Traced:
-    """A model that does nothing with its logits."""
+    """Traces a model that does nothing with its logits."""
     return torch.empty(1, 0, vocabulary).as_subclass(Traced)

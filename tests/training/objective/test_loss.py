@@ -1,4 +1,4 @@
-"""Loss and gradient against the references, over every admitted option, and what the trainer measures on the way."""
+"""Loss and gradient against the references, over every supported option, and the trainer's measurements."""
 
 import dataclasses
 import json
@@ -50,7 +50,7 @@ Pair = Callable[..., dict[Case, Measured]]
 def pair(
     logged: list[LoggedCall], double_model: Any, model_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Pair:
-    """What two processes together make of each of their cases."""
+    """The results of two processes together for each of their cases."""
     return partial(_pair, logged, double_model, model_dir, tmp_path_factory.mktemp("pair"))
 
 
@@ -153,7 +153,7 @@ def test_bfloat16_changes_loss_and_gradient_by_its_rounding_only(make_trainer: C
 def test_dropout_in_attention_is_off_while_training(
     model_dir: Path, make_trainer: Callable[..., Any], model: Any, tmp_path: Path
 ) -> None:
-    """Llama keeps it as a number, where no switch for dropout layers finds it; the ratio would be noise."""
+    """Llama keeps it as a number, which disabling dropout layers does not reach; the ratio would be noise."""
     dropping = load_model(model_dir)
     for layer in dropping.model.layers:
         layer.self_attn.attention_dropout = 0.5
@@ -216,7 +216,7 @@ def test_the_clip_range_fits_the_unit_of_the_ratio(settings: TrainSettings, low:
 
 
 def test_a_call_beyond_gspos_clip_gives_no_gradient(make_trainer: Callable[..., Any], double_model: Any) -> None:
-    """Its geometric mean ratio is e^0.001, above 1.0004; as a ratio of tokens it is far from any clip."""
+    """Its geometric mean ratio is e^0.001, above 1.0004; as a token ratio it would be far from any clip."""
     call = sample_rollouts(double_model, rollouts=1, turns=1)[0]
     moved = dataclasses.replace(call, advantage=1.0, logprobs=[value - 1e-3 for value in call.logprobs])
     loss, gradient = measured(make_trainer(TrainSettings(ratio="call"), double=True), one_step([moved]))

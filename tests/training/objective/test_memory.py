@@ -1,4 +1,4 @@
-"""The estimate of memory, on a model of the shape of a 1.7B one, and what is refused and proposed."""
+"""The memory estimate, for a model with the shape of a 1.7B one, and what is refused and proposed."""
 
 import re
 from typing import Any
@@ -73,7 +73,7 @@ def test_a_server_on_the_same_device_is_asked_to_share_or_sleep(config: Any) -> 
 
 
 def test_micro_batches_are_fitted_to_what_is_free_and_it_is_said(config: Any, caplog: Any) -> None:
-    """The largest power of two that leaves a fifth of the free memory to others."""
+    """The largest power of two that leaves a fifth of the free memory to other processes."""
     caplog.set_level("INFO")
     for free in (42, 46, 80):
         memory = Memory(80 * GIB, free * GIB)

@@ -1,4 +1,4 @@
-"""The estimate of memory against the kernel's count of what forward and backward passes take."""
+"""The memory estimate against the kernel's count of the memory that forward and backward passes take."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ WIDE = Size(hidden=256, layers=4, heads=4, key_heads=2, inner=1024, vocabulary=5
 def test_a_micro_batch_takes_what_was_estimated_and_no_more(
     size: Size, mode: str, tokens: int, checkpointing: bool, model_dir: Path, tmp_path: Path
 ) -> None:
-    """Gradients, activations, logits and masks of a full one; weights were there before."""
+    """Gradients, activations, logits and masks of a full one; the weights are already in memory."""
     from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
     settings = TrainSettings(micro_batch_tokens=tokens, forward=mode, gradient_checkpointing=checkpointing)
@@ -43,7 +43,7 @@ def test_a_micro_batch_takes_what_was_estimated_and_no_more(
     rng = np.random.default_rng(0)
     rows = [row_of(index, tokens // 4, rng, vocabulary=size.vocabulary, trained=tokens // 4 - 1) for index in range(4)]
     for item in rows:
-        item.tokens[:16] = 7  # what the tree shares
+        item.tokens[:16] = 7  # the prefix that the tree shares
     cuts = BatchLayout(mode, tokens, pair=0.0, dense=True).cut(rows)
     weighted = [WeightedRow(row, np.ones(row.n_trained)) for row in rows]
     (batch,) = make_batches(cuts, weighted, sum(row.n_trained for row in rows))
@@ -53,7 +53,7 @@ def test_a_micro_batch_takes_what_was_estimated_and_no_more(
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})  # as `train()` does
     small = batch.first(tokens // 4)
-    trainer.accumulate(trainer.model, [small])  # what is made once is there
+    trainer.accumulate(trainer.model, [small])  # warm-up: one-time allocations
     model.zero_grad(set_to_none=True)
     taken = peak(lambda: trainer.accumulate(trainer.model, [batch]))
     found = estimate(model.config, settings, cuda=False)

@@ -1,4 +1,4 @@
-"""The learning rate: what fits a model, warm-up, decay, and the same rates after a restart."""
+"""The learning rate: defaults by model size, warm-up, decay, and the same rates after a restart."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The canary's sequences: drawn from the data, long enough to reach behind a prefix cache's blocks, the same each time."""
+"""The canary's sequences: drawn from the data, longer than a prefix cache's blocks, the same each time."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from trainspan_training.rounds.canary import draw_prompts
 
 
 def rows(lengths: list[int]) -> list[TokenSequence]:
-    """Rows whose tokens count on from 0 through all of them."""
+    """Rows with tokens numbered consecutively from 0 across all of them."""
     ends = np.cumsum(lengths)
     return [
         TokenSequence("r/0", "g", np.arange(end - length, end, dtype=np.int32), ())

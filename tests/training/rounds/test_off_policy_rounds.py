@@ -12,7 +12,7 @@ from trainspan_training.objective import attention
 
 
 def test_data_of_older_policies_are_weighted_and_counted(run: Run, tmp_path: Path, model: Any) -> None:
-    """Round 1 is of version 0 for a policy of version 1, with log-probabilities e^0.9 off for one call of each rollout."""
+    """Round 1 is from version 0, for policy version 1, with probabilities e^0.9 off for one call of each rollout."""
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=0), round_=0)
     calls = sample_rollouts(model, rollouts=4, seed=1)
     far = [
@@ -55,7 +55,7 @@ def test_calls_beyond_the_staleness_limit_are_left_out_and_counted(run: Run, tmp
 def test_the_reference_of_the_kl_term_is_the_model_that_the_run_started_from(
     run: Run, tmp_path: Path, model: Any
 ) -> None:
-    """At its first step the policy is that model: the divergence is 0 there, and grows in the next round."""
+    """At the first step the policy is that model: the divergence is 0, and grows in the next round."""
     for round_ in range(2):
         write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=round_), round_=round_)
     settings = dataclasses.replace(GENTLE, kl_coef=0.1, steps_per_round=1, learning_rate=1e-4)
@@ -69,7 +69,7 @@ def test_the_reference_of_the_kl_term_is_the_model_that_the_run_started_from(
 def test_packed_rows_go_through_the_reference_model_as_through_the_policy(
     run: Run, tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a KL term; no mask of all pairs of a sequence is ever made of rows that share nothing."""
+    """With a KL term; rows that share nothing never get a mask of all pairs of a sequence."""
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=8))
     made: list[int] = []
     dense = attention.dense_mask

@@ -1,4 +1,4 @@
-"""What each process of a team reads of a dataset, and that their micro-batches are those of one process."""
+"""What each process of a team reads of a dataset; their micro-batches equal those of one process."""
 
 import dataclasses
 import hashlib
@@ -33,7 +33,7 @@ class Config:
 
 
 class Following(Team):
-    """The second of two processes, which is told what the first one shared."""
+    """The second of two processes, which receives what the first one shared."""
 
     def __init__(self, shared: list[Any]) -> None:
         super().__init__(1, 2)
@@ -47,7 +47,7 @@ class Following(Team):
 
 
 class Leading(Team):
-    """The first one."""
+    """The first of two processes."""
 
     def __init__(self, shared: list[Any]) -> None:
         super().__init__(0, 2)
@@ -62,7 +62,7 @@ class Leading(Team):
 
 
 def logged(rollouts: int = 6, turns: int = 3) -> list[LoggedCall]:
-    """Each token of a rollout tells it; every second rollout is of an older policy."""
+    """Each token identifies its rollout; every second rollout is from an older policy."""
     calls = []
     for rollout in range(rollouts):
         tokens: list[int] = []
@@ -77,7 +77,7 @@ def logged(rollouts: int = 6, turns: int = 3) -> list[LoggedCall]:
 
 
 def in_files(folder: Path, rows: int, group: int) -> DatasetFolder:
-    """The dataset in files of so many rows, in row groups of so many."""
+    """The dataset in files of `rows` rows, with row groups of `group`."""
     manifest = json.loads(manifest_path(folder).read_text())
     (part,) = folder.glob("*.parquet")
     table, files = pq.read_table(part), []
@@ -118,7 +118,7 @@ def test_only_files_and_row_groups_that_hold_what_is_asked_for_are_read(
 def taken(
     dataset: DatasetFolder, settings: TrainSettings, layout: BatchLayout, team: Team, vocabulary: int = 1000
 ) -> tuple[list[list[MicroBatch]], Outline]:
-    """The micro-batches of each step of this process, and what it knows of the round."""
+    """The micro-batches of each of this process's steps, and its outline of the round."""
     replayer = Replayer(vocabulary, bytes)  # no grammar is compiled
     reading = Reading(dataset, Policy(Path(), None, "base", 1, Path()), settings, team, replayer)
     reading.replay()
@@ -159,7 +159,7 @@ def test_two_processes_have_the_micro_batches_of_one_and_each_reads_its_own_rows
 
 
 def constrained() -> list[LoggedCall]:
-    """The same calls: all of a rollout under one set of allowed tokens, but for its last, and a call that cannot be replayed."""
+    """The same calls: those of a rollout, except the last, under one set of allowed tokens; one cannot be replayed."""
     calls = []
     for call in logged():
         rollout = int(call.rollout_id[1:])
@@ -172,7 +172,7 @@ def constrained() -> list[LoggedCall]:
 
 
 def masks(batch: MicroBatch) -> list[list[int]]:
-    """The mask of each trained token; empty for one that nothing limits."""
+    """The mask of each trained token; empty for an unconstrained token."""
     if batch.limits is None:
         return [[]] * len(batch.targets)
     table = batch.limits.table

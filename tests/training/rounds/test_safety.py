@@ -1,4 +1,4 @@
-"""Rounds that go wrong: a limit exceeded, a disk that fills, a kill at any moment. The previous policy stays."""
+"""Failing rounds: a limit exceeded, a disk that fills, a kill at any moment. The previous policy is kept."""
 
 import json
 import os

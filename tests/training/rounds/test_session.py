@@ -70,7 +70,7 @@ def test_a_dataset_of_another_policy_than_the_checkpoints_is_refused_by_name(
         "round-0002 has calls of policy 'coder', and policy-000002 was trained on those of 'planner'" in other.skipped
     )
     assert "build it with --policies planner, or give each policy its own --checkpoints" in other.skipped
-    # Lineage goes on over a dataset that names none.
+    # Lineage continues over a dataset that does not name a policy.
     for version in (1, 2, 3):
         assert CheckpointMeta.read(tmp_path / f"checkpoints/policy-{version:06d}").policy == "planner"
     with pytest.raises(DatasetError, match="has calls of policy 'coder'"):
@@ -89,7 +89,7 @@ def test_a_dataset_of_another_base_model_is_refused_by_name(
     assert f"has calls of base model ffffffffffff…, and policy-000001 was trained from {model_dir}" in other.skipped
     assert "dataset=round-0002 base model not verified: the dataset does not name one" in caplog.text
     assert "round-0000 base model not verified" not in caplog.text
-    # A checkpoint says it wherever its base lies, and the next trainer goes by that.
+    # A checkpoint records it wherever its base is, and the next trainer uses that.
     for version in (1, 2):
         meta = CheckpointMeta.read(tmp_path / f"checkpoints/policy-{version:06d}")
         assert meta.base_digest == digest_of_model(model_dir)
@@ -158,7 +158,7 @@ def test_adams_state_lives_on_in_one_process_and_over_a_restart_alike(run: Run, 
 
 
 def test_merged_and_per_call_rows_give_the_same_weights(run: Run, tmp_path: Path, model: Any) -> None:
-    """SGD would agree to rounding; Adam divides by |g|, so that rounding of gradients near 0 shows: hence the tolerance."""
+    """SGD would agree up to rounding; Adam divides by |g|, which amplifies rounding of gradients near 0."""
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=8, turns=3))
     run(checkpoints=tmp_path / "merged")
     run(dataclasses.replace(GENTLE, merge=False, micro_batch_tokens=100), checkpoints=tmp_path / "calls")
@@ -193,7 +193,7 @@ def test_single_mode_takes_the_newest_unused_dataset(run: Run, tmp_path: Path, m
 
 
 def exploding(model: Any) -> list[LoggedCall]:
-    """Rollouts of version 1 whose logged log-probabilities are 3 nats off: k3 is e^3 − 4 = 16.1."""
+    """Rollouts of version 1 with logged log-probabilities that are 3 nats off: k3 is e^3 − 4 = 16.1."""
     calls = sample_rollouts(model, rollouts=4, version=1)
     return [dataclasses.replace(call, logprobs=[value - 3 for value in call.logprobs]) for call in calls]
 
@@ -227,7 +227,7 @@ def test_weights_that_moved_before_the_divergence_are_put_back(run: Run, tmp_pat
 
 
 def test_a_last_step_that_diverges_is_noticed_before_anything_is_saved(run: Run, tmp_path: Path, model: Any) -> None:
-    """With one step per round every measurement before it shows the weights that sampled."""
+    """With one step per round, every measurement before it is of the sampling weights."""
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4))
     (result,) = run(dataclasses.replace(GENTLE, learning_rate=0.1, steps_per_round=1))
     assert result.record is not None

@@ -1,6 +1,6 @@
-"""Cases of the exactness test: each single change from the default, and an array that covers every pair of values.
+"""Cases of the exactness test: each single change from the default, and an array covering every pair of values.
 
-An option is admitted only if loss and gradient equal the reference in every case.
+An option is supported only if loss and gradient equal the reference in every case.
 """
 
 import itertools
@@ -32,7 +32,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One combination."""
+    """One combination of options."""
 
     weights: str = "rollout"
     old: str = "logged"
@@ -40,14 +40,14 @@ class Case:
     loss: str = "clip"
     layout: str = "merged"
     attention: str = "trainspan"
-    """The function in the model: ours, or transformers' own, which gets dense masks."""
+    """The model's attention function: ours, or transformers' own, which gets dense masks."""
     tokens: int = 16384
     processes: int = 1
     adapter: str = "none"
     kl: float = 0.0
     checkpointing: bool = False
     chunk: int = 2**26
-    """Logits at a time."""
+    """Number of logits at a time."""
 
     @property
     def settings(self) -> TrainSettings:
@@ -82,14 +82,14 @@ class Case:
 
 
 def cases(processes: int) -> list[Case]:
-    """Every single change from the default and the covering array, of one process or of two; the default itself too."""
+    """The default, every single change from it, and the covering array, for one process or for two."""
     singles = [Case(**{name: value}) for name, values in OPTIONS.items() for value in values]
     found = dict.fromkeys([*singles, *_pairwise()])
     return [case for case in found if case.processes == processes]
 
 
 def _pairwise() -> list[Case]:
-    """A greedy array in which each pair of values of each two options occurs; the same each time."""
+    """A greedy array with every pair of values of any two options; deterministic."""
     rng = np.random.default_rng(0)
     names = list(OPTIONS)
     missing = {

@@ -1,7 +1,7 @@
-"""Pairs of processes that train together (gloo), one of which fails at a planted place; how both end, as JSON.
+"""Runs pairs of processes that train together (gloo), one failing at a chosen place; prints how both end as JSON.
 
-Usage: python -m tests.training.support.failing MODEL_DIR DATASET_DIR OUT_DIR PLACE:RANK[:split] …. Each process is a fork of this one,
-which has imported everything and computed nothing.
+Usage: python -m tests.training.support.failing MODEL_DIR DATASET_DIR OUT_DIR PLACE:RANK[:split] …. Each process is a
+fork of this one, which has imported everything and computed nothing.
 """
 
 import importlib
@@ -36,11 +36,11 @@ PLACES = {
     "publish": "rounds.publication:publish",
     "restore": "model.full_weights:FullWeights.restore",
 }
-"""Where a round can fail → the function that does. `read` raises what a dataset is refused with, the others what nobody expects."""
+"""Place in a round → the function that fails. `read` raises a dataset's usual error, the others unexpected ones."""
 LEADERS = ("plan", "save", "publish")
-"""What the leader alone does."""
+"""Places that only the leader reaches."""
 LIMIT_S = 90.0
-"""Of a pair; then it is killed."""
+"""Time limit of a pair; then it is killed."""
 
 
 def main(model: Path, dataset: Path, out: Path, cases: list[str]) -> None:
@@ -58,7 +58,7 @@ def main(model: Path, dataset: Path, out: Path, cases: list[str]) -> None:
 
 
 def _run_pair(model: Path, dataset: Path, folder: Path, place: str, failing: str, *split: str) -> dict[int, int]:
-    """The exit code of each rank: 0 without an error, 1 with one that is told, 2 with another, negative if it was killed."""
+    """Exit code of each rank: 0 without an error, 1 with a reported one, 2 with another, negative if it was killed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -95,7 +95,7 @@ def _train(model: Path, dataset: Path, folder: Path, rank: int, place: str, *, f
     except TrainspanError as error:
         (folder / f"{rank}.json").write_text(json.dumps([type(error).__name__, str(error)]))
         code = 1
-    except BaseException:  # noqa: BLE001  # it is printed, and counts as another end
+    except BaseException:  # noqa: BLE001  # printed, and counted as a different ending
         traceback.print_exc()
         code = 2
     finally:

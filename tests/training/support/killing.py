@@ -1,10 +1,11 @@
-"""Trains four datasets again and again, killed at a chosen moment of the first three rounds and taken up again.
+"""Trains four datasets repeatedly, each time killed at a chosen moment of the first three rounds and resumed.
 
-Prints what is left, as JSON.
+Prints the resulting state as JSON.
 
-Usage: python -m tests.training.support.killing MODEL_DIR DATASETS_DIR OUT_DIR MOMENTS. Each run is a fork of this process, which has
-imported everything and computed nothing. A moment is the n-th file operation under the checkpoints, or optimizer step; one of
-them is always the renaming of Adam's state of the second round, whose policy is published by then.
+Usage: python -m tests.training.support.killing MODEL_DIR DATASETS_DIR OUT_DIR MOMENTS. Each run is a fork of this
+process, which has imported everything and computed nothing. A moment is the n-th file operation under the checkpoints,
+or optimizer step; one of them is always the renaming of Adam's state of the second round, whose policy is published by
+then.
 """
 
 import hashlib
@@ -30,14 +31,14 @@ def main(model: Path, datasets: Path, out: Path, moments: int) -> None:
     import_once()
 
     def job(checkpoints: Path) -> Job:
-        book = Checkpoints(checkpoints)  # which makes up for what a kill left undone, as the trainer will
+        book = Checkpoints(checkpoints)  # recovers from the kill, as the trainer will
         done = len({entry.dataset for entry in book.ledger.entries})
         book.close()
         settings = TrainSettings(model=str(model), policy_url="none", learning_rate=1e-4, steps_per_round=STEPS)
         return Job(settings, datasets, checkpoints, follow=True, rounds=DATASETS - done)
 
     def go(checkpoints: Path, moment: int | None) -> int:
-        """Events seen, by the exit of the child; or 9 killed."""
+        """Runs a child; returns its wait status, 9 if it was killed."""
         pid = os.fork()
         if pid:
             return os.waitpid(pid, 0)[1]
@@ -66,7 +67,7 @@ def main(model: Path, datasets: Path, out: Path, moments: int) -> None:
 
 
 def _count_events(checkpoints: Path, moment: int | None) -> dict[str, list[int]]:
-    """Kills this process at the moment; the moments of optimizer steps, and of Adam's states that are whole, so far."""
+    """Kills this process at the moment; returns the moments so far of optimizer steps and of complete Adam states."""
     from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
     seen = 0
@@ -96,7 +97,7 @@ def _count_events(checkpoints: Path, moment: int | None) -> dict[str, list[int]]
 
 
 def _state(checkpoints: Path) -> dict[str, Any]:
-    """What must not depend on a kill: weights, their datasets and parents, Adam's state, and what is left over."""
+    """State that must not depend on a kill: weights, their datasets and parents, Adam's state, and leftover files."""
     metas = [CheckpointMeta.read(folder) for folder in sorted(checkpoints.glob("policy-??????"))]
     optimizer = checkpoints / f"optimizer/policy-{DATASETS:06d}/part-00001-of-00001.safetensors"
     return {

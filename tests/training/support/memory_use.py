@@ -1,4 +1,4 @@
-"""How much memory a piece of work takes at its peak, from the kernel's own count."""
+"""Peak memory of a piece of work, from the kernel's own count."""
 
 import ctypes
 import gc
@@ -9,10 +9,10 @@ __all__ = ["peak"]
 
 
 def peak(work: Callable[[], object]) -> int:
-    """Bytes of resident memory that `work` takes at its peak above what was there before."""
+    """Peak resident memory of `work` in bytes, above what was resident before."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is resident now
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to what is resident now
     before = _resident("VmRSS")
     work()
     return _resident("VmHWM") - before

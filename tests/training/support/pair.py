@@ -1,6 +1,7 @@
-"""One of two processes that train together (gloo): runs every two-process case and stores what the leader saw.
+"""One of two processes that train together (gloo): runs every two-process case and stores the leader's results.
 
-Usage: python -m tests.training.support.pair TOKENIZER_DIR LOGGED_JSON OUT_DIR, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+Usage: python -m tests.training.support.pair TOKENIZER_DIR LOGGED_JSON OUT_DIR, with RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT set.
 """
 
 import json
@@ -18,7 +19,7 @@ FSDP = {
     "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
     "FSDP_RESHARD_AFTER_FORWARD": "true",
 }
-"""What `accelerate launch` sets for the configuration in docs/training.md."""
+"""Variables that `accelerate launch` sets for the configuration in docs/training.md."""
 
 
 def main(tokenizer_dir: Path, logged_json: Path, out: Path) -> None:

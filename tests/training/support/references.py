@@ -1,4 +1,4 @@
-"""What loss and gradient must be, written from the formulas: one plain forward pass per call, no padding, no merging."""
+"""Reference loss and gradient, written from the formulas: one plain forward pass per call, no padding, no merging."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ Measured = tuple[float, dict[str, torch.Tensor]]
 
 
 def perturbed(calls: list[LoggedCall], spread: float, seed: int = 1) -> list[LoggedCall]:
-    """The same calls as if another policy had sampled them, so that ratios spread over and beyond the clip range."""
+    """The same calls as if sampled by another policy, so that ratios spread across and beyond the clip range."""
     rng = np.random.default_rng(seed)
     return [
         dataclasses.replace(
@@ -33,9 +33,9 @@ def perturbed(calls: list[LoggedCall], spread: float, seed: int = 1) -> list[Log
 
 
 def mixed_rollouts(model: Any) -> list[LoggedCall]:
-    """Long and short, of three calls and of one, at two temperatures, with ratios on both sides of the clip range.
+    """Rollouts long and short, of three calls and of one, at two temperatures, with ratios on both sides of the clip.
 
-    Rollouts 4 and 5 begin with the tokens of rollout 3, as those of one task do.
+    Rollouts 4 and 5 begin with the tokens of rollout 3, like rollouts of the same task.
     """
     calls = sample_rollouts(model, rollouts=5, turns=3, temperature=1.0, seed=3)
     twins = [dataclasses.replace(call, rollout_id="twin") for call in calls if call.rollout_id.endswith("0003")]
@@ -73,7 +73,7 @@ def one_step(
     rank: int = 0,
     processes: int = 1,
 ) -> Step:
-    """The share of one of the processes."""
+    """The share of one process."""
     chosen = settings or TrainSettings()
     calls = as_calls(logged)
     rows = make_sequences(calls, merge=merge)
@@ -94,7 +94,7 @@ def reference(
     """Σ over calls of −w Σ_t c_t f_t + β w Σ_t k3_t; `old` and `base` are the models of the ratio and of the KL term.
 
     f_t is min(ρA, clip(ρ)A), or CISPO's sg(min(ρ, ε))·A·log π; ρ is the token's ratio or, with `ratio = "call"`, its
-    geometric mean over the call. c_t is the off-policy correction where `old` is given, else 1.
+    geometric mean over the call. c_t is the off-policy correction if `old` is given, else 1.
     """
     model.zero_grad()
     rollouts: dict[str, int] = {}
@@ -165,7 +165,7 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 
 
 def assert_same(actual: Measured, expected: Measured, tolerance: float) -> None:
-    """The loss, and each parameter's gradient by its greatest element, to a relative tolerance."""
+    """Compares the loss, and each parameter's gradient relative to its greatest element, with a relative tolerance."""
     scale = max(float(gradient.abs().max()) for gradient in expected[1].values())
     assert scale > 1e-3, "a gradient of nothing would compare equal to anything"
     assert math.isclose(actual[0], expected[0], rel_tol=tolerance, abs_tol=tolerance * 1e-2), (actual[0], expected[0])

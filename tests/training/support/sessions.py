@@ -1,4 +1,4 @@
-"""What tests of whole rounds share: settings that change little, and looks at weights on disk."""
+"""Shared by tests of whole rounds: settings that change little, and inspection of weights on disk."""
 
 from collections.abc import Callable
 from pathlib import Path

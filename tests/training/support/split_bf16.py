@@ -1,4 +1,4 @@
-"""One of two processes that split a model and compute in bfloat16 (gloo); the leader prints what a step did, as JSON.
+"""One of two processes that split a model and compute in bfloat16 (gloo); the leader prints a step's results as JSON.
 
 Usage: python -m tests.training.support.split_bf16 MODEL_DIR LOGGED_JSON OUT_DIR.
 RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and FSDP must be set.
@@ -29,7 +29,7 @@ def main(model_dir: Path, logged_json: Path, out: Path) -> None:
 
 
 def measured(model_dir: Path, logged: list[LoggedCall], out: Path, team: Any) -> dict[str, Any]:
-    """Loss and gradient norm of a step, the types of what is kept, and that of the first layer's weights while it computes."""
+    """Loss and gradient norm of a step, and dtypes: of what is stored, and of the first layer's weights in use."""
     from tests.training.support.references import one_step
     from trainspan_schemas.settings import TrainSettings
     from trainspan_training.model.loading import load_model, load_tokenizer
@@ -65,7 +65,7 @@ def measured(model_dir: Path, logged: list[LoggedCall], out: Path, team: Any) ->
 
 
 class _Once:
-    """One step, then the end of training."""
+    """Yields one step, then ends training."""
 
     def __init__(self, step: Any) -> None:
         self._step = step

@@ -1,4 +1,4 @@
-"""A small HTTP server that answers swaps as it is told, and keeps what it was asked."""
+"""A small HTTP server that answers swap requests as configured, and records them."""
 
 import json
 import threading
@@ -13,11 +13,11 @@ from typing import Any
 class PolicyServer:
     url: str
     answers: list[tuple[int, dict[str, Any]]]
-    """Status and body of each answer in turn; the last one stays."""
+    """Status and body of each answer in turn; the last one repeats."""
     asked: list[tuple[str, str | None, dict[str, Any]]] = field(default_factory=list)
     """(path, Authorization, body) of each request."""
     state: dict[str, Any] = field(default_factory=dict)
-    """What it says of itself when it is asked what it serves."""
+    """The state that it reports."""
 
 
 @contextmanager

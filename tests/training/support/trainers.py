@@ -1,4 +1,4 @@
-"""Models and trainers of the exactness tests, made alike in this process and in the pair of processes."""
+"""Models and trainers of the exactness tests, built identically in this process and in the pair of processes."""
 
 import copy
 from dataclasses import replace
@@ -24,7 +24,7 @@ from trainspan_training.rounds.old_policy import with_reference
 
 
 def double_gpt2(vocabulary: int) -> Any:
-    """A GPT-2 in float64: Llama computes its norms and rotations in float32 whatever its weights are."""
+    """A GPT-2 in float64: Llama computes its norms and rotary embeddings in float32 regardless of its weights."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -43,7 +43,7 @@ def double_gpt2(vocabulary: int) -> Any:
 
 
 def shaken(model: Any, seed: int) -> Any:
-    """A copy with weights a little off: another policy."""
+    """A copy with slightly different weights: another policy."""
     other = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -54,7 +54,7 @@ def shaken(model: Any, seed: int) -> Any:
 
 
 def adapted(model: Any, settings: TrainSettings) -> Any:
-    """The model with an adapter that does something."""
+    """The model with an adapter that has an effect."""
     peft_model = add_adapter(copy.deepcopy(model), settings, Policy(Path(), None, "base", 0, Path()))
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -96,7 +96,7 @@ def prepared(trainer: Any, case: Case, step: Step, model: Any) -> Step:
 
 
 def expected(case: Case, logged: list[LoggedCall], model: Any) -> Measured:
-    """Of the reference."""
+    """The reference's result."""
     old = None if case.old == "logged" else shaken(model, 1)
     base = model if case.adapter == "lora" else shaken(model, 2)
     return reference(policy_of(case, model), logged, case.settings, base=base, old=old)
@@ -116,7 +116,7 @@ def step_of(case: Case, logged: list[LoggedCall], rank: int = 0) -> Step:
 
 
 def trained(trainer: Any, step: Step) -> Measured:
-    """Loss and gradient of the step in `train()`: through accelerate's wrapping and over all processes."""
+    """Loss and gradient of the step in `train()`: through accelerate's wrappers and over all processes."""
     seen: list[dict[str, torch.Tensor]] = []
     clip = trainer.accelerator.clip_grad_norm_
 

@@ -1,4 +1,4 @@
-"""The benchmark at the size of real models, at a small size on the CPU: it runs, and its ways through the model agree."""
+"""The benchmark for real model sizes, at a small size on the CPU: it runs, and its layouts agree."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`trainspan train` as a process: what it prints, how it ends, what a kill leaves."""
+"""`trainspan train` as a process: its output, its exit, and what a kill leaves behind."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_a_job_that_cannot_be_done_ends_before_torch_is_imported(tmp_path: Path,
 
 
 def test_a_trainer_that_is_killed_trains_each_dataset_once(tmp_path: Path, model: Any, model_dir: Path) -> None:
-    """Killed amid a round, as soon as it has told of the one before; its successor is told to stop when all is done."""
+    """Killed during a round, once it has reported the previous one; its successor is stopped when all is done."""
     for round_ in range(3):
         write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=12, seed=round_), round_=round_)
     options = ("--model", str(model_dir), "--policy-url", "none", "--learning-rate", "1e-6", "--format", "json")

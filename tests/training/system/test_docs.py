@@ -1,4 +1,4 @@
-"""docs/training.md says what is there: every figure, every alarm, recipes that work."""
+"""docs/training.md matches the code: every figure, every alarm, recipes that work."""
 
 import os
 import re
@@ -19,7 +19,7 @@ TRAINING = (ROOT / "docs/training.md").read_text()
 
 
 def table(page: str, head: str) -> list[list[str]]:
-    """The cells of the rows of the table that begins with this head."""
+    """The cells of the rows of the table with this header."""
     lines = page[page.index(f"| {head} |") :].split("\n\n", maxsplit=1)[0].splitlines()[2:]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
@@ -52,7 +52,7 @@ def test_recipes_are_admitted(recipe: str, tmp_path: Path) -> None:
 def test_the_configurations_of_accelerate_are_admitted(
     configuration: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `accelerate launch` makes of the file for the processes that it starts on GPUs, and what the team makes of that."""
+    """How `accelerate launch` passes the file to the processes that it starts on GPUs, and how the team reads that."""
     from accelerate.commands import launch
     from accelerate.utils import prepare_multi_gpu_env
 

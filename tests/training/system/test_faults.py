@@ -1,4 +1,4 @@
-"""Faults between server and trainer turn the integrity panel red: what the server sampled is not what the trainer holds."""
+"""Faults between server and trainer turn the integrity panel red: the server's samples do not match the trainer."""
 
 import copy
 import dataclasses
@@ -22,7 +22,7 @@ FRESH = {"version": 2, "canary": {"status": "fresh", "evidence": "told"}}
 
 
 class Server:
-    """The model as a server computes it: all in bfloat16, logits in float32 at the end; or as it is."""
+    """The model as computed by a server: all in bfloat16, with final logits in float32; or unchanged."""
 
     def __init__(self, model: Any, dtype: str) -> None:
         self.config = model.config
@@ -34,13 +34,13 @@ class Server:
 
 @pytest.fixture(params=["float32", "bfloat16"])
 def dtype(request: pytest.FixtureRequest) -> str:
-    """What server and trainer compute in."""
+    """The dtype that server and trainer compute in."""
     return str(request.param)
 
 
 @pytest.fixture
 def second_round(tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> Any:
-    """Trains a first round, then one on calls labelled version 1; the verdicts of the panel on the second."""
+    """Trains a first round, then one on calls labeled version 1; returns the panel's verdicts on the second."""
     monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
     settings = TrainSettings(model=str(model_dir), policy_url="none", learning_rate=1e-3, dtype=dtype)
 
@@ -79,12 +79,12 @@ def test_the_weights_that_the_trainer_published_make_the_panel_green(
 
 
 def test_frozen_weights_of_the_server_make_it_red(second_round: Any, model: Any, dtype: str) -> None:
-    """The server went on sampling from version 0 and called it 1."""
+    """The server kept sampling from version 0 and labeled it 1."""
     assert not second_round(sample_rollouts(Server(model, dtype), rollouts=6, seed=1))["server and trainer agree"]
 
 
 def test_ids_that_were_made_again_from_text_make_it_red(second_round: Any, tmp_path: Path, dtype: str) -> None:
-    """One prompt token in each rollout is another than the server saw, as after decoding and encoding."""
+    """One prompt token in each rollout differs from what the server saw, as after decoding and encoding."""
     published = load_model(tmp_path / "checkpoints/policy-000001").eval()
     calls = sample_rollouts(Server(published, dtype), rollouts=6, turns=1, seed=1)
     changed = [dataclasses.replace(c, prompt_ids=[*c.prompt_ids[:-1], 3 + (c.prompt_ids[-1] + 1) % 200]) for c in calls]
@@ -92,7 +92,7 @@ def test_ids_that_were_made_again_from_text_make_it_red(second_round: Any, tmp_p
 
 
 def test_logprobs_of_another_distribution_make_it_red(second_round: Any, tmp_path: Path, dtype: str) -> None:
-    """As with a temperature that the server did not apply: 2 % of the values is enough."""
+    """As if the server had not applied a temperature: 2% of the values is enough."""
     published = load_model(tmp_path / "checkpoints/policy-000001").eval()
     calls = sample_rollouts(Server(published, dtype), rollouts=6, seed=1)
     raw = [dataclasses.replace(call, logprobs=(1.02 * np.array(call.logprobs)).tolist()) for call in calls]

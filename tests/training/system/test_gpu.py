@@ -1,4 +1,4 @@
-"""What only a GPU shows: compiled flex attention with its gradient, bfloat16, and whether the estimate of memory is enough."""
+"""GPU-only checks: compiled flex attention with its gradient, bfloat16, and a sufficient memory estimate."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 def test_compiled_flex_attention_gives_loss_and_gradient_of_the_reference(
     model_dir: Path, model: Any, tmp_path: Path, mode: str, chunk: int
 ) -> None:
-    """In float32: one sequence, padded to whole blocks, against a plain forward pass for each call on the CPU."""
+    """In float32: one sequence, padded to whole blocks, against a plain forward pass per call on the CPU."""
     settings = TrainSettings(forward=mode, gradient_checkpointing=False)
     logged = mixed_rollouts(model)
     trainer = flexible_trainer(model_dir, settings, tmp_path, bf16=False)
@@ -55,7 +55,7 @@ def test_flash_attention_of_packed_rows_is_flex_attention_to_the_rounding_of_bfl
 
 
 def test_a_block_mask_is_made_without_all_pairs_in_memory() -> None:
-    """Of 32,768 tokens: 2^30 pairs, a byte each, would be 1 GiB."""
+    """For 32,768 tokens: 2^30 pairs, a byte each, would be 1 GiB."""
     ends = torch.arange(1024, 32_769, 1024, device="cuda").repeat_interleave(1024)
     attention.block_mask(ends[:2048])
     torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""The lowest supported TRL, installed beside the environment, passes the tests of exactness."""
+"""The lowest supported TRL, installed separately from the environment, passes the exactness tests."""
 
 import os
 import subprocess
