@@ -1,4 +1,4 @@
-"""The journal on a real disk: what was appended is read, whatever happened to the bytes after it."""
+"""The journal on a real disk: appended records are read back, whatever happened to the bytes after them."""
 
 import resource
 import threading

@@ -1,4 +1,4 @@
-"""A journalled request that cannot become rows is put aside; all others are loaded."""
+"""A journaled request that cannot become rows is quarantined; all others are loaded."""
 
 import logging
 import subprocess
@@ -29,7 +29,7 @@ def test_a_broken_request_is_kept_whole_and_named_and_those_around_it_are_loaded
     journal = Journal(tmp_path / "journal")
     for body in (trace_request(span(1, 1)).SerializeToString(), BROKEN, trace_request(span(1, 2)).SerializeToString()):
         journal.append(Signal.TRACES, body, 77)
-    for times in (1, 2):  # the second time as after a crash
+    for times in (1, 2):  # the second time simulates a crash
         quarantine = Quarantine(tmp_path / "quarantine")
         batcher = Batcher(journal, START, quarantine, max_bytes=10**6)
         with caplog.at_level(logging.ERROR):
@@ -93,5 +93,5 @@ def test_a_request_that_the_database_does_not_take_is_found_among_the_others_of_
         kept = sorted((tmp_path / "s.duckdb.quarantine").iterdir())
         bodies = {path.read_bytes() for path in kept}
         assert bodies == {trace_request(span(1, number, flags=300)).SerializeToString() for number in (3, 6)}
-    with running(store) as again:  # nothing comes twice
+    with running(store) as again:  # nothing is loaded twice
         assert len(read(again.address, "spans")) == 6

@@ -17,7 +17,7 @@ REWARD = event(keys.EVALUATION_EVENT, {keys.EVALUATION_NAME: "reward", keys.EVAL
 
 
 def _journal(folder: Path, *requests: list[int]) -> tuple[Journal, list[int]]:
-    """A journal of requests, each of the spans of those numbers; span 3 bears an evaluation. And where each ends."""
+    """A journal of requests with spans of these numbers, and the end of each request; span 3 has an evaluation."""
     journal, ends = Journal(folder), [0]
     for numbers in requests:
         spans = (span(1, number, events=[REWARD] if number == 3 else []) for number in numbers)
@@ -74,7 +74,7 @@ def test_after_a_crash_within_a_request_its_rows_come_again_numbered_after_what_
     journal, _ = _journal(tmp_path, [1, 2], [4, 5])
     *_, progress = _take(Batcher(journal, START, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=3))
     again = Batcher(journal, progress, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=3)
-    assert _take(again)[:2] == ([4, 5], [4, 5])  # 4 is stored already: the loader's anti-join drops it
+    assert _take(again)[:2] == ([4, 5], [4, 5])  # 4 is already stored: the loader's anti-join drops it
     journal.close()
 
 

@@ -1,4 +1,4 @@
-"""Rows made in a process of their own are those that the collector makes itself, and are all there whatever becomes of it."""
+"""The row process makes the same rows as the collector itself, and none are lost whatever happens to it."""
 
 import copy
 import logging
@@ -40,7 +40,7 @@ CALL = {keys.PROMPT_TOKEN_IDS: bytes(400), keys.COMPLETION_TOKEN_IDS: bytes(40),
 
 
 def _journal(folder: Path) -> Journal:
-    """40 requests of 3 spans, some of which bear evaluations or come twice, and two that are broken."""
+    """40 requests of 3 spans, some with evaluations or sent twice, and two that are broken."""
     journal = Journal(folder, segment_bytes=5_000)
     for number in range(40):
         spans = [
@@ -52,7 +52,7 @@ def _journal(folder: Path) -> Journal:
 
 
 def _drained(batcher: Batcher | BatcherProcess, end: Position) -> list[ReadyBatch]:
-    """All batches, each compared or kept before the next one takes its place."""
+    """All batches, each copied before the next one overwrites it."""
     taken: list[ReadyBatch] = []
     while not taken or taken[-1].progress.position < end:
         batcher.fill()
@@ -75,7 +75,7 @@ def test_it_gives_the_batches_that_the_collector_would_make(
     begun = Batcher(journal, START, there, max_bytes=12_000)
     begun.fill()
     first = begun.take()
-    begun.fill()  # what is gathered already goes along
+    begun.fill()  # rows gathered so far are handed over
     caplog.clear()
     process = BatcherProcess(journal, begun.gathered, there, max_bytes=12_000)
     got = [first, *_drained(process, journal.end())]
@@ -112,7 +112,7 @@ def test_its_end_is_told_at_the_next_request(journal: Journal, tmp_path: Path) -
 
 
 def _send_until_it_runs(collector: CollectorProcess, number: int) -> tuple[int, int]:
-    """Its process id, and the number of the last span sent."""
+    """Sends spans until the row process runs; returns its id, and the number of the last span sent."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         for _ in range(20):
@@ -147,7 +147,7 @@ def test_killed_under_load_it_takes_nothing_along(tmp_path: Path) -> None:
 def test_it_ends_with_the_collector(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path / "s.duckdb", load_max_bytes=20_000, load_interval_s=0.2) as collector:
         pid, last = _send_until_it_runs(collector, 0)
-        os.kill(pid, signal.SIGTERM)  # as a terminal or systemd does
+        os.kill(pid, signal.SIGTERM)  # as sent by a terminal or systemd
         os.kill(pid, signal.SIGINT)
         export(collector.address, span(1, last + 1))
         assert select(collector.address, "SELECT count(*) FROM spans") == [(last + 1,)]

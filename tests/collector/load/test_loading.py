@@ -1,4 +1,4 @@
-"""What becomes of spans, evaluations and logs in the store: duplicates, promoted columns, identity, rewards."""
+"""How spans, evaluations and logs are stored: duplicates, promoted columns, identity, rewards."""
 
 import json
 from pathlib import Path
@@ -132,7 +132,7 @@ def test_of_two_spans_with_the_same_ids_the_richer_stays_in_either_order(
     call = span(trace, 1, TOKENS, name="call", end_time_unix_nano=0)
     for sent in (started, ended, call) if trace == 5 else (call, ended, started):
         export(collector.address, sent)
-        _trace_rows(collector, "spans", trace)  # each loaded on its own
+        _trace_rows(collector, "spans", trace)  # each loaded separately
     assert [row["name"] for row in _trace_rows(collector, "spans", trace)] == ["call"]
     assert len(_trace_rows(collector, "calls", trace)) == 1
 
@@ -156,7 +156,7 @@ def test_a_log_record_sent_again_is_stored_once(collector: CollectorProcess) -> 
         "body": '{"kvlist":[["k","v"]]}', "attributes": '{"a":[1]}', "resource": "{}",
         "untrusted": False,
     }  # fmt: skip
-    assert second["time_ns"] > 10**18  # when it came
+    assert second["time_ns"] > 10**18  # when it was received
 
 
 def test_an_evaluation_is_unique_by_its_id_and_else_by_what_it_says(collector: CollectorProcess) -> None:
@@ -168,7 +168,7 @@ def test_an_evaluation_is_unique_by_its_id_and_else_by_what_it_says(collector: C
     )
     _trace_rows(collector, "evaluations", 10)
     events = [
-        event(keys.EVALUATION_EVENT, identified, time_ns=99),  # the same, by its id, at another time
+        event(keys.EVALUATION_EVENT, identified, time_ns=99),  # the same one, by its id, at another time
         event(keys.EVALUATION_EVENT, plain),
         event(keys.EVALUATION_EVENT, plain),
         event(keys.EVALUATION_EVENT, plain, time_ns=1_501),  # a second one

@@ -1,4 +1,4 @@
-"""`trainspan store` and retention: what goes is gone from every file, and everything else stays."""
+"""`trainspan store` and retention: deleted data is gone from every file, and everything else stays."""
 
 import json
 import os
@@ -38,7 +38,7 @@ from trainspan_schemas.errors import StoreError
 from trainspan_schemas.tokens import encode_ids
 from trainspan_schemas.views import STORE_VERSION, VIEWS
 
-BASE = 0x8F3A11C5D2E94B7766AA01F3C9D2B000  # ids that no file holds by chance
+BASE = 0x8F3A11C5D2E94B7766AA01F3C9D2B000  # ids that no file contains by chance
 SECRET = "plaintext-marker-of-trace-"
 
 
@@ -47,7 +47,7 @@ def trace_id(trace: int) -> bytes:
 
 
 def _store(store: Path, *arguments: str, code: int = 0) -> Any:
-    """The answer of `trainspan store`, which must exit with `code`; its stderr where that is not 0."""
+    """The output of `trainspan store`, which must exit with `code`; its stderr if that is not 0."""
     command = [sys.executable, "-m", "trainspan_cli", "store", *arguments, "--store", str(store), "--format", "json"]
     environment = {**os.environ, "TRAINSPAN_HOME": str(store.parent), "TRAINSPAN_LOG": "ERROR"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
@@ -57,7 +57,7 @@ def _store(store: Path, *arguments: str, code: int = 0) -> Any:
 
 def _fill(collector: CollectorProcess, traces: range) -> None:
     """Per trace: a rollout `r<trace>` of task `t<trace>` with a rewarded rollout span, a call and a plain span; a log record
-    in the trace, and a record in no trace that rewards the rollout."""
+    in the trace, and a record without a trace that rewards the rollout."""
     for trace in traces:
         identity = {keys.ROLLOUT_ID: f"r{trace}", keys.TASK_ID: f"t{trace}"}
         marked = {"text": f"{SECRET}{trace}."}
@@ -81,7 +81,7 @@ def _content(collector: CollectorProcess) -> dict[str, list[dict[str, Any]]]:
 
 
 def _without(content: dict[str, list[dict[str, Any]]], *traces: int) -> dict[str, list[dict[str, Any]]]:
-    """What should be left: rows of other traces, and rows without a trace of other rollouts."""
+    """The expected rest: rows of other traces, and rows of other rollouts without a trace."""
     gone = {trace_id(trace).hex() for trace in traces}
     rollouts = {f"r{trace}" for trace in traces}
     return {
@@ -100,7 +100,7 @@ def _rollout(row: dict[str, Any]) -> object:
 
 
 def _holds(folder: Path, marker: str) -> list[str]:
-    """The files of the store in which the marker stands as plain bytes."""
+    """The files of the store that contain the marker as plain bytes."""
     return [path.name for path in folder.rglob("*") if path.is_file() and marker.encode() in path.read_bytes()]
 
 
@@ -144,7 +144,7 @@ def test_a_purged_trace_is_gone_from_every_byte_of_the_store_and_the_rest_stays(
         assert (kept / "2.traces.pb").exists()
         if is_running:
             assert _content(collector) == _without(before, 2)
-            _fill(collector, range(4, 5))  # it goes on
+            _fill(collector, range(4, 5))  # it keeps working
             assert len(read(collector.address, "rollouts")) == 3
     with running(store) as again:
         left = _without(before, 2)
@@ -153,7 +153,7 @@ def test_a_purged_trace_is_gone_from_every_byte_of_the_store_and_the_rest_stays(
 
 
 def test_the_same_bytes_prove_that_a_purge_is_no_mere_deletion(tmp_path: Path) -> None:
-    """DuckDB leaves deleted rows in its file: what the purge is for."""
+    """DuckDB leaves deleted rows in its file: that is why purge exists."""
     store = tmp_path / "spans.duckdb"
     with running(store) as collector:
         _fill(collector, range(1, 3))
@@ -190,7 +190,7 @@ def test_a_purge_by_time_goes_by_when_the_newest_of_a_trace_came(tmp_path: Path)
         export(collector.address, span(BASE + 2, 9))  # trace 2 is alive
         _fill(collector, range(5, 6))
         answer = _store(collector.store, "purge", "--before", "30d", "--yes")
-        # Traces 1 and 3, and the three records without a trace: of rollouts 1, 2 and 3.
+        # Traces 1 and 3, and the three records without a trace, of rollouts 1, 2 and 3.
         assert answer["rows"] == {"spans": 6, "logs": 5, "evaluations": 5}
         assert sorted({row["trace_id"][-1] for row in read(collector.address, "spans")}) == ["2", "5"]
 

@@ -1,4 +1,4 @@
-"""Reads through Flight: what a reader sees, and what a query cannot do."""
+"""Reads through Flight: what readers see, and what queries cannot do."""
 
 import json
 import threading
@@ -39,7 +39,7 @@ def _error(collector: CollectorProcess, ticket: object) -> str:
 
 @pytest.fixture(scope="module")
 def two_runs(collector: CollectorProcess) -> CollectorProcess:
-    """Runs a (rounds 1 and 2) and b (round 1), one rollout with one call each: rollouts a1, a2, b1 in traces 1, 2, 3."""
+    """Runs a (rounds 1 and 2) and b (round 1), one rollout with one call each: rollouts a1, a2, b1, traces 1, 2, 3."""
     for trace, (run, round_) in enumerate([("a", 1), ("a", 2), ("b", 1)], start=1):
         identity = {keys.ROLLOUT_ID: f"{run}{round_}", keys.RUN_ID: run, keys.ROUND: round_}
         reward = event(keys.EVALUATION_EVENT, {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 1.0})
@@ -224,7 +224,7 @@ def test_since_seq_gives_the_whole_of_each_rollout_and_trace_that_something_touc
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
-    """A collector with little memory and little patience for queries."""
+    """A collector with little memory and a short time limit for queries."""
     path = tmp_path_factory.mktemp("small") / "spans.duckdb"
     with running(path, sql_memory_bytes=192 * 2**20, sql_timeout_s=0.5) as started:
         yield started
@@ -271,4 +271,4 @@ def test_a_stream_that_nobody_drains_blocks_neither_loading_nor_other_readers(co
         rest = sum(chunk.data.num_rows for chunk in undrained)
     watermark = int(undrained.schema.metadata[b"watermark"])
     [(expected,)] = select(collector.address, f"SELECT count(*) FROM spans WHERE seq <= {watermark}")
-    assert first + rest == expected  # the picture of the moment it began, whatever came since
+    assert first + rest == expected  # a snapshot of its start, whatever arrived since

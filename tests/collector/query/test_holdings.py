@@ -1,4 +1,4 @@
-"""Going through a store piece by piece: where rollouts lie, reads that look only there, and tokens by their place."""
+"""Reading a store piece by piece: locations of rollouts, reads restricted to them, and tokens by location."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -37,13 +37,13 @@ def _held(database: Database, **selection: object) -> pl.DataFrame:
 
 @pytest.fixture(autouse=True)
 def _tight_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small stores are cut as large ones are."""
+    """Small stores are split like large ones."""
     monkeypatch.setattr(named_reads, "_STRETCH", 3)
     monkeypatch.setattr(locations, "_NEAR_SEQS", 1)
 
 
 def _differing(folder: Path, random: Random) -> Iterator[Mapping[str, Any]]:
-    """Reads that give other rows where they are told where to look; yields {} for each that was told to leave half of the store out."""
+    """Yields reads that return different rows if restricted to locations, and {} for each that skips half the store."""
     path = folder / f"{random.random()}.duckdb"
     database = Database(path, memory_bytes=MEMORY_BYTES)
     filling = Filling(database, path.with_suffix(".keys"))

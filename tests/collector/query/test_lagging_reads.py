@@ -1,4 +1,4 @@
-"""A store that has not loaded what it acknowledged: reads say so, no dataset is made of half of it, senders are slowed."""
+"""A store that has not loaded all it acknowledged: reads report it, no partial dataset is built, senders are slowed."""
 
 import itertools
 import math
@@ -38,7 +38,7 @@ MIB = 2**20
 
 @pytest.fixture
 def lagging(tmp_path: Path) -> Iterator[CollectorProcess]:
-    """A collector that acknowledged two spans, of which none is loaded."""
+    """A collector that acknowledged two spans and has loaded neither."""
     collector = CollectorProcess(tmp_path / "spans.duckdb", faults=hanging_loader(tmp_path / "faults"))
     export(collector.address, span(1, 1), span(1, 2))
     yield collector
@@ -73,7 +73,7 @@ def test_doctor_calls_it_a_problem_if_nothing_is_loaded(lagging: CollectorProces
 
 @pytest.mark.slow
 def test_senders_are_slowed_before_the_backlog_reaches_the_floor_of_free_disk(tmp_path: Path) -> None:
-    """Intake is many times as fast as loading, 4 MiB/s; 416 MiB of disk are left above the floor."""
+    """Intake is many times faster than loading at 4 MiB/s; 416 MiB of disk are left above the floor."""
     limits = {
         "min_free_disk_bytes": 96 * MIB,
         "load_interval_s": 0.1,
@@ -97,7 +97,7 @@ def test_senders_are_slowed_before_the_backlog_reaches_the_floor_of_free_disk(tm
         assert [text[:47] for text in refusals] == ["requests come faster than they are loaded, and "] * 3
         assert shutil.disk_usage(disk).free > 106 * MIB
         assert _backlog_s(collector) > 5
-        collector.kill()  # loading all of it takes a minute
+        collector.kill()  # loading everything takes a minute
 
 
 def test_the_pace_falls_from_twice_the_rate_of_loading_to_none(tmp_path: Path) -> None:
@@ -108,17 +108,17 @@ def test_the_pace_falls_from_twice_the_rate_of_loading_to_none(tmp_path: Path) -
     backlog = Backlog(journal, lambda: loaded, least_bytes=frame, clock=lambda: now)
     for _ in range(100):
         journal.append(Signal.TRACES, bytes(100), 1)
-    assert backlog.turn(1, 1, limit_s=1) == 0  # nothing was loaded yet: no rate to go by
+    assert backlog.turn(1, 1, limit_s=1) == 0  # nothing loaded yet: the rate is unknown
     for second in range(1, 61):
-        now, loaded = float(second), Position(1, second * frame)  # one a second
+        now, loaded = float(second), Position(1, second * frame)  # one per second
         backlog.seconds()
     assert backlog.seconds() == pytest.approx(40)
     left = 40 * frame
 
     def pace(room_bytes: int) -> float:
-        """Requests a second."""
+        """Requests per second."""
         nonlocal now
-        now += 1000  # no turn is taken any more
+        now += 1000  # no turn is pending
         backlog._bytes_per_s, backlog._looked = frame, now
         assert backlog.turn(frame, room_bytes, limit_s=1) == 0
         waits = backlog.turn(frame, room_bytes, limit_s=0)  # not taken: too far away
@@ -129,7 +129,7 @@ def test_the_pace_falls_from_twice_the_rate_of_loading_to_none(tmp_path: Path) -
     assert pace(left) == pytest.approx(2)
     assert pace(left * 3 // 5) == pytest.approx(1, rel=0.01)
     assert pace(left * 3 // 7) == pytest.approx(0.4, rel=0.01)
-    assert pace(left * 1001 // 3000) == 0.2  # no turn is longer than 5 s, so that a pace that rises again is kept to
+    assert pace(left * 1001 // 3000) == 0.2  # turns last at most 5 s, to follow a pace that rises again
     now += 1000
     backlog._looked = now
     assert [backlog.turn(frame, 0, limit_s=1) for _ in range(2)] == [2, 2]

@@ -1,4 +1,4 @@
-"""Reads of some rollouts: the same rows as from the whole store, at a cost that follows what is asked for."""
+"""Reads of some rollouts: the same rows as from the whole store, at a cost proportional to what is requested."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ MEMORY_BYTES = 2**28
 
 
 def _identity(random: Random) -> dict[str, Any]:
-    """What a span, evaluation or record says of where it belongs: everything, something, or nothing."""
+    """Identity attributes of a span, evaluation or record: all, some, or none."""
     said = {
         keys.ROLLOUT_ID: f"r{random.randrange(25)}",
         keys.ATTEMPT: random.randrange(2),
@@ -86,7 +86,7 @@ def _rows(database: Database, name: str, parameters: Mapping[str, object]) -> li
 
 
 def _differing(database: Database, name: str) -> list[Mapping[str, object]]:
-    """The parameters with which a read gives other rows than where no read is narrowed."""
+    """The parameters with which a read returns different rows than without narrowing."""
     differing = []
     for parameters in PARAMETERS:
         found = _rows(database, name, parameters)
@@ -147,7 +147,7 @@ def _operators(node: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def most_rows(database: Database, name: str, parameters: Mapping[str, object]) -> int:
-    """The greatest number of rows that a join or grouping hands on."""
+    """The greatest number of rows output by a join or grouping."""
     query = named_read(name, parameters)
     [(_, plan)] = database.cursor().execute(f"EXPLAIN (ANALYZE, FORMAT json) {query.sql}", query.parameters).fetchall()
     rows = [
@@ -180,7 +180,7 @@ def test_a_read_of_everything_joins_all_rows(stores: tuple[Database, Database]) 
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Database, Database]]:
-    """300 and 3,000 rollouts of ten spans, a reward and a record each, ten rollouts a round."""
+    """300 and 3,000 rollouts with ten spans, a reward and a record each; ten rollouts per round."""
     folder = tmp_path_factory.mktemp("regular")
     small, large = (Database(folder / name, memory_bytes=MEMORY_BYTES) for name in ("small", "large"))
     for database, n_rollouts in ((small, 300), (large, 3_000)):

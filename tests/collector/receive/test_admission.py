@@ -1,4 +1,4 @@
-"""The memory that requests may take: one budget for all listeners."""
+"""Memory budget for requests, shared by all listeners."""
 
 import threading
 

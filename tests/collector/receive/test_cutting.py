@@ -1,4 +1,4 @@
-"""What counts as an item of a request, on its bytes alone."""
+"""Counting a request's items from its bytes alone."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""OTLP/gRPC over real connections: what is taken, what is refused, and with which status."""
+"""OTLP/gRPC over real connections: what is accepted, what is refused, and with which status."""
 
 import json
 import math
@@ -131,7 +131,7 @@ def test_hostile_keys_values_and_numbers_are_stored_as_they_came(collector: Coll
     ]  # fmt: skip
     assert (row["name"], row["flags"], row["trace_state"], row["kind"]) == ("n\x00😀'\"", 0x301, "a=b", 99)
     assert (row["dropped_attributes"], row["dropped_events"], row["dropped_links"]) == (3, 4, 2**32 - 1)
-    assert (row["start_ns"], row["end_ns"]) == (2**63 - 1, 2**63 - 1)  # BIGINT: what does not fit is its greatest
+    assert (row["start_ns"], row["end_ns"]) == (2**63 - 1, 2**63 - 1)  # BIGINT: clamped to its maximum
 
 
 @pytest.mark.parametrize("method", [TRACES, LOGS, METRICS])
@@ -144,7 +144,7 @@ def test_a_body_that_is_no_such_message_is_an_invalid_argument(collector: Collec
     error = _refusal(collector, method, b"\xff\xff\xff\xffnot protobuf")
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "not protobuf" not in error.details()
-    assert not error.trailing_metadata()  # nothing that invites a retry
+    assert not error.trailing_metadata()  # nothing that suggests a retry
 
 
 def test_spans_without_valid_ids_are_counted_and_named_and_the_others_are_stored(collector: CollectorProcess) -> None:
@@ -212,7 +212,7 @@ def _refused_as_too_large(collector: CollectorProcess) -> float:
 
 
 def _assert_counted_as_too_large(collector: CollectorProcess, expected: float) -> None:
-    deadline = time.monotonic() + 10  # gRPC answers by itself; the count follows
+    deadline = time.monotonic() + 10  # gRPC itself answers; the counter is updated later
     while _refused_as_too_large(collector) != expected:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -247,7 +247,7 @@ PING, GO_AWAY, SETTINGS = 6, 7, 4
 
 
 def _frames_after_pings(collector: CollectorProcess, *, pause_s: float, n_pings: int) -> list[int]:
-    """The types of the HTTP/2 frames that answer pings on a connection without calls, but for settings."""
+    """Types of the HTTP/2 frames, except settings, that answer pings on a connection without calls."""
     host, _, port = str(collector.address.grpc).rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, SETTINGS, 0, 0, 0, 0, 0]))

@@ -1,4 +1,4 @@
-"""OTLP over HTTP, byte by byte: bodies and encodings, limits, partial success, errors with their status and body."""
+"""OTLP over HTTP, byte by byte: bodies, encodings, limits, partial success, errors with their status and body."""
 
 import contextlib
 import gzip
@@ -253,7 +253,7 @@ def test_a_request_of_64_mib_is_stored_and_one_byte_more_is_refused_for_good(col
 
 
 def _unknown_field(n_bytes: int) -> bytes:
-    """`n_bytes` of protobuf that a request may hold and that means nothing: field 99."""
+    """`n_bytes` of valid but meaningless protobuf: field 99."""
     size = n_bytes - 2 - 4
     varint = bytes(size >> shift & 0x7F | (0x80 if shift < 21 else 0) for shift in (0, 7, 14, 21))
     return b"\x9a\x06" + varint + bytes(size)
@@ -301,7 +301,7 @@ def test_bodies_that_do_not_fit_into_memory_wait_and_are_then_told_to_come_back(
         slow.putheader("Content-Type", PROTOBUF)
         slow.putheader("Content-Length", str(len(body)))
         slow.endheaders(body[:-1])
-        time.sleep(1)  # alone, it gets all the room that there is; beside others it might itself be refused
+        time.sleep(1)  # alone, it gets all the room; next to others it might be refused
         answer = request(small.address, "/v1/traces", _unknown_field(MIB))
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert "are in memory" in answer.error.message
@@ -340,7 +340,7 @@ def test_bytes_that_are_no_http_are_answered_400_and_the_next_request_is_taken(
 
 def test_headers_without_end_are_cut_off(collector: CollectorProcess) -> None:
     endless = b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 300_000
-    with contextlib.suppress(ConnectionError):  # closed before we had sent it all
+    with contextlib.suppress(ConnectionError):  # closed before everything was sent
         assert raw(collector.address, endless).startswith(b"HTTP/1.1 400 ")
     assert request(collector.address, "/v1/traces", b"").status == 200
 

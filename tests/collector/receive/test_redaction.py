@@ -1,4 +1,4 @@
-"""What must not be stored never reaches the journal: secrets in headers, and keys that one has blocked."""
+"""Forbidden data never reaches the journal: secrets in headers, and keys blocked by the user."""
 
 import json
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ SECRET = "sk-very-secret-0123456789"
 
 
 def _after(attributes: Mapping[str, Attribute], *blocked: str) -> dict[str, Any]:
-    """The attributes that are left of a span, keys to messages."""
+    """The remaining attributes of a span, by key."""
     message = trace_request(span(1, 1, attributes))
     body = Redaction(blocked).apply(message, message.SerializeToString()).body
     left = type(message).FromString(body).resource_spans[0].scope_spans[0].spans[0].attributes
@@ -152,7 +152,7 @@ def test_no_secret_reaches_the_disk_over_any_listener(tmp_path: Path) -> None:
         request(collector.address, "/v1/traces", body, content_type="application/json")
         in_journal = [path for path in tmp_path.rglob("*.journal") if path.is_file()]
         assert in_journal
-        assert _holding(tmp_path, b"user.name")  # the mark names the key, so the search below can find what is there
+        assert _holding(tmp_path, b"user.name")  # the redaction mark names the key: the search below works
         assert not _holding(tmp_path, SECRET.encode())
         rows = [json.loads(row["attributes"]) for row in read(collector.address, "spans")]
         assert rows == [{"n": 1, keys.REDACTED: ["user.name"]}] * 2 + [{keys.REDACTED: ["user.name"]}]

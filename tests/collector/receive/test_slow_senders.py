@@ -1,4 +1,4 @@
-"""Senders that connect and do not go on: each costs a bounded time, all of them a bounded number of connections."""
+"""Senders that connect and stall: each costs bounded time, all of them a bounded number of connections."""
 
 import contextlib
 import socket
@@ -34,7 +34,7 @@ MOST = 8
 
 @pytest.fixture
 def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreAddress]:
-    """The listeners with less patience and fewer connections than they have in earnest."""
+    """The listeners with shorter timeouts and fewer connections than in production."""
     monkeypatch.setattr(http_server, "_HEADERS_S", LIMIT_S)
     monkeypatch.setattr(http_body, "_BODY_S", LIMIT_S)
     monkeypatch.setattr(grpc_server, "_MESSAGE_S", LIMIT_S)
@@ -60,7 +60,7 @@ def _connect(address: StoreAddress) -> socket.socket:
 
 
 def _drip(connection: socket.socket, data: bytes, pause_s: float) -> bytes:
-    """Sends byte by byte until the other side has enough; all that it said."""
+    """Sends byte by byte until the other side closes; returns everything it answered."""
     heard = b""
     connection.settimeout(pause_s)
     with contextlib.suppress(ConnectionError):
@@ -89,7 +89,7 @@ def test_headers_that_drip_get_no_more_time_than_others(address: StoreAddress) -
     with _connect(address) as connection:
         began = time.monotonic()
         assert _drip(connection, HEAD * 10, 0.1) == b""
-        assert time.monotonic() - began < 10  # all of it would take three minutes
+        assert time.monotonic() - began < 10  # sending everything would take three minutes
 
 
 def test_a_body_that_drips_is_answered_408_and_what_comes_after_it_ends_with_the_connection(
@@ -111,7 +111,7 @@ def test_a_connection_that_sends_one_request_after_the_other_lives_on(address: S
             connection.sendall(HEAD + b"\r\n" + BODY)
             assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
             time.sleep(LIMIT_S / 2)
-        connection.sendall(2 * (HEAD + b"\r\n" + BODY))  # the second is there before the first is answered
+        connection.sendall(2 * (HEAD + b"\r\n" + BODY))  # the second arrives before the first is answered
         heard = b""
         while heard.count(b"HTTP/1.1 200 ") < 2:
             heard += connection.recv(65536)

@@ -1,4 +1,4 @@
-"""Any request that protobuf can decode becomes rows: nothing that a sender can write stops the loader."""
+"""Any request that protobuf can decode becomes rows: no sender can stop the loader."""
 
 from hypothesis import given
 from hypothesis import strategies as st

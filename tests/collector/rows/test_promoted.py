@@ -1,4 +1,4 @@
-"""What the store keeps of a span's attributes as columns, so that no reader need search the text for it."""
+"""Span attributes promoted to columns, so that readers need not search the text."""
 
 import json
 from itertools import count

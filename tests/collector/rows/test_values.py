@@ -28,7 +28,7 @@ values = st.recursive(
 
 
 def _back(value: Any) -> Any:
-    """The value that was sent, from what the JSON text says."""
+    """The value that was sent, decoded from the JSON text."""
     if isinstance(value, list):
         return [_back(item) for item in value]
     if not isinstance(value, dict):

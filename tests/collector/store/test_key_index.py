@@ -1,4 +1,4 @@
-"""Duplicates are found by the index of keys, whatever became of it, and looking for them costs the same however much is stored."""
+"""The key index finds duplicates whatever happened to it, at a cost independent of the store's size."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ REWARD = {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 1.0}
 
 
 class Store:
-    """A store's files, opened and closed as often as wanted."""
+    """A store's files, which can be opened and closed repeatedly."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.keys = folder / "spans.duckdb", folder / "spans.duckdb.keys"
@@ -50,7 +50,7 @@ class Store:
         self.database.close()
 
     def send(self, text: str = "", trace: int = 1) -> int:
-        """Ten spans with an evaluation each and ten log records; the number of duplicates."""
+        """Sends ten spans with an evaluation each and ten log records; returns the number of duplicates."""
         spans = [
             span(trace, number, {"text": text}, events=[event(keys.EVALUATION_EVENT, REWARD)])
             for number in range(1, 11)
@@ -63,7 +63,7 @@ class Store:
         return self.filling.add_spans(spans) + self.filling.add(Signal.LOGS, request.SerializeToString())
 
     def counts(self) -> tuple[int, ...]:
-        """Of spans, evaluations and log records, once and in all."""
+        """Numbers of spans, evaluations and log records: distinct, and in total."""
         query = """
 SELECT count(DISTINCT (trace_id, span_id)), count(*) FROM spans
 UNION ALL SELECT count(DISTINCT key), count(*) FROM stored.live_evaluations
@@ -79,7 +79,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def _nothing(store: Store) -> None:
-    """The collector starts again."""
+    """Only a restart of the collector."""
 
 
 def _remove(store: Store) -> None:
@@ -112,7 +112,7 @@ def test_what_is_sent_again_is_found_after_anything_that_happens_to_the_index(
 
 
 def test_an_index_that_is_behind_is_extended(store: Store) -> None:
-    """As after a kill between a commit and the note of it, and after a failure to write that note."""
+    """As after a kill between a commit and its record in the index, and after a failure to write that record."""
     store.send()
     store.close()
     shutil.copytree(store.keys, before := store.keys.with_name("before"))
@@ -128,7 +128,7 @@ def test_an_index_that_is_behind_is_extended(store: Store) -> None:
 
 
 def test_a_store_that_lost_its_newest_rows_gets_a_new_index(store: Store) -> None:
-    """As after a damaged write-ahead log: numbers are given out again, to other rows."""
+    """As after a damaged write-ahead log: numbers are reused for other rows."""
     store.send()
     store.close()
     shutil.copy(store.path, before := store.path.with_name("before"))
@@ -174,7 +174,7 @@ def test_verify_counts_the_rows_that_the_index_lacks(store: Store) -> None:
         index._db.delete(key)
     index.add([], [], store.filling.last_seq)
     store.close()
-    problems = _store(store.path, "verify", code=1)["problems"]  # modes of files too: this is no collector's process
+    problems = _store(store.path, "verify", code=1)["problems"]  # file modes too: this is not a collector's process
     assert "2 rows that the index of keys lacks" in problems
     store.open()
 
@@ -182,7 +182,7 @@ def test_verify_counts_the_rows_that_the_index_lacks(store: Store) -> None:
 def test_a_failure_of_the_index_is_an_error_once_and_then_it_is_opened_again(store: Store) -> None:
     store.send()
     assert store.filling.index._db is not None
-    store.filling.index._db.close()  # it raises from now on
+    store.filling.index._db.close()  # raises from now on
     with pytest.raises(KeyIndexError):
         store.send()
     store.filling.cursor.execute("ROLLBACK")
@@ -195,7 +195,7 @@ def test_a_damaged_block_that_is_read_later_makes_the_index_anew(store: Store, m
     store.close()
     for path in store.keys.glob("*.sst"):
         data = path.read_bytes()
-        path.write_bytes(bytes(len(data) // 3) + data[len(data) // 3 :])  # not what is read first: "covered" and "salt"
+        path.write_bytes(bytes(len(data) // 3) + data[len(data) // 3 :])  # keeps what is read first: "covered", "salt"
     monkeypatch.setattr(KeyIndex, "_belongs_to", lambda *_: True)
     store.open()
     for _ in range(2):
@@ -225,11 +225,11 @@ def test_a_look_for_duplicates_reads_few_rows_of_100_thousand(store: Store, monk
     assert watched.n_scanned == []
     assert store.filling.add_spans([span(int(trace, 16), int(number, 16)) for trace, number in rows]) == 4
     [n_scanned] = watched.n_scanned
-    assert 4 <= n_scanned <= 5 * 2_048 + 1_000  # a row group each, and the newest ones
+    assert 4 <= n_scanned <= 5 * 2_048 + 1_000  # a row group per duplicate, and the newest rows
 
 
 class _Watched:
-    """A cursor that tells how many rows of tables each look for duplicates went through."""
+    """A cursor that records how many table rows each duplicate check scanned."""
 
     def __init__(self, cursor: Any) -> None:
         self._cursor = cursor

@@ -1,4 +1,4 @@
-"""A store of a version before becomes one of this version, with everything in it."""
+"""A store of an earlier version is migrated to this version with all of its data."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Readers of a store that no collector has open: they share one, and the last of them ends it."""
+"""Readers of a store without a running collector: they share one, and the last of them ends it."""
 
 import fcntl
 import json
@@ -57,7 +57,7 @@ def test_readers_that_come_at_once_share_one_collector_and_the_last_one_ends_it(
     assert [count for _, count in seen] == [14, 14, 14]
     assert len({location for location, _ in seen}) == 1
     assert running_collector(store) is None
-    with running(store) as collector:  # at once: nothing holds the store any more
+    with running(store) as collector:  # immediately: the store is no longer locked
         assert len(read(collector.address, "spans")) == 7
 
 
@@ -106,7 +106,7 @@ def test_a_path_is_read_the_same_with_a_running_collector_and_without(tmp_path: 
         export(collector.address, *(span(1, number, {"n": number}) for number in range(1, 50)))
         live = [get(collector.address, ticket) for ticket in tickets]
         export(collector.address, span(1, 50, {"n": 50}))
-        collector.kill()  # the last span is in the journal alone
+        collector.kill()  # the last span is only in the journal
     with open_store(str(store)) as endpoint:
         alone = [_get(endpoint, ticket) for ticket in tickets]
     for with_one, without in zip(live, alone, strict=True):
@@ -131,7 +131,7 @@ def test_a_collector_that_was_killed_is_not_taken_for_running(tmp_path: Path, le
     collector = CollectorProcess(store)
     export(collector.address, span(1, 1))
     collector.process.kill()
-    os.waitid(os.P_PID, collector.process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has taken note
+    os.waitid(os.P_PID, collector.process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and has not been reaped
     if left != "a zombie":
         collector.process.wait()
         os.close(write_address(replace(collector.address, pid=os.getpid())))

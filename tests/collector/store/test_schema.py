@@ -1,4 +1,4 @@
-"""The store's tables and views against what other processes and our own rows rely on."""
+"""The store's tables and views against the expectations of other processes and our own rows."""
 
 import pytest
 

@@ -63,7 +63,7 @@ def _bearer(token: str | None) -> dict[str, str]:
 
 
 def _shown(token: str | None) -> dict[str, str | None]:
-    """Headers of an HTTP request, which has the address file's token unless they say otherwise."""
+    """Headers of an HTTP request with this token; by default a request uses the address file's."""
     return {"authorization": None, **_bearer(token)}
 
 
@@ -138,7 +138,7 @@ def test_a_token_is_asked_for_before_a_body_is_read(guarded: CollectorProcess) -
     with grpc.insecure_channel(str(guarded.address.grpc), [("grpc.max_send_message_length", -1)]) as channel:
         for call in (
             lambda: channel.stream_unary(TRACES)(nothing(), timeout=10),
-            lambda: channel.unary_unary(TRACES)(bytes(65 * 2**20), timeout=10),  # not: too large
+            lambda: channel.unary_unary(TRACES)(bytes(65 * 2**20), timeout=10),  # not "too large"
         ):
             with pytest.raises(grpc.RpcError) as caught:
                 call()
@@ -174,7 +174,7 @@ def test_what_an_agent_says_of_rewards_and_identity_is_kept_and_marked(guarded: 
         assert request(guarded.address, "/v1/traces", body, headers=_bearer(TOKENS[role])).status == 200
 
     pays_itself = event(keys.EVALUATION_EVENT, {**reward, keys.EVALUATION_SCORE: 100.0})
-    # The agent's copy of the runner's span comes first, and is larger; and it claims another task.
+    # The agent's copy of the runner's span arrives first, is larger, and claims another task.
     forged = {**identity, **judged, keys.TASK_ID: "easier", "padding": "x" * 1_000}
     send(Role.AGENT, span(7, 1, forged, events=[pays_itself]), span(7, 3, {**identity, **tokens}))
     send(Role.SERVING, span(7, 2, {**identity, **tokens}))
@@ -271,7 +271,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 @pytest.fixture(scope="module")
 def encrypted(tmp_path_factory: pytest.TempPathFactory, certificate: Certificate) -> Iterator[CollectorProcess]:
-    """Reachable from everywhere: tokens and TLS together allow that."""
+    """A collector reachable from everywhere: tokens and TLS together allow that."""
     folder = tmp_path_factory.mktemp("encrypted")
     tls = ("--tls-cert", str(certificate.certificate), "--tls-key", str(certificate.key))
     tokens = ("--token-file", str(_token_file(folder)))

@@ -1,6 +1,6 @@
-"""Clients that are not ours: the Node SDK with each of its exporters, straight and through a relay written in Rust.
+"""Third-party clients: the Node SDK with each of its exporters, directly and through a relay written in Rust.
 
-What was sent is what is read back, typed, hostile names and values, events and links included.
+Everything sent is read back with its types, including hostile names and values, events and links.
 """
 
 import json
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.network
 
 @pytest.fixture(scope="session")
 def sender(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of send.mjs with the SDK installed beside it."""
+    """The folder of send.mjs, with the SDK installed next to it."""
     folder = tmp_path_factory.mktemp("node")
     install_node_sender(folder)
     return folder
@@ -56,7 +56,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess
 
 
 def _send(sender: Path, exporter: str, grpc: str, http: str, compression: str, token: str = "") -> dict[str, str]:
-    """Runs the SDK; the ids that it made."""
+    """Runs the SDK; returns the ids that it made."""
     endpoint = f"http://{grpc if exporter == 'grpc' else http}"
     command = ["node", "send.mjs", exporter, endpoint, compression, json.dumps(ATTRIBUTES), token]
     done = subprocess.run(command, cwd=sender, capture_output=True, text=True, timeout=60, check=False)

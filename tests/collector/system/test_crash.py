@@ -1,4 +1,4 @@
-"""kill -9 at any moment, start-up included: every acknowledged span, log record and evaluation is there, once."""
+"""kill -9 at any moment, including startup: every acknowledged span, log record and evaluation is stored once."""
 
 import os
 import random
@@ -37,7 +37,7 @@ SMALL = {"http": ANY_PORT, "load_interval_s": 0.05, "load_max_bytes": 60_000, "c
 
 @dataclass
 class Client:
-    """Sends five spans, then five log records, and so on over one connection; what got no answer is sent again."""
+    """Sends five spans, then five log records, and so on over one connection; resends whatever got no answer."""
 
     trace: int
     acknowledged: dict[str, set[int]] = field(default_factory=lambda: {TRACES: set(), LOGS: set()})
@@ -86,7 +86,7 @@ class Client:
 def _run_and_stop(store: Path, clients: list[Client], n_stops: int, seed: int) -> None:
     moments = random.Random(seed)
     for _ in range(n_stops):
-        if moments.random() < 0.2:  # while it starts: it reads the journal that the last one left
+        if moments.random() < 0.2:  # during startup, while it reads its predecessor's journal
             starting = spawn_collector(store, **SMALL)
             time.sleep(moments.uniform(0.2, 0.7))
             starting.kill()
@@ -142,6 +142,6 @@ def test_twenty_stops_at_random_moments_lose_and_double_nothing(tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_hundred_and_thirty_stops_at_random_moments_lose_and_double_nothing(tmp_path: Path) -> None:
-    clients = [Client(trace) for trace in (1, 2, 3, 4)]  # of which more than 100 are kill -9 under load or at start
+    clients = [Client(trace) for trace in (1, 2, 3, 4)]  # more than 100 kills are under load or at startup
     _run_and_stop(tmp_path / "spans.duckdb", clients, n_stops=130, seed=time.time_ns())
     _assert_all_there_once(tmp_path / "spans.duckdb", clients)

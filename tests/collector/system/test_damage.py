@@ -1,4 +1,4 @@
-"""Disks that are full, slow or wrong, and clocks that jump: nothing acknowledged is lost, and senders are told the truth."""
+"""Full, slow or faulty disks, and clocks that jump: nothing acknowledged is lost, and senders get correct answers."""
 
 import contextlib
 import random
@@ -37,7 +37,7 @@ def _text(seed: int, n_bytes: int) -> str:
 
 
 def _send_until(collector: CollectorProcess, first: int, n_refused: int) -> tuple[list[int], list[grpc.RpcError]]:
-    """Exports spans of 200 kB, numbered from `first`, until so many are refused: the acknowledged, and the refusals."""
+    """Exports spans of 200 kB, numbered from `first`, until `n_refused` fail; returns the acknowledged and errors."""
     acknowledged: list[int] = []
     refusals: list[grpc.RpcError] = []
     with channel(collector.address) as opened:
@@ -122,7 +122,7 @@ def test_many_senders_share_the_syncs_of_a_slow_disk_and_a_crash_loses_no_answer
     collector.kill()
     for sender in senders:
         sender.join()
-    # Ten or so syncs of 0.2 s: one answer each if senders had to wait in turn.
+    # About ten syncs of 0.2 s: one answer each if senders had to wait in turn.
     assert len(acknowledged) > 24
     with running(tmp_path / "spans.duckdb") as again:
         stored = _numbers(again)
@@ -154,7 +154,7 @@ def test_a_corrupt_tail_of_the_journal_costs_nothing_acknowledged_and_is_named(t
 
 
 def test_what_looks_like_a_request_within_a_torn_one_is_none(tmp_path: Path) -> None:
-    """An agent knows the format: it writes requests into the text of its own, and hopes for a crash."""
+    """An agent that knows the format embeds requests in its own text, hoping for a crash."""
     store = tmp_path / "spans.duckdb"
     collector = CollectorProcess(store, load_interval_s=30)
     export(collector.address, span(1, 1))
@@ -189,7 +189,7 @@ def test_a_damaged_write_ahead_log_is_named_kept_and_loaded_again_from_the_journ
     collector = CollectorProcess(store)
     for number in (1, 2):
         export(collector.address, span(1, number, {"text": "x" * 5_000}))
-        assert len(read(collector.address, "spans")) == number  # committed, so in the write-ahead log
+        assert len(read(collector.address, "spans")) == number  # committed, hence in the write-ahead log
     collector.kill()
     wal = store.with_name(store.name + ".wal")
     data = bytearray(wal.read_bytes())
@@ -232,7 +232,7 @@ def test_a_write_ahead_log_with_any_byte_flipped_or_cut_anywhere_loses_nothing(t
 
 
 def _last_words(collector: CollectorProcess) -> str:
-    """Ends the collector; all that it said on stderr."""
+    """Ends the collector; returns its stderr."""
     assert collector.terminate() == 0
     assert collector.process.stderr is not None
     return collector.process.stderr.read()
@@ -261,7 +261,7 @@ def test_spans_too_large_for_the_memory_limit_make_the_store_open_again_with_mor
         deadline = time.monotonic() + 60
         stored: list[tuple[int, int]] = []
         while stored != [(40, 40)] and time.monotonic() < deadline:
-            with contextlib.suppress(flight.FlightError):  # out of reach while it opens again
+            with contextlib.suppress(flight.FlightError):  # unreachable while it reopens
                 stored = select(collector.address, "SELECT count(*), count(DISTINCT (trace_id, span_id)) FROM spans")
             time.sleep(0.1)
         assert stored == [(40, 40)]

@@ -1,4 +1,4 @@
-"""A collector that nobody configured: what a process that was given no token can do, and what each role's word is worth."""
+"""A collector without configuration: what a process without a token can do, and what each role is trusted with."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorPro
 
 
 def _token(collector: CollectorProcess, role: str) -> str:
-    """That of the file which the collector made; "" for nobody's."""
+    """The role's token from the collector's file; "" for no role."""
     return token_of(str(collector.address.token_file), role) if role else ""
 
 
@@ -147,7 +147,7 @@ def test_who_sends_without_a_token_is_an_agent_and_a_wrong_token_is_refused(coll
 
 @pytest.mark.parametrize("role", ["", "agent", "serving", "user"])
 def test_no_one_but_the_runner_gives_a_judges_verdict(collector: CollectorProcess, role: str) -> None:
-    """Not on a span of its own, not on one with the ids of the runner's span, not as a record, not with a rollout span."""
+    """Not on its own span, on one with the ids of the runner's span, as a record, or with a rollout span."""
     number, name = 10 + len(role), f"judged-{role}"
     forged = _rollout(name, **{keys.ROLLOUT_JUDGE: "m:f", "padding": "x" * 2_000})
     _send(collector, role, span(number, 1, forged, events=[event(keys.EVALUATION_EVENT, JUDGED)]))
@@ -179,7 +179,7 @@ def test_an_agents_own_reward_counts_only_within_the_trace_that_its_runner_hande
         _send(collector, "runner", span(number, 1, _rollout(name, **(left if number < 42 else {}))))
     own = event(keys.EVALUATION_EVENT, {**REWARD, keys.EVALUATION_SCORE: 0.5, keys.EVALUATION_OF: "rollout"})
     _send(collector, "", span(40, 2, {keys.ROLLOUT_ID: "own", keys.ATTEMPT: 0}, events=[own]))
-    # The agent of "own" names its victim: from its own trace, from none, and with a rollout span that leaves it the reward.
+    # The agent of "own" names its victim: in its own trace, without one, and with a rollout span that lets it reward.
     paid = {**REWARD, keys.ROLLOUT_ID: "victim", keys.ATTEMPT: 0, keys.EVALUATION_OF: "rollout"}
     _send(collector, "", span(40, 3, paid, events=[event(keys.EVALUATION_EVENT, paid, 1_700)]))
     _send_record(collector, "", paid)
@@ -201,7 +201,7 @@ def test_a_page_in_a_browser_cannot_send_by_a_name_of_its_own(collector: Collect
 def test_the_users_commands_read_and_purge_without_a_setting(
     collector: CollectorProcess, tmp_path: Path, address: bool
 ) -> None:
-    """By the store's path from any folder, and by its address with the same state folder."""
+    """By the store's path, from any folder, and by its address, with the same state folder."""
     place = f"grpc://{collector.address.flight}" if address else str(collector.store)
     environ = {**os.environ, "TRAINSPAN_HOME": str(collector.store.parent if address else tmp_path)}
     for command in (["sql", "--format", "csv", "SELECT 1 AS one"], ["store", "purge", "--trace", "f" * 32]):

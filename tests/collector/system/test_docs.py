@@ -1,4 +1,4 @@
-"""docs/collector.md and the code say the same of metrics, refusals and views; docs/security.md of roles."""
+"""docs/collector.md matches the code on metrics, refusals and views; docs/security.md on roles."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ TEXT = (DOCS / "collector.md").read_text()
 
 
 def _rows(before: str, text: str = TEXT) -> Iterator[list[str]]:
-    """The cells of the first table from that line on, without its head."""
+    """The cells of the first table after that line, without its header."""
     lines = iter(text[text.index(before) :].splitlines())
     table = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""Roles and commands that do not wait for one another: at Flight, and for their turn while loading is behind."""
+"""Roles and commands do not wait for one another: in Flight, and for their turn while loading is behind."""
 
 import contextlib
 import fcntl
@@ -36,7 +36,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProce
 
 @contextlib.contextmanager
 def _silent_readers(collector: CollectorProcess, n: int, token: str) -> Iterator[None]:
-    """Reads that have begun and never say what to read."""
+    """Reads that have started and never send their ticket."""
     go_on = threading.Event()
 
     def nothing() -> Iterator[bytes]:
@@ -72,7 +72,7 @@ def test_readers_that_hold_all_their_places_keep_neither_another_role_nor_upkeep
         assert time.monotonic() - began < 5
         assert (
             client.do_get(ticket, _options(READER)).read_all().num_rows == 0
-        )  # 64 silent ones had 32 places for a second
+        )  # 64 silent readers took 32 slots for a second
         assert time.monotonic() - began < 15
 
 
@@ -84,7 +84,7 @@ def test_nobody_waits_for_the_turns_that_agents_take_and_agents_leave_room_for_o
     for _ in range(100):
         journal.append(Signal.TRACES, bytes(100), 1)
     for second in range(1, 61):
-        now, loaded = float(second), Position(1, second * frame)  # one a second
+        now, loaded = float(second), Position(1, second * frame)  # one per second
         backlog.seconds()
     left = 40 * frame
     room_bytes = left * 4 // 5  # 5/9 are taken: both are slowed

@@ -1,7 +1,7 @@
 """Tens of thousands of malformed and hostile requests: each gets the right answer, and nothing breaks.
 
-In process, the whole way from the bytes to rows: ASGI application, intake, a journal on disk, Arrow tables. Fewer over real
-sockets, HTTP and gRPC. hypothesis draws the seeds; a failing one is shown, and makes the same requests again.
+In process, all the way from bytes to rows: ASGI application, intake, a journal on disk, Arrow tables. Fewer over real
+sockets, HTTP and gRPC. hypothesis draws the seeds; a failing one is shown, and reproduces its requests.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class InProcess:
         )
 
     def load(self) -> None:
-        """Everything in the journal becomes rows and Arrow tables."""
+        """Turns everything in the journal into rows and Arrow tables."""
         while True:
             entries, self._read_to = self.journal.read(self._read_to, 2**20)
             if not entries:
@@ -110,11 +110,11 @@ def in_process(folder: Path) -> Iterator[InProcess]:
 
 
 def _unzipped(made: Hostile) -> bytes | None:
-    """What the standard library makes of the body; None where that is no gzip."""
+    """The body as decompressed by the standard library; None if it is not valid gzip."""
     if made.encoding.strip().lower() != "gzip" or not made.body:
         return made.body
     if made.body[:2] == b"\x1f\x8b" and any(byte & 0xE0 for byte in made.body[3:4]):
-        return None  # RFC 1952 reserves these flags and demands an error, which the library does not give
+        return None  # RFC 1952 reserves these flags and requires an error, which the library does not raise
     try:
         return gzip.decompress(made.body)
     except (OSError, EOFError, zlib.error):
@@ -122,7 +122,7 @@ def _unzipped(made: Hostile) -> bytes | None:
 
 
 def _expected(made: Hostile) -> set[int]:
-    """The statuses that may answer: one alone wherever something other than our code can tell."""
+    """The allowed statuses: a single one if it can be determined independently of our code."""
     signal = SIGNAL_OF.get(made.path)
     if signal is None:
         return {405 if made.method not in ("GET", "HEAD") else 401} if made.path == "/metrics" else {404}
@@ -133,7 +133,7 @@ def _expected(made: Hostile) -> set[int]:
         return {415}
     body = _unzipped(made)
     if body is None:
-        return {400, 413}  # which comes first depends on where it is broken
+        return {400, 413}  # which one depends on the position of the damage
     if len(body) > MAX_BYTES:
         return {413}
     if media_type == JSON:
@@ -186,7 +186,7 @@ def _run(folder: Path, n_requests: int) -> None:
     fuzz()
     assert statuses.total() >= n_requests
     assert set(statuses) == {200, 400, 401, 404, 405, 413, 415}
-    assert min(statuses[200], statuses[400]) > n_requests / 8  # neither all broken nor all well
+    assert min(statuses[200], statuses[400]) > n_requests / 8  # a mix of invalid and valid requests
 
 
 def test_ten_thousand_hostile_requests_get_the_right_answer_each(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_hostile_requests_over_http_leave_the_server_well(collector: CollectorPr
         response = connection.getresponse()
         body = response.read()
         expected = _expected(made) - ({413} if len(made.body) < MAX_BYTES else set())  # the limit is 64 MiB here
-        # What unfolds to more fields than a request may have is refused before it is parsed.
+        # A body that decompresses to too many fields is refused before it is parsed.
         unfolded = {413} if made.encoding and b"send smaller" in body else set()
         assert response.status in expected | {200, 400} | unfolded, (response.status, made, body[:300])
         assert response.status < 500
@@ -248,7 +248,7 @@ def test_hostile_requests_over_grpc_leave_the_server_well(collector: CollectorPr
 
 
 def _is_well(collector: CollectorProcess, seed: int) -> None:
-    """It still stores what is sent to it, and nothing had to be put aside."""
+    """Checks that it still stores what it receives, and that nothing was quarantined."""
     trace = 2**100 + seed
     export(collector.address, span(trace, 1))
     assert any(row["trace_id"] == trace_id(trace).hex() for row in read(collector.address, "spans"))

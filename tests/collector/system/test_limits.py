@@ -1,4 +1,4 @@
-"""What hostile senders and readers can make a real collector do: bounded memory, bounded time, and others go on."""
+"""Hostile senders and readers against a real collector: bounded memory, bounded time, and other clients unaffected."""
 
 import contextlib
 import gzip
@@ -47,8 +47,8 @@ def _resident_mib(collector: CollectorProcess, field: str = "VmHWM") -> int:
 
 @contextlib.contextmanager
 def _risen_at_most(collector: CollectorProcess, mib: int) -> Iterator[None]:
-    """The collector's resident memory rises by no more than that within the block."""
-    Path(f"/proc/{collector.process.pid}/clear_refs").write_text("5")  # the peak starts anew
+    """Checks that the collector's resident memory rises by at most `mib` within the block."""
+    Path(f"/proc/{collector.process.pid}/clear_refs").write_text("5")  # resets the peak
     before = _resident_mib(collector, "VmRSS")
     yield
     assert _resident_mib(collector) - before <= mib
@@ -63,12 +63,12 @@ def _field(number: int, value: bytes) -> bytes:
 
 
 def _request_of(items: bytes) -> bytes:
-    """A request of one resource and one scope with these items."""
+    """A request with one resource, one scope and these items."""
     return _field(1, _field(2, items))
 
 
 def _spans(n: int, first: int = 1) -> bytes:
-    """`n` spans of 30 bytes each in one scope, as fast as bytes are joined."""
+    """`n` spans of 30 bytes each in one scope, built by joining bytes."""
     head = _field(1, trace_id(7))
     return b"".join(_field(2, head + _field(2, span_id(first + number))) for number in range(n))
 
@@ -192,7 +192,7 @@ def test_silent_streams_of_agents_stop_neither_health_nor_the_policy_server_nor_
         export_of = channels[4].unary_unary(TRACES)
         export_of(BODY, metadata=(("authorization", f"Bearer {SERVING}"),), timeout=10)
         assert time.monotonic() - began < 5
-        export_of(BODY, metadata=metadata, timeout=20)  # 96 silent ones had the 64 places for a second each
+        export_of(BODY, metadata=metadata, timeout=20)  # 96 silent ones took the 64 slots for a second each
         assert time.monotonic() - began < 20
         for call in silent:
             call.cancel()
@@ -267,12 +267,12 @@ def test_a_query_that_needs_too_much_memory_is_ended_by_name(tmp_path: Path, sql
         finally:
             done.set()
             watching.join()
-        assert max(peaks) < 600  # the collector, what starts queries, and a query's 200: 13,800 in one process
+        assert max(peaks) < 600  # the collector, the query launcher, a query's 200; 13,800 in one process
         assert select(collector.address, "SELECT count(*) FROM spans") == [(1,)]
 
 
 def _of_all_mib(collector: CollectorProcess) -> int:
-    """The proportional memory of the collector and all processes below it."""
+    """The proportional memory of the collector and all its child processes."""
     kib, pids = 0, [collector.process.pid]
     while pids:
         pid = pids.pop()
@@ -285,7 +285,7 @@ def _of_all_mib(collector: CollectorProcess) -> int:
 
 
 def _stalled(collector: CollectorProcess, ticket: dict[str, Any]) -> "subprocess.Popen[str]":
-    """A reader in a process of its own that has taken the first rows and takes no more."""
+    """A reader in a separate process that has read the first rows and reads no more."""
     program = f"""
 import json, time
 from pyarrow import flight
@@ -320,7 +320,7 @@ def test_readers_that_take_no_rows_hold_up_neither_a_compaction_nor_the_end(fill
         with flight.connect(f"grpc://{filled.address.flight}") as client:
             [answer] = client.do_action(flight.Action("compact", b"{}"), call_options(filled.address))
         assert json.loads(answer.body.to_pybytes())["rows"]["spans"] == 12_800
-        assert time.monotonic() - began < 45  # ten seconds are theirs
+        assert time.monotonic() - began < 45  # readers get ten seconds
         readers += [_stalled(filled, ticket) for ticket in tickets]
         export(filled.address, span(2, 1))
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""How much memory a collector may take: the machine's, or less where a control group says so."""
+"""Memory available to a collector: the machine's, or less under a control group's limit."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the collector tells of itself: /metrics, /healthz, /readyz and grpc.health.v1."""
+"""The collector's status interfaces: /metrics, /healthz, /readyz and grpc.health.v1."""
 
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ CALL = {
 
 
 def _figures(collector: CollectorProcess) -> dict[tuple[str, ...], float]:
-    """(name without the prefix, label values…) → value; also a check that the page is what Prometheus reads."""
+    """(name without the prefix, label values…) → value; also checks that Prometheus can parse the page."""
     answer = request(collector.address, "/metrics", method="GET", content_type=None)
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/plain; version=")
@@ -88,7 +88,7 @@ def test_the_counters_add_up_to_what_was_sent(tmp_path: Path) -> None:
             ("quarantined_requests",): 0,
         }
         assert {key: found[key] for key in expected} == expected
-        assert found["spans_total", "other"] in (1, 2)  # the copy, where the two requests were loaded apart
+        assert found["spans_total", "other"] in (1, 2)  # 2 if the copy was loaded separately
         assert found["last_commit_age_seconds",] < 60
         assert found["journal_bytes",] > 0
         assert found["disk_free_bytes",] > 0

@@ -1,4 +1,4 @@
-"""A collector that may open no file more: it goes on, and nothing that it acknowledged is lost."""
+"""A collector that runs out of file descriptors: it keeps running, and nothing that it acknowledged is lost."""
 
 import itertools
 import resource
@@ -18,12 +18,12 @@ SEGMENT_BYTES = 16 * 1024 * 1024
 
 @contextmanager
 def no_file_more(collector: CollectorProcess, *, but: int = 0) -> Iterator[None]:
-    """Each file, connection or process that it opens from now on, `but` so many at once, fails with EMFILE."""
+    """Opening a file, connection or process fails with EMFILE within the block, beyond `but` at a time."""
     pid = collector.process.pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     limit = 3
     if but:
-        time.sleep(0.5)  # readers' connections end
+        time.sleep(0.5)  # readers' connections close
         taken = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
         free = (number for number in range(before[0]) if number not in taken)
         limit = next(itertools.islice(free, but, None))
@@ -84,13 +84,13 @@ def test_a_journal_that_may_open_no_segment_refuses_what_it_cannot_keep_and_take
 
 
 def test_the_process_that_makes_rows_is_started_once_files_can_be_opened(tmp_path: Path) -> None:
-    """A collector under load starts it after the first full batch; here it cannot at first."""
+    """A collector under load starts the process after the first full batch; here it fails at first."""
     with running(tmp_path / "s.duckdb", load_interval_s=0.05, load_max_bytes=100_000) as collector:
         with channel(collector.address) as opened:
             export = opened.unary_unary(TRACES)
             export(body(100), timeout=20)
             wait_until(lambda: len(read(collector.address, "spans")) == 1)
-            with no_file_more(collector, but=1):  # the journal can be read, and no process started
+            with no_file_more(collector, but=1):  # enough to read the journal, but not to start a process
                 export(body(*range(1, 50), n_bytes=4_000), timeout=20)
                 time.sleep(1.2)
                 assert collector.process.poll() is None

@@ -1,4 +1,4 @@
-"""Clients that send more than the disk takes: bounded memory, honest refusals, nothing acknowledged lost, no collapse."""
+"""Clients that send more than the disk can take: bounded memory, proper refusals, no data loss, no collapse."""
 
 import random
 import threading
@@ -22,7 +22,7 @@ SPAN_BYTES = 64 * 1024  # requests of one MiB
 
 @dataclass
 class Sender:
-    """Sends one request after the other; a refused one again after a moment, as exporters do."""
+    """Sends one request after another; retries a refused one after a moment, as exporters do."""
 
     number: int
     acknowledged: int = 0
@@ -83,7 +83,7 @@ def test_forty_senders_on_a_slow_disk_are_refused_in_turn_and_take_no_more_memor
     with running(tmp_path / "spans.duckdb", faults=faults, **limits) as collector:
         few = [Sender(number) for number in range(1, 5)]
         peak_per_s, _ = _send(collector, few, max(3.0, seconds / 6))
-        many = [Sender(number) for number in range(11, 51)]  # forty MiB under way, sixteen of which have room
+        many = [Sender(number) for number in range(11, 51)]  # forty MiB in flight, with room for sixteen
         full_per_s, resident = _send(collector, many, seconds)
         assert not [error for sender in few for error in sender.refusals]
         refusals = [error for sender in many for error in sender.refusals]
@@ -94,7 +94,7 @@ def test_forty_senders_on_a_slow_disk_are_refused_in_turn_and_take_no_more_memor
             assert retry.retry_delay.seconds > 0
         assert full_per_s >= 0.8 * peak_per_s
         assert max(resident) < 600  # 160 at start, DuckDB's 144, the budget, forty requests in gRPC's hands, a batch
-        if seconds >= 60:  # past the first seconds, in which caches fill
+        if seconds >= 60:  # after the first seconds, while caches fill
             assert max(resident[-40:]) - max(resident[20:60]) < 48
         query = "SELECT trace_id, count(*), count(DISTINCT span_id) FROM spans GROUP BY ALL"
         stored = {int(trace, 16): (n_rows, n_spans) for trace, n_rows, n_spans in select(collector.address, query)}

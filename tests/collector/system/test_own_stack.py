@@ -1,4 +1,4 @@
-"""Agents' spans to the user's own stack, the runner's to the collector: what docs/collector.md says one can do."""
+"""Agents' spans to the user's own stack, the runner's to the collector, as described in docs/collector.md."""
 
 import os
 import subprocess

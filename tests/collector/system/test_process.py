@@ -1,4 +1,4 @@
-"""The collector as a process: start, stop, and what stands in the way of either."""
+"""The collector as a process: start, stop, and what can prevent either."""
 
 import signal
 import socket
@@ -27,7 +27,7 @@ from trainspan_schemas.store import address_file, open_store, running_collector
 
 
 def _failure(store: Path, *arguments: str) -> str:
-    """The one line on stderr of a collector that does not start."""
+    """The single stderr line of a collector that does not start."""
     process = spawn_collector(store, *arguments)
     _, text = process.communicate(timeout=30)
     assert process.returncode != 0
@@ -62,10 +62,10 @@ def test_a_signal_under_load_drains_everything_acknowledged_into_the_file(tmp_pa
     collector.process.send_signal(number)
     assert collector.process.wait(30) == 0
     client.join()
-    assert set(refusals) <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}  # both: try again
+    assert set(refusals) <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}  # both mean "retry"
     assert not address_file(store).exists()
-    assert not list(tmp_path.glob("spans.duckdb.journal/*.journal"))  # all of it is checkpointed
-    with open_store(str(store)) as endpoint:  # a reader starts a collector of its own
+    assert not list(tmp_path.glob("spans.duckdb.journal/*.journal"))  # everything is checkpointed
+    with open_store(str(store)) as endpoint:  # a reader starts its own collector
         found = _count(endpoint)
     assert found >= len(acknowledged) >= 50
 

@@ -1,4 +1,4 @@
-"""SIGHUP: tokens and certificates are read anew while a real collector serves; without any, it ends."""
+"""SIGHUP: tokens and certificates are reloaded while a real collector serves; without any, it exits."""
 
 import contextlib
 import signal
@@ -67,7 +67,7 @@ def test_a_new_certificate_is_served_on_every_listener(tmp_path: Path) -> None:
         ports = [address.rpartition(":")[2] for address in _addresses(collector)]
         before = ssl.PEM_cert_to_DER_cert(first.certificate.read_text())
         assert {_served(port) for port in ports} == {before}
-        second = make_certificate(tmp_path)  # in the place of the first
+        second = make_certificate(tmp_path)  # replaces the first
         collector.process.send_signal(signal.SIGHUP)
         after = ssl.PEM_cert_to_DER_cert(second.certificate.read_text())
         _until(lambda: {_served(port) for port in ports} == {after})
@@ -80,7 +80,7 @@ def test_a_certificate_without_its_key_changes_nothing_and_the_log_says_so(tmp_p
     with running(tmp_path / "spans.duckdb", *arguments, http=ANY_PORT) as collector:
         ports = [address.rpartition(":")[2] for address in _addresses(collector)]
         before, key = ssl.PEM_cert_to_DER_cert(first.certificate.read_text()), first.key.read_bytes()
-        for file in (first.key, first.certificate):  # one of the pair is changed, and both
+        for file in (first.key, first.certificate):  # change one of the pair, then both
             file.write_bytes((other.key if file == first.key else other.certificate).read_bytes())
             collector.process.send_signal(signal.SIGHUP)
             deadline = time.monotonic() + 1.5

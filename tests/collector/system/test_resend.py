@@ -1,4 +1,4 @@
-"""The same bytes sent again change no view: not within a request, not later, not after a restart."""
+"""Resending the same bytes changes no view: not within a request, not later, not after a restart."""
 
 import random
 from pathlib import Path
@@ -28,7 +28,7 @@ from trainspan_schemas.views import VIEWS
 
 
 def _requests() -> list[tuple[str, bytes]]:
-    """Three rollouts: rewards as events and as records, with and without an id or a time; late and half-sent spans."""
+    """Three rollouts: rewards as events and as records, with and without id or time; late and partially sent spans."""
     requests = []
     for trace in (1, 2, 3):
         identity = {keys.ROLLOUT_ID: f"r{trace}", keys.ATTEMPT: 0, keys.RUN_ID: "run", keys.TASK_ID: f"t{trace}"}
@@ -80,7 +80,7 @@ def test_the_same_requests_again_in_any_order_and_after_a_restart_change_no_view
         for method, body in requests:
             send(collector.address, method, body)
         before = _views(collector)
-        # One reward of an event, one with an id (its copy in a record is the same), one of a record: 3 × 0.25.
+        # One reward from an event, one with an id (its copy in a record is the same), one from a record: 3 × 0.25.
         assert [row["reward"] for row in before["rollouts"]] == [0.75] * 3
         assert {name: len(rows) for name, rows in before.items()} == {
             "spans": 9, "logs": 9, "calls": 6, "evaluations": 9, "rollouts": 3,

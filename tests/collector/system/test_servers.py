@@ -1,4 +1,4 @@
-"""The listeners without a store behind them: what senders are told while it is opened again, or the collector stops."""
+"""The listeners without a store: answers to senders while it is reopened, or while the collector stops."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ BODY = trace_request(span(1, 1)).SerializeToString()
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[tuple[Servers, Journal, StoreAddress]]:
-    """Listeners that have been open to a journal once."""
+    """Listeners that have had a journal once."""
     journal = Journal(folder)
     admission = Admission(journal, folder, min_free_disk_bytes=0, wait_s=0.1)
     any_port = [Address.parse(option, "127.0.0.1:0", allow_remote=False) for option in ("--grpc", "--http")]
