@@ -66,7 +66,7 @@ class RunningCollector:
 
 @pytest.fixture(scope="session")
 def collectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningCollector]]:
-    """Three collectors, each with a store of its own."""
+    """Three collectors, each with its own store."""
     running = [RunningCollector(tmp_path_factory.mktemp(f"store{number}")) for number in range(3)]
     try:
         yield [collector.wait() for collector in running]
@@ -77,7 +77,7 @@ def collectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Runnin
 
 @pytest.fixture
 def run_id() -> str:
-    """A run of its own for each test, so that tests share the stores."""
+    """A separate run for each test, so that tests can share the stores."""
     return f"run-{next(_numbers)}"
 
 
@@ -113,7 +113,7 @@ class Bench:
         return Clock(lambda: self.now, self._sleep)
 
     def traces(self) -> TraceIndex:
-        """What the first pass sees of the run in the first store."""
+        """The first pass's view of the run in the first store."""
         with Source([str(self.collectors[0].store)]) as source:
             ledger = read_ledger(self.out)
             return index_traces(source, Selection(self.run_id), ledger, now_ns=self.now, settle_s=60.0)

@@ -1,4 +1,4 @@
-"""In which order spans lie, how often, and in which of two stores, changes nothing."""
+"""The order of spans, their number of copies, and which of two stores holds them change nothing."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ _CLOCK = Clock(lambda: START_NS + 10**13, lambda _: None)
 
 
 class _Stores(Source):
-    """Two stores that hold given rows; what a read gives, it gives in their order, some at a time."""
+    """Two stores with the given rows; reads return rows in that order, in batches."""
 
     def __init__(self, held: dict[str, pl.DataFrame], batch: int) -> None:
         super().__init__(["one", "two"])
@@ -76,7 +76,7 @@ def _workload() -> list[TestRollout]:
 
 @pytest.fixture(scope="module")
 def recorded(collectors: list[RunningCollector]) -> dict[str, pl.DataFrame]:
-    """Every row of the workload as a real store gives it."""
+    """Every row of the workload as returned by a real store."""
     collectors[0].send(_workload())
     with Source([str(collectors[0].store)]) as source:
         reads = {"spans": "spans", "others": "spans", "calls": "calls", "evaluations": "evaluations"}
@@ -90,7 +90,7 @@ def recorded(collectors: list[RunningCollector]) -> dict[str, pl.DataFrame]:
 
 
 def _held(rows: pl.DataFrame, kind: str) -> pl.DataFrame:
-    """The read `holdings` of these, a row for each span."""
+    """The read `holdings` for these rows, one row per span."""
     return rows.select(
         *("store", *SPAN_KEY, "rollout_id", "attempt", "run_id", "round", "task_id"),
         *(pl.lit(int(kind == name)).alias(name) for name in ("calls", "spans")),

@@ -109,7 +109,7 @@ def test_interleaved_agents_merge_and_count_their_own_turns(bench: Bench) -> Non
         ("B", 1, 1, 1, 2),
     ]
     assert built.manifest["merge_ratio"] == 1.0
-    # per rollout: prompts 1 + 1 + 3 + 3, of which 2 + 2 are already held
+    # per rollout: prompts of 1 + 1 + 3 + 3, of which 2 + 2 are already in the row
     assert built.manifest["tokens"] == {"prompt": 16, "environment": 8, "completion": 8}
 
 

@@ -1,4 +1,4 @@
-"""Stored runs again: other rewards, credit, filters and splits; and a dataset made again from its manifest alone."""
+"""Stored runs used again with other rewards, credit, filters and splits; a dataset rebuilt from its manifest alone."""
 
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def test_a_dataset_made_again_from_its_manifest_has_equal_bytes(
 ) -> None:
     _send(bench)
     built = bench.build(**settings)
-    _send(bench, first=8)  # what came since is not in it
+    _send(bench, first=8)  # later data are not in it
     again = _rebuild(bench, built, tmp_path / "again")
     assert again.differences == []
     assert _digests(again.built) == _digests(built)

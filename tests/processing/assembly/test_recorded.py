@@ -1,4 +1,4 @@
-"""What explain and a rebuild say of a dataset is what its own run saw: its time, its stores' state, its earlier datasets."""
+"""explain and rebuild reproduce what a dataset's own run saw: its time, its stores' state, its earlier datasets."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def test_rollouts_that_an_earlier_dataset_dropped_are_compared_again(bench: Benc
     for place in {0, store}:
         _send(bench, {"e": 0.0, "f": 4.0}, task="second", store=place)
     second = bench.build(baseline="batch")
-    # R is 1 1 0 4: the spread of all is that of a and b too, which gave no row again.
+    # R is 1 1 0 4: the spread includes a and b, which again gave no row.
     assert rows(second)["advantage"].to_list() == pytest.approx([-2 / 3**0.5, 2 / 3**0.5], abs=1e-3)
     account = _explain(bench, "f", second, store=store)
     assert (account.agrees, account.unlike) == (True, 0)
@@ -61,7 +61,7 @@ def test_later_datasets_are_no_part_of_its_history(bench: Bench, tmp_path: Path)
     bench.build(baseline="running")
     _send(bench, {"c": 3.0}, task="t1", begins=500.0)
     second = bench.build(baseline="running")
-    _send(bench, {"d": 9.0}, task="t2", begins=200.0)  # ended before c, and came after it was used
+    _send(bench, {"d": 9.0}, task="t2", begins=200.0)  # ended before c, and arrived after c was used
     bench.build(baseline="running")
     assert rows(second)["advantage"].to_list() == [2.5]
     account = _explain(bench, "c", second)

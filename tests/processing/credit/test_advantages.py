@@ -1,4 +1,4 @@
-"""Each row of the two tables of estimators, and what they are composed to, worked by hand."""
+"""Each row of the two tables of estimators, and their combinations, worked by hand."""
 
 import math
 
@@ -14,7 +14,7 @@ EPS = 1e-4
 
 
 def _whole(*rewards: float, group: int = 0) -> list[Rollout]:
-    """Rollouts of one call and one reward."""
+    """Rollouts with one call and one reward each."""
     return [Rollout(reward, [None], group=group) for reward in rewards]
 
 
@@ -42,7 +42,7 @@ def test_return_to_go_with_a_discount() -> None:
 
 def test_step_compares_calls_of_the_same_turn() -> None:
     rollouts = [Rollout(None, [1.0, 0.0]), Rollout(None, [0.0, 3.0]), Rollout(1.0, [2.0])]
-    # turn 0: 1, 0, 2 + 1 (its rollout's own, on its last call): μ = 4/3; turn 1: 0, 3: μ = 1.5
+    # turn 0: 1, 0, 2 + 1 (the rollout's own reward, on its last call): μ = 4/3; turn 1: 0, 3: μ = 1.5
     found = advantages(rollouts, credit="step", baseline="dr_grpo")
     assert found == pytest.approx([1 - 4 / 3, -1.5, -4 / 3, 1.5, 3 - 4 / 3])
 
@@ -88,7 +88,7 @@ def test_gigpo_discounts_the_return_from_the_state() -> None:
 def test_gigpo_keeps_a_call_whose_episodes_are_alike_but_whose_states_are_not() -> None:
     rollouts = [Rollout(None, [1.0, 0.0], states="xy"), Rollout(None, [0.0, 1.0], states="xy")]
     credited = estimate(rollouts, credit="gigpo", baseline="dr_grpo").calls.sort("rollout", "position")
-    # R = 1 and 1. x: G = 1, 1 say nothing; y: G = 0, 1
+    # R = 1 and 1. x: G = 1, 1, no information; y: G = 0, 1
     assert credited["advantage"].to_list() == [0.0, -0.5, 0.0, 0.5]
     assert credited["drop"].to_list() == ["zero_spread_group", None, "zero_spread_group", None]
 
@@ -107,7 +107,7 @@ def test_per_agent_compares_each_agent_by_its_own_estimator() -> None:
 
 def test_role_conditioned_estimation_keeps_a_baseline_for_each_agent() -> None:
     rollouts = [Rollout(None, [1.0, -1.0], agents="xy"), Rollout(None, [1.0, -1.0], agents="xy")]
-    # b_x: .05, then .95·.05 + .05 = .0975; y the same with the other sign
+    # b_x: .05, then .95·.05 + .05 = .0975; y the same with the opposite sign
     found = advantages(rollouts, credit="per_agent", agent_credit="*=rae")
     assert found == pytest.approx([0.95, -0.95, 0.9025, -0.9025])
 
@@ -150,7 +150,7 @@ def test_calls_of_one_agent_in_one_rollout_count_once_and_not_for_each_other() -
     # before the second: (1 + 3)/2 = 2; before the third: (2 + (5 + 0 + 1)/3)/2 = 2
     found = credited.calls.sort("rollout", "position")["advantage"].to_list()
     assert found == pytest.approx([0.0, 0.0, 3.0, -2.0, -1.0, 2.0])
-    # what later datasets compare with
+    # the history for later datasets
     assert credited.parts.sort("rollout").rows() == [
         (0, "step agent:a", 2.0),
         (1, "step agent:a", 2.0),
@@ -169,7 +169,7 @@ def test_step_and_rae_keep_a_baseline_for_each_turn_that_a_rollout_moves_once() 
 
 
 def test_step_in_a_mixed_team_goes_on_from_each_agents_own_calls() -> None:
-    # names are the user's: a brace is no placeholder
+    # names are user input: a brace is not a placeholder
     past = [("agent:{ step turn:0", 1.0), ("agent:y step turn:0", 3.0), ("agent:{", 9.0), ("step turn:0", 7.0)]
     rollouts = [Rollout(None, [2.0, 2.0], agents="{y")]
     found = advantages(rollouts, credit="per_agent", agent_credit="*=step+running", history=past)
@@ -262,7 +262,7 @@ def test_gdpo_normalises_each_reward_then_the_sum_over_the_batch() -> None:
 
 
 def test_gdpo_tells_apart_what_the_sum_would_not() -> None:
-    """Two rewards of opposite wins: the sums are equal, so that sum first has nothing to learn from."""
+    """Two rewards with opposite winners: their sums are equal, so that summing first leaves nothing to learn from."""
     rollouts = [
         Rollout(1.0, [None], more={"style": (0.0, [None])}),
         Rollout(0.0, [None], more={"style": (1.0, [None])}),

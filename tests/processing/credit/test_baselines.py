@@ -11,7 +11,7 @@ from trainspan_processing.credit.baselines import BASELINES, EPSILON
 
 
 def _rollouts(groups: list[list[float]], *, history: list[float] | None = None) -> pl.DataFrame:
-    """Rollouts of these rewards; they ended in this order, after those of `history`."""
+    """Rollouts with these rewards; they ended in this order, after those of `history`."""
     rewards = [(reward, None, True) for reward in history or []]
     rewards += [(reward, group, False) for group, members in enumerate(groups) for reward in members]
     return pl.DataFrame(
@@ -36,7 +36,7 @@ def _rollouts(groups: list[list[float]], *, history: list[float] | None = None) 
 
 
 def _advantages(name: str, groups: list[list[float]], *, history: list[float] | None = None) -> list[float]:
-    """Advantages of rollouts whose calls are worth their reward."""
+    """Advantages of rollouts with calls credited with the rollout's reward."""
     compared = BASELINES[name](_rollouts(groups, history=history)).sort("item")
     return compared.select((pl.col("value") - pl.col("center")) * pl.col("scale")).to_series().to_list()
 
@@ -79,7 +79,7 @@ def test_running_compares_with_the_rewards_before_it_in_order_of_end() -> None:
 
 def test_running_takes_earlier_datasets_into_its_mean_and_no_more_than_256_rewards() -> None:
     assert _advantages("running", [[4.0]], history=[1.0, 2.0]) == pytest.approx([2.5])
-    # the one far reward of 1000 is the 257th before it
+    # the outlier reward of 1000 is the 257th before it
     assert _advantages("running", [[4.0]], history=[1000.0] + [1.0] * 256) == pytest.approx([3.0])
 
 
@@ -114,7 +114,7 @@ def test_a_batch_without_spread_has_nothing_to_scale_by() -> None:
 
 
 _ALIKE = [0.1 + 0.2, 0.3, 0.1 * 3]
-"""The same reward by three ways to add it up, of which two differ in the last digit."""
+"""The same reward computed in three ways, two of which differ in the last digit."""
 
 
 @pytest.mark.parametrize("name", sorted(set(BASELINES) - {"none", "rae", "running"}))
@@ -122,7 +122,7 @@ def test_rewards_that_differ_by_rounding_alone_have_advantage_zero(name: str) ->
     assert len(set(_ALIKE)) == 2
     assert _reasons(name, [_ALIKE]) == ["zero_spread_group"] * 3
     assert _advantages(name, [_ALIKE]) == [0.0] * 3
-    # what cancels out but for rounding is 0
+    # terms that cancel except for rounding give 0
     assert _advantages(name, [[0.1 + 0.2 - 0.3, 0.0]]) == [0.0, 0.0]
 
 

@@ -1,4 +1,4 @@
-"""What must not change the advantages."""
+"""Changes that must not affect the advantages."""
 
 import dataclasses
 
@@ -43,7 +43,7 @@ _ROLLOUTS = st.lists(_rollout(), min_size=1, max_size=9)
 
 
 def _has_meaning(estimator: dict[str, str], baseline: str) -> bool:
-    """Whether the pair is admitted (test_advantages.py has the refusals)."""
+    """Whether the pair is valid (test_advantages.py tests the refusals)."""
     if estimator["credit"] == "gigpo":
         return baseline in WITH_GROUPS
     return not (estimator.get("group_over") == "calls" and baseline in ("running", "rae"))
@@ -52,7 +52,7 @@ def _has_meaning(estimator: dict[str, str], baseline: str) -> bool:
 @_FEW
 @given(_ROLLOUTS, st.sampled_from(sorted(BASELINES)))
 def test_a_rollout_with_more_calls_weighs_no_more(rollouts: list[Rollout], baseline: str) -> None:
-    """Duplicating the rows of some rollouts leaves the advantages of all as they were."""
+    """Duplicating the rows of some rollouts leaves all advantages unchanged."""
     doubled = [
         Rollout(
             rollout.reward, [*rollout.steps, *([None] * len(rollout.steps) if number % 2 else [])], group=rollout.group
@@ -86,7 +86,7 @@ def test_what_says_nothing_has_advantage_zero_and_all_are_finite(
     assume(_has_meaning(estimator, baseline))
     calls = estimate(rollouts, baseline=baseline, **estimator).calls
     assert calls["advantage"].is_finite().all()
-    if estimator.get("combine") != "gdpo":  # its last step moves all of them by the batch's mean
+    if estimator.get("combine") != "gdpo":  # its last step shifts all of them by the batch's mean
         assert calls.filter(pl.col("drop").is_not_null())["advantage"].unique().to_list() in ([], [0.0])
 
 
@@ -117,7 +117,7 @@ def test_gigpo_without_its_state_term_is_grpo(rollouts: list[Rollout]) -> None:
 def test_what_a_rollout_earned_is_no_part_of_what_its_calls_are_compared_with(
     rollouts: list[Rollout], data: st.DataObject, step_by: str, baseline: str
 ) -> None:
-    """Other rewards of its calls leave their centers as they were, wherever both are compared."""
+    """Different rewards of its calls leave their centers unchanged, if both versions are compared."""
     number = data.draw(st.integers(0, len(rollouts) - 1))
     richer = [*rollouts]
     richer[number] = dataclasses.replace(
@@ -139,7 +139,7 @@ def test_what_a_rollout_earned_is_no_part_of_what_its_calls_are_compared_with(
 def test_rewards_that_differ_by_rounding_alone_are_equal(
     rollouts: list[Rollout], estimator: dict[str, str], baseline: str, data: st.DataObject
 ) -> None:
-    """Each reward moved by its last digits gives the advantages that equal ones give, and the same reasons."""
+    """Changing only the last digits of rewards gives the same advantages as equal rewards, and the same reasons."""
     assume(_has_meaning(estimator, baseline))
     assume(estimator.get("combine") != "gdpo")
     digits = st.sampled_from([-4e-16, 0.0, 4e-16])

@@ -1,4 +1,4 @@
-"""The folder of a dataset: everybody's readers open it, it appears whole, and those of version 1 are still read."""
+"""A dataset's folder: common readers open it, it appears atomically, and version 1 folders are still readable."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ from trainspan_training.data.dataset import open_dataset, read_calls
 
 
 def _pair(bench: Bench, names: str, **more: Any) -> None:
-    """A group of two rollouts with two calls each; the second earns 2 as a whole and .5 by its first call."""
+    """A group of two rollouts with two calls each; the second earns 2 as a whole and .5 for its first call."""
     first, second = (chain(bench.rollout(name, task=f"t{names}", **more), 2) for name in names)
     second.reward(0.5, on=next(span.span_id for span in second.spans if span.span_id != second.root))
     bench.send(first.reward(0.0), second.reward(2.0))
@@ -89,12 +89,12 @@ def test_a_dataset_of_version_1_is_still_read_by_everything(bench: Bench, tmp_pa
         (str(bench.collectors[0].store),), f"{bench.run_id}-b", settings=DatasetSettings(), dataset=published
     )
     assert explain_rollout(question, bench.clock).agrees is True
-    # Its rollouts count as used, and the next dataset stands beside it.
+    # Its rollouts count as used, and the next dataset is written next to it.
     _pair(bench, "cd")
     later = bench.build()
     assert [path.name for path in dataset_dirs(bench.out)] == ["round=0000", "round-0001"]
     assert sorted(set(rows(later)["rollout_id"])) == [f"{bench.run_id}-c", f"{bench.run_id}-d"]
-    # A dataset that was built after it is made again; itself has other columns now.
+    # A dataset built after it can be rebuilt; the old one itself has other columns now.
     assert rebuild(later.path, tmp_path / "later", None, bench.clock).differences == []
     [_, why, *_] = rebuild(old, tmp_path / "again", None, bench.clock).differences
     assert why == "dataset version 1 became 3, which has other columns"
@@ -113,7 +113,7 @@ def test_a_command_that_was_killed_while_it_published_leaves_no_dataset_and_is_r
     built = bench.build(round_=3)
     about = about_dir(built.path)
     before = {path.name: path.read_bytes() for path in about.iterdir()}
-    # Killed between the two renames: what describes the dataset is there, its rows are not.
+    # Killed between the two renames: the dataset's description is there, its rows are not.
     built.path.rename(bench.out / ".round-0003.17")
     assert dataset_dirs(bench.out) == []
     again = bench.build(round_=3)

@@ -1,4 +1,4 @@
-"""`trainspan diff`: what it finds between datasets, and its exit codes."""
+"""`trainspan diff`: the differences that it finds, and its exit codes."""
 
 import json
 import os

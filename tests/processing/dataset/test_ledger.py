@@ -1,4 +1,4 @@
-"""No call is trained twice by accident, and none is counted twice."""
+"""No call is accidentally trained or counted twice."""
 
 import pytest
 
@@ -101,7 +101,7 @@ def test_running_is_the_default_without_task_ids_and_remembers_earlier_datasets(
     bench.send(alone("b", 200.0, 1.0), alone("a", 300.0, 4.0))
     first = bench.build()
     assert first.manifest["credit"]["baseline"] == "running"
-    # "b" ended first and has nothing before it; 4 − 1
+    # "b" ended first, with nothing before it; 4 − 1
     assert first.manifest["dropped"] == {"singleton_group": 1}
     assert rows(first)["advantage"].to_list() == [3.0]
     bench.send(alone("c", 400.0, 0.0))

@@ -1,4 +1,4 @@
-"""Why calls do not merge, shown on the tokens that real chat templates make of conversations."""
+"""Why calls do not merge, shown on the tokens of conversations rendered by real chat templates."""
 
 import time
 from pathlib import Path
@@ -35,7 +35,7 @@ def _call(arguments: Any, id_: str = "chatcmpl-tool-1a2b3c4d") -> Message:
 
 
 def _cause(model: Path, decoder: Decoder | None, template: str, answer: str, *more: Message) -> tuple[str, str, str]:
-    """(cause, what stood, what stands) of the call that goes on with `more` after the model wrote `answer`."""
+    """(cause, old text, new text) of the call that continues with `more` after the model wrote `answer`."""
     before, after = render(template, _QUESTION), render(template, [*_QUESTION, *more])
     prompt, completion, following = (
         np.array(encode(model, text), dtype=np.int32) for text in (before, f"{answer}<|im_end|>", after)
@@ -83,7 +83,7 @@ def test_arguments_that_came_back_as_text_and_were_escaped_are_the_same_cause(mo
 
 
 def test_ids_that_the_server_made_are_named(model: Path, decoder: Decoder) -> None:
-    """A template in the manner of Mistral's shows the ids, which the model writes and the server makes anew."""
+    """A template like Mistral's shows the ids, which the model writes and the server replaces."""
     shows_ids = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
         '[{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, "id": "{{ c.id }}"}]'
@@ -96,7 +96,7 @@ def test_ids_that_the_server_made_are_named(model: Path, decoder: Decoder) -> No
 
 
 def test_a_line_feed_of_the_template_is_the_templates(model: Path, decoder: Decoder) -> None:
-    """Qwen 2.5 puts one before each tool call, also where the model had written its own."""
+    """Qwen 2.5 puts one before each tool call, even if the model has written its own."""
     parsed = _answered("Let me see.\n", tool_calls=[_call({"a": 2, "b": 2})])
     answer = 'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>'
     cause, was, now = _cause(model, decoder, trl_template("qwen2_5"), answer, parsed, {"role": "tool", "content": "4"})

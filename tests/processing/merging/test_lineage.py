@@ -25,7 +25,7 @@ def _trace(calls: list[Call], strands: list[int] | None = None) -> list[tuple[in
 
 
 def _by_definition(calls: list[Call]) -> list[tuple[int, int, int]]:
-    """The rule, word for word: the open segment whose whole sequence is the longest exact prefix of the prompt."""
+    """The rule, literally: the open segment with the longest whole sequence that is an exact prefix of the prompt."""
     sequences: list[list[int]] = []
     sizes: list[int] = []
     result = []
@@ -87,7 +87,7 @@ _SHORT = st.lists(st.integers(0, 2), min_size=1, max_size=4)
 
 @st.composite
 def _conversations(draw: st.DrawFn) -> list[Call]:
-    """Calls of which many continue an earlier one, over so few tokens that prefixes meet by chance too."""
+    """Calls, many of which continue an earlier one, over so few tokens that prefixes also match by chance."""
     calls: list[Call] = []
     for _ in range(draw(st.integers(1, 14))):
         if calls and draw(st.booleans()):
@@ -125,7 +125,7 @@ def test_every_trained_token_of_a_merged_row_follows_exactly_its_logged_prompt(c
     for (prompt, completion), (segment, _, prefix) in zip(calls, _trace(calls), strict=True):
         row = merged.setdefault(segment, [])
         assert len(row) == prefix
-        row += prompt[prefix:]  # mask 0: what the environment added
+        row += prompt[prefix:]  # mask 0: added by the environment
         assert row == prompt
         row += completion  # mask 1
 

@@ -1,4 +1,4 @@
-"""Why calls do not merge, and what the rows say of their place in the rollout."""
+"""Why calls do not merge, and how rows record their position in the rollout."""
 
 import numpy as np
 import pytest
@@ -13,20 +13,20 @@ _ANSWER = list(range(200, 212))
 @pytest.mark.parametrize(
     ("prompt", "cause", "at"),
     [
-        # two tokens of the answer came back as one other
+        # two tokens of the answer were returned as a single different one
         ([*_PROMPT, *_ANSWER[:3], 7, *_ANSWER[5:], 1, 2], "retokenization", 23),
         # the same, near the end of the answer
         ([*_PROMPT, *_ANSWER[:10], 7, 8, *_ANSWER[11:], 1, 2], "retokenization", 30),
         # the first six tokens of the answer (its thinking) were left out
         ([*_PROMPT, *_ANSWER[6:], 1, 2], "template", 20),
-        # a line was put into the history
+        # a line was inserted into the history
         ([*_PROMPT[:15], 5, 5, 5, 5, 5, *_PROMPT[15:], *_ANSWER, 1], "template", 15),
         # best of n, and a retry from an earlier state
         (_PROMPT, "fork", 20),
         (_PROMPT[:18], "fork", 18),
         # another conversation under the same system prompt
         ([*_PROMPT[:6], *range(300, 330)], "other", 6),
-        # the tail of the history was compacted to something else
+        # the tail of the history was compacted
         ([*_PROMPT[:12], *range(300, 330)], "other", 12),
     ],
 )
@@ -40,7 +40,7 @@ def test_failed_merges_are_counted_by_cause_with_an_example_of_each(bench: Bench
     rollout.call(0, _PROMPT, _ANSWER)
     rollout.call(1, [*_PROMPT, *_ANSWER[6:], 1], [9])  # thinking removed
     rollout.call(2, [*_PROMPT, *_ANSWER[6:], 1], [8])  # a retry
-    rollout.call(3, [*_PROMPT, *_ANSWER[6:], 1, 9, 4], [7])  # goes on from call 1
+    rollout.call(3, [*_PROMPT, *_ANSWER[6:], 1, 9, 4], [7])  # continues call 1
     rollout.call(4, list(range(300, 330)), [6])
     bench.send(rollout)
     failures = bench.build(round_=0, baseline="none").manifest["merge_failures"]
@@ -58,8 +58,8 @@ def test_rows_are_transitions(bench: Bench) -> None:
     rollout.call(1, [8], [9], agent="B")
     for choice in (0, 1):  # two choices of one response
         rollout.call(2, [1, 2, 5], [3 + choice], agent="A", gen_ai__response__id="r", trainspan__choice__index=choice)
-    rollout.call(3, [1, 2, 5, 4, 5], [6], agent="A")  # goes on from the second choice
-    rollout.call(4, [1, 2, 5], [7], agent="A")  # a retry from the state before
+    rollout.call(3, [1, 2, 5, 4, 5], [6], agent="A")  # continues the second choice
+    rollout.call(4, [1, 2, 5], [7], agent="A")  # a retry from the previous state
     bench.send(rollout)
     table = rows(bench.build(round_=0, baseline="none", choices="all"))
     columns = (

@@ -1,4 +1,4 @@
-"""What `trainspan doctor` says of stored rollouts: which call, which client, which token, what to do."""
+"""`trainspan doctor` on stored rollouts: which call, which client, which token, what to do."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`trainspan explain`: what it tells of a rollout, with its numbers by hand."""
+"""`trainspan explain`: its account of a rollout, with numbers worked by hand."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def _explain(bench: Bench, name: str, dataset: BuiltDataset | None = None, **set
 
 
 def _group(bench: Bench) -> None:
-    """Rewards 1, 0, 0 of one task; rollout a has a step reward on its first call, too."""
+    """Rewards 1, 0, 0 for one task; rollout a also has a step reward on its first call."""
     rollout = bench.rollout("a")
     first = rollout.call(0, [1, 2, 3], [10, 11])
     rollout.call(1, [1, 2, 3, 10, 11, 7], [12])
@@ -164,7 +164,7 @@ def test_a_dataset_is_explained_with_its_own_settings_and_rollouts(bench: Bench)
     account = _explain(bench, "a", built)
     assert account.agrees is True
     assert [call.advantage for call in account.calls] == [1.5, 1.0]
-    # A rollout that came later belongs to the group now, but not to that dataset.
+    # A rollout that arrived later is now in the group, but not in that dataset.
     bench.send(chain(bench.rollout("d"), 1).reward(3.0))
     assert _explain(bench, "a", built).agrees is True
     assert len(_explain(bench, "a").credit.members) == 4

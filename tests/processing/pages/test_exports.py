@@ -1,4 +1,4 @@
-"""`trainspan export`: chat messages of every dialect, the best of a group, pairs where two rollouts part."""
+"""`trainspan export`: chat messages of every dialect, the best of a group, pairs at the point of divergence."""
 
 import json
 import os
@@ -156,7 +156,7 @@ def test_recordings_that_share_a_call_are_one_though_only_the_inner_one_knows_th
 
 @pytest.mark.parametrize("dialect", ["official", "traceloop", "traceloop_flat", "openinference", "mixed"])
 def test_every_real_instrumentation_tells_the_same_conversation(dialect: str) -> None:
-    """The recordings are of one agent: a tool call, its result, a stream, two choices, an error."""
+    """All recordings are of the same agent: a tool call, its result, a stream, two choices, an error."""
     calls = spoken_calls(_recorded(dialect))
     system = {"role": "system", "content": "You are a calculator."}
     asked = {"role": "user", "content": "tool: 2+2?"}
@@ -174,7 +174,7 @@ def test_every_real_instrumentation_tells_the_same_conversation(dialect: str) ->
         ([system, {"role": "user", "content": "two"}], [{"role": "assistant", "content": "answer 3.0"}]),
     ]
     assert all(call.is_whole and call.model == "policy" for call in calls)
-    if dialect != "official":  # it does not record the tools that were offered
+    if dialect != "official":  # it does not record the offered tools
         assert json.loads(calls[0].tools[0])["function"]["name"] == "add"
 
 
@@ -282,7 +282,7 @@ def test_a_group_without_a_pair_is_counted_with_its_reason(
 
 
 def _vendor(rollout: TestRollout, answer: str, reward: float) -> TestRollout:
-    """A rollout whose one call went to a vendor: only the client's span tells of it."""
+    """A rollout with a single, vendor call, which only the client's span records."""
     rollout.span("client", 1.0, 2.0, **{key.replace(".", "__"): value for key, value in _chat("2+2?", answer).items()})
     return rollout.reward(reward)
 

@@ -1,4 +1,4 @@
-"""The exported files are loaded and trained one step by TRL's own trainers."""
+"""TRL's own trainers load the exported files and train one step on them."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ MAKERS: dict[str, Any] = {"sft": supervised_examples, "dpo": preference_pairs}
 
 
 def _said(form: str) -> dict[str, list[RecordedCall]]:
-    """Two rollouts of two calls each, that part at the second."""
+    """Two rollouts of two calls each, which diverge at the second."""
     if form == "text":
         asked = ["<|im_start|>user\n2+2?<|im_end|>\n", "<|im_start|>user\nsure?<|im_end|>\n"]
         return {

@@ -1,4 +1,4 @@
-"""The quality report: its figures by hand, and the page that shows them."""
+"""The quality report: its figures, worked by hand, and the page that shows them."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Texts of strangers: what is replaced, and that tokens are decoded to exactly their text."""
+"""Untrusted text: what is replaced, and that tokens are decoded to exactly their text."""
 
 import unicodedata
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What models, tools and tasks wrote steers neither the terminal nor the page that shows it."""
+"""Text from models, tools and tasks controls neither the terminal nor the page that shows it."""
 
 import json
 import os
@@ -24,7 +24,7 @@ EVIL = (
 
 @pytest.fixture(scope="module")
 def evil_page(collectors: list[RunningCollector], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What the terminal got, and the page, of a rollout whose every text is EVIL."""
+    """The terminal output and the page of a rollout in which every text is EVIL."""
     tmp_path = tmp_path_factory.mktemp("evil")
     bench = Bench(collectors, "run-evil", tmp_path / "dataset")
     model = make_byte_tokenizer(tmp_path)
@@ -58,7 +58,7 @@ def evil_page(collectors: list[RunningCollector], tmp_path_factory: pytest.TempP
 
 
 def _in_a_terminal(command: list[str], home: Path) -> str:
-    """What `command` writes to a terminal with colours."""
+    """The output of `command` to a color terminal."""
     ours, theirs = pty.openpty()
     environ = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "TRAINSPAN_HOME": str(home / "home")}
     process = subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs, env={**environ, "COLUMNS": "100"})
@@ -67,7 +67,7 @@ def _in_a_terminal(command: list[str], home: Path) -> str:
     try:
         while chunk := os.read(ours, 65536):
             written += chunk
-    except OSError:  # Linux says EIO at the end of a terminal
+    except OSError:  # Linux raises EIO at the end of a terminal
         pass
     finally:
         os.close(ours)
@@ -130,7 +130,7 @@ def test_a_browser_runs_nothing_of_the_page(evil_page: tuple[str, Path], tmp_pat
     document = dump_dom(chromium, page, tmp_path / "profile")
     assert "<title>owned</title>" not in document
     assert "&lt;script&gt;document.title='owned'" in document
-    # Were a script to get in, the policy would stop it; without the policy it runs, so that this can fail.
+    # If a script got in, the policy would stop it; without the policy it runs, so that this can fail.
     source = page.read_text()
     injected = source.replace("</body>", "<script>document.title='owned'</script></body>")
     assert injected != source
@@ -145,7 +145,7 @@ def test_a_browser_runs_nothing_of_the_page(evil_page: tuple[str, Path], tmp_pat
 
 @pytest.mark.slow
 def test_a_browser_applies_the_pages_own_style(evil_page: tuple[str, Path], tmp_path: Path) -> None:
-    """Its style is allowed by hash: the page looks otherwise than without it."""
+    """Its style is allowed by hash: the page looks different without it."""
     chromium, page = find_chromium(), evil_page[1]
     picture = {}
     for name, source in (

@@ -1,4 +1,4 @@
-"""A store is gone through in chunks of whole rollouts; where they end changes nothing."""
+"""A store is processed in chunks of whole rollouts; their boundaries change nothing."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from trainspan_schemas import keys
 
 @pytest.fixture(autouse=True)
 def _tight_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads of a small store look as closely where its rollouts lie as those of a large one."""
+    """Reads of a small store restrict themselves to locations of rollouts like those of a large one."""
     monkeypatch.setattr(locations, "_NEAR_SEQS", 0)
 
 
@@ -29,13 +29,13 @@ def _client(rollout: TestRollout, name: str, model: str, **more: Any) -> str:
 
 
 def _workload(bench: Bench) -> list[TestRollout]:
-    """Everything at which the end of a chunk could matter."""
+    """All cases in which a chunk boundary could matter."""
     made = [chain(bench.rollout(f"{n:02d}", task=f"t{n % 4}"), 1 + n % 3).reward(0.1 * n) for n in range(12)]
     no_task = [chain(bench.rollout(f"free{n}", task=None), 1).reward(float(n)) for n in range(3)]
     retried = [chain(bench.rollout("again", attempt=n, task="t0"), 1).reward(0.5) for n in range(2)]
     other_model = bench.rollout("vendor", task="t1")
     _client(other_model, "vendor", "gpt-9")
-    lost = chain(bench.rollout("00-lost", task="a"), 1).reward(1.0)  # comes before any call to the adapter
+    lost = chain(bench.rollout("00-lost", task="a"), 1).reward(1.0)  # precedes any call to the adapter
     _client(lost, "lost", "adapter", gen_ai__response__id="gone")
     adapter = bench.rollout("zz-adapter", task="z").reward(1.0)
     adapter.call(0, [1], [2], gen_ai__request__model="adapter")
@@ -47,7 +47,7 @@ def _workload(bench: Bench) -> list[TestRollout]:
 
 
 def _nested(bench: Bench) -> list[TestRollout]:
-    """Two rollouts in one trace, under a span of neither that names the agent."""
+    """Two rollouts in one trace, under a span that is part of neither and names the agent."""
     outer = hex_id(16, bench.run_id, "outer")
     pair = [bench.rollout(name, task="nested") for name in ("00-nested", "zz-nested")]
     for number, rollout in enumerate(pair):
@@ -61,7 +61,7 @@ def _nested(bench: Bench) -> list[TestRollout]:
 
 
 def _stray(bench: Bench) -> TestRollout:
-    """Spans of no rollout: a call with tokens, a client's span of one of `silent`'s calls, one of nobody's."""
+    """Spans without a rollout: a call with tokens, a client's span of one of `silent`'s calls, and an unrelated one."""
     stray = TestRollout(f"{bench.run_id}-stray", run=bench.run_id, status=None)
     stray.call(0, [1], [2])
     agent = {"gen_ai__agent__name": "elsewhere"}
@@ -121,7 +121,7 @@ def test_small_chunks_wait_for_rollouts_that_are_still_arriving(bench: Bench, mo
 def test_a_call_that_is_known_to_be_a_rollouts_only_while_its_chunk_is_waited_for_is_not_left_out(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It came before the rollouts were counted, in a trace of its own of which nothing told whose it is."""
+    """It arrived before the rollouts were counted, in a separate trace that nothing yet linked to a rollout."""
     slow = chain(bench.rollout("x", stated_calls=3, task="t"), 1).reward(0.0)
     elsewhere = TestRollout(slow.rollout_id, task="t", run=slow.run, status=None)
     elsewhere.call(1, [9], [9])
@@ -184,7 +184,7 @@ def test_a_chunk_of_rows_ends_where_its_calls_or_its_tokens_are_enough(monkeypat
 
 
 def test_chunks_of_long_calls_hold_few_of_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rollout has calls of 8 + 14 + 20 tokens; the tokens of one that only a client recorded count, too."""
+    """Each rollout has calls of 8 + 14 + 20 tokens; the tokens of client-only calls count, too."""
     monkeypatch.setattr(tokens, "TOKENS_PER_CHUNK", 80)
     bench.send(*(chain(bench.rollout(f"{n}", task="t"), 3).reward(float(n)) for n in range(5)))
     calls = bench.traces().calls

@@ -1,4 +1,4 @@
-"""Attribute JSON is read by pattern, and must say what a parser says."""
+"""Attribute JSON is read by pattern, and must match a parser's result."""
 
 import json
 from typing import Any
@@ -62,7 +62,7 @@ def test_facts_of_calls_are_read_as_their_type_or_are_absent(rows: list[dict[str
 
 
 def _number(value: Any) -> float | None:
-    """The reference: numbers, and text that Python takes for one."""
+    """The reference: numbers, and text that Python parses as a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Attributes are read for chosen spans, after all else was read of them."""
+"""Attributes are read only for chosen spans, after everything else."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Every call is a row or dropped for exactly one reason."""
+"""Every call becomes a row or is dropped for exactly one reason."""
 
 import json
 from pathlib import Path
@@ -298,7 +298,7 @@ def test_the_manifest_is_strict_json(bench: Bench) -> None:
 
 
 def test_what_came_with_an_agents_token_where_others_are_demanded_is_untrusted() -> None:
-    """Through the frames: a collector that demands tokens is tested where it is started."""
+    """Tested on frames: a collector that requires tokens is tested in `test_untrusted`."""
     rollouts = pl.DataFrame(
         {
             "status": ["ok"] * 3,
@@ -341,7 +341,7 @@ def test_calls_of_several_policies_are_no_dataset_until_one_is_named(bench: Benc
     for name, reward in (("a", 0.0), ("b", 1.0)):
         rollout = chain(bench.rollout(name), 2)
         rollout.call(2, [9], [5], trainspan__policy__name="coder")
-        # What is not kept does not count.
+        # Dropped calls do not count.
         rollout.call(3, [9], [5], trainspan__policy__name="judge", gen_ai__request__temperature=0.0)
         bench.send(rollout.reward(reward))
     with pytest.raises(DatasetError, match=r"are of 2 policies: coder \(2\), policy \(4\); .* name it with --policies"):
@@ -360,7 +360,7 @@ def test_the_manifest_counts_calls_by_the_base_model_that_they_name(bench: Bench
 
 
 def _with_choices(bench: Bench, name: str, reward: float) -> None:
-    """Three answers to the first request, of which the agent goes on with the second; two to the last one."""
+    """Three answers to the first request, of which the agent continues the second; two to the last request."""
     rollout = bench.rollout(name)
     for choice, completion in enumerate([[5, 6], [7, 8], [5, 9]]):
         more = {"gen_ai__response__id": f"first-{rollout.rollout_id}", "trainspan__choice__index": choice}
@@ -378,7 +378,7 @@ def test_an_answer_that_the_agent_discarded_is_left_out_by_name(bench: Bench, tm
     built = bench.build(round_=0)
     assert built.manifest["dropped"] == {"unused_choice": 4}
     assert built.manifest["coverage"] == 1.0
-    # Nothing tells which answer to the last request was used.
+    # Nothing shows which answer to the last request was used.
     table = rows(built).head(4)
     assert table.select("call_index", "completion_ids").rows() == [(0, [7, 8]), (1, [4]), (2, [11]), (2, [12])]
     assert table["prefix_len"].to_list() == [0, 4, 6, 0]
@@ -389,7 +389,7 @@ def test_an_answer_that_the_agent_discarded_is_left_out_by_name(bench: Bench, tm
 
 
 def test_answers_of_which_nothing_shows_which_was_used_are_all_kept(bench: Bench) -> None:
-    """The later prompts hold the second answer, but not after the same prompt: the history was rewritten."""
+    """Later prompts contain the second answer, but not after the same prompt: the history was rewritten."""
     for name, reward in (("a", 0.0), ("b", 1.0)):
         rollout = bench.rollout(name)
         for choice, completion in enumerate([[5], [7, 8]]):

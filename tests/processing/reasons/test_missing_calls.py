@@ -1,4 +1,4 @@
-"""What an unfinished rollout lacks is named: which calls, counted by whom, of which client, and what to do."""
+"""Reports what an unfinished rollout lacks: which calls, who counted them, their client, and what to do."""
 
 import dataclasses
 

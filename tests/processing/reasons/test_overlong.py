@@ -1,4 +1,4 @@
-"""Calls that end by length: kept, masked or punished."""
+"""Calls cut off by length: kept, masked or penalized."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _LENGTHS = "tests.processing.support.reward_functions:length"
 
 
 def _sent(bench: Bench) -> None:
-    """a: a call that ended by itself and one cut off, reward 3; b: one that ended by itself, reward 1; c: one cut off, 0."""
+    """a: a call that stopped by itself and one cut off, reward 3; b: one that stopped, reward 1; c: one cut off, 0."""
     a, b, c = (bench.rollout(name).reward(score) for name, score in (("a", 3.0), ("b", 1.0), ("c", 0.0)))
     a.call(0, [1], [2, 3])
     a.call(1, [1, 2, 3, 4], [5], **_LENGTH)
@@ -39,7 +39,7 @@ def test_they_are_kept_by_default(bench: Bench) -> None:
 def test_masked_calls_are_left_out_by_name_and_their_rollouts_are_still_compared(bench: Bench) -> None:
     _sent(bench)
     built = bench.build(round_=0, baseline="dr_grpo", overlong="mask")
-    # R = 3, 1, 0: μ = 4/3, the rollout of which nothing is left included
+    # R = 3, 1, 0: μ = 4/3, including the rollout without remaining calls
     expected = [("a", 0, 3.0, pytest.approx(5 / 3)), ("b", 0, 1.0, pytest.approx(-1 / 3))]
     assert _calls(built) == expected
     assert built.manifest["dropped"] == {"overlong": 2}
@@ -61,7 +61,7 @@ def test_the_penalty_is_one_by_default_and_falls_on_the_call_alone_where_credit_
     built = bench.build(round_=0, baseline="none", overlong="punish", credit="return_to_go")
     assert [row[2] for row in _calls(built)] == [2.0, 2.0, 1.0, -1.0]
     built = bench.build(round_=0, baseline="none", overlong="punish", credit="step", out=bench.out / "step")
-    # the first call of a earned nothing of its own
+    # the first call of a earned nothing itself
     assert [row[:3] for row in _calls(built)] == [("a", 1, 2.0), ("b", 0, 1.0), ("c", 0, -1.0)]
 
 
@@ -84,7 +84,7 @@ def test_a_penalty_alone_rewards_no_rollout(bench: Bench) -> None:
 
 
 def _best_of_two(bench: Bench, name: str, reward: float, *, used: int) -> TestRollout:
-    """Two answers to one request, the second cut off by length; the agent goes on with the one numbered `used`."""
+    """Two answers to one request, the second cut off by length; the agent continues the one numbered `used`."""
     rollout = bench.rollout(name).reward(reward)
     for choice, answer in enumerate(([2], [3, 3])):
         more = {"gen_ai__response__id": f"r-{rollout.rollout_id}", "trainspan__choice__index": choice}
@@ -104,7 +104,7 @@ def test_answers_that_the_agent_discarded_are_not_punished(bench: Bench) -> None
 
 
 def test_an_answer_counts_as_used_for_the_penalty_where_it_does_for_training(bench: Bench) -> None:
-    """The call that continues the first answer is not trained, so that nothing tells which answer was used."""
+    """The call that continues the first answer is not trained, so that nothing shows which answer was used."""
     rollout = _best_of_two(bench, "a", 3.0, used=0)
     rollout.spans[-1].attributes["gen_ai.request.temperature"] = 0.0
     bench.send(rollout, _best_of_two(bench, "b", 3.0, used=1))

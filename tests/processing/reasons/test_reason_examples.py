@@ -1,4 +1,4 @@
-"""A dataset that fails says why in one look: every reason, its number, one example with its client, and what to do."""
+"""A failed dataset explains itself at a glance: every reason, its count, an example with its client, and advice."""
 
 import re
 from typing import Any
@@ -13,7 +13,7 @@ from trainspan_schemas.errors import NothingToTrainError
 
 
 def _stray(name: str, **more: Any) -> TestRollout:
-    """A request that somebody made by hand: a call span in a trace of its own, without identity."""
+    """A request made by hand: a call span in a separate trace, without identity."""
     rollout = TestRollout(name, status=None)
     rollout.call(0, [1, 2], [3], user_agent__original="curl/8.5.0", **more)
     for key in rollout.identity():

@@ -1,4 +1,4 @@
-"""The runner's table counts the model calls that the policy server recorded, also of agents that count none."""
+"""The runner's table counts the model calls recorded by the policy server, even for agents that do not count them."""
 
 import time
 from pathlib import Path

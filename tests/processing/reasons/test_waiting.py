@@ -1,4 +1,4 @@
-"""Groups whose last rollouts come late, and rewards that come later still."""
+"""Groups with late rollouts, and rewards that arrive even later."""
 
 import json
 
@@ -146,7 +146,7 @@ def test_it_waits_no_longer_than_it_is_told_to(bench: Bench, monkeypatch: pytest
     built = bench.build(wait_s=5.0, group_wait_s=80.0)
     assert sum(bench.slept) == pytest.approx(5.0)
     assert built.manifest["groups_incomplete"] == {"waiting": 1, "taken": 0}
-    # Nothing came: the groups alone are looked at, until their time is over.
+    # Nothing arrived: only the groups are checked, until their time is up.
     bench.slept.clear()
     built = bench.build(wait_s=600.0, group_wait_s=80.0)
     assert built.manifest["groups_incomplete"] == {"waiting": 0, "taken": 1}

@@ -1,4 +1,4 @@
-"""Which call or rollout an evaluation belongs to."""
+"""Binding evaluations to calls and rollouts."""
 
 import pytest
 
@@ -9,7 +9,7 @@ SKEW_S = 5.0
 
 
 def _client_call(rollout: TestRollout, index: int, start: float, end: float, *, skew: float = 0.0) -> str:
-    """A client call span with its call of the server, whose clock is ahead by `skew`."""
+    """A client call span and the server's call, with the server's clock ahead by `skew`."""
     client = rollout.span(f"client{index}", start, end, gen_ai__operation__name="chat", gen_ai__request__model="policy")
     rollout.call(index, [1, index], [2], at=start + 0.1 + skew, parent=client)
     return client

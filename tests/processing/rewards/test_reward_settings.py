@@ -1,4 +1,4 @@
-"""Several rewards, rules over the trace, and feedback that comes late."""
+"""Several rewards, rules over the trace, and late feedback."""
 
 import json
 from typing import Any
@@ -42,7 +42,7 @@ def test_gdpo_drops_only_what_no_reward_tells_apart(bench: Bench) -> None:
 
 
 def _with_tools(bench: Bench, name: str) -> TestRollout:
-    """Call 0, then a tool that fails; call 1, then the same tool with the same input."""
+    """Call 0, then a failing tool; call 1, then the same tool with the same input."""
     rollout = bench.rollout(name)
     for index, failed in ((0, True), (1, False)):
         at = 10.0 * index
@@ -60,7 +60,7 @@ def test_rules_turn_signals_of_the_trace_into_rewards_of_the_call_before(bench: 
     bench.send(_with_tools(bench, "a").reward(1.0), chain(bench.rollout("b"), 1).reward(0.0))
     rules = "tool_error=-0.25,parse_error=-0.5,repeated_call=-0.125"
     built = bench.build(round_=0, air=rules, credit="return_to_go", baseline="none")
-    # call 0: −.25 − .5; call 1: −.125 and the rollout's 1
+    # call 0: −.25 − .5; call 1: −.125 plus the rollout's 1
     assert rows(built).select("reward", "return").rows() == [(-0.75, 0.125), (-0.125, 0.875), (None, 0.0)]
     assert built.manifest["credit"]["air"] == rules
     off = bench.build(round_=0, baseline="none", out=bench.out / "off")
@@ -74,7 +74,7 @@ def test_rules_alone_are_no_reward(bench: Bench) -> None:
 
 
 def _feedback(rollout: TestRollout, response: str, score: float) -> TestRollout:
-    """A log record that names nothing but a response."""
+    """A log record that names only a response."""
     rollout.log_reward(score, at=900.0, **{"gen_ai.response.id": response, "trainspan.evaluation.source": "human"})
     record = rollout.logs[-1]
     kept = [pair for pair in record.attributes if pair.key != "trainspan.rollout.id"]

@@ -1,4 +1,4 @@
-"""Rollouts that failed: dropped by their status, or taught from where a setting or a function gives them a reward."""
+"""Failed rollouts: dropped by status, or trained if a setting or a function gives them a reward."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def _failed(bench: Bench, status: str) -> TestRollout:
 
 
 def _returns(bench: Bench, **settings: object) -> dict[str, float]:
-    """Status → the return of its rollout's call, of those that are trained."""
+    """Status → the return of its rollout's call, for trained rollouts."""
     table = rows(bench.build(round_=0, min_coverage=0.0, **settings))
     names = [name.removeprefix(f"{bench.run_id}-") for name in table["rollout_id"]]
     return dict(zip(names, table["return"].to_list(), strict=True))
@@ -37,7 +37,7 @@ def test_a_status_with_a_reward_teaches_like_any_other_rollout(bench: Bench) -> 
     assert built.manifest["dropped"] == {}
     assert built.manifest["coverage"] == 1.0
     table = rows(built).sort("return", "call_index")
-    # its status is its whole reward; R = −1, 0, 1: μ = 0
+    # the status alone determines the reward; R = −1, 0, 1: μ = 0
     assert table["return"].to_list() == [-1.0, 0.0, 1.0, 1.0]
     assert table["advantage"].to_list() == [-1.0, 0.0, 1.0, 1.0]
 
@@ -63,7 +63,7 @@ def test_a_reward_function_sees_what_the_agent_failed_at_and_may_leave_it_unrewa
     bench.send(chain(bench.rollout("ok"), 1), *(_failed(bench, status) for status in _FAILURES))
     built = bench.build(round_=0, reward=_PARTIAL, baseline="none", min_coverage=0.0)
     assert rows(built).sort("return")["return"].to_list() == [0.5, 1.0]
-    # cancelled and infra_error say nothing of the policy: the function, which would give 9, is not asked
+    # cancelled and infra_error do not reflect the policy: the function, which would return 9, is not called
     assert built.manifest["dropped"] == dict.fromkeys(("agent_error", "cancelled", "infra_error", "judge_error"), 1)
 
 

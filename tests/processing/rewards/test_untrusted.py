@@ -1,4 +1,4 @@
-"""A store that asks for role tokens: what came with an agent's token neither rewards nor is trained."""
+"""A store that requires role tokens: data sent with an agent's token neither rewards nor is trained."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +33,7 @@ def _token(role: str) -> str:
 
 
 def _only(rollout: TestRollout, add: Callable[[TestRollout], object]) -> TestRollout:
-    """What `add` adds to the rollout, without its own span."""
+    """What `add` adds to the rollout, without the rollout's own span."""
     part = TestRollout(rollout.rollout_id, task=rollout.task, attempt=rollout.attempt)
     part.spans.clear()
     add(part)
@@ -51,7 +51,7 @@ def test_a_reward_or_a_call_that_came_with_an_agents_token_does_not_count(
     address = str(guarded.address.grpc)
     a, b, paid = (TestRollout(name) for name in ("a", "b", "paid"))
     send(address, [_only(each, lambda part: part.call(0, [1], [2])) for each in (a, b, paid)], _token("serving"))
-    # It pays itself, and invents a call; a span event, a record of the rollout, a record of a call.
+    # The agent rewards itself, by a span event and by records of rollouts, and invents a call.
     forged = _only(a, lambda part: part.call(1, [1, 2], [3]))
     pays = [_only(each, lambda part: part.log_reward(100.0, at=5.0)) for each in (a, paid)]
     step = _only(b, lambda part: part.reward(100.0, on=part.span("step", 3.0, 4.0), at=3.5))
@@ -65,7 +65,7 @@ def test_a_reward_or_a_call_that_came_with_an_agents_token_does_not_count(
 
 
 def test_a_call_that_names_a_rollout_without_its_runners_signature_is_not_trained(bench: Bench) -> None:
-    """Only what a server checked is judged: calls of other servers, and rollouts whose runner signs nothing, are as before."""
+    """Only calls checked by a server are affected, not those of other servers or of runners that sign nothing."""
     signed, old = bench.rollout("signed"), bench.rollout("old")
     signed.root_span.attributes[keys.ROLLOUT_SIGNED] = True
     for rollout in (signed, old):
@@ -73,7 +73,7 @@ def test_a_call_that_names_a_rollout_without_its_runners_signature_is_not_traine
         rollout.call(1, [1, 2], [3], at=1, trainspan__call__signed=False)
         rollout.call(2, [1, 2, 3], [4], at=2)
         rollout.reward(1.0)
-    # An agent's own rollout span cannot make others' calls unsigned.
+    # An agent's own rollout span cannot make other calls count as unsigned.
     own = bench.rollout("own").reward(1.0)
     own.root_span.attributes |= {keys.ROLLOUT_SIGNED: True, keys.ROLLOUT_BOUNDARY: "explicit"}
     own.call(0, [1], [2], trainspan__call__signed=False)
@@ -88,7 +88,7 @@ def test_a_call_that_names_a_rollout_without_its_runners_signature_is_not_traine
 
 
 def _records(rollout: TestRollout, *records: tuple[float, str, float]) -> TestRollout:
-    """Evaluation records (time, response id, score), all of one evaluation id."""
+    """Evaluation records (time, response id, score), all with one evaluation id."""
     for at, response, score in records:
         rollout.log_reward(score, at=at, **{keys.GEN_AI_RESPONSE_ID: response})
         for pair in rollout.logs[-1].attributes:
@@ -133,7 +133,7 @@ def test_a_rollout_span_of_an_agent_does_not_stand_in_for_the_runners(
     address = str(guarded.address.grpc)
     crashed, b, c = TestRollout("crashed", status="agent_error"), TestRollout("b"), TestRollout("c")
     send(address, [_only(each, lambda part: part.call(0, [1], [2])) for each in (crashed, b, c)], _token("serving"))
-    forged = TestRollout("crashed", begins=-1.0)  # it says ok, and began before the runner's
+    forged = TestRollout("crashed", begins=-1.0)  # it reports ok, and began before the runner's
     forged.root_span.span_id = "f" * 16
     send(address, [forged], _token("agent"))
     send(address, [crashed.reward(1.0), b.reward(0.0), c.reward(1.0)], _token("runner"))
@@ -154,7 +154,7 @@ def test_a_reward_function_sees_no_evaluation_of_an_agent(guarded: CollectorProc
 
 
 def _left_to_its_agent(name: str, **more: Any) -> TestRollout:
-    """A rollout whose runner has no judge."""
+    """A rollout with a runner that has no judge."""
     rollout = TestRollout(name, **more)
     rollout.root_span.attributes[keys.ROLLOUT_OWN_REWARD] = True
     return rollout
@@ -172,7 +172,7 @@ def _record(name: str, score: float, trace_id: str, **attempt: Any) -> TestRollo
 def test_an_agents_own_reward_counts_within_its_rollouts_trace_where_the_runner_left_it_to_it(
     guarded: CollectorProcess, tmp_path: Path, by_function: bool
 ) -> None:
-    """For the dataset and for reward functions; another rollout's agent cannot send it, nor that of an earlier attempt."""
+    """For the dataset and for reward functions; agents of other rollouts or earlier attempts cannot send it."""
     address = str(guarded.address.grpc)
     a, b, first = (_left_to_its_agent(name) for name in ("a", "b", "c"))
     second = _left_to_its_agent("c", attempt=1)
@@ -195,7 +195,7 @@ def test_an_agents_own_reward_counts_within_its_rollouts_trace_where_the_runner_
 def test_the_rewards_of_programs_without_the_users_token_count_once_the_user_admits_them(
     guarded: CollectorProcess, tmp_path: Path
 ) -> None:
-    """Of rollouts that no runner began: a runner's stay the runner's."""
+    """Only for rollouts that no runner started: the others keep the runner's rewards."""
     address = str(guarded.address.grpc)
     a, b, judged = TestRollout("a"), TestRollout("b"), TestRollout("judged", judge="m:f")
     for by_hand in (a, b):

@@ -1,4 +1,4 @@
-"""Advantages of rollouts that a test writes down as numbers."""
+"""Advantages of rollouts given as numbers by a test."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Rewards = tuple[float | None, list[float | None]]
 
 @dataclass
 class Rollout:
-    """Its own reward, and the rewards of its calls; one letter per call says whose it is and from which state."""
+    """Its own reward and those of its calls; one letter per call names its agent, another its state."""
 
     reward: float | None
     steps: list[float | None]
@@ -31,7 +31,7 @@ class Rollout:
 def estimate(
     rollouts: Sequence[Rollout], *, history: Sequence[tuple[str, float]] = (), shuffled: bool = False, **settings: Any
 ) -> Credited:
-    """What the plan of `settings` gives. The rollouts ended in their order, after those of `history` (part, value)."""
+    """Result of the plan of `settings`. The rollouts ended in order, after those of `history` (part, value)."""
     plan = make_plan(dataclasses.replace(DatasetSettings(), **settings), has_tasks=True)
     rows = []
     for number, rollout in enumerate(rollouts):

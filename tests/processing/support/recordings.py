@@ -1,4 +1,4 @@
-"""What real instrumentations said of one agent (golden/*.json), as rollouts to send; golden/record.py records them anew."""
+"""Recordings of one agent by real instrumentations (golden/*.json), as rollouts to send; made by golden/record.py."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ DIALECTS = ("official", "official_event", "official_messages", "traceloop", "tra
 
 
 class _Recorded:
-    """A recorded span in the form that `send` takes."""
+    """A recorded span in the form expected by `send`."""
 
     def __init__(self, span: Span, service: str) -> None:
         self._span, self._service = span, service
@@ -31,7 +31,7 @@ class _Recorded:
 
 
 class Recording(TestRollout):
-    """One recorded run under the rollout span of a runner; ids are made anew from the rollout's."""
+    """One recorded run under a runner's rollout span; new ids are derived from the rollout's."""
 
     __test__ = False
 
@@ -73,11 +73,11 @@ class Recording(TestRollout):
         return self
 
     def _trace(self, recorded: str) -> bytes:
-        """The rollout's trace for that of the run, one of its own for each other."""
+        """The rollout's trace for the run's, and a separate trace for each other one."""
         return bytes.fromhex(self.trace_id if recorded == self._run else hex_id(32, self.rollout_id, recorded))
 
     def serve(self, **more: Any) -> "Recording":
-        """Adds what the policy server recorded of the same requests."""
+        """Adds the policy server's record of the same requests."""
         for index, request in enumerate(self.served):
             caller = TraceParent.parse(request["traceparent"])
             assert caller is not None
@@ -99,7 +99,7 @@ class Recording(TestRollout):
         return hex_id(16, self.rollout_id, self._dialect, recorded)
 
     def _response(self, recorded: str) -> str:
-        """Response ids are unique in a store, so that each replay has its own."""
+        """A new response id for each replay: they must be unique in a store."""
         return f"{recorded}-{hex_id(8, self.rollout_id)}"
 
     def _rename_response(self, pair: KeyValue) -> None:

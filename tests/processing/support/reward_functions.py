@@ -1,4 +1,4 @@
-"""What a user would pass as --reward, --credit and --baseline."""
+"""Functions as users would pass them to --reward, --credit and --baseline."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ def length(rollout: StoredRollout) -> float:
 
 
 def seen(rollout: StoredRollout) -> dict[str, float] | None:
-    """0 where the rollout is not what the test sent, None for the task "skip"."""
+    """0 if the rollout differs from what the test sent, None for the task "skip"."""
     if rollout.task_id == "skip":
         return None
     call = rollout.calls[0]
@@ -35,7 +35,7 @@ def fails_on_b(rollout: StoredRollout) -> float:
 
 
 async def length_last_first(rollout: StoredRollout) -> float:
-    """As `length`, and the later a rollout's name the sooner."""
+    """Like `length`, but finishes sooner for later names."""
     await asyncio.sleep(0.05 * (ord("f") - ord(rollout.rollout_id[-1])))
     return length(rollout)
 
@@ -63,7 +63,7 @@ def forgets(items: pl.DataFrame) -> pl.DataFrame:
 
 
 def partial(rollout: StoredRollout) -> float | None:
-    """Half a point for an agent that ran out of time, nothing said of one that crashed, a fault for one without a judge."""
+    """Half a point for an agent that timed out, None for one that crashed, an error for one with a failed judge."""
     if rollout.status == "judge_error":
         raise ValueError("no answer")
     return {"ok": 1.0, "timeout": 0.5}.get(rollout.status, None if rollout.status == "agent_error" else 9.0)
@@ -78,7 +78,7 @@ async def asynchronous(rollout: StoredRollout) -> bool:
 
 
 def returns(rollout: StoredRollout) -> object:
-    """What the rollout's task names."""
+    """A return value of the kind named by the rollout's task."""
 
     async def later() -> object:
         return {"reward": "bad"}

@@ -69,7 +69,7 @@ class TestSpan:
 
 @dataclass
 class TestRollout:
-    """One rollout: a rollout span `root`, then whatever a test adds, in its own trace."""
+    """One rollout: a rollout span `root`, and anything that a test adds, in its own trace."""
 
     __test__ = False
 
@@ -209,7 +209,7 @@ class TestRollout:
 
 
 def chain(rollout: TestRollout, turns: int, *, width: int = 5) -> TestRollout:
-    """A conversation: every call's prompt continues the sequence before it by one environment token."""
+    """A conversation: every call's prompt extends the previous sequence by one environment token."""
     sequence = [1, 2, 3]
     for turn in range(turns):
         completion = list(range(10 * turn + 10, 10 * turn + 10 + width))
@@ -223,7 +223,7 @@ def _ns(seconds: float) -> int:
 
 
 def send(address: str, rollouts: Sequence[TestRollout], token: str | None = None) -> None:
-    """Exports all spans and log records to an OTLP/gRPC receiver at HOST:PORT; without a token as the runner, with "" as nobody."""
+    """Exports all spans and log records to an OTLP/gRPC receiver at HOST:PORT; `token` None: the runner's, "": none."""
     metadata = runner_metadata(address) if token is None else [("authorization", f"Bearer {token}")] if token else []
     with grpc.insecure_channel(address) as channel:
         spans = [span.proto() for rollout in rollouts for span in rollout.spans]

@@ -1,4 +1,4 @@
-"""docs/credit-assignment.md says what the code computes."""
+"""docs/credit-assignment.md matches what the code computes."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""The functions that docs/processing.md shows work as they stand."""
+"""The functions in docs/processing.md work as shown."""
 
 import re
 from pathlib import Path
@@ -25,5 +25,5 @@ def test_a_users_own_reward_credit_and_baseline_of_the_page(bench: Bench, tmp_pa
         credit=f"{files['last_call_only']}:last_call_only",
         baseline=f"{files['median']}:median",
     )
-    # rewards −2, −4, −9, of the last call alone; their median is −4
+    # rewards −2, −4, −9, only on the last call; their median is −4
     assert rows(built)["advantage"].to_list() == [4.0, 2.0, 4.0, 0.0, 4.0, -5.0]

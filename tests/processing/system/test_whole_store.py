@@ -1,4 +1,4 @@
-"""`trainspan dataset` over a store as it is: all runs, calls of no rollout, and no collector running."""
+"""`trainspan dataset` over a whole store: all runs, calls without a rollout, and no running collector."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def _pair(names: str) -> list[TestRollout]:
 
 
 def _without_identity() -> TestRollout:
-    """Two calls of which nothing says whose they are, and a canary."""
+    """Two calls without identity, and a canary."""
     rollout = TestRollout("nobody", status=None)
     rollout.call(0, [1], [2])
     rollout.call(1, [1], [2])

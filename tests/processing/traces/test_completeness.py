@@ -140,7 +140,7 @@ def test_an_incomplete_rollout_is_pending_until_it_has_been_silent_for_settle_s(
 
 
 def _finish(rollout: TestRollout) -> TestRollout:
-    """The same rollout's late third call."""
+    """The late third call of the same rollout."""
     late = TestRollout(rollout.rollout_id, run=rollout.run)
     late.spans.clear()
     late.call(2, [9], [9])

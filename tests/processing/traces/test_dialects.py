@@ -1,4 +1,4 @@
-"""Calls from our capture and from what real instrumentations recorded, alone and together."""
+"""Calls from our own capture and from recordings by real instrumentations, alone and together."""
 
 import json
 from typing import Any
@@ -112,7 +112,7 @@ def test_the_failed_call_of_a_client_is_no_call(bench: Bench) -> None:
 @pytest.mark.parametrize("dialect", ["openinference", "mixed"])
 def test_a_response_that_a_client_kept_whole_is_trained_like_a_call_of_our_own(bench: Bench, dialect: str) -> None:
     bench.send(_recording(bench, "a").replay(dialect).reward(1.0))
-    admitted = {"baseline": "none", "admit": "unstated_sampling"}  # the recorded requests state a temperature alone
+    admitted = {"baseline": "none", "admit": "unstated_sampling"}  # the recorded requests set only a temperature
     built = bench.build(round_=0, **admitted)
     table = rows(built)
     assert built.manifest["dropped"] == {}
@@ -132,7 +132,7 @@ def test_a_response_that_a_client_kept_whole_is_trained_like_a_call_of_our_own(b
 
 
 def test_dialects_mixed_in_one_trace_count_each_call_once(bench: Bench) -> None:
-    """Two instrumentations in one process nest; the recordings of others lie beside them in the same trace."""
+    """Two instrumentations in one process nest; recordings of others are next to them in the same trace."""
     rollout = _recording(bench, "a").replay("mixed").serve().reward(1.0)
     rollout.replay("traceloop_flat")  # the same requests, as a third instrumentation saw them: by response id
     bench.send(rollout)

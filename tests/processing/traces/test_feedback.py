@@ -21,7 +21,7 @@ def test_openinferences_feedback_rewards_the_span_it_lies_on_and_the_one_it_link
     bench.send(_recorded(bench, "a"))
     assert [edge[1:] for edge in bench.edges()] == [
         ("rollout", None, 0.25),  # on the trace, by a person
-        ("step", 0, 0.5),  # on the tool's span while it was open: the call that asked for the tool
+        ("step", 0, 0.5),  # on the tool's span while it was open: the call that requested the tool
         ("step", 3, 2.0),  # on the run, by a model that judged it later: its last call
         ("step", 3, 4.0),  # the same by a GenAI event on an evaluator's span
     ]
@@ -44,7 +44,7 @@ def test_feedback_counts_only_from_those_who_may_reward(bench: Bench) -> None:
 
 
 def _carrier(bench: Bench, target: tuple[str, str], *, links: int = 1, **attributes: Any) -> TestRollout:
-    """A span of a trace of its own that links to `target`."""
+    """A span in a separate trace that links to `target`."""
     carrier = TestRollout(f"{bench.run_id}-carrier", status=None)
     span = TestSpan(carrier.trace_id, hex_id(16, bench.run_id, "carrier"), None, 200.0, 201.0, attributes)
     made = span.proto()
@@ -87,7 +87,7 @@ def test_a_verdict_stays_the_runners_beside_a_judge(bench: Bench) -> None:
 
 
 def _record(bench: Bench, response: str, *, span: tuple[str, str] | None) -> TestRollout:
-    """`gen_ai.evaluation.result` as a log record, as GenAI evaluators send it."""
+    """`gen_ai.evaluation.result` as a log record, as sent by GenAI evaluators."""
     carrier = TestRollout(f"{bench.run_id}-evaluator", status=None)
     attributes = {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 0.75, keys.GEN_AI_RESPONSE_ID: response}
     carrier.logs.append(

@@ -1,4 +1,4 @@
-"""Frames: which spans are the same one."""
+"""Which spans in frames are copies of the same one."""
 
 import polars as pl
 

@@ -25,14 +25,14 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 CAPTURES = {
     "official": "SPAN_ONLY",
     "mixed": "SPAN_ONLY",
-    "official_event": "EVENT_ONLY",  # one log record a call, with all its messages
-    "official_messages": "true",  # one log record a message, as before version 1.37 of the conventions
+    "official_event": "EVENT_ONLY",  # one log record per call, with all its messages
+    "official_messages": "true",  # one log record per message, as before version 1.37 of the conventions
 }
-"""Dialects of OpenTelemetry's own instrumentation → where it puts messages."""
+"""Dialect of OpenTelemetry's own instrumentation → setting for the place of messages."""
 
 
 def instrument(dialect: str, provider: TracerProvider, logs: LoggerProvider) -> list[str]:
-    """Switches the instrumentation on; returns the distributions that did."""
+    """Enables the instrumentation; returns the distributions used."""
     used = []
     if dialect in CAPTURES:
         os.environ["OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"] = CAPTURES[dialect]
@@ -56,7 +56,7 @@ def instrument(dialect: str, provider: TracerProvider, logs: LoggerProvider) -> 
 
 
 def traced(request: Any) -> None:
-    """The traceparent that trainspan's own hook sends."""
+    """Adds the traceparent header, like trainspan's own hook."""
     propagate.inject(request.headers)
 
 
@@ -69,7 +69,7 @@ def feedback(results: list[dict[str, Any]], noun: str, scope: str = "span") -> d
 
 
 def give_feedback(tracer: trace.Tracer, run: trace.Span) -> None:
-    """After the run has ended: spans of their own, in traces of their own, whose links name what they are about."""
+    """After the run has ended: separate spans, in separate traces, with links to their subjects."""
     link = [trace.Link(run.get_span_context())]
     kind = {"openinference.span.kind": "EVALUATOR"}
     of_span = feedback([{"name": "reward", "score": 2, "label": "good", "annotator_kind": "LLM"}], "evaluation")

@@ -1,9 +1,9 @@
-"""Records what the real instrumentations say of one small agent: `python -m tests.processing.support.golden.record DIALECT PYTHON`.
+"""Records a small agent with real instrumentations: `python -m tests.processing.support.golden.record DIALECT PYTHON`.
 
 DIALECT is `official`, `official_event`, `official_messages`, `traceloop`, `traceloop_flat`, `openinference`,
 `openinference_feedback` or `mixed`; PYTHON is the interpreter of an environment
-that holds the instrumentation (the versions of the last recording stand in each file), `openai` and the OTLP/gRPC exporter.
-The file keeps the spans as OTLP JSON, and what the model server saw and answered: traceparent, response id, tokens.
+with the instrumentation (each file lists the versions of the last recording), `openai` and the OTLP/gRPC exporter.
+The file contains the spans as OTLP JSON, and the model server's requests and answers: traceparent, response id, tokens.
 """
 
 import json
@@ -141,7 +141,7 @@ class _Receiver(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 def record(dialect: str, python: str) -> dict[str, Any]:
-    """Runs the agent once; returns what belongs into the file."""
+    """Runs the agent once; returns the content of the file."""
     receiver, records, model = _Receiver(), _Records(), Model()
     otlp = grpc.server(ThreadPoolExecutor(1))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(receiver, otlp)
@@ -186,7 +186,7 @@ def record(dialect: str, python: str) -> dict[str, Any]:
     text = json.dumps(recorded).replace(str(model.server_port), "8000")
     text = re.sub(
         r'File \\"/[^"\\]*/(?:lib/python3\.\d+/)?', r'File \\"', text
-    )  # tracebacks without this machine's folders
+    )  # removes this machine's folders from tracebacks
     return {"dialect": dialect, "versions": json.loads(done.stdout), "served": model.served, **json.loads(text)}
 
 
