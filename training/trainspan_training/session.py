@@ -37,7 +37,7 @@ _DRAW_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a trainer run is asked to do."""
+    """Parameters of a trainer run."""
 
     settings: TrainSettings
     datasets: Path

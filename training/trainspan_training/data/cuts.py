@@ -61,7 +61,7 @@ class TreeCost:
     """Cost of each additional pair of tokens in a mask; 0 if attention computes only visible pairs."""
 
     def joins(self, size: int, new: int, length: int) -> bool:
-        """Whether a row of `length` tokens, `new` of them unshared, costs less in a tree of `size` tokens than alone."""
+        """Whether a row of `length` tokens, `new` of them unshared, is cheaper in a tree of `size` than alone."""
         together = new + self.pair * ((size + new) ** 2 - size**2)
         return new < length and together <= length + self.pair * length**2
 

@@ -1,6 +1,6 @@
 """Publishes a new policy: swapped in and accepted, refused, or aborted, with a return to the newest good one.
 
-Only this module writes the outcomes of rounds to the ledger and asks the policy server to swap.
+Outside of `checkpoints`, only this module writes to the ledger, and only it asks the policy server to swap.
 """
 
 import logging
