@@ -55,6 +55,18 @@ def test_without_anything_else_the_service_is_the_agent(
     assert [request.baggage[keys.GEN_AI_AGENT_NAME] for request in policy.requests] == ["shop"]
 
 
+def run_instrumented(program: Path, variables: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    """A program of a framework under `opentelemetry-instrument`, in the environment of the agents' frameworks."""
+    return subprocess.run(
+        ["opentelemetry-instrument", "python", str(program)],
+        env={**environment(variables), "PATH": f"{AGENTS / 'bin'}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
 @pytest.fixture
 def dashboard() -> Iterator[OpenAIServer]:
     """The server to which the OpenAI Agents SDK would send its own traces."""
@@ -90,17 +102,7 @@ def test_the_openai_agents_sdk_names_its_agent_and_sends_no_traces_with_the_poli
     model = agents.OpenAIChatCompletionsModel("policy", AsyncOpenAI())
     print(agents.Runner.run_sync(agents.Agent(name="planner", instructions="You plan.", model=model), "Go.").final_output)
     """
-    done = subprocess.run(
-        ["opentelemetry-instrument", "python", str(write(tmp_path, source))],
-        env={
-            **environment({**wired, "DASHBOARD": dashboard.url}),
-            "PATH": f"{AGENTS / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_instrumented(write(tmp_path, source), {**wired, "DASHBOARD": dashboard.url})
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
     assert [request.baggage[keys.GEN_AI_AGENT_NAME] for request in policy.requests] == ["planner"]
     assert bool(dashboard.requests) is uploads
@@ -144,17 +146,7 @@ AGNO = """
 def test_frameworks_that_keep_no_current_agent_name_it_by_the_call_stack(
     tmp_path: Path, policy: OpenAIServer, wired: dict[str, str], source: str, names: list[str]
 ) -> None:
-    done = subprocess.run(
-        ["opentelemetry-instrument", "python", str(write(tmp_path, source))],
-        env={
-            **environment({**wired, **WITHOUT_OPENAI}),
-            "PATH": f"{AGENTS / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_instrumented(write(tmp_path, source), {**wired, **WITHOUT_OPENAI})
     assert done.returncode == 0, done.stderr
     told = [request.baggage[keys.GEN_AI_AGENT_NAME] for request in policy.requests]
     assert [name[: len("agent-")] if name.startswith("agent-") else name for name in told] == names

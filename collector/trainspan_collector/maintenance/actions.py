@@ -69,7 +69,7 @@ class Maintenance:
         }
 
     def do(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer of a job. Raises UsageError for an unknown job, StoreError if it cannot run now."""
+        """Runs a job and returns its result. Raises UsageError if the job is unknown, StoreError if it cannot run now."""
         if name == "backlog":  # at any time, even during a job
             return self._tell_backlog()
         if name not in self._jobs:

@@ -134,7 +134,8 @@ def test_one_engine_is_accepted_however_it_is_specified(
     (home / "two.yaml").write_text("data-parallel-size: 2\n")
     (home / "none.yaml").write_text("# data-parallel-size: 2\nport: 2\n")
     for flags in (["-dp", "1"], ["-dpl", "2"], ["--config", "two.yaml", "-dp", "1"], ["--config", "none.yaml"]):
-        launch_of(home, *flags, model=str(models.base))
+        launch = launch_of(home, *flags, model=str(models.base))
+        assert set(flags) <= set(launch.flags), "vLLM gets them as given"
 
 
 def test_several_engines_from_the_environment_or_in_a_vllm_started_by_hand_are_refused() -> None:
