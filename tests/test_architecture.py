@@ -51,7 +51,7 @@ FLOORS = {
     "serving": ("middleware worker", "http", "swap", "capture process", "export checkpoints"),
     "exporters": (
         "_hook",
-        "_process _pytest",
+        "_process _pytest _jobs",
         "_worker",
         "_rollout_block",
         "_calls",

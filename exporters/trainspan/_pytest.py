@@ -3,22 +3,17 @@
 A test without policy requests and rewards is not a rollout.
 """
 
-import uuid
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import wrapt
-from opentelemetry import context, trace
-from opentelemetry.context import Context
-from opentelemetry.trace import Link
+from opentelemetry import context
 
 from trainspan._guard import guarded
 from trainspan._rollout.boundary import tests_are_rollouts
-from trainspan._rollout.scope import Scope, current_scope
-from trainspan._rollout_block import end_rollout_span, start_span
-from trainspan_schemas import keys
-from trainspan_schemas.identity import Identity
+from trainspan._rollout.scope import Scope
+from trainspan._rollout_block import begin_hosted, end_hosted
 
 __all__ = ["watch_pytest"]
 
@@ -50,22 +45,13 @@ def _wrap(module: ModuleType) -> None:
 
 @guarded
 def _begin(item: Any) -> Scope | None:
-    """Returns None if tests are not rollouts, or if a runner or an explicit block has started one."""
-    outer = current_scope()
-    if not tests_are_rollouts() or (outer is not None and not outer.provisional):
-        return None
-    identity = Identity(uuid.uuid4().hex, task_id=str(item.nodeid))
-    enclosing = trace.get_current_span().get_span_context()
-    links = [Link(enclosing)] if enclosing.is_valid else []
-    return Scope(identity, "explicit", start_span(keys.ROLLOUT_SPAN_NAME, Context(), identity, links))
+    return begin_hosted("explicit", str(item.nodeid)) if tests_are_rollouts() else None
 
 
 @guarded
 def _end(scope: Scope, reports: Any) -> None:
-    if not scope.was_used:
-        return
     errors = [TestFailed(f"{report.when}: {_reason(report)}") for report in reports if report.failed]
-    end_rollout_span(scope, "agent_error" if errors else "ok", errors[0] if errors else None)
+    end_hosted(scope, "agent_error" if errors else "ok", errors[0] if errors else None)
 
 
 def _reason(report: Any) -> str:

@@ -18,18 +18,26 @@ from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Statu
 from trainspan._calls.http_clients import wrap_clients
 from trainspan._guard import guarded
 from trainspan._rollout.reward import evaluate
-from trainspan._rollout.scope import Scope, current_scope
+from trainspan._rollout.scope import Boundary, Scope, current_scope
 from trainspan._rollout.span_processor import stamp_spans_of
 from trainspan._switch import is_disabled
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity, Split, TraceParent
 from trainspan_schemas.status import RolloutStatus
 
-__all__ = ["Rollout", "end_open_rollouts", "end_rollout_span", "rollout", "start_span"]
+__all__ = [
+    "Rollout",
+    "begin_hosted",
+    "end_hosted",
+    "end_open_rollouts",
+    "end_rollout_span",
+    "rollout",
+    "start_span",
+]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_open: Final["weakref.WeakSet[Rollout]"] = weakref.WeakSet()
+_open: Final["weakref.WeakSet[Scope]"] = weakref.WeakSet()
 
 
 def rollout(
@@ -162,12 +170,10 @@ class Rollout:
             wanted.split,
         )
         _serve_programs_started_otherwise()
-        enclosing = trace.get_current_span().get_span_context()
-        links = [Link(enclosing)] if enclosing.is_valid else []
-        self._span = start_span(keys.ROLLOUT_SPAN_NAME, Context(), identity, links)
+        self._span = start_span(keys.ROLLOUT_SPAN_NAME, Context(), identity, _link_to_enclosing())
         self._scope = Scope(identity, "explicit", self._span)
         self._token = context.attach(self._scope.enter())
-        _open.add(self)
+        _open.add(self._scope)
 
     def _end(self, status: RolloutStatus, error: BaseException | None) -> None:
         assert self._span is not None
@@ -177,8 +183,31 @@ class Rollout:
                 self._span.set_status(Status(StatusCode.ERROR, repr(error)))
             self._span.end()
         else:
-            _open.discard(self)
             end_rollout_span(self._scope, status, error)
+
+
+def begin_hosted(boundary: Boundary, task_id: str | None = None) -> Scope | None:
+    """Starts a rollout around code that a host calls, such as a test of pytest or a job of a worker.
+
+    Returns None if a runner, an explicit block or another host has already started one. The host enters the scope, and
+    ends it with `end_hosted`.
+    """
+    outer = current_scope()
+    if outer is not None and not (outer.provisional and outer.boundary != "request"):
+        return None
+    if outer is not None:
+        outer.holds_rollouts = True
+    identity = Identity(uuid.uuid4().hex, task_id=task_id)
+    scope = Scope(identity, boundary, start_span(keys.ROLLOUT_SPAN_NAME, Context(), identity, _link_to_enclosing()))
+    _open.add(scope)
+    return scope
+
+
+def end_hosted(scope: Scope, status: RolloutStatus, error: BaseException | None = None) -> None:
+    """Ends a host's rollout; one without policy requests and rewards is not reported."""
+    _open.discard(scope)
+    if scope.was_used:
+        end_rollout_span(scope, status, error)
 
 
 def start_span(
@@ -204,6 +233,7 @@ def _start(name: str, ctx: Context | None, attributes: dict[str, str | int] | No
 @guarded
 def end_rollout_span(scope: Scope, status: RolloutStatus, error: BaseException | None = None) -> None:
     """Ends the rollout's own span with its outcome."""
+    _open.discard(scope)
     span = scope.span
     span.set_attributes(scope.outcome(status))
     if error is not None:
@@ -213,14 +243,20 @@ def end_rollout_span(scope: Scope, status: RolloutStatus, error: BaseException |
     span.end()
 
 
+def _link_to_enclosing() -> list[Link]:
+    enclosing = trace.get_current_span().get_span_context()
+    return [Link(enclosing)] if enclosing.is_valid else []
+
+
 def end_open_rollouts(status: RolloutStatus) -> int:
-    """Ends all unfinished blocks of the process; returns their number."""
-    blocks = list(_open)
-    for block in blocks:
-        _open.discard(block)
-        if block._scope is not None:
-            end_rollout_span(block._scope, status)
-    return len(blocks)
+    """Ends all unfinished blocks, tests and jobs of the process; returns their number."""
+    scopes = list(_open)
+    for scope in scopes:
+        if scope.boundary == "request":
+            end_hosted(scope, status)
+        else:
+            end_rollout_span(scope, status)
+    return len(scopes)
 
 
 def _status_of(error: BaseException | None) -> RolloutStatus:

@@ -46,7 +46,7 @@ def processes_are_rollouts() -> bool:
 
 
 def requests_are_rollouts() -> bool:
-    """Whether each request of a service is a rollout."""
+    """Whether each request of a service, and each job of a worker, is a rollout."""
     return _fixed() in ("", "request")
 
 

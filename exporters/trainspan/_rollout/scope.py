@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Boundary = Literal["runner", "explicit", "request", "process"]
-"""The initiator of the rollout: a runner or another parent process, an explicit block, a request, or this process."""
+"""The initiator of the rollout: a runner or another parent process, an explicit block, a request or job, or this process."""
 
 _KEY: Final = context.create_key("trainspan-scope")
 

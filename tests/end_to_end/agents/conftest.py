@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,8 +117,14 @@ class Stack:
             deadline.wait(0.1)
         return sorted(rows, key=lambda row: row["call_index"])
 
-    def rollout(self, rollout_id: str) -> dict[str, Any]:
-        (row,) = read(self.collector.address, "rollouts", rollout_ids=[rollout_id])
+    def rollout(self, rollout_id: str, calls: int = 0) -> dict[str, Any]:
+        """The rollout, once it counts that many calls; a child process may send its count after the program has ended."""
+        row: dict[str, Any] = {}
+        for _ in range(100):
+            (row,) = read(self.collector.address, "rollouts", rollout_ids=[rollout_id])
+            if (row["n_calls"] or 0) >= calls:
+                break
+            time.sleep(0.1)
         return row
 
 

@@ -63,7 +63,9 @@ CASES: tuple[Case, ...] = (
     Case("crewai", "CrewAI", "agents/crew.py", ("crewai",), "clerk"),
     Case("semantic-kernel", "Semantic Kernel", "agents/kernel_agent.py", ("semantic-kernel",), "clerk"),
     Case("strands", "Strands Agents", "agents/strands_agent.py", ("strands-agents[openai]",), "clerk"),
-    Case("google-adk", "Google ADK with LiteLLM", "agents/adk_agent.py", ("google-adk>=2.13", "litellm"), "clerk"),
+    Case(
+        "google-adk", "Google ADK with LiteLLM", "agents/adk_agent.py", ("google-adk>=2.13", "litellm", "mcp"), "clerk"
+    ),
     Case("dspy", "DSPy", "agents/dspy_module.py", ("dspy",)),
     Case(
         "llama-index",

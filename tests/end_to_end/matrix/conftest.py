@@ -37,7 +37,8 @@ TEMPLATE = """\
 """
 """Shows the model the beginning of each message, so that frameworks with long prompts cost no more than others."""
 
-MOST_TOKENS = 64
+MOST_TOKENS = 256
+"""Enough for a strict tool call, whose JSON may hold any whitespace."""
 LAST_TOKENS = "ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÐÑÒÓÔÕÖ×"
 """Tokens of single bytes beyond ASCII that end an answer, too: after a dozen tokens, and in no JSON of the programs' schemas."""
 NOTHING_TO_TRAIN = 3

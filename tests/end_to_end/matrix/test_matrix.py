@@ -58,7 +58,8 @@ def _measure(matrix: Matrix, case: Case, mode: str, commands: Path) -> Result:
     if len(rollouts) != 1 or None in rollouts:
         return replace(seen, wrong=(*seen.wrong, f"{len(rollouts)} rollouts"))
     (rollout_id,) = (str(one) for one in rollouts)
-    calls, rollout = matrix.stack.calls(rollout_id, len(served)), matrix.stack.rollout(rollout_id)
+    expected = len(served) if case.is_python else 0
+    calls, rollout = matrix.stack.calls(rollout_id, len(served)), matrix.stack.rollout(rollout_id, expected)
     kept, dropped = matrix.kept()
     seen = replace(
         seen,

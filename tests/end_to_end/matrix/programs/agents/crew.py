@@ -17,7 +17,7 @@ llm = LLM(
     model="openai/policy", base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"], **options
 )
 clerk = Agent(role="clerk", goal="Find boxes.", backstory="You are a clerk.", llm=llm, max_iter=2)
-task = Task(description="Find a {kind} box.", expected_output="A color.", agent=clerk)
+task = Task(description="Find the {kind} box.", expected_output="A color.", agent=clerk)
 crew = Crew(agents=[clerk], tasks=[task])
 for kind in ("heavy", "light"):
     print(crew.kickoff(inputs={"kind": kind}))

@@ -18,8 +18,8 @@ llm.register_provider(
 
 
 @llm.call("openai/policy:completions", format=Choice if "--strict" in sys.argv else None)
-def find(kind: str) -> str:
-    return f"Find a {kind} box."
+def find(kind: str) -> list[llm.Message]:
+    return [llm.messages.system("You are a clerk."), llm.messages.user(f"Find a {kind} box.")]
 
 
 for kind in ("heavy", "light"):
