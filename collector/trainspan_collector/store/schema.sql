@@ -257,7 +257,12 @@ SELECT
     i.split,
     r.rollout_status AS status,
     w.reward,
-    coalesce(r.rollout_calls, i.process_calls)::INTEGER AS n_calls,
+    -- A runner counts the calls of all processes; any other rollout span only those of its own process.
+    CASE
+        WHEN r.rollout_calls IS NULL OR i.process_calls IS NULL THEN coalesce(r.rollout_calls, i.process_calls)
+        WHEN r.rollout_boundary = 'runner' THEN r.rollout_calls
+        ELSE r.rollout_calls + i.process_calls
+    END::INTEGER AS n_calls,
     r.start_ns,
     r.end_ns,
     r.untrusted

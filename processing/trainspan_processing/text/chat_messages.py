@@ -17,11 +17,11 @@ _IDS: Final = ("id", "tool_call_id")
 
 
 def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
-    """Chat messages from a client's recorded messages, in any dialect; a message with several tool results becomes several.
+    """Chat messages from a client's recorded messages, in any dialect.
 
     Arguments of tool calls become objects if they are JSON objects. Parts that no chat template accepts (images) are left out.
     """
-    return [made for message in messages for made in _converted(message)]
+    return [_converted(message) for message in messages]
 
 
 def same_messages(messages: Sequence[ChatMessage]) -> str:
@@ -60,12 +60,9 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
 
-def _converted(message: Message) -> list[ChatMessage]:
+def _converted(message: Message) -> ChatMessage:
     role = str(message.get("role") or "user")
     parts = [part for part in message.get("parts") or [] if isinstance(part, dict)]
-    results = [part for part in parts if part.get("type") == "tool_call_response"]
-    if results:
-        return [_tool_result(part, message) for part in results]
     made: ChatMessage = {"role": role, "content": _content(message.get("content"))}
     if thoughts := [str(part.get("content", "")) for part in parts if part.get("type") == "reasoning"]:
         made["reasoning_content"] = "".join(thoughts)
@@ -74,19 +71,6 @@ def _converted(message: Message) -> list[ChatMessage]:
     for key in ("name", "tool_call_id"):
         if isinstance(message.get(key), str):
             made[key] = message[key]
-    return [made]
-
-
-def _tool_result(part: dict[str, Any], message: Message) -> ChatMessage:
-    result = part.get("response", part.get("result"))
-    made: ChatMessage = {
-        "role": "tool",
-        "content": result if isinstance(result, str) else json.dumps(result, ensure_ascii=False),
-    }
-    if isinstance(name := part.get("name", message.get("name")), str):
-        made["name"] = name
-    if isinstance(part.get("id"), str):
-        made["tool_call_id"] = part["id"]
     return made
 
 

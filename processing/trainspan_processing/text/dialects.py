@@ -30,7 +30,7 @@ def messages_of(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Mess
     """
     inputs = _structured(attributes.get(keys.GEN_AI_INPUT_MESSAGES)) or _flattened(attributes, "input")
     if inputs and (parts := _structured(attributes.get(keys.GEN_AI_SYSTEM_INSTRUCTIONS))):
-        inputs = [_message({"role": "system", "parts": parts}), *inputs]
+        inputs = [*_messages({"role": "system", "parts": parts}), *inputs]
     return inputs, _structured(attributes.get(keys.GEN_AI_OUTPUT_MESSAGES)) or _flattened(attributes, "output")
 
 
@@ -43,7 +43,7 @@ def _structured(value: Any) -> list[Message]:
     value = plain(value)
     if not isinstance(value, list):
         return []
-    return [_message(item) for item in value if isinstance(item, dict)]
+    return [message for item in value if isinstance(item, dict) for message in _messages(item)]
 
 
 def plain(value: Any) -> Any:
@@ -56,34 +56,38 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _message(item: dict[str, Any]) -> Message:
-    """One message; text parts and tool results are joined as `content`, the other parts are kept in `parts`.
+def _messages(item: dict[str, Any]) -> list[Message]:
+    """One recorded message as messages: each of its tool results alone, with role `tool`, then what else it holds.
 
-    A single tool result sets the message's `tool_call_id`; several stay in the parts, since they answer several calls.
+    Text parts are joined as `content`; the other parts are kept in `parts`.
     """
     parts = item.get("parts")
     if not isinstance(parts, list):
-        return item
-    known = [part for part in parts if isinstance(part, dict)]
-    texts = [text for part in known if (text := _text(part)) is not None]
-    others = [part for part in parts if not isinstance(part, dict) or _text(part) is None]
-    message = {key: value for key, value in item.items() if key != "parts"} | {"content": "".join(texts)}
-    results = [part for part in known if part.get("type") == "tool_call_response"]
-    if len(results) == 1 and isinstance(results[0].get("id"), str):
-        message["tool_call_id"] = results[0]["id"]
-    if len(results) > 1:
-        others = [*results, *others]
-    return {**message, "parts": others} if others else message
+        return [item]
+    results = [part for part in parts if _is(part, "tool_call_response")]
+    rest = [part for part in parts if not _is(part, "tool_call_response")]
+    whole = {key: value for key, value in item.items() if key != "parts"}
+    made = [_tool_result(part, whole) for part in results]
+    if results and not rest:
+        return made
+    others = [part for part in rest if not _is(part, "text")]
+    message = {**whole, "content": "".join(str(part.get("content", "")) for part in rest if _is(part, "text"))}
+    return [*made, {**message, "parts": others} if others else message]
 
 
-def _text(part: dict[str, Any]) -> str | None:
-    """The text of a part; None if it has none. A tool's result is its `response` or `result`."""
-    if part.get("type") == "text":
-        return str(part.get("content", ""))
-    if part.get("type") == "tool_call_response":
-        result = part.get("response", part.get("result", ""))
-        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
-    return None
+def _tool_result(part: dict[str, Any], message: Message) -> Message:
+    result = part.get("response", part.get("result", ""))
+    made = {**message, "role": "tool"}
+    made["content"] = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+    if isinstance(part.get("id"), str):
+        made["tool_call_id"] = part["id"]
+    if isinstance(part.get("name"), str):
+        made["name"] = part["name"]
+    return made
+
+
+def _is(part: Any, kind: str) -> bool:
+    return isinstance(part, dict) and part.get("type") == kind
 
 
 def _flattened(attributes: Mapping[str, Any], side: str) -> list[Message]:

@@ -42,7 +42,7 @@ def rollout_table(
             pl.coalesce("start_ns", "first_ns").alias("start_ns"),
         )
         .drop("first_ns", "last_ns", "stated_calls", "stated_elsewhere", "n_requests", "n_bare", "n_missing")
-        .drop("expected", "open_with_id", "open_without_id")
+        .drop("expected", "counts_all", "open_with_id", "open_without_id")
         .sort(ROLLOUT_KEY)
         .collect(engine="in-memory")  # keeps the sorted order
     )
@@ -62,10 +62,23 @@ def _facts(
         .join(_bare_counts(bare_calls.lazy()), on=ROLLOUT_KEY, how="left")
         .join(_open_counts(identified, covered.lazy(), served), on=ROLLOUT_KEY, how="left")
         .with_columns(
-            pl.coalesce("stated_calls", "stated_elsewhere").alias("expected"),
+            _expected_calls().alias("expected"),
             pl.col("by_runner", "own_reward").fill_null(False),
             pl.col("n_calls", "n_requests", "n_bare", "n_missing", "open_with_id", "open_without_id").fill_null(0),
         )
+    )
+
+
+def _expected_calls() -> pl.Expr:
+    """Returns how many calls the agent's side saw succeed; NULL if nobody counted.
+
+    A runner counts the calls of all processes; any other rollout span only those of its own process.
+    """
+    stated, elsewhere = (pl.col(name).cast(pl.Int64) for name in ("stated_calls", "stated_elsewhere"))
+    return (
+        pl.when(pl.col("counts_all").fill_null(False))
+        .then(pl.coalesce(stated, elsewhere))
+        .otherwise(pl.coalesce(stated + elsewhere, stated, elsewhere))
     )
 
 
@@ -142,7 +155,12 @@ def _rollout_spans(spans: pl.LazyFrame) -> pl.LazyFrame:
         spans.filter(pl.col("status").is_not_null())
         .sort("untrusted", rank, "start_ns", *SPAN_KEY)
         .unique(ROLLOUT_KEY, keep="first", maintain_order=True)
-        .select(*ROLLOUT_KEY, *facts, signed, by_runner.alias("by_runner"), own_reward.alias("own_reward"))
+        .select(
+            *(*ROLLOUT_KEY, *facts, signed),
+            by_runner.alias("by_runner"),
+            own_reward.alias("own_reward"),
+            is_runners.alias("counts_all"),
+        )
     )
 
 

@@ -289,6 +289,17 @@ def test_a_reward_in_the_agents_process_counts_for_the_runners_rollout(collector
     assert (rollout["reward"], rollout["n_calls"]) == (0.75, 2)
 
 
+def test_a_runner_counts_the_calls_of_all_processes_and_an_agents_own_span_only_those_of_its_process(
+    collector: CollectorProcess,
+) -> None:
+    for trace, boundary in ((122, "runner"), (123, "process")):
+        own = {keys.ROLLOUT_STATUS: "ok", keys.ROLLOUT_BOUNDARY: boundary, keys.ROLLOUT_CALLS: 3}
+        child = _identity(f"r-{trace}", **{keys.ROLLOUT_CALLS: 2})
+        export(collector.address, span(trace, 1, _identity(f"r-{trace}", **own)), span(trace, 2, child))
+    counts = {name: _rollout(collector, name)[0]["n_calls"] for name in ("r-122", "r-123")}
+    assert counts == {"r-122": 3, "r-123": 5}
+
+
 def test_attempts_are_rollouts_of_their_own_and_a_reward_by_rollout_id_goes_to_the_last(
     collector: CollectorProcess,
 ) -> None:

@@ -60,20 +60,6 @@ TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {"x": 
             [{"role": "assistant", "content": "", "tool_calls": [{"id": "c1", **TOOL_CALL}]}],
         ),
         (
-            {
-                "role": "tool",
-                "content": "",
-                "parts": [
-                    {"type": "tool_call_response", "id": "c1", "response": "2"},
-                    {"type": "tool_call_response", "id": "c2", "result": {"sum": 3}},
-                ],
-            },
-            [
-                {"role": "tool", "content": "2", "tool_call_id": "c1"},
-                {"role": "tool", "content": '{"sum": 3}', "tool_call_id": "c2"},
-            ],
-        ),
-        (
             {"role": "assistant", "content": "4", "parts": [{"type": "reasoning", "content": "2+2"}]},
             [{"role": "assistant", "content": "4", "reasoning_content": "2+2"}],
         ),

@@ -88,6 +88,16 @@ def test_the_processes_of_an_agent_state_the_number_where_the_runner_does_not(be
     assert _facts(bench) == {"a0": (False, False, False)}
 
 
+def test_a_rollout_span_of_the_agent_counts_its_own_process_and_a_runners_counts_all(bench: Bench) -> None:
+    own, lost, runners = (chain(bench.rollout(name, stated_calls=2), 3) for name in ("own", "lost", "runners"))
+    for rollout, boundary, calls in ((own, "process", 1), (lost, "process", 2), (runners, "runner", 2)):
+        rollout.root_span.attributes["trainspan.rollout.boundary"] = boundary
+        rollout.span("child", 0.1, 9.0, trainspan__rollout__calls=calls)
+    bench.send(own, lost, runners)
+    complete = {name: facts[0] for name, facts in _facts(bench).items()}
+    assert complete == {"own0": True, "lost0": False, "runners0": True}
+
+
 _DIALECTS = {
     "genai": {"gen_ai.operation.name": "chat", "gen_ai.request.model": "policy"},
     "traceloop": {"llm.request.type": "chat", "gen_ai.request.model": "policy"},

@@ -11,6 +11,8 @@ from tests.processing.support.recordings import DIALECTS, FOLDER, Recording
 from tests.processing.support.traces import chain
 from trainspan_processing.read.source import Source
 from trainspan_processing.stored_rollout import StoredRollout
+from trainspan_processing.text.chat_messages import chat_messages
+from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.traces.rollout_reader import stored_rollouts
 from trainspan_schemas.errors import DatasetError
 
@@ -47,6 +49,40 @@ def test_the_text_of_each_call_is_read_in_every_dialect(bench: Bench, dialect: s
     assert [message["role"] for message in calls[1].messages] == ["system", "user", "assistant", "tool"]
     assert calls[2].messages[0] == {"role": "system", "content": "You are a calculator."}
     assert calls[2].messages[1]["content"] == "stream"
+
+
+def test_system_instructions_come_first_and_each_tool_result_is_a_message_of_the_tool() -> None:
+    """Pydantic AI records instructions apart from the messages, and a tool's result as a part of a user's message."""
+    first, second = json.loads((FOLDER / "pydantic_ai.json").read_text())["spans"]
+    system, question = {"role": "system", "content": "You are a calculator."}, {"role": "user", "content": "1 + 2?"}
+    assert chat_messages(messages_of(first["attributes"])[0]) == [system, question]
+    asked, answered = messages_of(second["attributes"])
+    call = {
+        "id": "pyd_ai_tool_call_id__add",
+        "type": "function",
+        "function": {"name": "add", "arguments": {"x": 0, "y": 0}},
+    }
+    assert chat_messages(asked) == [
+        system,
+        question,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "0", "name": "add", "tool_call_id": call["id"]},
+    ]
+    assert answered == [{"role": "assistant", "content": '{"add":0}'}]
+
+
+def test_a_message_with_tool_results_and_text_is_one_message_of_the_tool_for_each_and_then_the_users() -> None:
+    parts = [
+        {"type": "tool_call_response", "id": "1", "response": "a"},
+        {"type": "tool_call_response", "id": "2", "response": {"b": 1}},
+        {"type": "text", "content": "go on"},
+    ]
+    attributes = {"gen_ai.input.messages": json.dumps([{"role": "user", "parts": parts}])}
+    assert messages_of(attributes)[0] == [
+        {"role": "tool", "content": "a", "tool_call_id": "1"},
+        {"role": "tool", "content": '{"b": 1}', "tool_call_id": "2"},
+        {"role": "user", "content": "go on"},
+    ]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
