@@ -7,6 +7,7 @@ from typing import Literal
 from deepagents import create_deep_agent
 from langchain.agents.structured_output import ProviderStrategy
 from langchain_openai import ChatOpenAI
+from openai import LengthFinishReasonError
 from pydantic import BaseModel
 
 
@@ -27,5 +28,9 @@ agent = create_deep_agent(
     response_format=ProviderStrategy(Choice) if "--strict" in sys.argv else None,
 )
 for question in ("Find a heavy box.", "Find a light box."):
-    result = agent.invoke({"messages": [{"role": "user", "content": question}]})
+    try:
+        result = agent.invoke({"messages": [{"role": "user", "content": question}]})
+    except LengthFinishReasonError:
+        print("no answer")
+        continue
     print(result.get("structured_response") or result["messages"][-1].content)

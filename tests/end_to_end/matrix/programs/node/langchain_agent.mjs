@@ -6,8 +6,8 @@ const { createAgent, providerStrategy, tool } = load("langchain");
 const { ChatOpenAI } = load("@langchain/openai");
 const { z } = load("zod");
 
-const look = tool(() => "8 kg", { name: "look", description: "Tells what is in a box.", schema: z.object({ box: z.string() }) });
 const choice = z.object({ box: z.enum(["red", "green", "blue"]) });
+const look = tool(() => "8 kg", { name: "look", description: "Tells what is in a box.", schema: choice });
 const agent = createAgent({
   model: new ChatOpenAI({ model: "policy", configuration: { baseURL: process.env.OPENAI_BASE_URL } }),
   tools: [look],
