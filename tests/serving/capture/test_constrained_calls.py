@@ -155,6 +155,20 @@ def test_a_strict_tool_is_recorded_as_the_tag_that_the_engine_got(caller: Caller
     assert float(np.abs(scorer.logprobs(span, *scorer.replayed(span)) - logged(span)).max()) < 1e-4
 
 
+@pytest.mark.slow
+def test_without_strict_tools_a_strict_tool_does_not_constrain_the_answer(models: Models, tmp_path: Path) -> None:
+    free = {"TRAINSPAN_SERVING__STRICT_TOOLS": "false"}
+    body = {"model": "policy", "messages": MESSAGES, "max_tokens": 16, "tools": [STRICT], "tool_choice": "auto"}
+    with (
+        otlp_sink() as (sink, url),
+        policy_server(models.base, tmp_path / "home", "--collector", url, flags=FLAGS, environment=free) as server,
+    ):
+        assert server.post("/v1/chat/completions", body)[0] == 200
+        assert server.post("/v1/chat/completions", {**body, "tool_choice": "required"})[0] == 200
+        spans = sink.wait(2, lambda span: keys.COMPLETION_TOKEN_IDS in span.attributes)
+    assert [keys.SAMPLING_CONSTRAINT in span.attributes for span in spans] == [False, True]
+
+
 def test_every_endpoint_records_what_its_engine_used(caller: Caller, scorer: Scorer) -> None:
     caller.client.responses.create(
         model="policy",
