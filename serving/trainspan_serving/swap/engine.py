@@ -21,6 +21,7 @@ class Engine:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._adapter_ids = itertools.count(1)
+        self.asleep = False
 
     @property
     def limits(self) -> Limits:
@@ -113,11 +114,14 @@ class Engine:
     async def sleep(self) -> None:
         """Frees the accelerator memory of the paused engine; the weights stay in main memory."""
         await self._client.sleep(level=1, mode="wait")
+        self.asleep = True
 
     async def wake(self) -> None:
-        """Allocates the memory again and resumes generation."""
-        await self._client.wake_up()
-        await self._forget_prefixes()
+        """Allocates the memory again and resumes generation; does nothing if the engine is awake."""
+        if self.asleep:
+            await self._client.wake_up()
+            await self._forget_prefixes()
+            self.asleep = False
 
     async def _forget_prefixes(self) -> None:
         if not await self._client.reset_prefix_cache():

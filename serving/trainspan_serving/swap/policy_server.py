@@ -1,4 +1,4 @@
-"""The policy in service, and its swap for another: validate, load, check with the canary, or roll back."""
+"""The policy in service, and its swap for another: validate, load, verify, then commit or undo."""
 
 import asyncio
 import logging
@@ -15,14 +15,17 @@ from trainspan_schemas.checkpoint import base_digest
 from trainspan_schemas.errors import CheckpointError, one_line
 from trainspan_serving.capture.engine_tap import EngineTap
 from trainspan_serving.checkpoints.candidates import Candidate, find_candidate
-from trainspan_serving.checkpoints.served_policy import Adapter, Policy
+from trainspan_serving.checkpoints.served_policy import Policy
 from trainspan_serving.checkpoints.weights import Weights, read_weights
 from trainspan_serving.process.link import report
 from trainspan_serving.process.server_plan import ServerPlan
-from trainspan_serving.swap.canary import ABSENT, CanaryReport, Loaded, judge, prime, read_through_cache, score
+from trainspan_serving.swap.adapter_swap import AdapterSwap
+from trainspan_serving.swap.canary import CanaryReport
 from trainspan_serving.swap.drain import Drain
 from trainspan_serving.swap.engine import Engine
 from trainspan_serving.swap.gate import Gate
+from trainspan_serving.swap.verifier import Verifier
+from trainspan_serving.swap.weight_swap import RollbackFailedError, WeightSwap
 
 __all__ = ["BusyError", "CanaryFailedError", "LoadFailedError", "PolicyServer", "SwapResult"]
 
@@ -67,11 +70,9 @@ class PolicyServer:
         """Outcome (a canary status, `undone`, `failed`, `refused` or `busy`) → count."""
         self.swap_seconds = 0.0
         """Total of all successful swaps."""
-        self.asleep = False
         self._engine, self._tap = engine, tap
+        self._verifier = Verifier(engine, tap, plan.canary_tolerance)
         self._served = served
-        self._unreadable: frozenset[str] | None = None
-        """Tensors that read differently from the file right after vLLM loaded it; None: nothing can be read."""
         self._changing = asyncio.Lock()
         self._broken = False
 
@@ -86,10 +87,13 @@ class PolicyServer:
         if plan.adapter:
             adapter = await engine.add_adapter(Path(plan.adapter), plan.version, plan.served_name)
         server = cls(plan, engine, tap, Policy(plan.version, folder, adapter, base), served)
-        if verdicts := await engine.compare(folder, plan.version):
-            server._unreadable = frozenset([*verdicts["differing"], *verdicts["unknown"]])
-            _log.info("weights tensors=%d unreadable=%d", len(served.tensors), len(server._unreadable))
+        await server._verifier.calibrate(folder, plan.version)
         return server
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the accelerator's memory is freed; requests are held."""
+        return self._engine.asleep
 
     @property
     def dtype(self) -> str:
@@ -113,8 +117,7 @@ class PolicyServer:
                 with _timed(seconds, "total"):
                     with _timed(seconds, "validate"):
                         candidate = await asyncio.to_thread(self._validate, checkpoint, version)
-                    exchange = self._exchange_adapter if candidate.weights is None else self._exchange_weights
-                    canary = await exchange(candidate, seconds)
+                    canary = await self._exchange(candidate, seconds)
         except (CheckpointError, LoadFailedError, BusyError) as error:
             self.swaps[_outcome_of(error)] += 1
             raise
@@ -143,12 +146,11 @@ class PolicyServer:
                 await self._engine.resume()
                 self.gate.open()
                 raise
-            self.asleep = True
 
     async def wake(self) -> None:
         """Allocates the memory again and lets requests through; does nothing if the server is awake."""
         async with self._alone():
-            await self._wake()
+            await self._engine.wake()
             self.gate.open()
 
     @asynccontextmanager
@@ -171,115 +173,51 @@ class PolicyServer:
             )
         return candidate
 
-    async def _exchange_adapter(self, candidate: Candidate, seconds: dict[str, float]) -> CanaryReport:
-        """Loads the new adapter next to the one in service, which keeps serving until the canary passes."""
-        name = candidate.folder.name
-        seconds["drain"] = 0.0
-        adapter: Adapter | None = None
-        try:
-            await self._wake()
-            with _timed(seconds, "reload"):
-                adapter = await self._engine.add_adapter(candidate.folder, candidate.version, self.plan.served_name)
-            policy = Policy(candidate.version, self.policy.weights, adapter, self.policy.base)
-            with _timed(seconds, "canary"):
-                canary = await self._check(candidate, policy)
-        except Exception as error:
-            await self._discard(adapter)
-            raise LoadFailedError(f"loading {name} failed: {one_line(error)}") from error
-        finally:
-            self.gate.open()
-        if canary.status == "stale":
-            await self._discard(adapter)
-            self._refuse_stale(canary, name)
-        self.policy = policy
-        return canary
+    async def _exchange(self, candidate: Candidate, seconds: dict[str, float]) -> CanaryReport:
+        """Loads and verifies the candidate, then commits it or restores the earlier policy.
 
-    async def _exchange_weights(self, candidate: Candidate, seconds: dict[str, float]) -> CanaryReport:
-        """Replaces the weights while nothing runs, so that no call is answered by two policies."""
-        assert candidate.weights is not None
-        earlier, name = self.policy, candidate.folder.name
-        policy = Policy(candidate.version, candidate.folder, base=candidate.base)
-        drain = self._drain(f"version {candidate.version} of the weights is being loaded")
+        If the earlier weights cannot be restored, the gate stays closed and this process ends: its supervisor restarts
+        it with those weights.
+        """
+        name = candidate.folder.name
+        swap = self._swap_of(candidate)
         try:
             with _timed(seconds, "drain"):
-                await drain.close_gate()
-                await self._wake()
-                if candidate.canary:
-                    await prime(self._tap, candidate.canary, earlier)
-                await drain.pause_engine()
+                await swap.prepare()
             try:
+                await self._engine.wake()
                 with _timed(seconds, "reload"):
-                    await self._engine.load(policy)
+                    policy = await swap.load()
                 with _timed(seconds, "canary"):
-                    canary = await self._check(candidate, policy)
+                    canary = await self._verifier.verify(candidate, policy)
             except Exception as error:
-                await self._undo(earlier)
+                await swap.undo()
                 raise LoadFailedError(f"loading {name} failed: {one_line(error)}") from error
             if canary.status == "stale":
-                await self._undo(earlier)
-                self._refuse_stale(canary, name)
-            self.policy, self._served = policy, candidate.weights
-            if earlier.adapter:
-                await self._discard(earlier.adapter)
+                await swap.undo()
+                self.canary = canary
+                what = f"the engine is not serving {name}: {canary.evidence}"
+                raise CanaryFailedError(f"{what}; version {self.policy.version} stays in service", canary)
+            self.policy, self._served = policy, candidate.weights or self._served
+            await swap.commit()
             return canary
+        except RollbackFailedError:
+            self._broken = True
+            _log.exception("rollback failed version=%d: restarting", self.policy.version)
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise
         finally:
             if not self._broken:
                 self.gate.open()
 
+    def _swap_of(self, candidate: Candidate) -> WeightSwap | AdapterSwap:
+        if candidate.weights is None:
+            return AdapterSwap(self._engine, self.plan.served_name, candidate, self.policy)
+        drain = self._drain(f"version {candidate.version} of the weights is being loaded")
+        return WeightSwap(self._engine, self._tap, drain, candidate, self.policy)
+
     def _drain(self, why: str) -> Drain:
         return Drain(self.gate, self._tap, self._engine, self.plan.drain_timeout_s, why)
-
-    async def _wake(self) -> None:
-        if self.asleep:
-            await self._engine.wake()
-            self.asleep = False
-
-    async def _check(self, candidate: Candidate, policy: Policy) -> CanaryReport:
-        if candidate.canary is None:
-            _log.warning("no canary checkpoint=%s: cannot verify that its weights are served", candidate.folder.name)
-            return ABSENT
-        cached = await read_through_cache(self._tap, candidate.canary, policy)
-        scores = await score(self._tap, candidate.canary, policy)
-        loaded = await self._loaded(candidate, policy)
-        tolerance = self.plan.canary_tolerance
-        return judge(candidate.canary, scores, cached, loaded, tolerance=tolerance, dtype=self._engine.dtype)
-
-    async def _loaded(self, candidate: Candidate, policy: Policy) -> Loaded | None:
-        """Returns which of the candidate's tensors the engine computes with; None if nothing can be read."""
-        if policy.adapter:
-            verdicts, unreadable = await self._engine.compare_adapter(policy.adapter), frozenset[str]()
-        elif self._unreadable is None:
-            return None
-        else:
-            verdicts, unreadable = await self._engine.compare(candidate.folder, candidate.version), self._unreadable
-        if verdicts is None:
-            return None
-        equal, differing = (set(verdicts[name]) - unreadable for name in ("equal", "differing"))
-        unknown = sum(map(len, verdicts.values())) - len(equal) - len(differing)
-        return Loaded(len(equal), tuple(sorted(differing)), unknown)
-
-    def _refuse_stale(self, canary: CanaryReport, name: str) -> None:
-        self.canary = canary
-        what = f"the engine is not serving {name}: {canary.evidence}"
-        raise CanaryFailedError(f"{what}; version {self.policy.version} stays in service", canary)
-
-    async def _undo(self, earlier: Policy) -> None:
-        """Loads the earlier weights again.
-
-        If that fails too, the gate stays closed and this process ends: its supervisor restarts it with those weights.
-        """
-        try:
-            await self._engine.abort()
-            await self._engine.load(earlier)
-        except Exception:
-            self._broken = True
-            _log.exception("rollback failed version=%d: restarting", earlier.version)
-            os.kill(os.getpid(), signal.SIGTERM)
-            raise
-
-    async def _discard(self, adapter: Adapter | None) -> None:
-        if adapter is not None:
-            await self._engine.remove_adapter(adapter)
 
 
 def _outcome_of(error: Exception) -> str:

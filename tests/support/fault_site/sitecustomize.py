@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trainspan_serving import worker
-from trainspan_serving.swap import policy_server
+from trainspan_serving.swap import verifier
 
-_load, _judge = worker.PolicyWorker.trainspan_reload, policy_server.judge
+_load, _judge = worker.PolicyWorker.trainspan_reload, verifier.judge
 
 
 def _fault() -> str:
@@ -26,9 +26,9 @@ def _load_or_not(self: Any, weights_path: str) -> None:
 def _judge_or_not(*arguments: Any, **options: Any) -> Any:
     report = _judge(*arguments, **options)
     if _fault() == "blind":
-        report = policy_server.CanaryReport("fresh", "planted", report.dtype)
+        report = verifier.CanaryReport("fresh", "planted", report.dtype)
     return report
 
 
 worker.PolicyWorker.trainspan_reload = _load_or_not  # type: ignore[method-assign]
-policy_server.judge = _judge_or_not
+verifier.judge = _judge_or_not

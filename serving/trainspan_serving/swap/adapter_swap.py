@@ -1,0 +1,33 @@
+"""Loads an adapter next to the one in service, which keeps serving until the canary passes."""
+
+from trainspan_serving.checkpoints.candidates import Candidate
+from trainspan_serving.checkpoints.served_policy import Adapter, Policy
+from trainspan_serving.swap.engine import Engine
+
+__all__ = ["AdapterSwap"]
+
+
+class AdapterSwap:
+    """One swap of adapters: prepare, load, then commit or undo. `name` is the served model's name."""
+
+    def __init__(self, engine: Engine, name: str, candidate: Candidate, earlier: Policy) -> None:
+        self._engine, self._name = engine, name
+        self._candidate, self._earlier = candidate, earlier
+        self._adapter: Adapter | None = None
+
+    async def prepare(self) -> None:
+        """Does nothing: requests keep running while the adapter is loaded."""
+
+    async def load(self) -> Policy:
+        """Loads the candidate. Raises what vLLM raises."""
+        version = self._candidate.version
+        self._adapter = await self._engine.add_adapter(self._candidate.folder, version, self._name)
+        return Policy(version, self._earlier.weights, self._adapter, self._earlier.base)
+
+    async def commit(self) -> None:
+        """Does nothing: the earlier adapter stays loaded for the requests that still use it."""
+
+    async def undo(self) -> None:
+        """Removes the adapter if it was loaded."""
+        if self._adapter:
+            await self._engine.remove_adapter(self._adapter)

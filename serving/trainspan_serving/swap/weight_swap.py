@@ -1,0 +1,49 @@
+"""Replaces the full weights in the engine while nothing runs, so that no call is answered by two policies."""
+
+from trainspan_serving.capture.engine_tap import EngineTap
+from trainspan_serving.checkpoints.candidates import Candidate
+from trainspan_serving.checkpoints.served_policy import Policy
+from trainspan_serving.swap.canary import prime
+from trainspan_serving.swap.drain import Drain
+from trainspan_serving.swap.engine import Engine
+
+__all__ = ["RollbackFailedError", "WeightSwap"]
+
+
+class RollbackFailedError(Exception):
+    """The engine could not load the earlier weights again: it serves no known policy."""
+
+
+class WeightSwap:
+    """One swap of full weights: prepare, load, then commit or undo. After `undo`, `earlier` is in the engine."""
+
+    def __init__(self, engine: Engine, tap: EngineTap, drain: Drain, candidate: Candidate, earlier: Policy) -> None:
+        self._engine, self._tap, self._drain = engine, tap, drain
+        self._candidate, self._earlier = candidate, earlier
+
+    async def prepare(self) -> None:
+        """Drains the engine, and primes the prefix cache so that the canary would notice if it were kept."""
+        await self._drain.close_gate()
+        await self._engine.wake()
+        if self._candidate.canary:
+            await prime(self._tap, self._candidate.canary, self._earlier)
+        await self._drain.pause_engine()
+
+    async def load(self) -> Policy:
+        """Loads the candidate. Raises what vLLM raises."""
+        policy = Policy(self._candidate.version, self._candidate.folder, base=self._candidate.base)
+        await self._engine.load(policy)
+        return policy
+
+    async def commit(self) -> None:
+        """Removes the earlier adapter, which was trained on the earlier weights."""
+        if self._earlier.adapter:
+            await self._engine.remove_adapter(self._earlier.adapter)
+
+    async def undo(self) -> None:
+        """Loads the earlier weights again. Raises RollbackFailedError if that fails too."""
+        try:
+            await self._engine.abort()
+            await self._engine.load(self._earlier)
+        except Exception as error:
+            raise RollbackFailedError(f"cannot load version {self._earlier.version} again") from error
