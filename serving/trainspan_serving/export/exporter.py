@@ -10,10 +10,10 @@ Since the server started: `captured` = `exported` + `dropped` + `refused` + call
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trainspan_serving.export.call_queue import CallQueue
 from trainspan_serving.export.call_span import AttributeValue, CallSpan, encode_request
 from trainspan_serving.export.collector_client import CollectorClient, Delivery
 from trainspan_serving.export.spool import Spool
@@ -23,8 +23,6 @@ __all__ = ["Counts", "Exporter"]
 _log = logging.getLogger(__name__)
 
 _RESOURCE: Mapping[str, AttributeValue] = {"service.name": "trainspan-serving"}
-_BATCH_SPANS = 512
-_BATCH_BYTES = 2 * 1024 * 1024
 _REPORT_INTERVAL_S = 10.0
 _MAX_BACKOFF_S = 2.0
 _SLICE_S = 0.5
@@ -47,7 +45,7 @@ class Counts:
 
 
 class Exporter:
-    """A bounded queue, a spool on disk, and the thread that drains both.
+    """The thread that sends queued and spooled calls, and their counts.
 
     Without a client and a spool, calls are counted and dropped.
     """
@@ -62,13 +60,11 @@ class Exporter:
         delay_s: float = 0.1,
         timeout_s: float = 10.0,
     ) -> None:
-        self._max_calls, self._max_bytes = max_calls, max_bytes
         self._delay_s, self._timeout_s = delay_s, timeout_s
-        self._queue: deque[CallSpan] = deque()
-        self._queued_bytes = 0
+        self._queue = CallQueue(max_calls, max_bytes)
         self._captured = self._exported = self._dropped = self._refused = 0
         self._reported_ns = 0
-        self._changed = threading.Condition()
+        self._counting = threading.Lock()
         self._deadline: float | None = None
         self._next_try = 0.0
         self._backoff_s = delay_s
@@ -77,27 +73,25 @@ class Exporter:
         self._why_full = "the disk is slow"
         self._client, self._spool = client, spool
         self._thread: threading.Thread | None = None
-        if client is not None:
+        if client is None:
+            self._queue.close()
+        else:
             self._thread = threading.Thread(target=self._run, name="trainspan-export", daemon=True)
             self._thread.start()
 
     def add(self, span: CallSpan) -> None:
-        """Queues a call, or drops it if the queue is full; never blocks."""
-        size = span.size_bytes
-        with self._changed:
+        """Queues a call, or drops it if the queue is full or closed; never blocks."""
+        with self._counting:
             self._captured += 1
-            if self._thread is None or self._deadline is not None:
+            if self._queue.put(span):
+                return
+            if self._queue.is_closed:
                 self._dropped += 1
-                return
-            if len(self._queue) >= self._max_calls or self._queued_bytes + size > self._max_bytes:
+            else:
                 self._drop(1, f"the queue is full, {self._why_full}")
-                return
-            self._queue.append(span)
-            self._queued_bytes += size
-            self._changed.notify()
 
     def counts(self) -> Counts:
-        with self._changed:
+        with self._counting:
             spooled, recovered = (self._spool.spans, self._spool.recovered) if self._spool else (0, 0)
             return Counts(self._captured, self._exported, self._dropped, spooled, recovered, self._refused)
 
@@ -107,10 +101,10 @@ class Exporter:
 
     def close(self, timeout_s: float) -> None:
         """Sends waiting calls for up to `timeout_s`; the rest stays on disk. Idempotent."""
-        with self._changed:
+        with self._counting:
+            self._queue.close()  # before there is a deadline, at which the thread may end
             if self._deadline is None:
                 self._deadline = time.monotonic() + timeout_s
-            self._changed.notify_all()
         if self._thread is not None and self._client is not None:
             self._thread.join(timeout_s + 1.0)
             self._client.close()
@@ -118,7 +112,8 @@ class Exporter:
     def _run(self) -> None:
         assert self._spool is not None
         while True:
-            batch = self._next_batch(self._spool)
+            wait_s = max(0.0, self._next_try - time.monotonic()) if self._spool else None
+            batch = self._queue.batch(wait_s, self._delay_s)
             is_stuck = bool(batch) and not self._settle(batch, self._spool)
             slice_end = min(time.monotonic() + _SLICE_S, self._deadline or float("inf"))
             while self._spool and self._next_try <= time.monotonic() < slice_end:
@@ -126,38 +121,17 @@ class Exporter:
             if self._deadline is not None and self._has_ended(self._spool, is_stuck, self._deadline):
                 return
             if is_stuck:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._deadline is not None, self._backoff_s)
+                self._queue.wait_closed(self._backoff_s)
 
     def _has_ended(self, spool: Spool, is_stuck: bool, deadline: float) -> bool:
         """Whether the thread can end while closing; drops queued calls that cannot be stored."""
         if self._queue and not (is_stuck and (self._is_away or time.monotonic() >= deadline)):
             return False
-        with self._changed:
-            if left := len(self._queue):
-                self._queue.clear()
+        if left := self._queue.clear():
+            with self._counting:
                 self._reported_ns = 0
                 self._drop(left, "the collector was unreachable at shutdown, and the spool is full")
         return not spool or self._is_away or time.monotonic() >= deadline
-
-    def _next_batch(self, spool: Spool) -> list[CallSpan]:
-        """Returns the oldest calls, which stay queued until they are settled; empty if there is other work."""
-        with self._changed:
-            if not self._queue and self._deadline is None:
-                wait_s = max(0.0, self._next_try - time.monotonic()) if spool else None
-                self._changed.wait(wait_s)
-            if self._queue and len(self._queue) < _BATCH_SPANS and self._deadline is None:
-                self._changed.wait_for(
-                    lambda: self._deadline is not None or len(self._queue) >= _BATCH_SPANS, self._delay_s
-                )
-            batch: list[CallSpan] = []
-            size = 0
-            for span in self._queue:
-                size += span.size_bytes
-                if batch and (len(batch) == _BATCH_SPANS or size > _BATCH_BYTES):
-                    break
-                batch.append(span)
-            return batch
 
     def _settle(self, batch: list[CallSpan], spool: Spool) -> bool:
         """Sends the batch, or spools it if others are waiting or the collector cannot take it now.
@@ -169,8 +143,8 @@ class Exporter:
         except (ValueError, TypeError) as error:
             if len(batch) > 1:  # one by one, until the culprit is first
                 return self._settle(batch[:1], spool)
-            with self._changed:
-                self._take(batch)
+            self._queue.remove(batch)
+            with self._counting:
                 self._drop(1, f"it cannot be encoded: {error}")
             return True
         delivery = Delivery(False) if spool else self._send(request, len(batch))
@@ -178,9 +152,9 @@ class Exporter:
             self._why_full = reason
             return False
         lost = spool.put_refused(request, len(batch)) if delivery.refused else None
-        with self._changed:
-            self._take(batch)
-            if delivery.settled:
+        self._queue.remove(batch)
+        if delivery.settled:
+            with self._counting:
                 self._count(delivery, len(batch), lost)
         return True
 
@@ -193,7 +167,7 @@ class Exporter:
             delivery = self._send(request, one.spans)
         if not delivery.settled:
             return
-        with self._changed:
+        with self._counting:
             (spool.refuse if delivery.refused else spool.remove)(one)
             if not one.recovered:
                 self._count(delivery, one.spans)
@@ -232,11 +206,6 @@ class Exporter:
             self._exported += spans - delivery.rejected
         if delivery.rejected:
             self._drop(delivery.rejected, delivery.reason)
-
-    def _take(self, batch: list[CallSpan]) -> None:
-        for span in batch:
-            self._queue.popleft()
-            self._queued_bytes -= span.size_bytes
 
     def _drop(self, calls: int, reason: str) -> None:
         self._dropped += calls
