@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainspan_collector.query.scoped_views import PLACES, SEEDS, nearby
-from trainspan_collector.rows.promoted import PromotedColumns
+from trainspan_collector.rows.promoted import PROMOTED
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.views import VIEWS
 
@@ -19,11 +19,11 @@ _EXTRAS: Final = {
     "spans": (
         *("rollout_id", "attempt", "task_id", "run_id", "round", "split", "agent"),
         *("rollout_status", "rollout_boundary", "rollout_judge", "rollout_calls"),
-        *PromotedColumns._fields,
+        *PROMOTED,
     ),
     "calls": (
         *("parent_span_id", "status_code", "attributes", "resource", "scope_name", "dropped_attributes", "n_tokens"),
-        *PromotedColumns._fields,
+        *PROMOTED,
     ),
     "evaluations": ("attempt", "of", "on_span"),
 }

@@ -2,35 +2,33 @@
 
 import marshal
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 from trainspan_collector.otlp.values import Json, to_json_text
 from trainspan_schemas import keys
 from trainspan_schemas.views import CALL_FACTS
 
-__all__ = ["PromotedColumns", "read_facts"]
+__all__ = ["PROMOTED", "read_promoted"]
+
+_Text: TypeAlias = str | None
 
 
-class PromotedColumns(NamedTuple):
-    """Columns of `stored.spans`; NULL if the attribute is absent or has another type."""
+PROMOTED: Final = (
+    *("operation", "request_model", "response_id", "state_key", "policy_version_spans"),
+    *("redacted", "call_facts", "attribute_keys"),
+)
+"""Columns of `stored.spans`; NULL if the attribute is absent or has another type.
 
-    operation: str | None
-    request_model: str | None
-    response_id: str | None
-    state_key: str | None
-    policy_version_spans: str | None
-    redacted: str | None
-    """JSON array."""
-    call_facts: str | None
-    """JSON object of those of CALL_FACTS that a call has. The values repeat, so it takes almost no space."""
-    attribute_keys: str
-    """Every key, enclosed in line feeds: `\\nkey\\n` finds one."""
+`redacted` is a JSON array. `call_facts` is a JSON object of those of CALL_FACTS that a call has; the values repeat, so it
+takes almost no space. `attribute_keys` has every key, enclosed in line feeds: `\\nkey\\n` finds one."""
+
+_Promoted: TypeAlias = tuple[_Text, _Text, _Text, _Text, _Text, _Text, _Text, str]
 
 
-def read_facts(plain: Mapping[str, Json], *, is_call: bool) -> PromotedColumns:
-    """The promoted columns for a span's attributes."""
+def read_promoted(plain: Mapping[str, Json], *, is_call: bool) -> _Promoted:
+    """The values of PROMOTED for a span's attributes."""
     redacted = plain.get(keys.REDACTED)
-    return PromotedColumns(
+    return (
         _text(plain, keys.GEN_AI_OPERATION),
         _text(plain, keys.GEN_AI_REQUEST_MODEL),
         _text(plain, keys.GEN_AI_RESPONSE_ID),

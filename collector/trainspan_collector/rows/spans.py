@@ -1,16 +1,16 @@
 """OTLP spans → rows of `stored.spans`, and the evaluations among their events."""
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from trainspan_collector.journal.trust import Sender, is_trusted_span
 from trainspan_collector.otlp import lookups as look
 from trainspan_collector.otlp.values import Attributes, Json, read_attributes, to_json_text, to_plain
-from trainspan_collector.rows.promoted import read_facts
+from trainspan_collector.rows.promoted import read_promoted
 from trainspan_collector.rows.tables import SpanRow
 from trainspan_collector.rows.tokens import pack_ids, pack_logprobs
 from trainspan_schemas import keys
@@ -25,6 +25,17 @@ _PACKERS: Final = {
     keys.COMPLETION_TOKEN_IDS: pack_ids,
     keys.COMPLETION_LOGPROBS: pack_logprobs,
 }
+
+_Text: TypeAlias = str | None
+_Number: TypeAlias = int | None
+_Packed: TypeAlias = bytes | None
+_Texts: TypeAlias = tuple[str, str, str]
+"""Attributes, events and links."""
+_Core: TypeAlias = tuple[
+    str, str, _Text, str, int, int, int, int, str, _Text, str, str, str, str, str, str, str, int, int, int, int
+]
+_Identity: TypeAlias = tuple[_Text, _Number, _Text, _Text, _Number, _Text, _Text, _Text, _Text, _Text, _Number]
+_Call: TypeAlias = tuple[bool, _Number, _Text, _Number, _Packed, _Packed, _Packed, _Text, bool | None]
 
 
 class Origin(NamedTuple):
@@ -81,26 +92,34 @@ def read_span(
     read = read_attributes(span.attributes, _PACKERS)
     packed, malformed = _pack_tokens(read.skipped)
     plain = read.plain
-    rollout_id = look.text(plain, keys.ROLLOUT_ID)
-    attempt = look.integer(plain, keys.ATTEMPT)
-    prompt, completion = packed.get(keys.PROMPT_TOKEN_IDS), packed.get(keys.COMPLETION_TOKEN_IDS)
-    is_call = prompt is not None or completion is not None
-    status_of_rollout, boundary = look.text(plain, keys.ROLLOUT_STATUS), look.text(plain, keys.ROLLOUT_BOUNDARY)
+    is_call = keys.PROMPT_TOKEN_IDS in packed or keys.COMPLETION_TOKEN_IDS in packed
+    rollout_status, boundary = look.text(plain, keys.ROLLOUT_STATUS), look.text(plain, keys.ROLLOUT_BOUNDARY)
     judge = look.text(plain, keys.ROLLOUT_JUDGE)
-    untrusted = not is_trusted_span(sender, status=status_of_rollout, boundary=boundary, judge=judge)
-    is_verdict = sender is Sender.RUNNER and status_of_rollout is not None
-    end_ns = signed(span.end_time_unix_nano)
-    text, events_json, links_json = _with_more(read.text, malformed), _events_json(events), _links_json(span)
-    status = span.status
+    untrusted = not is_trusted_span(sender, status=rollout_status, boundary=boundary, judge=judge)
+    is_verdict = sender is Sender.RUNNER and rollout_status is not None
+    texts = _with_more(read.text, malformed), _events_json(events), _links_json(span)
+    status, end_ns = span.status, signed(span.end_time_unix_nano)
     # Not the message's ByteSize, which takes half as long as all the rest of this function.
-    size = sum(map(len, (text, events_json, links_json, span.name, status.message, *packed.values()))) + (
-        status.code > 0
-    )
-    facts = read_facts({**plain, **malformed} if malformed else plain, is_call=is_call)
+    size = sum(map(len, (*texts, span.name, status.message, *packed.values()))) + (status.code > 0)
     row = SpanRow(  # by position: names would take 2 µs per span, a tenth of the total
         seq,
         int.from_bytes(span.span_id, "big"),
         _richness(size, has_tokens=is_call, has_ended=end_ns > 0, untrusted=untrusted, is_verdict=is_verdict),
+        *_core(span, status, end_ns, origin, texts),
+        *_identity(plain, rollout_status, boundary, judge),
+        *_call(plain, packed, is_call),
+        untrusted,
+        received_ns,
+        *read_promoted({**plain, **malformed} if malformed else plain, is_call=is_call),
+        look.boolean(plain, keys.ROLLOUT_OWN_REWARD),
+    )
+    return row, plain
+
+
+def _core(span: Span, status: Status, end_ns: int, origin: Origin, texts: _Texts) -> _Core:
+    """The columns `trace_id` to `dropped_links`."""
+    attributes, events, links = texts
+    return (
         span.trace_id.hex(),
         span.span_id.hex(),
         span.parent_span_id.hex() if any(span.parent_span_id) else None,
@@ -113,15 +132,22 @@ def read_span(
         origin.service_name,
         origin.scope_name,
         origin.scope_json,
-        text,
+        attributes,
         origin.resource,
-        events_json,
-        links_json,
+        events,
+        links,
         span.trace_state,
         span.flags,
         span.dropped_attributes_count,
         span.dropped_events_count,
         span.dropped_links_count,
+    )
+
+
+def _identity(plain: Mapping[str, Json], status: str | None, boundary: str | None, judge: str | None) -> _Identity:
+    """The columns `rollout_id` to `rollout_calls`."""
+    rollout_id, attempt = look.text(plain, keys.ROLLOUT_ID), look.integer(plain, keys.ATTEMPT)
+    return (
         rollout_id,
         (attempt or 0) if rollout_id else attempt,
         look.text(plain, keys.TASK_ID),
@@ -129,25 +155,26 @@ def read_span(
         look.integer(plain, keys.ROUND),
         look.text(plain, keys.SPLIT),
         look.text(plain, keys.GEN_AI_AGENT_NAME),
-        status_of_rollout,
+        status,
         boundary,
         judge,
         look.integer(plain, keys.ROLLOUT_CALLS),
+    )
+
+
+def _call(plain: Mapping[str, Json], packed: Mapping[str, bytes], is_call: bool) -> _Call:
+    """The columns `is_call` to `delivered`."""
+    return (
         is_call,
         look.integer(plain, keys.CALL_INDEX),
         look.text(plain, keys.POLICY_NAME),
         look.integer(plain, keys.POLICY_VERSION),
-        prompt,
-        completion,
+        packed.get(keys.PROMPT_TOKEN_IDS),
+        packed.get(keys.COMPLETION_TOKEN_IDS),
         packed.get(keys.COMPLETION_LOGPROBS),
         look.first_text(plain, keys.GEN_AI_FINISH_REASONS),
         look.boolean(plain, keys.CALL_DELIVERED),
-        untrusted,
-        received_ns,
-        *facts,
-        look.boolean(plain, keys.ROLLOUT_OWN_REWARD),
     )
-    return row, plain
 
 
 def _pack_tokens(values: Mapping[str, AnyValue]) -> tuple[dict[str, bytes], dict[str, Json]]:

@@ -13,7 +13,7 @@ from typing import Final
 
 import duckdb
 
-from trainspan_collector.rows.promoted import PromotedColumns, read_facts
+from trainspan_collector.rows.promoted import PROMOTED, read_promoted
 from trainspan_collector.store.duckdb_errors import ReopenError, first_line, lacks_memory
 from trainspan_schemas import keys
 from trainspan_schemas.errors import StoreError
@@ -23,7 +23,7 @@ __all__ = ["prepare"]
 
 log = logging.getLogger(__name__)
 
-_FACTS: Final = f"STRUCT({', '.join(f'{name} VARCHAR' for name in PromotedColumns._fields)})"
+_FACTS: Final = f"STRUCT({', '.join(f'{name} VARCHAR' for name in PROMOTED)})"
 _TABLES: Final = files("trainspan_collector.store").joinpath("schema.sql").read_text()
 """The tables of this version. It can be run on a store that has some or all of them."""
 
@@ -103,7 +103,7 @@ def _facts_of(cursor: duckdb.DuckDBPyConnection) -> Iterator[None]:
     """Provides the SQL function `facts_of(attributes, is_call)` in the block: the promoted columns of a span that arrives now."""
 
     def facts_of(attributes: str, is_call: bool) -> dict[str, str | None]:
-        return read_facts(json.loads(attributes), is_call=is_call)._asdict()
+        return dict(zip(PROMOTED, read_promoted(json.loads(attributes), is_call=is_call), strict=True))
 
     cursor.create_function("facts_of", facts_of, ["VARCHAR", "BOOLEAN"], _FACTS)
     try:

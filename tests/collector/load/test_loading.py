@@ -21,7 +21,7 @@ from tests.support.collector import (
     span_id,
     trace_id,
 )
-from trainspan_collector.rows.promoted import PromotedColumns
+from trainspan_collector.rows.promoted import PROMOTED
 from trainspan_schemas import keys
 from trainspan_schemas.tokens import encode_ids, encode_logprobs
 
@@ -67,7 +67,7 @@ def test_a_call_span_becomes_a_call_with_its_columns_and_keeps_the_rest_as_attri
     assert call.pop("seq") > 0
     kept = json.loads(call.pop("attributes"))
     assert kept == {key: value for key, value in attributes.items() if key not in TOKENS}
-    facts = {name: call.pop(name) for name in PromotedColumns._fields}
+    facts = {name: call.pop(name) for name in PROMOTED}
     assert json.loads(facts["call_facts"]) == {keys.GEN_AI_TEMPERATURE: 1.0}
     assert call == {
         "trace_id": trace_id(1).hex(), "span_id": span_id(1).hex(), "rollout_id": "r-call", "attempt": 0, "task_id": "t",

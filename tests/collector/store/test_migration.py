@@ -20,7 +20,7 @@ from tests.support.collector import (
     spawn_collector,
     trace_id,
 )
-from trainspan_collector.rows.promoted import PromotedColumns
+from trainspan_collector.rows.promoted import PROMOTED
 from trainspan_collector.store.database import Database
 from trainspan_schemas import keys
 from trainspan_schemas.views import CALL_FACTS, STORE_VERSION, VIEWS
@@ -77,7 +77,7 @@ def test_a_migrated_store_reads_as_if_the_collector_of_now_had_taken_its_spans(t
         export(collector.address, *_various_spans())
         before = {name: read(collector.address, name) for name in ("spans", "calls")}
     with duckdb.connect(str(store)) as connection:
-        for column in PromotedColumns._fields:
+        for column in PROMOTED:
             connection.execute(f"ALTER TABLE stored.spans DROP COLUMN {column}")
         connection.execute("UPDATE meta SET value = '2'")
     with running(store) as migrated:
