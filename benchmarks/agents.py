@@ -77,14 +77,14 @@ def _calls(folder: Path, wired: dict[str, str]) -> dict[str, Any]:
         many = _turns(agents, _CALLS, _TURNS)
         lone = _turns(agents, 1, _LONE_TURNS)
     measured: dict[str, Any] = {}
-    for what, figures, tell in (
+    for what, figures, reduce in (
         ("agent's thread CPU ms per call", many["thread"], summary),
         ("wall ms per call", many["wall"], summary),
         ("process CPU ms per call", many["process"], mean),
         ("process CPU ms per lone call", lone["process"], mean),
     ):
-        measured |= {f"{what} ({name})": tell(column, 3) for name, column in figures.items()}
-        measured[f"{what} added by us"] = tell(_added(figures), 3)
+        measured |= {f"{what} ({name})": reduce(column, 3) for name, column in figures.items()}
+        measured[f"{what} added by us"] = reduce(_added(figures), 3)
     return measured
 
 

@@ -95,8 +95,8 @@ def _facts(manifest: Mapping[str, Any]) -> Table:
         table.add_row("groups taken without their last rollouts", str(incomplete["taken"]))
     if manifest.get("rewards_late"):
         table.add_row("rewards that came too late", str(manifest["rewards_late"]))
-    if manifest["rewards_in_vain"]:
-        table.add_row("rollouts whose own rewards were ignored", str(manifest["rewards_in_vain"]))
+    if manifest["ignored_self_rewards"]:
+        table.add_row("rollouts whose own rewards were ignored", str(manifest["ignored_self_rewards"]))
     if manifest["rewards_unmatched"]:
         table.add_row("rewards that match no rollout", str(manifest["rewards_unmatched"]))
     table.add_row("reward mean ± std", f"{_number(rewards['mean'])} ± {_number(rewards['std'])}")

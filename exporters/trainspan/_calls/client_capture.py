@@ -62,7 +62,7 @@ class Exchange:
     path: str
     start_ns: int = field(default_factory=time.time_ns)
     context: Context = field(default_factory=context.get_current)
-    _told: bool = False
+    _reported: bool = False
 
     @guarded
     def outgoing(self) -> Any:
@@ -103,18 +103,18 @@ class Exchange:
                 response._content = answer.whole(response.content)
             if "content-length" in response.headers:
                 response.headers["content-length"] = str(len(response._content))
-            self.tell(answer)
+            self.report(answer)
         elif isinstance(response.stream, self.module.SyncByteStream):
             response.stream = _reading(self, answer, response, self.module.SyncByteStream)
         else:
             response.stream = _reading_async(self, answer, response, self.module.AsyncByteStream)
 
     @guarded
-    def tell(self, answer: Answer) -> None:
+    def report(self, answer: Answer) -> None:
         """Sends the call spans once."""
-        if self._told:
+        if self._reported:
             return
-        self._told = True
+        self._reported = True
         index = self.scope.next_call_index() if self.scope else 0
         tracer = trace.get_tracer("trainspan")
         for number, choice in sorted((answer.choices or {0: Choice()}).items()):
@@ -200,11 +200,11 @@ def _reading(exchange: Exchange, answer: Answer, response: Any, base: type) -> A
                 else:
                     held += data
             yield answer.end() if events else answer.whole(held)
-            exchange.tell(answer)
+            exchange.report(answer)
 
         def close(self) -> None:
             source.close()
-            exchange.tell(answer)
+            exchange.report(answer)
 
     return Reading()
 
@@ -221,10 +221,10 @@ def _reading_async(exchange: Exchange, answer: Answer, response: Any, base: type
                 else:
                     held += data
             yield answer.end() if events else answer.whole(held)
-            exchange.tell(answer)
+            exchange.report(answer)
 
         async def aclose(self) -> None:
             await source.aclose()
-            exchange.tell(answer)
+            exchange.report(answer)
 
     return Reading()

@@ -52,23 +52,23 @@ def _begin(span: Span, parent_context: Context | None) -> None:
     if outer is not None:
         outer.holds_rollouts = True
     span.set_attributes(scope.identity.attributes())
-    _tell_at_end(span, scope)
+    _report_at_end(span, scope)
     context.attach(with_scope(scope))
 
 
-def _tell_at_end(span: Span, scope: Scope) -> None:
+def _report_at_end(span: Span, scope: Scope) -> None:
     """Wraps the span's own `end`: when a processor is notified, attributes can no longer be set."""
     end = span.end
 
-    def tell_and_end(end_time: int | None = None) -> None:
-        _tell(span, scope)
+    def report_and_end(end_time: int | None = None) -> None:
+        _report(span, scope)
         end(end_time)
 
-    span.end = tell_and_end  # type: ignore[method-assign]
+    span.end = report_and_end  # type: ignore[method-assign]
 
 
 @guarded
-def _tell(span: Span, scope: Scope) -> None:
+def _report(span: Span, scope: Scope) -> None:
     if not scope.was_used:
         return
     if scope.boundary == "request":

@@ -29,7 +29,7 @@ from trainspan_processing.reasons.coverage import (
     measure_coverage,
 )
 from trainspan_processing.reasons.reason_counts import NO_ROLLOUT, count_reasons
-from trainspan_processing.reasons.reason_examples import Reason, first_examples, tell_reasons
+from trainspan_processing.reasons.reason_examples import Reason, describe_reasons, first_examples
 from trainspan_processing.report.quality_page import QUALITY_PAGE, quality_page
 from trainspan_processing.tables import compact
 from trainspan_processing.traces.trace_index import Clock
@@ -109,8 +109,8 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
         late_rewards = late_evaluations(assembly.evaluations, ledger)
         coverage = measure_coverage(pl.concat([reason_counts, assembly.others]), lines, late)
 
-        def tell() -> list[Reason]:
-            return tell_reasons(
+        def reasons() -> list[Reason]:
+            return describe_reasons(
                 source,
                 coverage.dropped,
                 EXPECTED,
@@ -120,7 +120,7 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
                 settle_s=settings.settle_s,
             )
 
-        check_outcome(coverage, settings, _where(request), tell, may_be_empty=is_round)
+        check_outcome(coverage, settings, _where(request), reasons, may_be_empty=is_round)
         check_policies(counts.policies, _where(request))
         lines = lines.join(assembly.evaluations, on="rollout_id", how="left", maintain_order="left")
         lines = lines.with_columns(pl.col("rewards").fill_null(0))

@@ -62,7 +62,7 @@ def make_manifest(
         "distributions": _distributions(compared, counts),
         "groups_incomplete": {"waiting": assembly.groups.waiting, "taken": assembly.groups.taken},
         "rewards_late": rewards_late,
-        "rewards_in_vain": assembly.ignored_self_rewards,
+        "ignored_self_rewards": assembly.ignored_self_rewards,
         "rewards_unmatched": assembly.unmatched,
         "merge_ratio": (counts.rows - counts.segments) / merges if merges else None,
         "segments": counts.segments,

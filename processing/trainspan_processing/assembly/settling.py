@@ -85,12 +85,12 @@ def _look(source: Source, selection: Selection, ledger: Ledger, now_ns: int) -> 
         return Moment(now_ns, [selection], ChunkContext(), fresh, used)
     around = read_context(source, selection)
     if selection.rollout_ids is None:
-        around = replace(around, evaluations=_homeless(source, selection, inventory))
+        around = replace(around, evaluations=_of_unknown_rollouts(source, selection, inventory))
     selections = [replace(selection, rollout_ids=chunk) for chunk in chunks or [[]]]
     return Moment(now_ns, selections, around, fresh, used)
 
 
-def _homeless(source: Source, selection: Selection, inventory: Inventory) -> pl.DataFrame:
+def _of_unknown_rollouts(source: Source, selection: Selection, inventory: Inventory) -> pl.DataFrame:
     """EVALUATIONS of unknown rollouts, which no chunk would include."""
     known = inventory.holdings.select("rollout_id").unique()
     batches = source.read("evaluations", selection, EVALUATION_COLUMNS)

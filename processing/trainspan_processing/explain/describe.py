@@ -17,7 +17,7 @@ from trainspan_processing.explain.account import (
 )
 from trainspan_processing.explain.arithmetic import CreditedCall, Term, credit_lines, reward_line
 from trainspan_processing.explain.evidence import Evidence, Key, seconds
-from trainspan_processing.explain.reward_edges import reward_parts, tell_edges
+from trainspan_processing.explain.reward_edges import describe_edges, reward_parts
 from trainspan_processing.explain.tool_steps import tool_step
 from trainspan_processing.merging.unmerged import find_unmerged
 from trainspan_processing.reasons.advice import advice_on
@@ -26,13 +26,13 @@ from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.text.token_text import Decoder
 from trainspan_schemas import keys
 
-__all__ = ["tell"]
+__all__ = ["describe_rollout"]
 
 _EXCERPT: Final = 12
 """Tokens shown of each side at the point where two calls diverge."""
 
 
-def tell(evidence: Evidence, decoder: Decoder | None) -> RolloutAccount:
+def describe_rollout(evidence: Evidence, decoder: Decoder | None) -> RolloutAccount:
     """The account of the rollout; `decoder` is used if its vocabulary covers all of the rollout's ids."""
     rollout = evidence.rollout
     start_ns = rollout["start_ns"] or 0
@@ -45,7 +45,7 @@ def tell(evidence: Evidence, decoder: Decoder | None) -> RolloutAccount:
         calls=_calls(evidence, start_ns, decoder),
         foreign=_foreign(evidence, start_ns),
         tools=_tools(evidence, start_ns),
-        edges=tell_edges(evidence, start_ns),
+        edges=describe_edges(evidence, start_ns),
         credit=_credit(evidence),
         decoded_with=decoder.model if decoder else None,
         dataset=str(evidence.dataset.path) if evidence.dataset else None,
@@ -86,7 +86,7 @@ def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None) -> list[C
     broken = _broken(evidence.rows, decoder)
     matches = {
         row[:2]: row[2:]
-        for row in evidence.traces.matches.calls.select(*SPAN_KEY, "twin_trace_id", "twin_span_id").iter_rows()
+        for row in evidence.traces.matches.calls.select(*SPAN_KEY, "client_trace_id", "client_span_id").iter_rows()
         if row[3] is not None
     }
     told = []

@@ -12,7 +12,7 @@ from trainspan_processing.assembly.rows import ROW_ORDER, RowCounts, make_rows
 from trainspan_processing.dataset.ledger import NOTHING_USED
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.explain.account import RolloutAccount
-from trainspan_processing.explain.describe import tell
+from trainspan_processing.explain.describe import describe_rollout
 from trainspan_processing.explain.dry_run import DryRun, dry_run
 from trainspan_processing.explain.evidence import Evidence, SpanText
 from trainspan_processing.read.source import Selection, Source
@@ -73,7 +73,7 @@ def explain_rollout(question: Question, clock: Clock) -> RolloutAccount:
         traces = index_traces(source, company, NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s)
         decided = dry_run(source, traces, settings, NOTHING_USED)
         evidence = _evidence(source, traces, decided, found, settings)
-    return tell(evidence, find_decoder(question.models) if evidence.calls.height else None)
+    return describe_rollout(evidence, find_decoder(question.models) if evidence.calls.height else None)
 
 
 def _explained_by(dataset: Published, question: Question, settings: DatasetSettings, clock: Clock) -> RolloutAccount:
@@ -99,7 +99,7 @@ def _explained_by(dataset: Published, question: Question, settings: DatasetSetti
         agrees=_agrees(dataset, evidence),
         unlike=_unlike(dataset, decided),
     )
-    return tell(judged, find_decoder(question.models) if evidence.calls.height else None)
+    return describe_rollout(judged, find_decoder(question.models) if evidence.calls.height else None)
 
 
 def _settings(question: Question) -> DatasetSettings:

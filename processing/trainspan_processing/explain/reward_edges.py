@@ -12,13 +12,13 @@ from trainspan_processing.explain.evidence import Evidence, seconds
 from trainspan_processing.rewards.status_rewards import STATUS_RULE
 from trainspan_processing.tables import SPAN_KEY
 
-__all__ = ["RULES", "reward_parts", "tell_edges"]
+__all__ = ["RULES", "describe_edges", "reward_parts"]
 
 RULES: Final[Mapping[str, str]] = {
     "rollout": "it says so, names only the rollout, or is on the rollout's or a process's own span",
     "response": "it names the response of this call",
     "call": "it is on the call's own span",
-    "twin": "it is on the client's span of this call",
+    "client_call": "it is on the client's span of this call",
     "step": "it is on another span, and this is the latest call under it or under its parent that finished before",
     "fallback": "it is on another span, and no call had finished under it or its parent: so it is the rollout's",
     "status": "the rollout failed, and [dataset] status_rewards gives its status a reward in place of any other",
@@ -30,7 +30,7 @@ RULES: Final[Mapping[str, str]] = {
 """Binding rule → its meaning in words."""
 
 
-def tell_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
+def describe_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
     """The rewards that count, then the evaluations that do not, each with its reason."""
     index = evidence.call_index
     same = ["name", "score", "source", "time_ns"]

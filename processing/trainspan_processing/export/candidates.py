@@ -8,9 +8,9 @@ from typing import Any
 
 from trainspan_processing.export.conversations import RecordedCall
 
-__all__ = ["Candidate", "Examples", "Said", "kept_calls", "offered_tools"]
+__all__ = ["CallsOf", "Candidate", "Examples", "kept_calls", "offered_tools"]
 
-Said = Callable[[tuple[str, int]], Sequence[RecordedCall]]
+CallsOf = Callable[[tuple[str, int]], Sequence[RecordedCall]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainspan_processing.export.candidates import Candidate, Examples, Said, kept_calls, offered_tools
+from trainspan_processing.export.candidates import CallsOf, Candidate, Examples, kept_calls, offered_tools
 from trainspan_processing.export.conversations import RecordedCall
 from trainspan_processing.text.chat_messages import same_messages
 
@@ -13,7 +13,7 @@ Told = Sequence[tuple[Candidate, Sequence[RecordedCall]]]
 
 
 def preference_pairs(
-    groups: Mapping[str, Sequence[Candidate]], said: Said, *, min_reward: float | None, agents: frozenset[str]
+    groups: Mapping[str, Sequence[Candidate]], calls_of: CallsOf, *, min_reward: float | None, agents: frozenset[str]
 ) -> Examples:
     """One pair per group: {"prompt", "chosen", "rejected"} from the point where its best and its worst rollout diverge.
 
@@ -32,7 +32,7 @@ def preference_pairs(
             continue
         ends = [
             [
-                (candidate, kept_calls(said(candidate.key), agents, made.skipped))
+                (candidate, kept_calls(calls_of(candidate.key), agents, made.skipped))
                 for candidate in candidates
                 if candidate.reward == end
             ]

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from trainspan_processing.export.candidates import Candidate, Examples, Said, kept_calls, offered_tools
+from trainspan_processing.export.candidates import CallsOf, Candidate, Examples, kept_calls, offered_tools
 
 __all__ = ["supervised_examples"]
 
 
 def supervised_examples(
-    groups: Mapping[str, Sequence[Candidate]], said: Said, *, min_reward: float | None, agents: frozenset[str]
+    groups: Mapping[str, Sequence[Candidate]], calls_of: CallsOf, *, min_reward: float | None, agents: frozenset[str]
 ) -> Examples:
     """Every whole call of the best rollout of each group: {"prompt", "completion"}, and "tools" if any were offered.
 
@@ -22,7 +22,7 @@ def supervised_examples(
             made.skipped["below_min_reward"] += 1
             continue
         best = [candidate for candidate in candidates if candidate.reward == highest]
-        spoken = [(candidate, said(candidate.key)) for candidate in best]
+        spoken = [(candidate, calls_of(candidate.key)) for candidate in best]
         telling = [(candidate, calls) for candidate, calls in spoken if calls]
         if not telling:
             made.skipped["no_text"] += 1

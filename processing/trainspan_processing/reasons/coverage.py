@@ -202,13 +202,13 @@ def check_outcome(
     coverage: Coverage,
     settings: DatasetSettings,
     where: str,
-    tell: Callable[[], Sequence[Reason]],
+    reasons: Callable[[], Sequence[Reason]],
     *,
     may_be_empty: bool,
 ) -> None:
     """Raises NothingToTrainError if no call is trainable, or less than `min_coverage` of the calls that could be.
 
-    `tell` returns all reasons, worst first. `may_be_empty`: a round in which all rewards are equal is a dataset without rows,
+    `reasons` returns all reasons, worst first. `may_be_empty`: a round in which all rewards are equal is a dataset without rows,
     not a failure.
     """
     if not coverage.seen:
@@ -217,11 +217,11 @@ def check_outcome(
             coverage.figures,
         )
     if not coverage.kept and not (may_be_empty and coverage.is_without_contrast):
-        raise _nothing(f"none of {coverage.seen} calls in {where} is trainable", coverage, tell())
+        raise _nothing(f"none of {coverage.seen} calls in {where} is trainable", coverage, reasons())
     share = coverage.coverage
     if share is not None and share < settings.min_coverage:
         what = f"only {share:.0%} of the calls in {where} are trainable, --min-coverage is {settings.min_coverage:.0%}"
-        raise _nothing(what, coverage, tell())
+        raise _nothing(what, coverage, reasons())
 
 
 def _nothing(what: str, coverage: Coverage, reasons: Sequence[Reason]) -> NothingToTrainError:

@@ -16,7 +16,7 @@ from trainspan_processing.tables import Schema, compact, empty
 from trainspan_processing.text.safe_text import visible
 from trainspan_processing.traces.trace_index import index_traces
 
-__all__ = ["EXAMPLES", "Reason", "first_examples", "tell_reasons"]
+__all__ = ["EXAMPLES", "Reason", "describe_reasons", "first_examples"]
 
 EXAMPLES: Final[Schema] = {
     "reason": pl.String,
@@ -61,7 +61,7 @@ def first_examples(*frames: pl.DataFrame) -> pl.DataFrame:
     return compact(pl.concat(found).unique("reason", keep="first", maintain_order=True))
 
 
-def tell_reasons(
+def describe_reasons(
     source: Source,
     dropped: Mapping[str, int],
     expected: frozenset[str],

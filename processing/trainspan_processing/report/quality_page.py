@@ -72,7 +72,7 @@ def _facts(manifest: Mapping[str, Any]) -> Element:
         ("tokens", f"{tokens['completion']} trained, {tokens['environment']} of prompts and environment"),
         ("credit × baseline", f"{credit['credit']} × {credit['baseline']}"),
         ("policy versions", f"{manifest['min_policy_version']} to {manifest['max_policy_version']}"),
-        ("rollouts whose own rewards were ignored", str(manifest["rewards_in_vain"])),
+        ("rollouts whose own rewards were ignored", str(manifest["ignored_self_rewards"])),
         ("rewards that match no rollout", str(manifest["rewards_unmatched"])),
         ("rewards that came after their rollout was used", str(manifest["rewards_late"])),
         ("groups that wait for their last rollouts", str(manifest["groups_incomplete"]["waiting"])),

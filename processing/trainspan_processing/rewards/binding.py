@@ -4,7 +4,7 @@ The first rule that applies decides:
 - `response`: it names the response of a call: that call;
 - `rollout`: it states so, has no span, or is on the rollout's or a process's own span: the rollout;
 - `call`: it is on a call span: that call;
-- `twin`: it is on the client's span of a call: that call;
+- `client_call`: it is on the client's span of a call: that call;
 - `step`: it is on any other span, and a call under that span, else under the span's parent, finished before it: the latest
   such call. Times are taken from the client, so that clock skew between machines has no effect;
 - `fallback`: none of these: the rollout.
@@ -35,7 +35,7 @@ _DIRECT: Final = (
     _Rule("response", pl.col("response_id").is_not_null(), ("trace_id", "span_id")),
     _Rule("rollout", (_OF == "rollout") | pl.col("span_id").is_null() | (pl.col("is_process") & (_OF != "call")), None),
     _Rule("call", pl.col("is_call"), ("trace_id", "span_id")),
-    _Rule("twin", pl.col("twin_call_span").is_not_null(), ("twin_call_trace", "twin_call_span")),
+    _Rule("client_call", pl.col("described_call_span").is_not_null(), ("described_call_trace", "described_call_span")),
 )
 _RULES: Final = (
     *_DIRECT,
@@ -82,15 +82,15 @@ def _with_spans(
         pl.col("end_ns").alias("span_end_ns"),
         pl.any_horizontal(said).alias("is_process"),
     )
-    call_of_twin = matches.links.join(named, on=SPAN_KEY, how="semi").rename(
-        {"call_trace_id": "twin_call_trace", "call_span_id": "twin_call_span"}
+    described = matches.links.join(named, on=SPAN_KEY, how="semi").rename(
+        {"call_trace_id": "described_call_trace", "call_span_id": "described_call_span"}
     )
     is_call = calls.select(SPAN_KEY).join(named, on=SPAN_KEY, how="semi").with_columns(pl.lit(True).alias("is_call"))
     return (
         evaluations.with_row_index("row")
         .join(own, on=SPAN_KEY, how="left")
         .join(is_call, on=SPAN_KEY, how="left")
-        .join(call_of_twin, on=SPAN_KEY, how="left")
+        .join(described, on=SPAN_KEY, how="left")
         .with_columns(pl.col("is_process", "is_call").fill_null(False))
     )
 
@@ -108,12 +108,12 @@ def latest_finished(rows: pl.DataFrame, calls: pl.DataFrame, matches: CallMatche
             *ROLLOUT_KEY,
             pl.col("trace_id").alias("step_call_trace"),
             pl.col("span_id").alias("step_call_span"),
-            pl.coalesce("twin_trace_id", "trace_id").alias("scope_trace"),
-            pl.when(pl.col("twin_span_id").is_not_null())
-            .then("twin_parent_id")
+            pl.coalesce("client_trace_id", "trace_id").alias("scope_trace"),
+            pl.when(pl.col("client_span_id").is_not_null())
+            .then("client_parent_id")
             .otherwise("parent_span_id")
             .alias("scope_span"),
-            pl.coalesce("twin_end_ns", "end_ns").alias("finished_ns"),
+            pl.coalesce("client_end_ns", "end_ns").alias("finished_ns"),
         )
         .drop_nulls(["scope_span", "finished_ns"])
         .sort("finished_ns", "step_call_span")

@@ -22,7 +22,7 @@ class CallMatches:
     """The matches of calls and client spans."""
 
     calls: pl.DataFrame
-    """(trace_id, span_id) of a call with `twin_trace_id, twin_span_id, twin_parent_id, twin_end_ns` of its match and
+    """(trace_id, span_id) of a call with `client_trace_id, client_span_id, client_parent_id, client_end_ns` of its match and
     `ancestor_agent`, the agent name of the nearest ancestor that has one; only calls with a match or an agent name."""
     links: pl.DataFrame
     """(trace_id, span_id) of each client call span that describes a call of the server, with that call's `call_trace_id` and
@@ -39,16 +39,16 @@ def match_calls(calls: pl.DataFrame, spans: pl.DataFrame) -> CallMatches:
     spans = spans.join(calls.select(SPAN_KEY), on=SPAN_KEY, how="anti")
     numbered = calls.with_row_index("row")
     above = numbered.select("row", "trace_id", pl.col("parent_span_id").alias("span_id"))
-    ancestors = _telling_ancestors(above, spans)
+    ancestors = _ancestors(above, spans)
     client_calls = ancestors.filter("is_client_call")
     by_ancestry = client_calls.group_by("row").agg(pl.all().sort_by("depth").last())
     by_response = _by_response_id(numbered.join(by_ancestry, on="row", how="anti"), spans)
     elsewhere = by_response.select(
-        "row", pl.col("twin_trace_id").alias("trace_id"), pl.col("twin_span_id").alias("span_id")
+        "row", pl.col("client_trace_id").alias("trace_id"), pl.col("client_span_id").alias("span_id")
     )
-    ancestors = pl.concat([ancestors, _telling_ancestors(elsewhere, spans)])
-    twin_columns = ["row", "twin_trace_id", "twin_span_id", "twin_parent_id", "twin_end_ns"]
-    matches = pl.concat([by_ancestry.select(twin_columns), by_response.select(twin_columns)])
+    ancestors = pl.concat([ancestors, _ancestors(elsewhere, spans)])
+    client_columns = ["row", "client_trace_id", "client_span_id", "client_parent_id", "client_end_ns"]
+    matches = pl.concat([by_ancestry.select(client_columns), by_response.select(client_columns)])
     agents = (
         ancestors.filter(pl.col("agent").is_not_null())
         .group_by("row")
@@ -59,19 +59,19 @@ def match_calls(calls: pl.DataFrame, spans: pl.DataFrame) -> CallMatches:
         .with_row_index("row")
         .join(matches, on="row", how="left")
         .join(agents, on="row", how="left")
-        .filter(pl.col("twin_span_id").is_not_null() | pl.col("ancestor_agent").is_not_null())
+        .filter(pl.col("client_span_id").is_not_null() | pl.col("ancestor_agent").is_not_null())
         .drop("row")
     )
-    twin_key = ["row", "twin_trace_id", "twin_span_id"]
-    same_response = _same_response(numbered, spans).select(twin_key)
-    pairs = pl.concat([client_calls.select(twin_key), by_response.select(twin_key), same_response])
+    client_key = ["row", "client_trace_id", "client_span_id"]
+    same_response = _same_response(numbered, spans).select(client_key)
+    pairs = pl.concat([client_calls.select(client_key), by_response.select(client_key), same_response])
     links = (
         pairs.sort("row")
-        .unique(["twin_trace_id", "twin_span_id"], keep="first", maintain_order=True)
+        .unique(["client_trace_id", "client_span_id"], keep="first", maintain_order=True)
         .join(numbered.select("row", *SPAN_KEY), on="row")
         .select(
-            pl.col("twin_trace_id").alias("trace_id"),
-            pl.col("twin_span_id").alias("span_id"),
+            pl.col("client_trace_id").alias("trace_id"),
+            pl.col("client_span_id").alias("span_id"),
             pl.col("trace_id").alias("call_trace_id"),
             pl.col("span_id").alias("call_span_id"),
         )
@@ -79,7 +79,7 @@ def match_calls(calls: pl.DataFrame, spans: pl.DataFrame) -> CallMatches:
     return CallMatches(linked, links)
 
 
-def _telling_ancestors(starts: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+def _ancestors(starts: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """One row per start (row, trace_id, span_id) and per span at or above it that is a client call or names its agent.
 
     `depth` counts from 0 at the start.
@@ -96,8 +96,8 @@ def _telling_ancestors(starts: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFram
     found = []
     for depth in range(_MAX_DEPTH):
         level = frontier.join(lookup, on=SPAN_KEY, how="inner")
-        telling = pl.col("is_client_call") | pl.col("agent").is_not_null()
-        found.append(level.filter(telling).with_columns(pl.lit(depth, dtype=pl.UInt8).alias("depth")))
+        named = pl.col("is_client_call") | pl.col("agent").is_not_null()
+        found.append(level.filter(named).with_columns(pl.lit(depth, dtype=pl.UInt8).alias("depth")))
         frontier = level.filter(pl.col("parent_span_id").is_not_null()).select(
             "row", "trace_id", pl.col("parent_span_id").alias("span_id")
         )
@@ -105,10 +105,10 @@ def _telling_ancestors(starts: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFram
             break
     return pl.concat(found).rename(
         {
-            "trace_id": "twin_trace_id",
-            "span_id": "twin_span_id",
-            "parent_span_id": "twin_parent_id",
-            "end_ns": "twin_end_ns",
+            "trace_id": "client_trace_id",
+            "span_id": "client_span_id",
+            "parent_span_id": "client_parent_id",
+            "end_ns": "client_end_ns",
         }
     )
 
@@ -118,8 +118,8 @@ def _same_response(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     stems = calls.drop_nulls("response_id").select("row", response_stem().alias("stem")).unique("stem", keep="first")
     named = spans.filter(pl.col("is_client_call") & pl.col("response_id").is_not_null()).select(
         response_stem().alias("stem"),
-        pl.col("trace_id").alias("twin_trace_id"),
-        pl.col("span_id").alias("twin_span_id"),
+        pl.col("trace_id").alias("client_trace_id"),
+        pl.col("span_id").alias("client_span_id"),
     )
     return stems.join(named, on="stem", how="inner")
 
@@ -133,10 +133,10 @@ def _by_response_id(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
         .unique("response_id", keep="first", maintain_order=True)
         .select(
             stem,
-            pl.col("trace_id").alias("twin_trace_id"),
-            pl.col("span_id").alias("twin_span_id"),
-            pl.col("parent_span_id").alias("twin_parent_id"),
-            pl.col("end_ns").alias("twin_end_ns"),
+            pl.col("trace_id").alias("client_trace_id"),
+            pl.col("span_id").alias("client_span_id"),
+            pl.col("parent_span_id").alias("client_parent_id"),
+            pl.col("end_ns").alias("client_end_ns"),
         )
         .unique("stem", keep="first", maintain_order=True)
     )

@@ -90,7 +90,7 @@ def _stored_rollouts(
 def _clients(traces: TraceIndex) -> dict[tuple[str, str], list[tuple[str, str]]]:
     """Call → the client spans that describe it, its match first."""
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    matches = traces.matches.calls.drop_nulls("twin_span_id").select(*SPAN_KEY, "twin_trace_id", "twin_span_id")
+    matches = traces.matches.calls.drop_nulls("client_span_id").select(*SPAN_KEY, "client_trace_id", "client_span_id")
     links = traces.matches.links.select("call_trace_id", "call_span_id", *SPAN_KEY)
     for row in (*matches.iter_rows(), *links.iter_rows()):
         found.setdefault(row[:2], []).append(row[2:])

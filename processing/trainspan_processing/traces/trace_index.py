@@ -224,16 +224,16 @@ def _with(own: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
 
 
 def _prompts(source: Source, calls: pl.DataFrame, matches: CallMatches, spans: pl.DataFrame) -> pl.DataFrame:
-    """twin_trace_id, twin_span_id, `system_hash` of the matches whose system prompt is needed to name a call's agent."""
+    """client_trace_id, client_span_id, `system_hash` of the matches whose system prompt is needed to name a call's agent."""
     nameless = calls.filter(pl.col("agent").is_null()).select(SPAN_KEY)
     clients = (
-        matches.calls.filter(pl.col("ancestor_agent").is_null() & pl.col("twin_span_id").is_not_null())
+        matches.calls.filter(pl.col("ancestor_agent").is_null() & pl.col("client_span_id").is_not_null())
         .join(nameless, on=SPAN_KEY, how="semi")
-        .select("twin_trace_id", "twin_span_id")
+        .select("client_trace_id", "client_span_id")
     )
-    may_tell = spans.filter(pl.col("is_client_call") & pl.col("has_prompt") & pl.col("agent").is_null())
-    needed = may_tell.join(clients, left_on=SPAN_KEY, right_on=clients.columns, how="semi")
-    return system_hashes(source, needed).rename({"trace_id": "twin_trace_id", "span_id": "twin_span_id"})
+    prompted = spans.filter(pl.col("is_client_call") & pl.col("has_prompt") & pl.col("agent").is_null())
+    needed = prompted.join(clients, left_on=SPAN_KEY, right_on=clients.columns, how="semi")
+    return system_hashes(source, needed).rename({"trace_id": "client_trace_id", "span_id": "client_span_id"})
 
 
 def _with_agents(
@@ -247,7 +247,7 @@ def _with_agents(
     """
     of_agent = [*ROLLOUT_KEY, "agent"]
     first_choice = (pl.col("choice_index") == 0) | pl.col("response_id").is_null()
-    said = matches.calls.join(prompts, on=["twin_trace_id", "twin_span_id"], how="left", maintain_order="left")
+    said = matches.calls.join(prompts, on=["client_trace_id", "client_span_id"], how="left", maintain_order="left")
     return (
         calls.join(
             said.select(*SPAN_KEY, "ancestor_agent", "system_hash"), on=SPAN_KEY, how="left", maintain_order="left"

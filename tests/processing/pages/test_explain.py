@@ -103,10 +103,10 @@ def test_a_rollout_for_validation_is_told_its_reward_though_it_is_not_compared(b
 
 def test_every_reward_edge_has_its_rule_and_what_does_not_count_its_reason(bench: Bench) -> None:
     rollout = bench.rollout("a")
-    twin = rollout.span("client", 1.0, 2.0, gen_ai__operation__name="chat")
-    call = rollout.call(0, [1, 2], [3], parent=twin)
+    client = rollout.span("client", 1.0, 2.0, gen_ai__operation__name="chat")
+    call = rollout.call(0, [1, 2], [3], parent=client)
     tool = rollout.span("tool", 3.0, 4.0, gen_ai__operation__name="execute_tool", gen_ai__tool__name="search")
-    rollout.reward(1.0, at=9.0).reward(0.25, on=call, at=1.4).reward(0.5, on=twin, at=1.9).reward(
+    rollout.reward(1.0, at=9.0).reward(0.25, on=call, at=1.4).reward(0.5, on=client, at=1.9).reward(
         0.125, on=tool, at=3.5
     )
     rollout.reward(7.0, at=9.5, **{"gen_ai.evaluation.name": "style"})
@@ -114,7 +114,7 @@ def test_every_reward_edge_has_its_rule_and_what_does_not_count_its_reason(bench
     edges = _explain(bench, "a").edges
     assert [(edge.score, edge.rule, edge.call, edge.at_s) for edge in edges] == [
         (0.25, "call", 0, 1.4),
-        (0.5, "twin", 0, 1.9),
+        (0.5, "client_call", 0, 1.9),
         (0.125, "step", 0, 3.5),
         (1.0, "rollout", None, 9.0),
         (7.0, None, None, 9.5),

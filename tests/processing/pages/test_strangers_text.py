@@ -31,7 +31,7 @@ def evil_page(collectors: list[RunningCollector], tmp_path_factory: pytest.TempP
     for name, reward in (("a", 1.0), ("b", 0.0)):
         rollout = bench.rollout(name, task=EVIL)
         said = json.dumps([{"role": EVIL, "parts": [{"type": "text", "content": EVIL}, {"type": EVIL, "x": EVIL}]}])
-        twin = rollout.span(
+        client = rollout.span(
             "client",
             1.0,
             2.0,
@@ -39,7 +39,7 @@ def evil_page(collectors: list[RunningCollector], tmp_path_factory: pytest.TempP
             gen_ai__input__messages=said,
             gen_ai__output__messages=said,
         )
-        rollout.call(0, encode(model, EVIL), encode(model, EVIL), parent=twin, agent=EVIL)
+        rollout.call(0, encode(model, EVIL), encode(model, EVIL), parent=client, agent=EVIL)
         rollout.span(
             *("tool", 3.0, 4.0),
             gen_ai__operation__name="execute_tool",

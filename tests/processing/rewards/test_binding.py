@@ -30,11 +30,11 @@ def test_no_evaluation_gives_no_edge_and_no_reward(bench: Bench) -> None:
     assert bench.edges() == []
 
 
-def test_a_reward_on_a_call_span_or_on_its_client_twin_is_the_calls(bench: Bench) -> None:
+def test_a_reward_on_a_call_span_or_on_its_client_span_is_the_calls(bench: Bench) -> None:
     rollout = bench.rollout("a")
     rollout.reward(0.25, on=rollout.call(0, [1], [2]))
-    twin = _client_call(rollout, 1, 3.0, 4.0)
-    rollout.reward(0.5, on=twin)
+    client = _client_call(rollout, 1, 3.0, 4.0)
+    rollout.reward(0.5, on=client)
     bench.send(rollout)
     assert bench.edges() == [("a", "call", 0, 0.25), ("a", "twin", 1, 0.5)]
 
@@ -127,7 +127,7 @@ def test_with_a_judge_only_its_own_event_on_the_rollout_span_counts(bench: Bench
     bench.send(cheat, honest)
     built = bench.build(round_=0)
     assert rows(built)["return"].to_list() == [0.0, 1.0]
-    assert built.manifest["rewards_in_vain"] == 1
+    assert built.manifest["ignored_self_rewards"] == 1
 
 
 def test_only_evaluations_of_the_chosen_name_are_rewards(bench: Bench) -> None:

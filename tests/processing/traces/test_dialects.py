@@ -103,7 +103,7 @@ def test_a_reward_on_the_clients_span_of_a_call_or_after_its_tool_is_that_calls(
     tool_id = rollout.spans[1 + tool].proto().scope_spans[0].spans[0].span_id.hex()
     rollout.log_reward(0.25, span_id=client, at=50.0).log_reward(0.5, span_id=tool_id, at=50.0)
     bench.send(rollout)
-    assert [edge[1:] for edge in bench.edges()] == [("twin", 0, 0.25), ("step", 0, 0.5)]
+    assert [edge[1:] for edge in bench.edges()] == [("client_call", 0, 0.25), ("step", 0, 0.5)]
 
 
 @pytest.mark.parametrize("dialect", ["official", "official_event", "official_messages", "traceloop", "traceloop_flat"])

@@ -189,13 +189,13 @@ def test_loss_and_gradient_are_those_of_the_masked_distribution(
     trainer.scorer.chunk = 7 * SIZE
     calls: list[Sampled] = []
     for number, constraint in enumerate(KINDS.values()):
-        for twin in (0, 1):
+        for copy in (0, 1):
             prompt = np.random.default_rng(number).integers(3, SIZE, 9).tolist()
-            first = sampled(constraint, tokenizer, trainer.policy, 10 * number + twin, prompt=prompt)
+            first = sampled(constraint, tokenizer, trainer.policy, 10 * number + copy, prompt=prompt)
             known = first.call.prompt_ids + first.call.completion_ids
             place = {"call_index": 1, "segment_pos": 1, "prefix_len": len(known)}
             second = sampled(
-                Constraint(), tokenizer, trainer.policy, 10 * number + twin, prompt=[*known, 5, 6], **place
+                Constraint(), tokenizer, trainer.policy, 10 * number + copy, prompt=[*known, 5, 6], **place
             )
             calls += [first, dataclasses.replace(second, call=dataclasses.replace(second.call, constraint=None))]
     expected = reference(trainer.policy, calls)
@@ -324,9 +324,9 @@ def test_two_processes_train_constrained_calls_as_one_does(
     """Each replays its own calls; the weights, whole or split over both, equal those of a single process."""
     monkeypatch.setenv("TRAINSPAN_TRAIN__MICRO_BATCH_TOKENS", "200")
     calls = [
-        sampled(constraint, tokenizer, model, 10 * number + twin).call
+        sampled(constraint, tokenizer, model, 10 * number + copy).call
         for number, constraint in enumerate(KINDS.values())
-        for twin in (0, 1)
+        for copy in (0, 1)
     ]
     events, weights = {}, {}
     for processes in (1, 2):

@@ -63,7 +63,7 @@ class Replayer:
         """Never raises for a faulty constraint: its calls are dropped. `slack` multiplies the time limits."""
         made = Replay()
         table = LimitTable(self._vocab_size, _MAX_MASK_BYTES)
-        patience = _Patience(_LIMIT_S * slack)
+        time_limit = _GrammarTimeLimit(_LIMIT_S * slack)
         limit_s = _ROUND_S * slack
         deadline = time.monotonic() + limit_s
         told: set[tuple[str, str]] = set()
@@ -84,7 +84,7 @@ class Replayer:
             left = {call.number for call in group}
             try:
                 hurry()
-                for number, limits in self._limits_of(text, group, table, patience):
+                for number, limits in self._limits_of(text, group, table, time_limit):
                     hurry()
                     left.remove(number)
                     if isinstance(limits, ReplayError):
@@ -93,7 +93,7 @@ class Replayer:
                         made.limits[number] = limits
             except ReplayError as error:
                 if error.name == "slow":
-                    patience.lose()
+                    time_limit.lower()
                 drop(left, error, text)
         return made
 
@@ -102,7 +102,7 @@ class Replayer:
             self._process.close()
 
     def _limits_of(
-        self, text: str, group: list[ConstrainedCall], table: LimitTable, patience: "_Patience"
+        self, text: str, group: list[ConstrainedCall], table: LimitTable, time_limit: "_GrammarTimeLimit"
     ) -> Iterable[tuple[int, Limits | ReplayError]]:
         """Yields (number, limits) of calls with one constraint. Raises ReplayError if all remaining calls fail."""
         constraint = self._checked(text)
@@ -118,7 +118,7 @@ class Replayer:
                 yield call.number, maker.limits(call.completion_ids, None)
         elif sound:
             completions = [(call.completion_ids, call.free) for call in sound]
-            with closing(self._running().replay(text, completions, patience.limit_s)) as walked:
+            with closing(self._running().replay(text, completions, time_limit.limit_s)) as walked:
                 for call, masks in zip(sound, walked, strict=True):
                     made = masks if isinstance(masks, ReplayError) else maker.limits(call.completion_ids, masks)
                     yield call.number, made
@@ -159,13 +159,13 @@ class Replayer:
         return self._process
 
 
-class _Patience:
+class _GrammarTimeLimit:
     """Time limit for a grammar, lowered after each one that exceeds it, so that many hostile grammars end too."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
 
-    def lose(self) -> None:
+    def lower(self) -> None:
         self.limit_s = max(min(_LEAST_S, self.limit_s), self.limit_s / 2)
 
 
