@@ -1,17 +1,19 @@
 """Pages without scripts, built from elements and never by concatenation, so that the serializer escapes every text.
 
 The content security policy of a page is `default-src 'none'`: nothing is loaded and nothing runs. Its one style element is
-allowed by hash; `style` attributes are not allowed.
+allowed by hash; `style` attributes are not allowed. Pictures are part of the page.
 """
 
 import base64
 import hashlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
 
 from trainspan_processing.text.safe_text import visible
 
-__all__ = ["STYLE", "Child", "Element", "element", "page", "table"]
+__all__ = ["STYLE", "Child", "Element", "element", "page", "picture", "table"]
 
 Element = ElementTree.Element
 Child = Element | str | int | None
@@ -45,7 +47,9 @@ def page(title: str, *body: Child, style: str = "") -> str:
     """A whole HTML document; `style` is the caller's own CSS and must not contain untrusted text."""
     css = STYLE + style
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    content = element("body", *body)
+    images = "img-src data:; " if content.find(".//img") is not None else ""
+    policy = f"default-src 'none'; {images}style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     document = element(
         "html",
         element(
@@ -56,7 +60,7 @@ def page(title: str, *body: Child, style: str = "") -> str:
             element("meta", name="viewport", content="width=device-width"),
             element("title", title),
         ),
-        element("body", *body),
+        content,
         lang="en",
     )
     sheet = Element("style")
@@ -65,18 +69,28 @@ def page(title: str, *body: Child, style: str = "") -> str:
     return "<!doctype html>\n" + ElementTree.tostring(document, encoding="unicode", method="html") + "\n"
 
 
+def picture(file: Path, text: str) -> Element:
+    """A PNG file, embedded; `text` says what it shows."""
+    image = base64.b64encode(file.read_bytes()).decode()
+    return element("p", element("img", alt=text, src=f"data:image/png;base64,{image}"))
+
+
 def table(
-    head: "list[str]", rows: "list[list[Child]]", *, text: frozenset[int] = frozenset({0}), this: int = -1
+    head: Sequence[str],
+    rows: Sequence[Sequence[Child]],
+    *,
+    text: frozenset[int] = frozenset({0}),
+    this: int = -1,
 ) -> Element:
     """A table; columns in `text` are left-aligned, row `this` is highlighted."""
     return element(
         "table",
-        _row("th", list(head), text),
+        _row("th", head, text),
         *(_row("td", row, text, marked=number == this) for number, row in enumerate(rows)),
     )
 
 
-def _row(cell: str, values: "list[Child]", text: frozenset[int], *, marked: bool = False) -> Element:
+def _row(cell: str, values: Sequence[Child], text: frozenset[int], *, marked: bool = False) -> Element:
     cells = [element(cell, value, class_="l" if column in text else "r") for column, value in enumerate(values)]
     return element("tr", *cells, class_="this" if marked else "row")
 

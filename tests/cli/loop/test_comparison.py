@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -87,8 +88,11 @@ def test_the_command_prints_and_writes_the_comparison(state: Path, capsys: pytes
 
 def test_the_report_escapes_and_its_table_has_the_trainer_figures() -> None:
     folder = finished_run(0, 1e-5, 20, 60)
-    page = write_report(folder, "a <run>", []).read_text()
+    page = write_report(folder, "a <run>", [("<i>gain", False, "</li><script>x")]).read_text()
     assert "a &lt;run&gt;" in page
+    assert "✗ &lt;i&gt;gain: &lt;/li&gt;&lt;script&gt;x" in page
+    assert "unsafe" not in page
+    assert not re.search(r"<(script|i|b)\b| style=", page)
     assert "&lt;b&gt;x" in page
     assert "<b>x" not in page
     (line,) = csv.DictReader((folder.path / "rounds.csv").open())
@@ -105,7 +109,7 @@ def test_rewards_outside_0_and_1_are_no_success_in_any_place(
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: (figures.append(figure), path.touch()))
     run_ = finished_run(0, 1e-5, 20, 60, scale)
     page = write_report(run_, "a run", []).read_text()
-    assert f"<th>{measure}</th>" in page
+    assert f">{measure}</th>" in page
     assert f"{mean:.3f}" in page
     (line,) = csv.DictReader((run_.path / "rounds.csv").open())
     assert float(line["validation"]) == pytest.approx(mean)

@@ -9,7 +9,8 @@ from rich.table import Table
 
 from trainspan_cli.loop.report.comparison import Series, measured_in
 from trainspan_cli.loop.report.curves import draw_comparison
-from trainspan_cli.loop.report.page import picture, table, write_page
+from trainspan_cli.loop.report.page import write_page
+from trainspan_processing.report.html import element, picture, table
 
 __all__ = ["comparison_record", "comparison_table", "write_comparison"]
 
@@ -44,8 +45,13 @@ def write_comparison(path: Path, series: Sequence[Series]) -> Path:
     """Writes the page, and the picture next to it as PNG; returns the page's path."""
     curves = path.with_suffix(".png")
     draw_comparison(series, curves)
-    parts = [picture(curves, f"Held-out {measured_in(series)} by round"), "<h2>Runs</h2>", table(HEAD, _rows(series))]
-    return write_page(path, "trainspan: runs compared", parts)
+    return write_page(
+        path,
+        "trainspan: runs compared",
+        picture(curves, f"Held-out {measured_in(series)} by round"),
+        element("h2", "Runs"),
+        table(HEAD, _rows(series)),
+    )
 
 
 def _rows(series: Sequence[Series]) -> list[list[str]]:

@@ -2,15 +2,15 @@
 
 import csv
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from trainspan_cli.loop.checks.intervals import Estimate, measured
 from trainspan_cli.loop.checks.skipping import skipped_rounds
 from trainspan_cli.loop.report.curves import draw_curves, draw_training
-from trainspan_cli.loop.report.page import picture, table, write_page
+from trainspan_cli.loop.report.page import write_page
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_processing.report.html import Element, element, picture, table
 
 __all__ = ["write_report"]
 
@@ -27,52 +27,54 @@ def write_report(run: RunFolder, title: str, verdicts: Sequence[tuple[str, bool,
     best = run.read("run.json").get("best")
     evals = [record for record in records if record["kind"] == "eval"]
     measure = measured(Estimate.of_record(record) for record in evals)
-    parts = [
+    return write_page(
+        run.path / "report.html",
+        title,
         picture(curves, f"{measure.capitalize()} by round"),
-        _verdicts(verdicts),
-        "<h2>Evaluations</h2>",
+        *_verdicts(verdicts),
+        element("h2", "Evaluations"),
         table(
             ("evaluation", "after round", "policy version", "n", measure, "95 % interval", "pass@k", "status"),
             [_eval_row(record) for record in evals],
         ),
-        f"<p>Best validation: {_best(best)}</p>" if best else "",
-        "<h2>Training</h2>",
+        element("p", f"Best validation: {_best(best)}") if best else None,
+        element("h2", "Training"),
         picture(training, "KL, entropy, clipping, staleness, gradient norm and stage times by round"),
-        "<h2>Rounds</h2>",
+        element("h2", "Rounds"),
         table(
             ("round", "version", "rollouts", "reward", "calls", "trained", "dropped", "mean |Δlogp|", "canary", "s"),
             [_round_row(record) for record in records if record["kind"] == "round"],
         ),
-        _skipped(records),
-        "<h2>Integrity</h2>",
+        *_skipped(records),
+        element("h2", "Integrity"),
         _integrity(records),
-    ]
-    return write_page(run.path / "report.html", title, parts)
+    )
 
 
 def _best(best: Record) -> str:
-    return f"after round {best['round']}, {Estimate.of_record(best)}, kept as {escape(best['checkpoint'])}"
+    return f"after round {best['round']}, {Estimate.of_record(best)}, kept as {best['checkpoint']}"
 
 
-def _skipped(records: Sequence[Record]) -> str:
+def _skipped(records: Sequence[Record]) -> list[Element]:
     found = skipped_rounds(records)
     if not found:
-        return ""
+        return []
     rounds = sum(record["kind"] == "round" for record in records)
     rows = [[str(record["round"]), str(record["skipped"])] for record in found]
-    return f"<p>Skipped rounds: {len(found)} of {rounds}</p>" + table(
-        ("round", "why it was skipped"), rows, kind="text"
-    )
+    return [
+        element("p", f"Skipped rounds: {len(found)} of {rounds}"),
+        table(("round", "why it was skipped"), rows, text=frozenset({0, 1})),
+    ]
 
 
-def _verdicts(verdicts: Sequence[tuple[str, bool, str]]) -> str:
+def _verdicts(verdicts: Sequence[tuple[str, bool, str]]) -> list[Element]:
     if not verdicts:
-        return ""
-    items = "".join(
-        f"<li class='{'ok' if ok else 'bad'}'>{'✓' if ok else '✗'} {escape(name)}: {escape(detail)}</li>"
+        return []
+    items = [
+        element("li", f"{'✓' if ok else '✗'} {name}: {detail}", class_="ok" if ok else "bad")
         for name, ok, detail in verdicts
-    )
-    return f"<h2>Verdict</h2><ul>{items}</ul>"
+    ]
+    return [element("h2", "Verdict"), element("ul", *items)]
 
 
 def _eval_row(record: Record) -> list[str]:
@@ -105,7 +107,7 @@ def _round_row(record: Record) -> list[str]:
     ]
 
 
-def _integrity(records: Sequence[Record]) -> str:
+def _integrity(records: Sequence[Record]) -> Element:
     names: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         for check in record["checks"]:
@@ -117,7 +119,7 @@ def _integrity(records: Sequence[Record]) -> str:
         rows.append(
             [name, f"{len(checks) - len(failed)} of {len(checks)}", f"round {shown['round']}: {shown['detail']}"]
         )
-    return table(("check", "held", "example"), rows, kind="text")
+    return table(("check", "held", "example"), rows, text=frozenset({0, 2}))
 
 
 def _write_csv(path: Path, records: Sequence[Record], metrics: Mapping[int, Record]) -> None:
