@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
+from trainspan_schemas.endpoint import headers_of
 from trainspan_schemas.errors import InvalidRecordError, one_line
 from trainspan_schemas.signing import signing_key
 from trainspan_schemas.unnamed_agents import agent_of_body
 from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller, identify
 from trainspan_serving.capture.engine_tap import EngineTap, Exchange
-from trainspan_serving.export.collector_client import CollectorClient, Metadata
+from trainspan_serving.export.collector_client import CollectorClient
 from trainspan_serving.export.exporter import Exporter
 from trainspan_serving.export.spool import Spool
 from trainspan_serving.export.state_folder import StateFolder, claim_state
@@ -186,7 +186,9 @@ class PolicyMiddleware:
 def _exporter(plan: ServerPlan, state: Path) -> Exporter:
     if plan.collector is None:
         return Exporter(None, None)
-    client = CollectorClient(plan.collector, lambda: _metadata(plan.current_headers()), plan.otlp_certificate)
+    client = CollectorClient(
+        plan.collector, lambda: tuple(headers_of(plan.current_headers()).items()), plan.otlp_certificate
+    )
     return Exporter(client, Spool(state / "spool", plan.spool_max_bytes))
 
 
@@ -197,12 +199,6 @@ def _lacks_key(scope: Scope, api_keys: Sequence[str]) -> bool:
     given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
     scheme, _, key = given.partition(b" ")
     return scheme.lower() != b"bearer" or not any(hmac.compare_digest(key, known.encode()) for known in api_keys)
-
-
-def _metadata(headers: str) -> Metadata:
-    """`k=v,k=v` of OTEL_EXPORTER_OTLP_HEADERS as gRPC metadata."""
-    pairs = (item.partition("=") for item in headers.split(",") if "=" in item)
-    return tuple((key.strip().lower(), unquote(value.strip())) for key, _, value in pairs)
 
 
 async def _report_when_listening(app: Any) -> None:

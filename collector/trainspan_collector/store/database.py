@@ -14,11 +14,11 @@ import duckdb
 
 from trainspan_collector.journal.segments import Position, Progress
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
-from trainspan_collector.runtime.disk import sync_folder
 from trainspan_collector.runtime.threads import named
 from trainspan_collector.store import migrations
 from trainspan_collector.store.duckdb_errors import ReopenError, first_line, lacks_memory
 from trainspan_collector.store.sql_process import Frozen
+from trainspan_schemas.durable import sync
 from trainspan_schemas.errors import StoreError, StoreLockedError
 
 __all__ = ["Database"]
@@ -104,7 +104,7 @@ class Database:
         self.close()
         _wal(self._path).unlink(missing_ok=True)
         other.replace(self._path)
-        sync_folder(self._path.parent)
+        sync(self._path.parent)
         self._connection = _connect(self._path, self._memory_bytes)
         self._file = self._open_file()
 

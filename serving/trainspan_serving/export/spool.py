@@ -12,6 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainspan_schemas.durable import sync
+
 __all__ = ["Spool", "Spooled"]
 
 _SUFFIX = ".otlp"
@@ -105,7 +107,7 @@ class Spool:
                 file.flush()
                 os.fsync(descriptor)
             temporary.replace(path)
-            _sync(folder)
+            sync(folder)
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -127,11 +129,3 @@ class Spool:
                 with contextlib.suppress(ValueError):
                     found.append(Spooled(path, int(spans), int(crc32, 16), path.stat().st_size, recovered=True))
         return found
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,13 +12,13 @@ in between leaves a checkpoint without it, and the trainer rebuilds the state fr
 """
 
 import fcntl
-import os
 import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
 
 from trainspan_schemas.checkpoint import CheckpointMeta, checkpoint_name, read_latest, write_latest
+from trainspan_schemas.durable import sync
 from trainspan_schemas.errors import CheckpointError
 from trainspan_training.checkpoints.ledger import Entry, Ledger
 
@@ -96,13 +96,13 @@ class Checkpoints:
         name = checkpoint_name(meta.version)
         temporary, folder = self.root / (_TEMPORARY + name), self.root / name
         for path in temporary.rglob("*"):
-            _sync(path)
-        _sync(temporary)
+            sync(path)
+        sync(temporary)
         temporary.rename(folder)
-        _sync(self.root)
+        sync(self.root)
         self._consume(folder, meta)
         write_latest(self.root, name)
-        _sync(self.root)
+        sync(self.root)
         return folder
 
     def discard(self, meta: CheckpointMeta) -> None:
@@ -185,15 +185,7 @@ class Checkpoints:
         if self.state_folder(folder.name).exists():
             _delete(self.state_folder(folder.name))
         folder.rename(aside)
-        _sync(self.root)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(self.root)
 
 
 def _delete(path: Path) -> None:
