@@ -90,7 +90,7 @@ def _facts(manifest: Mapping[str, Any]) -> Table:
         table.add_row("rollouts still arriving", str(manifest["pending"]["rollouts"]))
     incomplete = manifest.get("groups_incomplete") or {}
     if incomplete.get("waiting"):
-        table.add_row("groups that wait for their last rollouts", str(incomplete["waiting"]))
+        table.add_row("groups waiting for their last rollouts", str(incomplete["waiting"]))
     if incomplete.get("taken"):
         table.add_row("groups taken without their last rollouts", str(incomplete["taken"]))
     if manifest.get("rewards_late"):

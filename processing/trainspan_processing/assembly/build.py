@@ -190,7 +190,7 @@ def _existing(target: Path, request: Request) -> BuiltDataset:
     """The dataset already at `target`. A published dataset never changes: its consumers identify it by its hash."""
     there = _opened(target, was_there=True)
     if there.manifest.get("settings") != _settings_record(request):
-        raise DatasetError(f"{target} exists with other settings: choose another --out, or move it away")
+        raise DatasetError(f"{target} was built with other settings: choose another --out, or move it away")
     return there
 
 
@@ -199,5 +199,5 @@ def _opened(target: Path, *, was_there: bool) -> BuiltDataset:
         content = manifest_path(target).read_bytes()
         manifest: dict[str, Any] = json.loads(content)
     except (OSError, ValueError) as error:
-        raise DatasetError(f"{target} is in the way and is no dataset ({error}): move it away") from error
+        raise DatasetError(f"{target} exists but is not a dataset ({error}): move it away") from error
     return BuiltDataset(target, manifest, hashlib.sha256(content).hexdigest(), was_there)

@@ -32,7 +32,7 @@ def rebuild(original: Path, out: Path, stores: Sequence[str] | None, clock: Cloc
     """
     published = open_published(original)
     if out.resolve() == published.path.resolve().parent:
-        raise DatasetError(f"{original} lies in {out}: name another --out to make it again")
+        raise DatasetError(f"{original} is in {out}: choose another --out for the rebuild")
     said = published.manifest["settings"]
     known = {item.name for item in fields(DatasetSettings)}
     settings = DatasetSettings(**{key: value for key, value in said.items() if key in known}, out=str(out))
@@ -55,16 +55,18 @@ def _differences(original: Published, again: Published) -> list[str]:
     old, new = ({file["name"]: file["sha256"] for file in manifest["files"]} for manifest in (before, after))
     if old == new:
         return []
-    found = [f"rows: {before['rows']} became {after['rows']}"]
+    found = [f"the number of rows changed from {before['rows']} to {after['rows']}"]
     if before["version"] != after["version"]:
-        found.append(f"dataset version {before['version']} became {after['version']}, which has other columns")
+        found.append(
+            f"the dataset version changed from {before['version']} to {after['version']}, which has other columns"
+        )
     for name, digest in before["functions"].items():
         if after["functions"].get(name) != digest:
             found.append(f"{name} has changed")
     if before["trainspan"] != after["trainspan"]:
-        found.append(f"trainspan {before['trainspan']} became {after['trainspan']}")
+        found.append(f"trainspan changed from {before['trainspan']} to {after['trainspan']}")
     if lost := original.seen().join(again.seen(), on=ROLLOUT_KEY, how="anti").height:
-        found.append(f"{lost} of the rollouts that it saw are not in the stores, or were used by an earlier dataset")
+        found.append(f"{lost} of its rollouts are not in the stores or were used by an earlier dataset")
     if before["rewards"] != after["rewards"]:
-        found.append("rewards differ: some came after the dataset was built, or are not in the stores")
+        found.append("rewards differ: some arrived after the dataset was built or are not in the stores")
     return found

@@ -73,6 +73,6 @@ def _earlier(dataset: Published) -> list[Path]:
         folder = dataset.path.parent / entry["name"]
         ledger = ledger_path(folder)
         if not ledger.is_file() or hashlib.sha256(ledger.read_bytes()).hexdigest() != entry["ledger_sha256"]:
-            raise DatasetError(f"{folder}, which {dataset.path} was built after, is gone or changed: put it back")
+            raise DatasetError(f"{folder} is missing or changed, but {dataset.path} was built after it: restore it")
         folders.append(folder)
     return folders

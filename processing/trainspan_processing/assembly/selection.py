@@ -57,7 +57,7 @@ def _with_split(rollouts: pl.DataFrame, split: str) -> pl.DataFrame:
     except ValueError:
         share = -1.0
     if not 0.0 < share < 1.0:
-        raise UsageError(f"split = {split!r}: write recorded, all, or a share of the tasks such as 0.9")
+        raise UsageError(f"split = {split!r} is invalid: use recorded, all, or a fraction of the tasks such as 0.9")
     names = rollouts.select(pl.coalesce("task_id", "rollout_id")).to_series()
     parts = {name: "train" if _fraction(name) < share else "val" for name in names.unique().to_list()}
     return rollouts.with_columns(
@@ -83,7 +83,7 @@ def _filtered(source: Source, traces: TraceIndex, name: str) -> TraceIndex:
             ) from error
         if not isinstance(wanted, bool | np.bool_):
             raise DatasetError(
-                f"filter {name!r} gave {wanted!r:.80} for rollout {stored.rollout_id}: return True or False"
+                f"filter {name!r} returned {wanted!r:.80} for rollout {stored.rollout_id}: it must return True or False"
             )
         if not wanted:
             left_out.append(key)

@@ -148,9 +148,9 @@ def _check_credit(name: str, credited: pl.DataFrame, calls: pl.DataFrame) -> Non
     if missing := {*CALL, "return"} - set(credited.columns):
         raise UsageError(f"credit {name!r} returned no column {sorted(missing)[0]!r}")
     if credited.height != calls.height:
-        raise UsageError(f"credit {name!r} returned {credited.height} calls for {calls.height}")
+        raise UsageError(f"credit {name!r} returned {credited.height} rows for {calls.height} calls")
     if not credited["return"].dtype.is_numeric() or not credited["return"].is_finite().all():
-        raise UsageError(f"credit {name!r} returned a value that is no finite number")
+        raise UsageError(f"credit {name!r} returned a value that is not a finite number")
 
 
 def _check_comparison(name: str, compared: pl.DataFrame, items: pl.DataFrame) -> None:
@@ -158,7 +158,7 @@ def _check_comparison(name: str, compared: pl.DataFrame, items: pl.DataFrame) ->
     if missing:
         raise UsageError(f"baseline {name!r} returned no column {sorted(missing)[0]!r}")
     if not compared["item"].sort().equals(items["item"].sort()):
-        raise UsageError(f"baseline {name!r} returned {compared.height} items for {items.height}")
+        raise UsageError(f"baseline {name!r} returned {compared.height} rows for {items.height} items, or other items")
     numbers = compared.select("center", "scale")
     if not all(column.dtype.is_numeric() and column.is_finite().all() for column in numbers):
-        raise UsageError(f"baseline {name!r} returned a center or scale that is no finite number")
+        raise UsageError(f"baseline {name!r} returned a center or scale that is not a finite number")

@@ -114,7 +114,7 @@ def credit_of(estimator: Estimator) -> Credit:
         return _guarded(f"credit {name!r}", load_function(name, "calls", "gamma"))
     if name not in CREDITS:
         known = ", ".join((*CREDITS, GIGPO, PER_AGENT))
-        raise UsageError(f"no credit {name!r}: take one of {known} or module:function")
+        raise UsageError(f"unknown credit {name!r}: use one of {known} or module:function")
     return CREDITS[name]
 
 
@@ -124,7 +124,7 @@ def baseline_of(estimator: Estimator) -> Baseline:
     if is_function_name(name):
         return _guarded(f"baseline {name!r}", load_function(name, "items"))
     if name not in BASELINES:
-        raise UsageError(f"no baseline {name!r}: take one of {', '.join(BASELINES)} or module:function")
+        raise UsageError(f"unknown baseline {name!r}: use one of {', '.join(BASELINES)} or module:function")
     return BASELINES[name]
 
 
@@ -137,7 +137,9 @@ def _guarded(what: str, function: Callable[..., Any]) -> Callable[..., pl.DataFr
         except Exception as error:
             raise DatasetError(f"{what} raised {type(error).__name__}: {error}") from error
         if not isinstance(made, pl.DataFrame):
-            raise UsageError(f"{what} gave {made!r:.80}: return a Polars DataFrame (docs/processing.md, Credit)")
+            raise UsageError(
+                f"{what} returned {made!r:.80}: it must return a Polars DataFrame (docs/processing.md, Credit)"
+            )
         return made
 
     return call
@@ -150,13 +152,13 @@ def _check_pair(estimator: Estimator, plan: Plan) -> None:
     known = f"{', '.join(WITH_GROUPS[:-1])} or {WITH_GROUPS[-1]}"
     if estimator.credit == GIGPO:
         raise UsageError(
-            f"credit {GIGPO!r} compares calls from the same state, and baseline {estimator.baseline!r} knows no states: "
-            f"take baseline {known}"
+            f"credit {GIGPO!r} compares calls from the same state, but baseline {estimator.baseline!r} does not: "
+            f"use baseline {known}"
         )
     if estimator.baseline in WITH_HISTORY and plan.group_over == "calls" and estimator.credit != "step":
         raise UsageError(
-            f"group_over = 'calls' pools the calls of a group, and baseline {estimator.baseline!r} compares with the "
-            f"rollouts before: take group_over = 'rollouts', or baseline {known}"
+            f"group_over = 'calls' pools the calls of a group, but baseline {estimator.baseline!r} compares with "
+            f"earlier rollouts: use group_over = 'rollouts', or baseline {known}"
         )
 
 
@@ -174,7 +176,7 @@ def _by_agent(text: str, default: Estimator) -> dict[str, Estimator]:
 
 def _one_of(key: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
-        raise UsageError(f"{key} = {value!r}: take one of {', '.join(known)}")
+        raise UsageError(f"{key} = {value!r}: use one of {', '.join(known)}")
     return value
 
 

@@ -78,7 +78,7 @@ def read_ledger(out: Path, *, only: Sequence[Path] | None = None) -> Ledger:
             frames.append(pl.read_ndjson(path, schema=LEDGER))
         except FileNotFoundError as error:
             raise DatasetError(
-                f"{folder} has no {path}: what it used is unknown; put that back, or move the dataset away"
+                f"{path} is missing, so the rollouts that {folder} used are unknown: restore it, or move the dataset away"
             ) from error
         except pl.exceptions.ComputeError as error:
             raise DatasetError(f"{path} is malformed: {error}") from error

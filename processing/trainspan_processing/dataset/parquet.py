@@ -141,7 +141,7 @@ def publish(scratch: Scratch, target: Path) -> None:
     about = target.with_name(target.name + ABOUT)
     with _alone_in(target.parent):
         if target.exists():
-            raise DatasetError(f"{target} was made by another command meanwhile: run this one again")
+            raise DatasetError(f"another command created {target} in the meantime: run this one again")
         shutil.rmtree(about, ignore_errors=True)  # of a command that was killed between its two renames
         scratch.about.rename(about)
         scratch.rows.rename(target)

@@ -91,5 +91,7 @@ def open_published(path: Path) -> Published:
         raise UsageError(f"{said} cannot be read: {error}") from error
     if manifest.get("version") not in READABLE_VERSIONS:
         known = ", ".join(map(str, READABLE_VERSIONS))
-        raise UsageError(f"{path} has version {manifest.get('version')}, this trainspan reads {known}")
+        raise UsageError(
+            f"{path} has dataset version {manifest.get('version')}, but this trainspan reads {known}: build it again"
+        )
     return Published(path, manifest)

@@ -16,8 +16,8 @@ _GIGPO: Final = (
     "arXiv 2505.10978."
 )
 _NOTHING_SAID: Final = {
-    "singleton_group": "there is only this one to compare with",
-    "zero_spread_group": "all that it is compared with has the same value",
+    "singleton_group": "its group has no other member",
+    "zero_spread_group": "its whole group has the same value",
 }
 
 

@@ -136,7 +136,7 @@ def _broken(rows: pl.DataFrame | None, decoder: Decoder | None) -> dict[Key, str
         told = one.divergence
         was, now = (_excerpt(ids[:_EXCERPT], decoder) for ids in (told.was, told.now))
         found[one.trace_id, one.span_id] = (
-            f"{told.cause}: departs from call {one.after} at token {told.at}, where {was} stood and {now} stands"
+            f"{told.cause}: departs from call {one.after} at token {told.at}: {was} became {now}"
         )
     return found
 

@@ -115,7 +115,7 @@ def _newest_of(dataset: Published) -> tuple[str, int]:
     """The last rollout to end among those with rows in the dataset, else among all that the dataset saw."""
     seen = dataset.seen().filter(~pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
     if seen.is_empty():
-        raise UsageError(f"{dataset.path} saw no rollout: name another dataset")
+        raise UsageError(f"{dataset.path} covers no rollout: name another dataset")
     rollout_id, attempt = seen.sort(pl.col("kept") > 0, "end_ns").select(*ROLLOUT_KEY).row(-1)
     return rollout_id, attempt
 
@@ -135,7 +135,7 @@ def _find(source: Source, wanted: str, attempt: int | None) -> _Found:
         raise UsageError(f'no rollout {wanted!r} in {where}: see `trainspan sql "SELECT rollout_id FROM rollouts"`')
     if len(ids) > 1:
         shown = ", ".join(ids[:_MOST_EXAMPLES])
-        raise UsageError(f"{wanted!r} begins the ids of {len(ids)} rollouts in {where} ({shown}): write more of it")
+        raise UsageError(f"{wanted!r} is a prefix of {len(ids)} rollout ids in {where} ({shown}): use a longer one")
     attempts = sorted({row.attempt or 0 for row in named})
     chosen = attempts[-1] if attempt is None else attempt
     if chosen not in attempts:
@@ -148,10 +148,10 @@ def _seen(found: _Found, attempt: int | None, rollouts: pl.DataFrame, dataset: P
     """The given attempt, else the last one that the dataset saw. Raises UsageError if the dataset did not see it."""
     seen = rollouts.filter(pl.col("rollout_id") == found.rollout_id)["attempt"].sort().to_list()
     if not seen:
-        raise UsageError(f"{dataset.path} did not see rollout {found.rollout_id}: name the dataset that did")
+        raise UsageError(f"{dataset.path} does not cover rollout {found.rollout_id}: name the dataset that does")
     if attempt is not None and attempt not in seen:
         raise UsageError(
-            f"{dataset.path} did not see attempt {attempt} of rollout {found.rollout_id}: it saw {_listed(seen)}"
+            f"{dataset.path} does not cover attempt {attempt} of rollout {found.rollout_id}: it covers {_listed(seen)}"
         )
     return replace(found, attempt=seen[-1] if attempt is None else attempt)
 

@@ -60,11 +60,11 @@ def _facts(account: RolloutAccount) -> Element:
         ["reward", number(account.credit.reward)],
         [
             "calls",
-            f"{len(account.calls) + len(account.foreign)}, of these trained {sum(call.reason is None for call in account.calls)}",
+            f"{len(account.calls) + len(account.foreign)}, of which {sum(call.reason is None for call in account.calls)} trained",
         ],
     ]
     if account.reason:
-        rows.append(["not trained, since", account.reason])
+        rows.append(["not trained because", account.reason])
     rows.extend(["missing", f"{lack.what} → {lack.advice}"] for lack in account.lacks)
     rows.extend([f"{one.reason}: calls {', '.join(map(str, one.calls))}", one.advice] for one in account.untrained)
     if account.verdict:
@@ -77,7 +77,7 @@ def _facts(account: RolloutAccount) -> Element:
 
 def _edges(edges: list[EdgeAccount]) -> Element:
     if not edges:
-        return element("p", "Nothing rewarded this rollout.", class_="note")
+        return element("p", "This rollout has no rewards.", class_="note")
     rows: list[list[Child]] = [
         [
             number(edge.score),
@@ -115,7 +115,7 @@ def _legend(account: RolloutAccount) -> Element:
         element("span", "0", class_="z"),
         element("span", f"+{greatest}", class_=f"p{COLOURS}"),
         element("span", "sampled, but not trained", class_="u"),
-        " The scale ends at the greatest advantage within the group. Hold the pointer over a token for its id and log-probability.",
+        " The scale ends at the greatest advantage within the group. Hover over a token for its id and log-probability.",
         class_="legend note",
     )
 
@@ -204,7 +204,7 @@ def _said(message: Message) -> str:
 def _other(call: ForeignAccount) -> Element:
     return element(
         "section",
-        element("h3", f"call to {call.model or 'a model without name'} · {call.agent or 'no agent named'}"),
+        element("h3", f"call to {call.model or 'an unnamed model'} · {call.agent or 'no agent named'}"),
         element("div", f"no tokens recorded, not trained: {call.reason}", class_="note bad"),
         _messages(call.messages),
         element("pre", _said(call.answer), class_="env") if call.answer else None,

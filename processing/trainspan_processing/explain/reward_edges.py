@@ -15,17 +15,17 @@ from trainspan_processing.tables import SPAN_KEY
 __all__ = ["RULES", "describe_edges", "reward_parts"]
 
 RULES: Final[Mapping[str, str]] = {
-    "rollout": "it says so, names only the rollout, or is on the rollout's or a process's own span",
+    "rollout": "it targets the rollout explicitly, names only the rollout, or is on the rollout's or a process's own span",
     "response": "it names the response of this call",
     "call": "it is on the call's own span",
     "client_call": "it is on the client's span of this call",
     "step": "it is on another span, and this is the latest call under it or under its parent that finished before",
-    "fallback": "it is on another span, and no call had finished under it or its parent: so it is the rollout's",
-    "status": "the rollout failed, and [dataset] status_rewards gives its status a reward in place of any other",
-    "overlong": "the call ended by length, and [dataset] overlong punishes that",
-    "air:tool_error": "a tool step failed after this call asked for it",
-    "air:parse_error": "what this call wrote could not be parsed",
-    "air:repeated_call": "this call asked for a tool with an input that it had asked with before",
+    "fallback": "it is on another span, and no call had finished under it or its parent, so the rollout gets it",
+    "status": "the rollout failed, and [dataset] status_rewards replaces all other rewards for its status",
+    "overlong": "the call reached its length limit, which [dataset] overlong punishes",
+    "air:tool_error": "a tool step that this call requested failed",
+    "air:parse_error": "the output of this call could not be parsed",
+    "air:repeated_call": "this call requested a tool with the same input as an earlier call of the rollout",
 }
 """Binding rule → its meaning in words."""
 
@@ -79,11 +79,11 @@ def _why_not(evidence: Evidence, name: str, score: float | None, *, untrusted: b
     if name not in names:
         return f"the reward is called {' or '.join(names)} (--reward-name)"
     if score is None or not math.isfinite(score):
-        return "it has no score that is a number"
+        return "it has no numeric score"
     if untrusted:
-        return "its sender may not reward this rollout: it is no runner, and no process that the user started"
+        return "its sender may not reward this rollout: it is neither a runner nor a process that the user started"
     if (evidence.own(evidence.decided.rewarded.edges)["rule"] == STATUS_RULE).any():
-        return "[dataset] status_rewards gives the rollout's status a reward in place of any other"
+        return "[dataset] status_rewards replaces all other rewards for the rollout's status"
     return "the rollout has a judge, and only the judge's own event counts"
 
 

@@ -30,7 +30,7 @@ Kind = Literal["sft", "dpo"]
 
 _MAKERS: Final = {"sft": supervised_examples, "dpo": preference_pairs}
 _NO_TEXT: Final = (
-    "no client's instrumentation recorded the messages: see that the agent's keeps them (OpenTelemetry's own: "
+    "no client instrumentation recorded the messages: configure the agent's to record them (OpenTelemetry's own: "
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true), or decode the tokens of a dataset with --form text"
 )
 
@@ -83,7 +83,7 @@ def export(request: ExportRequest, clock: Clock) -> Exported:
             candidates = _candidates_of(request.dataset) if request.dataset else _candidates_in(source, request, clock)
             examples = _made(request, candidates, dict(read_speech(source, [each.key for each in candidates])))
     if not examples.rows:
-        raise DatasetError(f"no example came of {examples.groups} groups: {_why(examples)}")
+        raise DatasetError(f"{examples.groups} groups contain no example: {_why(examples)}")
     _write(request, examples)
     return Exported(
         request.out, len(examples.rows), examples.groups, examples.groups_used, dict(examples.skipped.most_common())
@@ -102,7 +102,7 @@ def _made(
 
 def _why(examples: Examples) -> str:
     if not examples.groups:
-        return "no rollout is complete, of status ok and rewarded"
+        return "no rollout is complete with status ok and a reward"
     if examples.skipped["no_text"]:
         return _NO_TEXT
     return ", ".join(f"{reason} {count}" for reason, count in examples.skipped.most_common())
@@ -142,7 +142,7 @@ def _decoded(dataset: Published, decoder: Decoder) -> dict[tuple[str, int], list
     for rollout_id, attempt, agent, model, prompt, completion, finish in dataset.rows(columns).iter_rows():
         if not decoder.covers(prompt) or not decoder.covers(completion):
             raise DatasetError(
-                f"{decoder.model} has another vocabulary than the rows of {dataset.path}: name their model"
+                f"the vocabulary of {decoder.model} differs from that of the rows of {dataset.path}: name the model that sampled them"
             )
         call = RecordedCall(agent, model, decoder.text(prompt), decoder.text(completion), finish != "length")
         said.setdefault((rollout_id, attempt), []).append(call)

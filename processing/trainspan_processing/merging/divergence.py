@@ -33,31 +33,33 @@ class Explanation:
 
 
 _TEMPLATE: Final = (
-    "serve with a chat template that leaves earlier turns as they were: `trainspan doctor` tries the served one, and "
+    "serve with a chat template that leaves earlier turns unchanged: `trainspan doctor` tries the served one, and "
     "examples/templates/chatml-tools.jinja is one for ChatML models with tools (`trainspan serve MODEL -- --chat-template FILE`)"
 )
 
 EXPLANATIONS: Final[Mapping[str, Explanation]] = {
-    "fork": Explanation("it starts from the same or an earlier state: best of n, a retry", "nothing: this is no fault"),
+    "fork": Explanation(
+        "it starts from the same or an earlier state: best of n, a retry", "nothing: this is not a fault"
+    ),
     "reasoning": Explanation("the reasoning of an earlier answer was left out of the history", _TEMPLATE),
     "tool_call_ids": Explanation(
-        "the ids of tool calls in the history are not those that the model wrote",
-        "serve with a chat template that shows no ids, or let the agent send back the ids that it received",
+        "the ids of tool calls in the history differ from those that the model wrote",
+        "serve with a chat template that renders no ids, or have the agent send back the ids that it received",
     ),
     "arguments": Explanation(
-        "the JSON of an earlier tool call was written anew: the same value, another text",
-        "the server parses what the model wrote, and the template writes it again: take a template that writes JSON as the model "
-        "does (examples/templates/chatml-tools.jinja: one space after each comma and colon), and have the agent send arguments "
+        "the JSON of an earlier tool call was serialized again: same value, different text",
+        "the server parses what the model wrote, and the template serializes it again: use a template that writes JSON as the "
+        "model does (examples/templates/chatml-tools.jinja: one space after each comma and colon), and have the agent send arguments "
         "back as the text that it received",
     ),
     "retokenization": Explanation(
-        "the text is the same, but the tokens are others: the model sampled a spelling that the tokenizer does not give",
-        "nothing in the template: such calls are trained on their own tokens, only in a row of their own",
+        "the text is the same, but the tokens differ: the model sampled a tokenization that the tokenizer does not produce",
+        "no template helps: such calls are trained on their own tokens, but in a separate row",
     ),
-    "template": Explanation("the history was rewritten: something was removed from it or put into it", _TEMPLATE),
+    "template": Explanation("the history was rewritten: something was removed or inserted", _TEMPLATE),
     "other": Explanation(
-        "the prompts have too little in common: another conversation, or a compacted context",
-        "nothing, if the agent means to",
+        "the prompts have too little in common: a different conversation, or a compacted context",
+        "nothing, if the agent does so on purpose",
     ),
 }
 """Cause → what happened and what to do."""

@@ -188,6 +188,6 @@ class Source:
             self.watermarks[number] = self.reached[number]
         if metadata.get(b"behind") == b"true" and not self.allow_behind:
             raise StoreError(
-                f"store {self.stores[number]} has not loaded all that it acknowledged (reached seq {reached}): "
-                "try again in a moment, or build from what is there with --allow-behind"
+                f"store {self.stores[number]} has not loaded all acknowledged data (up to seq {reached}): "
+                "try again in a moment, or build from the loaded data with --allow-behind"
             )

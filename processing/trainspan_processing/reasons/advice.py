@@ -8,54 +8,54 @@ from trainspan_schemas.status import DropReason, without_detail
 __all__ = ["ADVICE", "advice_on"]
 
 ADVICE: Final[dict[DropReason, str]] = {
-    "unfinished": "spans are missing or still on their way: wait with --wait-s 30, and see that every agent process ends "
-    "normally and exports to this collector",
-    "group_unfinished": "the last rollouts of their tasks are still to come: build again later, wait with --wait-s 60, or lower "
+    "unfinished": "spans are missing or have not arrived yet: wait with --wait-s 30, and make sure that every agent process "
+    "ends normally and exports to this collector",
+    "group_unfinished": "the last rollouts of their tasks have not arrived: build again later, wait with --wait-s 60, or lower "
     "[dataset] group_wait_s",
     "agent_error": 'the agent crashed: see `trainspan sql "SELECT rollout_id, status FROM rollouts"` and its output',
     "timeout": "the agent ran out of time: raise [rollouts] timeout_s",
     "cancelled": "the rollouts were cancelled: run them again",
     "infra_error": "the policy server or another service failed: run the rollouts again",
-    "judge_error": "the judge or reward function raised: run it by hand on one of these rollouts",
+    "judge_error": "the judge or reward function raised an error: run it by hand on one of these rollouts",
     "no_reward": "call trainspan.reward(…) in the agent, or pass --judge to `trainspan rollout`, or --reward module:function here",
     "incomplete": "answers were cut off before a finish reason: see the policy server's log",
-    "overlong": "calls ended by length, and [dataset] overlong masks them: raise the agent's max_tokens, or take overlong = keep",
-    "not_delivered": "clients hung up before the whole answer came: raise their timeout",
-    "ended_by_server": "a swap of weights, or an order to sleep, ended calls that took longer than [serving] drain_timeout_s: raise "
-    "it, or shorten the agent's max_tokens",
-    "superseded_by_retry": "only last attempts are trained: look why they were retried",
+    "overlong": "calls reached their length limit, and [dataset] overlong masks them: raise the agent's max_tokens, or set overlong = keep",
+    "not_delivered": "clients disconnected before the answer was complete: raise their timeout",
+    "ended_by_server": "a weight swap or sleep request ended calls that took longer than [serving] drain_timeout_s: raise it, or "
+    "lower the agent's max_tokens",
+    "superseded_by_retry": "only the last attempts are trained: find out why they were retried",
     "no_token_ids": "the server recorded no token ids: serve the policy with `trainspan serve`",
     "no_logprobs": "the server recorded no usable log-probabilities: serve the policy with `trainspan serve`",
     "greedy": "calls were sampled at temperature 0: set temperature=1 in the agent, or serve with --train-sampling",
-    "sampling_truncated": "top_p, top_k, min_p or a penalty changed what was sampled from: leave them out, or serve with "
+    "sampling_truncated": "top_p, top_k, min_p or a penalty changed the sampling distribution: leave them out, or serve with "
     "--train-sampling",
     "unstated_sampling": "a client recorded these calls, and the request does not state temperature, top_p and constraints: send "
-    "temperature=1 and top_p=1, or pass --admit unstated_sampling if the server's defaults are these",
+    "temperature=1 and top_p=1, or pass --admit unstated_sampling if these are the server's defaults",
     "constrained": "the constraint was not recorded, or cannot be replayed: serve the policy with `trainspan serve` and vLLM's "
-    "xgrammar, and do without what is named after the colon",
-    "mixed_versions": "calls span weight swaps without exact borders: let the server drain before it swaps",
+    "xgrammar, and avoid the feature named after the colon",
+    "mixed_versions": "calls span weight swaps without exact boundaries: let the server drain before it swaps",
     "attributes_dropped": "span attributes were cut: raise OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT and unset length limits",
     "redacted": "redaction removed what training needs: narrow the blocked keys",
-    "untrusted": "these calls did not come with the policy server's token: serve where $TRAINSPAN_HOME is the collector's, or "
-    "set [serving] token_file; if agents that you trust recorded them (TRAINSPAN_CAPTURE=client), pass --admit untrusted",
-    "untrusted_reward": "the rewards came from a process that the collector does not know as yours: run the agent where "
-    "$TRAINSPAN_HOME is the collector's, or through `trainspan rollout`, or pass --admit untrusted_reward",
-    "unsigned": "callers named rollouts of a runner without its signature: let the policy server have the runner's key "
-    "([serving] signing_key_file), and pass on `baggage` or the whole base URL where an agent makes its requests itself",
+    "untrusted": "these calls were sent without the policy server's token: serve with the collector's $TRAINSPAN_HOME, or set "
+    "[serving] token_file; if agents that you trust recorded them (TRAINSPAN_CAPTURE=client), pass --admit untrusted",
+    "untrusted_reward": "the rewards were sent by a process that the collector does not trust: run the agent with the collector's "
+    "$TRAINSPAN_HOME or through `trainspan rollout`, or pass --admit untrusted_reward",
+    "unsigned": "callers named a runner's rollouts without its signature: give the policy server the runner's key ([serving] "
+    "signing_key_file), and pass on `baggage` or the whole base URL if an agent makes its own requests",
     "stale": "calls are older than --max-staleness versions: raise it, or collect with the current policy",
     "too_long": "calls are longer than --max-tokens: raise it, or shorten the agent's prompts",
-    "unused_choice": "the agent went on with another answer to the same request: --choices all trains on these, too",
+    "unused_choice": "the agent continued with another answer to the same request: --choices all also trains on these",
     "internal": "only internal requests were found: run the agent",
     "multimodal": "calls with images or audio cannot be trained",
     "not_selected": "no selected agent or policy made these calls",
     "validation": "rollouts of split val are never trained: run `trainspan rollout --split train`",
-    "late_after_consumed": "these calls came after a dataset had used their rollouts: raise --wait-s",
-    "zero_spread_group": "all rollouts of each task got the same reward: take harder or easier tasks, more rollouts per task "
+    "late_after_consumed": "these calls arrived after a dataset had used their rollouts: raise --wait-s",
+    "zero_spread_group": "all rollouts of each task got the same reward: use harder or easier tasks, more rollouts per task "
     "(--n), or --baseline running",
-    "singleton_group": "each task has one rollout only: run more with `trainspan rollout --n 8`, or take --baseline running",
-    "no_boundary": "nothing says where one rollout of the web agent ends: install trainspan[web] there, or put each task into "
+    "singleton_group": "each task has only one rollout: run more with `trainspan rollout --n 8`, or use --baseline running",
+    "no_boundary": "nothing marks the end of a rollout of the web agent: install trainspan[web] there, or put each task into "
     "`with trainspan.rollout():`",
-    "no_rollout": "their callers named no rollout. Requests that you made by hand need nothing; an agent's calls do: run it under "
+    "no_rollout": "their callers named no rollout. This is fine for requests made by hand; run an agent under "
     "`opentelemetry-instrument`, through `trainspan rollout` (the way for programs not in Python), or with the base URL http://HOST:8000/rollout/{token}/v1",
 }
 """Drop reason → advice to the user."""

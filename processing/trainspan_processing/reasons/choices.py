@@ -28,7 +28,7 @@ CHOICES: Final = ("used", "all")
 def check_choices(name: str) -> str:
     """The setting itself. Raises UsageError if it is unknown."""
     if name not in CHOICES:
-        raise UsageError(f"choices = {name!r}: take one of {', '.join(CHOICES)}")
+        raise UsageError(f"choices = {name!r}: use one of {', '.join(CHOICES)}")
     return name
 
 

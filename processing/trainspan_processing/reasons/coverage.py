@@ -220,7 +220,9 @@ def check_outcome(
         raise _nothing(f"none of {coverage.seen} calls in {where} is trainable", coverage, reasons())
     share = coverage.coverage
     if share is not None and share < settings.min_coverage:
-        what = f"only {share:.0%} of the calls in {where} are trainable, --min-coverage is {settings.min_coverage:.0%}"
+        what = (
+            f"only {share:.0%} of the calls in {where} are trainable, but --min-coverage is {settings.min_coverage:.0%}"
+        )
         raise _nothing(what, coverage, reasons())
 
 
@@ -238,6 +240,6 @@ def check_policies(rows: Mapping[str, int], where: str) -> None:
     if len(rows) > 1:
         counted = ", ".join(f"{name} ({count})" for name, count in sorted(rows.items()))
         raise DatasetError(
-            f"the trainable calls in {where} are of {len(rows)} policies: {counted}; a dataset is of one policy: name it with "
-            "--policies, and give each policy an --out of its own, since a folder uses a rollout once"
+            f"the trainable calls in {where} are from {len(rows)} policies: {counted}; a dataset has one policy: name it with "
+            "--policies, and give each policy a separate --out, since a folder uses a rollout only once"
         )

@@ -83,7 +83,7 @@ def admitted_reasons(text: str | None) -> frozenset[str]:
     """The reasons that the user admits, from `[dataset] admit`. Raises UsageError for a reason that cannot be admitted."""
     names = frozenset(name.strip() for name in (text or "").split(",") if name.strip())
     if unknown := sorted(names - set(_ADMISSIBLE)):
-        raise UsageError(f"admit = {unknown[0]!r}: what can be admitted is {', '.join(_ADMISSIBLE)}")
+        raise UsageError(f"admit = {unknown[0]!r} is not admissible: use one of {', '.join(_ADMISSIBLE)}")
     return names
 
 

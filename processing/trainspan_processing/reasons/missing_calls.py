@@ -19,15 +19,15 @@ _MOST: Final = 5
 """Maximum number of items named in one message."""
 
 _END_NORMALLY: Final = (
-    "end every agent process normally (no SIGKILL), with OTEL_EXPORTER_OTLP_ENDPOINT at this collector; `--wait-s 30` waits for "
-    "what is still on its way"
+    "end every agent process normally (no SIGKILL), with OTEL_EXPORTER_OTLP_ENDPOINT set to this collector; `--wait-s 30` waits "
+    "for late spans"
 )
 _SERVER_SENDS: Final = (
-    "see with `trainspan doctor --policy-url URL` whether calls wait on the policy server's disk or were refused, and start the "
-    "server again if it was killed: it then sends what it kept"
+    "check with `trainspan doctor --policy-url URL` whether calls are waiting on the policy server's disk or were refused, and "
+    "restart the server if it was killed: it then sends the calls on its disk"
 )
 _OTHER_SERVER: Final = (
-    "see where that client sends its requests: its base URL must be the policy server's (OPENAI_BASE_URL), and the request must "
+    "check where that client sends its requests: its base URL must be the policy server's (OPENAI_BASE_URL), and the request must "
     "carry `traceparent` and `baggage`"
 )
 
@@ -58,7 +58,7 @@ def find_lacks(source: Source, traces: TraceIndex, rollout_id: str, attempt: int
     words = read_words(source, keys) if keys else {}
     lacks = []
     if row["status"].item() is None:
-        what = "the rollout's own span, which is sent when it ends, is not stored: it still runs, was killed, or could not send"
+        what = "the rollout's own span, sent when it ends, is not stored: the rollout still runs, was killed, or could not send it"
         lacks.append(Lack(what, _END_NORMALLY))
     lacks += _index_gaps(calls, bare.height)
     lacks += _uncounted(calls, bare, spans, words)
@@ -86,7 +86,7 @@ def _index_gaps(calls: pl.DataFrame, bare: int) -> list[Lack]:
     highest = max(counted["counted_index"].to_list())
     more = f" and {lacking - _MOST} more" if lacking > _MOST else ""
     named = f"call{'' if lacking == 1 else 's'} {', '.join(first[:_MOST])}{more}"
-    return [Lack(f"the policy server numbered calls up to {highest}, and the store lacks {named}", _SERVER_SENDS)]
+    return [Lack(f"the policy server numbered calls up to {highest}, but the store lacks {named}", _SERVER_SENDS)]
 
 
 def _uncounted(
@@ -107,7 +107,7 @@ def _uncounted(
         f"of which {stored[trace_id, span_id]} are stored"
         for trace_id, span_id, counted in processes.iter_rows()
     ]
-    what = f"the agent's side counted {_many(expected, 'successful call')}, and the policy server stored {requests}"
+    what = f"the agent's side counted {_many(expected, 'successful call')}, but the policy server stored {requests}"
     return [Lack(": ".join([what, "; ".join(told[:_MOST])] if told else [what]), _OTHER_SERVER)]
 
 
@@ -152,7 +152,7 @@ def _unanswered(calls: pl.DataFrame, words: dict[SpanKey, SpanWords]) -> list[La
         said = words.get((trace_id, span_id))
         named = f"{said.name!r} ({said.client})" if said else f"span {span_id}"
         told.append(f"{named}, {f'response {response}' if response else 'without a response id'}")
-    what = f"{_many(calls.height, 'call')} that a client recorded {'has' if calls.height == 1 else 'have'} none of the policy server: "
+    what = f"{_many(calls.height, 'call')} recorded by a client {'has' if calls.height == 1 else 'have'} no match on the policy server: "
     more = f"; and {len(told) - _MOST} more" if len(told) > _MOST else ""
     return [Lack(what + "; ".join(told[:_MOST]) + more, _OTHER_SERVER)]
 

@@ -21,11 +21,11 @@ _GREATEST_PENALTY: Final = 1.0
 def overlong_mode(settings: DatasetSettings) -> str:
     """`keep`, `mask` or `punish`. Raises UsageError for any other mode, and for a penalty that would have no effect."""
     if settings.overlong not in _MODES:
-        raise UsageError(f"overlong = {settings.overlong!r}: take one of {', '.join(_MODES)}")
+        raise UsageError(f"overlong = {settings.overlong!r}: use one of {', '.join(_MODES)}")
     if settings.overlong_penalty is not None and settings.overlong != "punish":
         raise UsageError(
-            f"overlong_penalty = {settings.overlong_penalty:g} would do nothing: overlong is {settings.overlong!r}; "
-            "take overlong = 'punish', or leave it out"
+            f"overlong_penalty = {settings.overlong_penalty:g} has no effect: overlong is {settings.overlong!r}; "
+            "set overlong = 'punish', or leave it out"
         )
     return settings.overlong
 

@@ -46,7 +46,7 @@ class Reason:
 
     def __str__(self) -> str:
         calls = "1 call" if self.calls == 1 else f"{self.calls} calls"
-        aside = "" if self.lowers_coverage else ", apart from the coverage"
+        aside = "" if self.lowers_coverage else ", not counted in the coverage"
         example = f"; e.g. {self.example}" if self.example else ""
         return f"{self.name}: {calls}{aside}{example} → {self.advice}"
 

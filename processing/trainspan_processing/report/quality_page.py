@@ -41,7 +41,7 @@ def quality_page(manifest: Mapping[str, Any]) -> str:
         element("h2", "Calls and groups"),
         element(
             "div",
-            bars("calls, by what became of them", reason_counts),
+            bars("calls by outcome", reason_counts),
             bars("groups of rollouts", groups),
             class_="plots",
         ),
@@ -74,8 +74,8 @@ def _facts(manifest: Mapping[str, Any]) -> Element:
         ("policy versions", f"{manifest['min_policy_version']} to {manifest['max_policy_version']}"),
         ("rollouts whose own rewards were ignored", str(manifest["ignored_self_rewards"])),
         ("rewards that match no rollout", str(manifest["rewards_unmatched"])),
-        ("rewards that came after their rollout was used", str(manifest["rewards_late"])),
-        ("groups that wait for their last rollouts", str(manifest["groups_incomplete"]["waiting"])),
+        ("rewards that arrived after their rollout was used", str(manifest["rewards_late"])),
+        ("groups waiting for their last rollouts", str(manifest["groups_incomplete"]["waiting"])),
         ("groups taken without their last rollouts", str(manifest["groups_incomplete"]["taken"])),
     ]
     return table(["", ""], [list(row) for row in rows])

@@ -38,7 +38,7 @@ def air_rules(text: str | None) -> dict[str, float]:
     for item in filter(None, (part.strip() for part in (text or "").split(","))):
         name, _, score = item.partition("=")
         if name not in RULES:
-            raise UsageError(f"air = {text!r}: no rule {name!r}; there are {', '.join(RULES)}")
+            raise UsageError(f"air = {text!r}: unknown rule {name!r}; rules are {', '.join(RULES)}")
         try:
             rules[name] = float(score)
         except ValueError:

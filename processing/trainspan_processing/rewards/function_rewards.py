@@ -74,9 +74,11 @@ def _as_rewards(result: Any, names: Sequence[str], function: str) -> list[float 
     """A number for each of `names`, None if the function returned none. Raises InvalidRecordError for anything else."""
     if not isinstance(result, dict):
         if result is not None and len(names) > 1:
-            raise InvalidRecordError(f"{function} gave {result!r:.80}: return a dict of the rewards {', '.join(names)}")
+            raise InvalidRecordError(
+                f"{function} returned {result!r:.80}: it must return a dict of the rewards {', '.join(names)}"
+            )
         result = dict.fromkeys(names, result)
     elif result and not set(names) & set(result):
-        raise InvalidRecordError(f"{function} gave {result!r:.80}, which has no reward {' or '.join(names)}")
+        raise InvalidRecordError(f"{function} returned {result!r:.80}, which has no reward {' or '.join(names)}")
     given = [result.get(name) for name in names]
     return [None if value is None else number_of(value, function) for value in given]

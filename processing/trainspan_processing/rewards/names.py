@@ -35,7 +35,7 @@ def reward_names(text: str) -> tuple[RewardName, ...]:
         try:
             number = float(weight)
         except ValueError:
-            raise UsageError(f"reward_name {text!r}: {weight!r} is no weight; write name=0.5") from None
+            raise UsageError(f"reward_name {text!r}: {weight!r} is not a weight; write name=0.5") from None
         if not name.rstrip("?"):
             raise UsageError(f"reward_name {text!r} has an empty name; write name or name=weight,name=weight")
         found.append(RewardName(name.rstrip("?"), number, name.endswith("?")))
@@ -43,5 +43,5 @@ def reward_names(text: str) -> tuple[RewardName, ...]:
     if len({item.name for item in found}) < len(found):
         raise UsageError(f"reward_name {text!r} names a reward twice")
     if all(item.may_be_missing for item in found) and len(found) == 1:
-        raise UsageError(f"reward_name {text!r}: the only reward cannot be one that may be missing; leave the ? out")
+        raise UsageError(f"reward_name {text!r}: the only reward cannot be optional; leave the ? out")
     return tuple(found)

@@ -118,7 +118,7 @@ def _by_function(
     if settings.reward_concurrency < 1 or not settings.reward_timeout_s > 0:
         raise UsageError(
             f"reward_concurrency = {settings.reward_concurrency}, reward_timeout_s = {settings.reward_timeout_s:g}: "
-            "take at least 1 call and a positive time"
+            "the first must be at least 1, the second positive"
         )
     invoker = _invoker(load_reward(settings.reward))
     stored = stored_rollouts(source, traces, eligible)

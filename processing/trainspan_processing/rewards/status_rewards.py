@@ -27,7 +27,7 @@ def status_rewards(text: str | None) -> dict[str, float]:
     for item in filter(None, (part.strip() for part in (text or "").split(","))):
         status, _, score = (part.strip() for part in item.partition("="))
         if status not in failed:
-            raise UsageError(f"status_rewards = {text!r}: no failure {status!r}; there are {', '.join(failed)}")
+            raise UsageError(f"status_rewards = {text!r}: unknown failure {status!r}; failures are {', '.join(failed)}")
         try:
             found[status] = float(score)
         except ValueError:

@@ -74,7 +74,7 @@ def _load(model: str) -> Decoder | None:
     try:
         return Decoder(model, Tokenizer.from_file(str(path)))
     except Exception as error:
-        raise UsageError(f"{path} is no tokenizer that can be read: {error}") from error
+        raise UsageError(f"{path} is not a readable tokenizer: {error}") from error
 
 
 def _file_of(model: str) -> Path | None:

@@ -80,7 +80,7 @@ def test_a_baseline_that_remembers_is_made_again_with_the_memory_it_had(bench: B
     bench.build(baseline="running")
     assert _rebuild(bench, second, tmp_path / "again").differences == []
     ledger_path(bench.out / "round-0000").write_text("")
-    with pytest.raises(DatasetError, match=r"round-0000, which .*round-0001 was built after, is gone or changed"):
+    with pytest.raises(DatasetError, match=r"round-0000 is missing or changed, but .*round-0001 was built after it"):
         _rebuild(bench, second, tmp_path / "changed")
 
 
@@ -97,7 +97,7 @@ def test_a_reward_that_came_since_changes_nothing_in_its_own_store_and_is_told_o
     assert _rebuild(bench, built, tmp_path / "again").differences == []
     assert _rebuild(bench, built, tmp_path / "other", (1,)).differences == [
         "rows: 15 became 15",
-        "rewards differ: some came after the dataset was built, or are not in the stores",
+        "rewards differ: some arrived after the dataset was built or are not in the stores",
     ]
 
 

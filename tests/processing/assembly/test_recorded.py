@@ -82,9 +82,9 @@ def test_what_came_since_is_not_told(bench: Bench, tmp_path: Path) -> None:
     assert [member.reward for member in account.credit.members] == [0.0, 1.0]
     assert len(account.edges) == 1
     assert _explain(bench, NEWEST, built).rollout_id[-1] in "ab"
-    with pytest.raises(UsageError, match=r"did not see rollout .*-c: name the dataset that did"):
+    with pytest.raises(UsageError, match=r"does not cover rollout .*-c: name the dataset that does"):
         _explain(bench, "c", built)
-    with pytest.raises(UsageError, match=r"did not see attempt 1 of rollout .*-a: it saw 0"):
+    with pytest.raises(UsageError, match=r"does not cover attempt 1 of rollout .*-a: it covers 0"):
         _explain(bench, "a", built, attempt=1)
     assert _rebuilt(bench, built, tmp_path / "again") == []
 
@@ -112,6 +112,4 @@ def test_rollouts_that_are_not_in_the_store_any_more_are_counted(bench: Bench, t
     assert (account.agrees, account.unlike) == (False, 1)
     assert account.verdict is not None
     assert "OTHER advantages; 1 rollout that it compared is not in these stores" in account.verdict
-    assert "1 of the rollouts that it saw are not in the stores" in "; ".join(
-        _rebuilt(bench, built, tmp_path / "again", store=2)
-    )
+    assert "1 of its rollouts are not in the stores" in "; ".join(_rebuilt(bench, built, tmp_path / "again", store=2))

@@ -126,6 +126,6 @@ def test_two_commands_cannot_make_the_same_dataset(tmp_path: Path) -> None:
     with parquet.scratch_folder(target) as scratch:
         (scratch.rows / "part-00000.parquet").touch()
         target.mkdir()
-        with pytest.raises(DatasetError, match="was made by another command meanwhile"):
+        with pytest.raises(DatasetError, match="another command created"):
             parquet.publish(scratch, target)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round-0001"]

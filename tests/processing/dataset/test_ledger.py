@@ -85,7 +85,7 @@ def test_a_round_that_was_built_is_left_as_it_is(bench: Bench) -> None:
     second = bench.build(round_=4)
     assert first.path.name == "round-0004"
     assert (second.was_there, second.sha256) == (True, first.sha256)
-    with pytest.raises(DatasetError, match="exists with other settings"):
+    with pytest.raises(DatasetError, match="was built with other settings"):
         bench.build(round_=4, baseline="rloo")
 
 

@@ -82,7 +82,7 @@ def test_the_summands_of_gigpo_are_shown_and_add_up(bench: Bench) -> None:
 def test_a_rollout_alone_is_told_why_it_has_no_advantage(bench: Bench) -> None:
     bench.send(chain(bench.rollout("a"), 2).reward(1.0))
     account = _explain(bench, "a")
-    assert account.credit.lines[-1] == "A(calls 0 to 1) = 0, since there is only this one to compare with"
+    assert account.credit.lines[-1] == "A(calls 0 to 1) = 0, since its group has no other member"
     assert [call.reason for call in account.calls] == ["singleton_group", "singleton_group"]
 
 
@@ -198,7 +198,7 @@ def test_rows_with_other_advantages_are_told(bench: Bench) -> None:
 def test_the_beginning_of_an_id_is_enough_where_it_is_one_rollouts(bench: Bench) -> None:
     bench.send(chain(bench.rollout("xa1"), 1).reward(1.0), chain(bench.rollout("xb1"), 1).reward(0.0))
     assert _explain(bench, "xa").rollout_id == f"{bench.run_id}-xa1"
-    with pytest.raises(UsageError, match="begins the ids of 2 rollouts"):
+    with pytest.raises(UsageError, match="is a prefix of 2 rollout ids"):
         _explain(bench, "x")
     with pytest.raises(UsageError, match="no rollout"):
         _explain(bench, "y")
@@ -283,9 +283,7 @@ def test_a_call_that_departs_from_the_one_before_it_says_where_and_why(bench: Be
     bench.send(rollout.reward(1.0), chain(bench.rollout("b"), 1).reward(0.0))
     first, second = _explain(bench, "a").calls
     assert first.broken is None
-    assert second.broken == (
-        "template: departs from call 0 at token 40, where 10 11 12 13 14 15 stood and 12 13 14 15 7 stands"
-    )
+    assert second.broken == ("template: departs from call 0 at token 40: 10 11 12 13 14 15 became 12 13 14 15 7")
 
 
 def test_calls_to_another_model_are_told_with_what_was_said(bench: Bench) -> None:

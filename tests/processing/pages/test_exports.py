@@ -310,7 +310,7 @@ def test_the_rows_of_a_dataset_are_decoded_exactly(bench: Bench, tmp_path: Path)
     built = bench.build()
     silent = _export(bench, "sft", built.path, tmp_path / "chat.jsonl")
     assert silent.returncode == 1
-    assert "no client's instrumentation recorded the messages" in silent.stderr
+    assert "no client instrumentation recorded the messages" in silent.stderr
     out = tmp_path / "text.jsonl"
     done = _export(bench, "sft", built.path, out, "--form", "text", "--model", model, "--format", "json")
     assert json.loads(done.stdout)["examples"] == 1

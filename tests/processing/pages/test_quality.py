@@ -64,7 +64,7 @@ def test_the_reports_advice_fits_the_baseline_in_force(bench: Bench) -> None:
         )
     )
     page = quality_page(bench.build().manifest)
-    assert "the first rollout of a run has none before it" in page
+    assert "the first rollout of a run has no earlier one" in page
     assert "--baseline running" not in page
 
 

@@ -78,5 +78,5 @@ def test_a_model_without_tokenizer_is_none_to_look_for_and_an_error_to_name(tmp_
     with pytest.raises(UsageError, match=r"no tokenizer\.json"):
         load_decoder(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(UsageError, match="is no tokenizer that can be read"):
+    with pytest.raises(UsageError, match="is not a readable tokenizer"):
         load_decoder(str(tmp_path))

@@ -145,7 +145,7 @@ def test_calls_that_do_not_state_their_sampling_are_trained_once_the_user_admits
     assert set(rows(built)["temperature"]) == {1.0}
     with pytest.raises(
         UsageError,
-        match="admit = 'greedy': what can be admitted is unsigned, unstated_sampling, untrusted, untrusted_reward",
+        match="admit = 'greedy' is not admissible: use one of unsigned, unstated_sampling, untrusted, untrusted_reward",
     ):
         bench.build(round_=0, out=bench.out / "other", admit="greedy")
 
@@ -344,7 +344,9 @@ def test_calls_of_several_policies_are_no_dataset_until_one_is_named(bench: Benc
         # Dropped calls do not count.
         rollout.call(3, [9], [5], trainspan__policy__name="judge", gen_ai__request__temperature=0.0)
         bench.send(rollout.reward(reward))
-    with pytest.raises(DatasetError, match=r"are of 2 policies: coder \(2\), policy \(4\); .* name it with --policies"):
+    with pytest.raises(
+        DatasetError, match=r"are from 2 policies: coder \(2\), policy \(4\); .* name it with --policies"
+    ):
         bench.build(round_=0)
     assert not bench.out.exists() or not list(bench.out.iterdir())
     built = {name: bench.build(round_=0, policies=name, out=bench.out / name) for name in ("coder", "policy")}
@@ -384,7 +386,7 @@ def test_an_answer_that_the_agent_discarded_is_left_out_by_name(bench: Bench, tm
     assert table["prefix_len"].to_list() == [0, 4, 6, 0]
     whole = bench.build(round_=0, choices="all", out=tmp_path / "all")
     assert (whole.manifest["dropped"], whole.manifest["rows"]) == ({}, 12)
-    with pytest.raises(UsageError, match="choices = 'best': take one of used, all"):
+    with pytest.raises(UsageError, match="choices = 'best': use one of used, all"):
         bench.build(round_=0, choices="best", out=tmp_path / "best")
 
 

@@ -67,7 +67,7 @@ def test_a_clients_call_without_one_of_the_server_is_named_with_its_instrumentat
     rollout.spans[-1].service = "crawler"
     (what,) = _lacks(bench, rollout)
     assert what == (
-        "1 call that a client recorded has none of the policy server: 'any' (service crawler), response chatcmpl-lost"
+        "1 call recorded by a client has no match on the policy server: 'any' (service crawler), response chatcmpl-lost"
     )
 
 

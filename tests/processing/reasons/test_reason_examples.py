@@ -38,7 +38,7 @@ def test_all_reasons_are_listed_with_counts_examples_and_advice(bench: Bench) ->
         f"no_reward: 2 calls; e.g. call 0 of rollout {bench.run_id}-silent (agent agent, client "
     )
     assert f"call 0 of rollout {bench.run_id}-structured (agent planner, client OpenAI/JS 7.1)" in lines[1]
-    assert lines[3].startswith("validation: 1 call, apart from the coverage; ")
+    assert lines[3].startswith("validation: 1 call, not counted in the coverage; ")
     for line in lines:
         reason: Any = line.partition(":")[0]
         assert line.endswith(f" → {ADVICE[reason]}")
@@ -64,7 +64,8 @@ def test_requests_by_hand_do_not_lower_the_coverage_and_are_counted_apart(tmp_pa
             build("nothing")
         (line,) = failed.value.details
         assert re.match(
-            r"no_rollout: 6 calls, apart from the coverage; e\.g\. call chatcmpl-\w+ \(client curl/8\.5\.0\) → ", line
+            r"no_rollout: 6 calls, not counted in the coverage; e\.g\. call chatcmpl-\w+ \(client curl/8\.5\.0\) → ",
+            line,
         )
         collector.send([chain(TestRollout("a", run=None, round=None), 2).reward(1.0)])
         manifest = build("something").manifest
@@ -87,10 +88,10 @@ def test_what_an_agent_writes_cannot_steer_the_terminal_by_way_of_an_example(ben
 @pytest.mark.parametrize(
     ("task", "baseline", "advice"),
     [
-        (None, None, "the first rollout of a run has none before it to be compared with"),
-        (None, "running", "the first rollout of a run has none before it to be compared with"),
+        (None, None, "the first rollout of a run has no earlier one to compare with"),
+        (None, "running", "the first rollout of a run has no earlier one to compare with"),
         (None, "grpo", "no rollout names its task"),
-        ("t0", "grpo", "or take --baseline running"),
+        ("t0", "grpo", "or use --baseline running"),
     ],
 )
 def test_the_advice_on_a_rollout_alone_fits_its_baseline_and_tasks(
@@ -100,7 +101,7 @@ def test_the_advice_on_a_rollout_alone_fits_its_baseline_and_tasks(
     with pytest.raises(NothingToTrainError, match="singleton_group") as failed:
         bench.build(baseline=baseline)
     assert advice in str(failed.value)
-    assert ("--baseline running" in str(failed.value)) == (advice == "or take --baseline running")
+    assert ("--baseline running" in str(failed.value)) == (advice == "or use --baseline running")
 
 
 def test_the_user_agent_is_a_standard_attribute() -> None:

@@ -94,13 +94,19 @@ def test_credit_and_baseline_of_ones_own(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"credit": "unknown"}, "no credit 'unknown': take one of identical, return_to_go, step, gigpo, per_agent or"),
-        ({"baseline": "grp"}, "no baseline 'grp': take one of grpo"),
+        (
+            {"credit": "unknown"},
+            "unknown credit 'unknown': use one of identical, return_to_go, step, gigpo, per_agent or",
+        ),
+        ({"baseline": "grp"}, "unknown baseline 'grp': use one of grpo"),
         ({"reward": f"{_MODULE}:missing"}, "has no function 'missing'"),
         ({"reward": "no_such_module:f"}, "cannot load 'no_such_module:f'"),
         ({"reward": "no/such/file.py:f"}, "no file no/such/file.py"),
         ({"baseline": f"{_MODULE}:forgets"}, "returned 1 items for 2"),
-        ({"reward": f"{_MODULE}:length", "reward_concurrency": 0}, "reward_concurrency = 0, .* take at least 1 call"),
+        (
+            {"reward": f"{_MODULE}:length", "reward_concurrency": 0},
+            "reward_concurrency = 0, .* the first must be at least 1",
+        ),
         (
             {"reward": f"{_MODULE}:wants_two"},
             r":wants_two has the signature wants_two\(rollout: .*, task: str\) -> float, but it is called as "

@@ -139,15 +139,15 @@ def test_gigpo_takes_the_state_that_the_agent_names_else_the_prompt(bench: Bench
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"reward_name": "a=b"}, "'b' is no weight"),
+        ({"reward_name": "a=b"}, "'b' is not a weight"),
         ({"reward_name": "a,a"}, "names a reward twice"),
-        ({"reward_name": "a?"}, "the only reward cannot be one that may be missing"),
-        ({"air": "unknown=-1"}, "no rule 'unknown'; there are tool_error, parse_error, repeated_call"),
+        ({"reward_name": "a?"}, "the only reward cannot be optional"),
+        ({"air": "unknown=-1"}, "unknown rule 'unknown'; rules are tool_error, parse_error, repeated_call"),
         ({"air": "tool_error"}, "'tool_error' has no score"),
-        ({"combine": "max"}, "combine = 'max': take one of sum, gdpo"),
-        ({"group_over": "rows"}, "group_over = 'rows': take one of rollouts, calls"),
+        ({"combine": "max"}, "combine = 'max': use one of sum, gdpo"),
+        ({"group_over": "rows"}, "group_over = 'rows': use one of rollouts, calls"),
         ({"credit": "per_agent", "agent_credit": "planner"}, "write agent=baseline"),
-        ({"credit": "per_agent", "agent_credit": "planner=grop"}, "no baseline 'grop'"),
+        ({"credit": "per_agent", "agent_credit": "planner=grop"}, "unknown baseline 'grop'"),
         ({"agent_credit": "planner=grpo"}, "needs credit = 'per_agent'"),
     ],
 )
