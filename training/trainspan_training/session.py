@@ -63,7 +63,7 @@ def train(job: Job, on_ready: Callable[[], None], on_result: Callable[[Result], 
     check(job.settings)
     rule = find_rule(job.settings)
     if job.rounds is not None and not (job.follow and job.rounds > 0):
-        raise UsageError(f"--rounds {job.rounds} goes with --follow and must be at least 1")
+        raise UsageError(f"--rounds {job.rounds} needs --follow and must be at least 1")
     previous = signal.signal(signal.SIGTERM, _stop)
     try:
         team = Team.join()

@@ -191,7 +191,8 @@ def test_a_state_in_the_layout_of_an_earlier_version_is_named(tmp_path: Path) ->
     old = tmp_path / "optimizer/policy-000001.safetensors"
     old.write_bytes(b"")
     with pytest.raises(
-        CheckpointError, match=r"optimizer/policy-000001.safetensors is Adam's state as an earlier version"
+        CheckpointError,
+        match=r"optimizer/policy-000001.safetensors has Adam's state in the format of an earlier version",
     ):
         checkpoints.state_files(folder.name)
     old.unlink()
@@ -200,7 +201,7 @@ def test_a_state_in_the_layout_of_an_earlier_version_is_named(tmp_path: Path) ->
 
 def test_a_second_trainer_on_the_same_folder_is_refused(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
-    with pytest.raises(CheckpointError, match="another trainer works on"):
+    with pytest.raises(CheckpointError, match="another trainer is using"):
         Checkpoints(tmp_path)
     checkpoints.close()
     Checkpoints(tmp_path).close()

@@ -111,7 +111,7 @@ def test_the_steps_that_are_owed_are_made_again_with_the_micro_batches_that_they
     state.unlink()
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2, seed=2), round_=2)
     run(dataclasses.replace(settings, micro_batch_tokens=4096), rounds=1)
-    assert "its steps are made again" in caplog.text
-    assert "to the bit" not in caplog.text
+    assert "repeating its steps" in caplog.text
+    assert "did not reproduce its weights" not in caplog.text
     assert state.read_bytes() == before
     assert CheckpointMeta.read(checkpoints / "policy-000003").micro_batch_tokens == 4096

@@ -54,9 +54,9 @@ def test_an_index_that_does_not_fit_its_folder_is_named(tmp_path: Path) -> None:
     for wrong, message in (
         (
             {**home, "bias": "model-00003-of-00003.safetensors"},
-            "names model-00003-of-00003.safetensors, which is not there",
+            "names model-00003-of-00003.safetensors, which does not exist",
         ),
-        ({**home, "bias": ONE}, "looks for 'bias' in model-00001-of-00002.safetensors, which lacks it"),
+        ({**home, "bias": ONE}, "expects 'bias' in model-00001-of-00002.safetensors, which does not have it"),
         (["weight"], "index.json is damaged"),
     ):
         write_index(tmp_path, wrong)

@@ -73,7 +73,7 @@ def test_a_file_that_is_not_the_manifests_is_refused(tmp_path: Path) -> None:
 def test_a_count_that_is_not_the_manifests_is_refused(tmp_path: Path) -> None:
     folder = write_dataset(tmp_path, [CALL])
     edit_manifest(folder, lambda manifest: manifest.update(rows=2))
-    with pytest.raises(DatasetError, match="holds 1 rows, its manifest says 2"):
+    with pytest.raises(DatasetError, match="has 1 rows, but its manifest states 2"):
         read_calls(open_dataset(folder))
 
 

@@ -166,7 +166,7 @@ def test_a_function_of_ones_own_weights_the_calls(tmp_path: Path) -> None:
     assert dict(zip(batch.targets.tolist(), batch.weights.tolist(), strict=True)) == pytest.approx(
         {2: 2, 3: 2, 4: 1, 5: 2, 6: 2}
     )
-    with pytest.raises(TrainingError, match=r"gave -1.0: weights must be finite and not less than 0"):
+    with pytest.raises(TrainingError, match=r"returned -1.0: weights must be finite and not negative"):
         plan(calls, weights=f"{module}:negative")
     with pytest.raises(TrainingError, match=r"gave 0 numbers for 3 calls"):
         plan(calls, weights=f"{module}:short")

@@ -147,9 +147,7 @@ def test_a_model_whose_attention_cannot_be_exchanged_is_forwarded_padded(model_d
     assert not attention.prepare(eager, "auto")
     assert eager.config._attn_implementation == "eager"
     assert batch_layout(TrainSettings(), eager.config, cuda=True, masks=False).mode == "padded"
-    with pytest.raises(
-        ConfigError, match=r'train.forward = "packed" cannot be used: its attention cannot be exchanged'
-    ):
+    with pytest.raises(ConfigError, match=r'train.forward = "packed" cannot be used: its attention cannot be replaced'):
         batch_layout(TrainSettings(forward="packed"), eager.config, cuda=True, masks=False)
 
 

@@ -51,7 +51,7 @@ def test_cosine_falls_later_than_linear() -> None:
     [
         ({"decay": "linear"}, 'train.decay = "linear" needs train.decay_rounds'),
         ({"decay": "cosine", "decay_rounds": 3, "warmup_rounds": 3}, "decay_rounds = 3 must be greater"),
-        ({"decay_rounds": 3}, "train.decay_rounds = 3 would do nothing"),
+        ({"decay_rounds": 3}, "train.decay_rounds = 3 has no effect"),
         ({"decay": "exponential"}, "train.decay = 'exponential' is not known"),
         ({"warmup_rounds": -1}, "warmup_rounds = -1 must not be less than 0"),
         ({"weight_decay": -0.1}, "weight_decay = -0.1 must not be less than 0"),

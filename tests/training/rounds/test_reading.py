@@ -207,5 +207,7 @@ def test_a_process_that_cannot_replay_what_the_first_one_can_says_so(tmp_path: P
     settings, shared = TrainSettings(steps_per_round=1, policy_url="none"), list[Any]()
     layout = BatchLayout("packed", 40, pair=0.0, dense=True, processes=2)
     taken(dataset, settings, layout, Leading(shared))
-    with pytest.raises(DatasetError, match=r"cannot replay and the first one can \(constrained:other_vocabulary\)"):
+    with pytest.raises(
+        DatasetError, match=r"that the first process can replay but this one cannot \(constrained:other_vocabulary\)"
+    ):
         taken(dataset, settings, layout, Following(shared), vocabulary=100)

@@ -119,7 +119,7 @@ def test_a_kill_at_three_moments_ends_in_the_weights_of_an_undisturbed_run_to_th
     report = kill(tmp_path, model, model_dir, 3)
     assert_unharmed(report, 3)
     assert len({tuple(run["left"]) for run in report["killed"]}) >= 3, "in three different rounds"
-    assert any("its steps are made again from" in line for line in report["told"]), (
+    assert any("repeating its steps from" in line for line in report["told"]), (
         "one was killed before Adam's state was whole"
     )
 

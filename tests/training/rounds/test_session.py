@@ -93,7 +93,7 @@ def test_a_dataset_of_another_base_model_is_refused_by_name(
     for version in (1, 2):
         meta = CheckpointMeta.read(tmp_path / f"checkpoints/policy-{version:06d}")
         assert meta.base_digest == digest_of_model(model_dir)
-    with pytest.raises(DatasetError, match="give --model the model that was served, and it --checkpoints of its own"):
+    with pytest.raises(DatasetError, match="set --model to the served model, with separate --checkpoints"):
         run(datasets=tmp_path / "dataset/round-0001")
 
 
@@ -152,7 +152,7 @@ def test_adams_state_lives_on_in_one_process_and_over_a_restart_alike(run: Run, 
             shutil.rmtree(tmp_path / f"{name}/optimizer/policy-{version:06d}")
         run(rounds=1, checkpoints=tmp_path / name)
     assert same_weights(tmp_path / "one/policy-000003", tmp_path / "three/policy-000003"), (
-        "made again from the parent's"
+        "recomputed from the parent's"
     )
     assert not same_weights(tmp_path / "one/policy-000003", tmp_path / "four/policy-000003"), "Adam's state matters"
 
@@ -327,16 +327,16 @@ def test_a_model_that_has_a_version_is_counted_on_from_there(run: Run, tmp_path:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (TrainSettings(loss="bnpo"), r"loss = 'bnpo' is not admitted \(it normalises within a micro-batch"),
-        (TrainSettings(loss="vespo"), r"loss = 'vespo' is not admitted \(it weights a row as a whole"),
-        (TrainSettings(loss="ppo"), "loss = 'ppo' is not admitted; choose clip or cispo"),
+        (TrainSettings(loss="bnpo"), r"loss = 'bnpo' is not supported \(it normalizes within a micro-batch"),
+        (TrainSettings(loss="vespo"), r"loss = 'vespo' is not supported \(it weights a row as a whole"),
+        (TrainSettings(loss="ppo"), "loss = 'ppo' is not supported; choose clip or cispo"),
         (
             TrainSettings(loss="dapo"),
-            r'loss = \'dapo\' is not admitted \(it is loss = "clip" with weights = "token" here\)',
+            r'loss = \'dapo\' is not supported \(it is loss = "clip" with weights = "token" here\)',
         ),
         (
             TrainSettings(loss="gspo"),
-            r'loss = \'gspo\' is not admitted \(it is loss = "clip" with ratio = "call" here\)',
+            r'loss = \'gspo\' is not supported \(it is loss = "clip" with ratio = "call" here\)',
         ),
         (
             TrainSettings(weights="mean"),
@@ -345,23 +345,23 @@ def test_a_model_that_has_a_version_is_counted_on_from_there(run: Run, tmp_path:
         (TrainSettings(weights="const"), 'weights = "const" needs train.const_tokens'),
         (
             TrainSettings(const_tokens=9),
-            'const_tokens = 9 would do nothing: weights = "rollout" divides by no constant',
+            'const_tokens = 9 has no effect: weights = "rollout" does not divide by a constant',
         ),
-        (TrainSettings(loss="cispo", epsilon=0.1), 'epsilon = 0.1 would do nothing: loss = "cispo" has no lower clip'),
-        (TrainSettings(old_policy="logged", correction="mask"), "correction = 'mask' would do nothing: old_policy"),
-        (TrainSettings(old_policy="logged", reject_ratio=1.1), "reject_ratio = 1.1 would do nothing: old_policy"),
+        (TrainSettings(loss="cispo", epsilon=0.1), 'epsilon = 0.1 has no effect: loss = "cispo" has no lower clip'),
+        (TrainSettings(old_policy="logged", correction="mask"), "correction = 'mask' has no effect: old_policy"),
+        (TrainSettings(old_policy="logged", reject_ratio=1.1), "reject_ratio = 1.1 has no effect: old_policy"),
         (
             TrainSettings(correction="none", correction_cap=3.0),
-            'correction_cap = 3.0 would do nothing: correction = "none"',
+            'correction_cap = 3.0 has no effect: correction = "none"',
         ),
         (TrainSettings(correction_cap=0.5), "correction_cap = 0.5 must be greater than 1"),
-        (TrainSettings(lora_rank=8), 'lora_rank = 8 would do nothing: adapter = "none" trains no adapter'),
+        (TrainSettings(lora_rank=8), 'lora_rank = 8 has no effect: adapter = "none" trains no adapter'),
         (TrainSettings(adapter="dora"), "adapter = 'dora' is not known; choose none or lora"),
         (TrainSettings(ratio="row"), "ratio = 'row' is not known; choose token or call"),
         (TrainSettings(max_staleness=-1), "max_staleness = -1 must not be less than 0"),
         (TrainSettings(steps_per_round=0), "train.steps_per_round = 0 must be greater than 0"),
         (TrainSettings(policy_url="localhost:8000"), "train.policy_url = 'localhost:8000' is neither"),
-        (TrainSettings(loss="cispo", epsilon_high=0.2), "clip the ratio to 0 … 0.2: that must hold 1"),
+        (TrainSettings(loss="cispo", epsilon_high=0.2), "clip the ratio to 0 … 0.2: the range must include 1"),
     ],
 )
 def test_settings_that_are_not_admitted_are_named(run: Run, settings: TrainSettings, message: str) -> None:
@@ -372,7 +372,7 @@ def test_settings_that_are_not_admitted_are_named(run: Run, settings: TrainSetti
 def test_what_is_missing_is_said_in_one_line(run: Run, tmp_path: Path, model_dir: Path) -> None:
     with pytest.raises(DatasetError, match=r"no dataset in .*: build one with `trainspan dataset`"):
         run()
-    with pytest.raises(CheckpointError, match="is no folder here"):
+    with pytest.raises(CheckpointError, match="is neither a folder here"):
         run(dataclasses.replace(GENTLE, model=str(tmp_path / "nowhere")))
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -380,7 +380,7 @@ def test_what_is_missing_is_said_in_one_line(run: Run, tmp_path: Path, model_dir
         (bare / name).write_bytes((model_dir / name).read_bytes())
     with pytest.raises(CheckpointError, match="has no tokenizer"):
         run(dataclasses.replace(GENTLE, model=str(bare)))
-    with pytest.raises(UsageError, match="--rounds 2 goes with --follow"):
+    with pytest.raises(UsageError, match="--rounds 2 needs --follow"):
         train(Job(GENTLE, tmp_path, tmp_path / "c", rounds=2), lambda: None, lambda _: None)
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* and no model: give"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* and no model: set"):
         train(Job(GENTLE, tmp_path, tmp_path / "c"), lambda: None, lambda _: None)

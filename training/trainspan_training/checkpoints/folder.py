@@ -44,7 +44,9 @@ class Checkpoints:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
-            raise CheckpointError(f"another trainer works on {root}: stop it, or give another --checkpoints") from error
+            raise CheckpointError(
+                f"another trainer is using {root}: stop it, or choose another --checkpoints"
+            ) from error
         self.ledger = Ledger(root)
         self._recover()
 
@@ -74,7 +76,7 @@ class Checkpoints:
         files = sorted(folder.glob("part-*.safetensors"))
         if not files and (old := folder.with_name(f"{name}.safetensors")).exists():
             raise CheckpointError(
-                f"{old} is Adam's state as an earlier version wrote it: delete it, and Adam starts afresh"
+                f"{old} has Adam's state in the format of an earlier version: delete it to let Adam start afresh"
             )
         expected = int(files[0].stem.rpartition("-")[2]) if files else 0
         return files if len(files) == expected else []
@@ -84,7 +86,7 @@ class Checkpoints:
         name = checkpoint_name(meta.version)
         if (self.root / name).exists():
             raise CheckpointError(
-                f"{self.root / name} exists, but {self.root / 'latest'} does not follow it: move one of them away"
+                f"{self.root / name} exists, but {self.root / 'latest'} names an older checkpoint: move one of them away"
             )
         self.discard(meta)
         temporary = self.root / (_TEMPORARY + name)

@@ -66,7 +66,10 @@ def publish(url: str, checkpoint: str, version: int, *, patience_s: float, was_t
             return swap
         if not told:
             log.warning(
-                "checkpoint=%s waits for the policy server, %g s at most: %s", checkpoint, patience_s, swap.error
+                "checkpoint=%s is waiting for the policy server for at most %g s: %s",
+                checkpoint,
+                patience_s,
+                swap.error,
             )
         told = True
         time.sleep(wait_s)

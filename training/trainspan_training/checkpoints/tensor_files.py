@@ -135,15 +135,15 @@ class TensorParts:
         try:
             home = {str(name): str(file) for name, file in json.loads(index.read_text())["weight_map"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{index} is damaged ({error!r}): copy the model anew") from error
+            raise CheckpointError(f"{index} is damaged ({error!r}): copy the model again") from error
         files = sorted(set(home.values()))
         if single.is_file() and SINGLE not in files:
             raise CheckpointError(
-                f"{folder} has {SINGLE} and an index of other files, of which every program reads one or the other: delete one"
+                f"{folder} has both {SINGLE} and an index of other files, and programs differ in which they read: delete one"
             )
         for file in files:
             if not (folder / file).is_file():
-                raise CheckpointError(f"{index} names {file}, which is not there: copy the model anew")
+                raise CheckpointError(f"{index} names {file}, which does not exist: copy the model again")
         parts = cls(folder / file for file in files)
         parts._keep(home, index)
         return parts
@@ -152,7 +152,9 @@ class TensorParts:
         """Keeps only the tensors in the index, each from the file named there."""
         for name, file in home.items():
             if not any(part.path == index.parent / file for part in self._parts.get(name, ())):
-                raise CheckpointError(f"{index} looks for {name!r} in {file}, which lacks it: copy the model anew")
+                raise CheckpointError(
+                    f"{index} expects {name!r} in {file}, which does not have it: copy the model again"
+                )
         self._parts = {
             name: [part for part in self._parts[name] if part.path == index.parent / file]
             for name, file in home.items()

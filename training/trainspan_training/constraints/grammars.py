@@ -40,7 +40,7 @@ def compile_grammar(compiler: xgrammar.GrammarCompiler, grammar: Grammar) -> xgr
             for item in tag["structures"]
         ]
         return compiler.compile_structural_tag(items, tag["triggers"])
-    raise ValueError(f"a grammar of form {grammar.form!r} is not known")
+    raise ValueError(f"unknown grammar form {grammar.form!r}")
 
 
 class Walk:

@@ -126,9 +126,9 @@ class Replayer:
     def _fault(self, call: ConstrainedCall) -> ReplayError | None:
         ids, free = call.completion_ids, call.free
         if not 0 <= free <= len(ids):
-            return ReplayError("not_readable", f"the grammar began after {free} of {len(ids)} tokens")
+            return ReplayError("not_readable", f"the grammar starts after token {free} of {len(ids)}")
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
-            return ReplayError("other_vocabulary", f"the model has {self._vocab_size} tokens")
+            return ReplayError("other_vocabulary", f"the model's vocabulary has {self._vocab_size} tokens")
         return None
 
     def _checked(self, text: str) -> Constraint:
@@ -145,11 +145,11 @@ class Replayer:
         ids += [token for word in constraint.bad_words for token in word]
         grammar = constraint.grammar
         if max(ids, default=0) >= self._vocab_size or (grammar and grammar.vocab_size != self._vocab_size):
-            raise ReplayError("other_vocabulary", f"the model has {self._vocab_size} tokens")
+            raise ReplayError("other_vocabulary", f"the model's vocabulary has {self._vocab_size} tokens")
         if grammar and grammar.version != (installed := _library_version()):
             raise ReplayError(
                 "other_version" if installed else "no_library",
-                f"it was sampled with {REPLAYED_LIBRARY} {grammar.version}, and {installed or 'none'} is installed",
+                f"it was sampled with {REPLAYED_LIBRARY} {grammar.version}, but {installed or 'none'} is installed",
             )
         return constraint
 

@@ -174,7 +174,7 @@ class ReplayProcess:
         self.close()
         self._errors.seek(0)
         last = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
-        return ReplayError("failed", f"the process that compiles grammars ended: {last[:200]}")
+        return ReplayError("failed", f"the grammar process ended: {last[:200]}")
 
 
 def _masks(answer: dict[str, Any], data: bytes | bytearray, tokens: int) -> Masks | ReplayError:

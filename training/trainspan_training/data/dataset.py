@@ -110,13 +110,13 @@ def open_dataset(path: Path) -> DatasetFolder:
     try:
         text = said.read_bytes()
     except OSError as error:
-        raise DatasetError(f"{path} is no dataset: cannot read {said} ({error.strerror})") from error
+        raise DatasetError(f"{path} is not a dataset: cannot read {said} ({error.strerror})") from error
     try:
         manifest: dict[str, Any] = json.loads(text)
         version = manifest["version"]
         if version not in READABLE_VERSIONS:
             known = ", ".join(map(str, READABLE_VERSIONS))
-            raise DatasetError(f"{path} has dataset version {version}, this trainer reads {known}: rebuild it")
+            raise DatasetError(f"{path} has dataset version {version}, but this trainer reads {known}: rebuild it")
         rewards, spread = manifest.get("rewards") or {}, manifest.get("groups_spread") or {}
         return DatasetFolder(
             path=path,
@@ -202,7 +202,7 @@ def _files(dataset: DatasetFolder, only: frozenset[int] | None) -> Iterator[tupl
             yield path, rows, held
         rows += sum(held)
     if rows != dataset.rows:
-        raise DatasetError(f"{dataset.path} holds {rows} rows, its manifest says {dataset.rows}: build it again")
+        raise DatasetError(f"{dataset.path} has {rows} rows, but its manifest states {dataset.rows}: build it again")
 
 
 def _is_stale(version: int | None, oldest: int | None) -> bool:

@@ -114,7 +114,7 @@ def batch_layout(
     Raises ConfigError if the model does not support the setting `forward`.
     """
     text = config.get_text_config()
-    reason = refusal(text) or (None if masks else "its attention cannot be exchanged")
+    reason = refusal(text) or (None if masks else "its attention cannot be replaced")
     if settings.forward in ("packed", "tree") and reason:
         raise ConfigError(f'train.forward = "{settings.forward}" cannot be used: {reason}; leave it out')
     hidden = int(text.hidden_size)

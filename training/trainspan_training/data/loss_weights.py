@@ -50,10 +50,12 @@ def apply(rule: Rule, calls: Sequence[StepCall]) -> list[float]:
     """The weights (C,) of the calls. Raises TrainingError if the rule returns invalid weights."""
     weights = [float(weight) for weight in rule(calls)]
     if len(weights) != len(calls):
-        raise TrainingError(f"train.weights gave {len(weights)} numbers for {len(calls)} calls: return one for each")
+        raise TrainingError(
+            f"train.weights returned {len(weights)} numbers for {len(calls)} calls: it must return one per call"
+        )
     for weight in weights:
         if not (math.isfinite(weight) and weight >= 0):
-            raise TrainingError(f"train.weights gave {weight}: weights must be finite and not less than 0")
+            raise TrainingError(f"train.weights returned {weight}: weights must be finite and not negative")
     return weights
 
 

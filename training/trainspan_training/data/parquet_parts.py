@@ -28,7 +28,7 @@ def verify(path: Path, sha256: str) -> None:
         raise DatasetError(f"cannot read {path} ({error.strerror}): build the dataset again") from error
     if actual != sha256:
         raise DatasetError(
-            f"{path} has sha256 {actual[:12]}…, its manifest says {sha256[:12]}…: build the dataset again"
+            f"{path} has sha256 {actual[:12]}…, but its manifest states {sha256[:12]}…: build the dataset again"
         )
 
 

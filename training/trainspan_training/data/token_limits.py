@@ -73,7 +73,7 @@ class LimitTable:
                 self._columns[biases] = _columns(biases)
             limit = _limit(mask, self._columns[biases], self.vocab_size)
             if self.bytes + limit.bytes > self._max_bytes:
-                raise TooManyLimitsError(f"masks of tokens take more than {self._max_bytes} bytes")
+                raise TooManyLimitsError(f"token masks take more than {self._max_bytes} bytes")
             self.bytes += limit.bytes
             found = self._known[digest, biases] = len(self._limits)
             self._limits.append(limit)
@@ -131,7 +131,7 @@ class Limits:
         table = next((limits.table for limits, _ in parts if limits is not None), None)
         if table is None:
             return None
-        assert all(limits is None or limits.table is table for limits, _ in parts), "limits are of one replay"
+        assert all(limits is None or limits.table is table for limits, _ in parts), "all limits come from one replay"
         free = [np.full(size, FREE, dtype=np.int32) if limits is None else limits.index for limits, size in parts]
         return Limits(table, np.concatenate(free))
 

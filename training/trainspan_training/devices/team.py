@@ -23,7 +23,7 @@ _REFUSED = {
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM is not supported; FSDP splits weights too (fsdp_version: 2)",
 }
 _REFUSED_WITH_FSDP = {
-    "FSDP_OFFLOAD_PARAMS": "weights are not kept off the device; leave fsdp_offload_params out",
+    "FSDP_OFFLOAD_PARAMS": "offloading weights is not supported; leave fsdp_offload_params out",
     "FSDP_ACTIVATION_CHECKPOINTING": "leave fsdp_activation_checkpointing out, and set train.gradient_checkpointing",
 }
 """Variables that `accelerate launch` sets, and why they are refused if true."""
@@ -156,7 +156,7 @@ def _splits(size: int) -> bool:
     if (version := os.environ.get("FSDP_VERSION", "1")) != "2":
         raise TrainingError(f"FSDP_VERSION is {version}: set fsdp_version: 2 in accelerate's configuration")
     if size == 1:
-        raise TrainingError("ACCELERATE_USE_FSDP is set, and one process has nothing to split: start several")
+        raise TrainingError("ACCELERATE_USE_FSDP is set, but one process has nothing to split: start several")
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # each process reads the model and keeps its part
     return True
 

@@ -32,7 +32,7 @@ ALARMS = (
         lambda record: record.effective_sample_share,
         0.5,
         False,
-        "the data are far from the policy: train on fresher rollouts, or set train.max_staleness",
+        "the data is far from the policy: train on fresher rollouts, or set train.max_staleness",
     ),
     Alarm(
         "many_bounded_weights",
@@ -60,7 +60,7 @@ ALARMS = (
         lambda record: record.clip_low + record.clip_high,
         0.2,
         True,
-        "steps go too far: lower train.learning_rate or train.steps_per_round",
+        "steps are too large: lower train.learning_rate or train.steps_per_round",
     ),
     Alarm(
         "large_gradient",
@@ -81,7 +81,7 @@ ALARMS = (
         lambda record: record.padding,
         0.5,
         True,
-        "lengths differ much within a step: more rollouts per step pad less",
+        "lengths vary widely within a step: more rollouts per step need less padding",
     ),
 )
 """All alarms except `engine_mismatch`, which `trainspan_schemas.agreement` decides."""

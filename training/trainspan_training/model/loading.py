@@ -21,7 +21,7 @@ def find_model(model: str) -> Path:
         return check_folder(path)
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
         raise CheckpointError(
-            f"model {model!r} is no folder here and no Hugging Face id: give [train] model or --model"
+            f"model {model!r} is neither a folder here nor a Hugging Face id: set [train] model or --model"
         )
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import snapshot_download
@@ -32,17 +32,17 @@ def find_model(model: str) -> Path:
             Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]))
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
-        raise CheckpointError(f"model {model!r} is no folder here and cannot be downloaded: {error}") from error
+        raise CheckpointError(f"model {model!r} is not a folder here and cannot be downloaded: {error}") from error
 
 
 def check_folder(folder: Path) -> Path:
     names = {path.name for path in folder.iterdir()}
     if CONFIG_FILE not in names:
-        raise CheckpointError(f"{folder} has no {CONFIG_FILE}: it is no model folder")
+        raise CheckpointError(f"{folder} has no {CONFIG_FILE}: it is not a model folder")
     if not any(name.endswith(".safetensors") for name in names):
-        raise CheckpointError(f"{folder} has no *.safetensors: convert the model, pickled weights are not read")
+        raise CheckpointError(f"{folder} has no *.safetensors: convert the model; pickled weights are not supported")
     if not names & {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json"}:
-        raise CheckpointError(f"{folder} has no tokenizer: save it there with tokenizer.save_pretrained")
+        raise CheckpointError(f"{folder} has no tokenizer: save one there with tokenizer.save_pretrained")
     return folder
 
 

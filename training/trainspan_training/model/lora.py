@@ -101,6 +101,6 @@ def _check_shapes(adapted: Any, policy: Policy) -> None:
     scale = json.loads((policy.folder / ADAPTER_CONFIG).read_text()).get("lora_alpha")
     if saved != asked or scale != adapted.peft_config["default"].lora_alpha:
         raise CheckpointError(
-            f"{policy.folder.name} has another adapter than train.lora_* describe (rank, alpha or targets): "
-            "set them as before, or give another --checkpoints"
+            f"the adapter in {policy.folder.name} does not match train.lora_* (rank, alpha or targets): "
+            "restore these settings, or choose another --checkpoints"
         )

@@ -65,7 +65,7 @@ class StateWriter:
             self._file.path.replace(self._path)
         except OSError as error:
             self._file.discard()
-            log.warning("cannot write Adam's state %s: %s; a trainer started again makes it anew", self._path, error)
+            log.warning("cannot write Adam's state %s: %s; a restarted trainer recomputes it", self._path, error)
         finally:
             self._tensors = {}
 
@@ -102,8 +102,8 @@ def load_optimizer(optimizer: Any, model: Any, files: list[Path]) -> None:
         names = {item: item.rpartition("/")[0] for item in parts}
         if unknown := sorted(set(names.values()) - parameters.keys()):
             raise CheckpointError(
-                f"{files[0].parent} holds Adam's state of {len(unknown)} tensors that are not trained, first {unknown[0]!r}: "
-                "it is another model's, or another version's; delete the folder to let Adam start afresh"
+                f"{files[0].parent} has Adam's state of {len(unknown)} tensors that are not trained, first {unknown[0]!r}: "
+                "it is from another model or version; delete the folder to let Adam start afresh"
             )
         for item, name in names.items():
             parameter, key = parameters[name], item.removeprefix(f"{name}/")

@@ -49,13 +49,13 @@ def starting_policy(checkpoints: Checkpoints, model: str | None, adapter: str = 
         meta = CheckpointMeta.read(latest)
         if meta.kind != kind:
             raise CheckpointError(
-                f"{latest} is of kind {meta.kind}, and train.adapter = {adapter!r} trains {kind}: give another --checkpoints"
+                f"{latest} is of kind {meta.kind}, but train.adapter = {adapter!r} trains {kind}: choose another --checkpoints"
             )
         folder = check_folder(latest) if kind == "full" else _base_of(latest, meta)
         return Policy(latest, latest.name, meta.base, meta.version, folder, meta.policy, meta.base_digest)
     if not model:
         raise CheckpointError(
-            f"no checkpoint in {checkpoints.root} and no model: give --model, or start `trainspan serve MODEL_DIR`"
+            f"no checkpoint in {checkpoints.root} and no model: set --model, or start `trainspan serve MODEL_DIR`"
         )
     folder = find_model(model)
     version = CheckpointMeta.read(folder).version if (folder / META_FILE).exists() else 0
@@ -80,5 +80,5 @@ def _base_of(adapter: Path, meta: CheckpointMeta) -> Path:
     """The model folder under a LoRA checkpoint."""
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         if not (adapter / name).is_file():
-            raise CheckpointError(f"{adapter} has no {name}: it is no whole LoRA checkpoint")
+            raise CheckpointError(f"{adapter} has no {name}: it is not a complete LoRA checkpoint")
     return find_model(meta.base)

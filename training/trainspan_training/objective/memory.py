@@ -181,7 +181,7 @@ def check(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, p
     what = "an adapter" if settings.adapter == "lora" else "all weights"
     raise TrainingError(
         f"training {what} of {total / 1e9:.2f} billion parameters, {asked.micro_batch_tokens} tokens at a time, takes about "
-        f"{_gib(needed.total)} GiB ({needed}), {_gib(memory.free)} GiB are free: "
+        f"{_gib(needed.total)} GiB ({needed}), but only {_gib(memory.free)} GiB are free: "
         f"{'; or '.join(_proposals(config, settings, memory, needed, cuda=cuda, parts=parts))}"
     )
 
@@ -200,13 +200,13 @@ def _proposals(
         )
     least = _of(settings, _LEAST_TOKENS)
     if settings.micro_batch_tokens and estimate(config, least, cuda=cuda, parts=parts).total <= memory.free:
-        found.append("leave train.micro_batch_tokens out: it is then fitted to what is free")
+        found.append("leave train.micro_batch_tokens out: it is then fitted to the free memory")
     if settings.adapter == "none":
         lora = replace(least, adapter="lora", gradient_checkpointing=True)
         size = estimate(config, lora, cuda=cuda, parts=parts).total
         if size <= memory.free:
             found.append(_lora_proposal(config, lora, memory, size, cuda=cuda))
-    return found or ["take a smaller model, or a larger device"]
+    return found or ["use a smaller model or a larger device"]
 
 
 def _lora_proposal(config: Any, lora: TrainSettings, memory: Memory, size: int, *, cuda: bool) -> str:
@@ -215,7 +215,7 @@ def _lora_proposal(config: Any, lora: TrainSettings, memory: Memory, size: int, 
     total, _ = _parameters(config, lora)
     left = memory.free - max(size, min(estimate(config, _of(lora, MOST_TOKENS), cuda=cuda).total, memory.free))
     if cuda and left >= 2 * total + _SERVER_OVERHEAD:
-        text += f"; beside it a policy server fits with --gpu-memory-utilization {left / memory.total:.2f}"
+        text += f"; a policy server then fits with --gpu-memory-utilization {left / memory.total:.2f}"
     return text + ")"
 
 

@@ -78,7 +78,7 @@ def check(settings: TrainSettings) -> None:
     low, high = clip_range(settings)
     if not 0 <= low <= 1 <= high:
         raise ConfigError(
-            f"train.epsilon and train.epsilon_high clip the ratio to {low:g} … {high:g}: that must hold 1"
+            f"train.epsilon and train.epsilon_high clip the ratio to {low:g} … {high:g}: the range must include 1"
         )
 
 
@@ -120,11 +120,11 @@ def _check_reporters(settings: TrainSettings) -> None:
 def _check_loss(loss: str) -> None:
     if loss in LOSSES:
         return
-    reasons = dict.fromkeys(_PER_MICRO_BATCH, "it normalises within a micro-batch, so that batching would change it")
+    reasons = dict.fromkeys(_PER_MICRO_BATCH, "it normalizes within a micro-batch, so batching would change it")
     reasons |= dict.fromkeys(_PER_ROW, "it weights a row as a whole, and a row here holds several calls")
     reasons |= {name: f"it is {settings} here" for name, settings in _COMPOSED.items()}
     reason = f" ({reasons[loss]})" if loss in reasons else ""
-    raise ConfigError(f"train.loss = {loss!r} is not admitted{reason}; choose {' or '.join(LOSSES)}")
+    raise ConfigError(f"train.loss = {loss!r} is not supported{reason}; choose {' or '.join(LOSSES)}")
 
 
 def _check_numbers(settings: TrainSettings) -> None:
@@ -159,9 +159,9 @@ def _check_idle(settings: TrainSettings) -> None:
     """Refuses settings that would have no effect."""
     idle = [
         ("epsilon", settings.loss == "cispo", 'loss = "cispo" has no lower clip'),
-        ("const_tokens", settings.weights != "const", f'weights = "{settings.weights}" divides by no constant'),
+        ("const_tokens", settings.weights != "const", f'weights = "{settings.weights}" does not divide by a constant'),
         *(
-            (name, settings.old_policy == "logged", 'old_policy = "logged" recomputes nothing to correct by')
+            (name, settings.old_policy == "logged", 'old_policy = "logged" leaves nothing to correct')
             for name in ("correction", "correction_cap", "reject_ratio")
         ),
         ("correction_cap", settings.correction == "none", 'correction = "none" has no cap'),
@@ -173,6 +173,6 @@ def _check_idle(settings: TrainSettings) -> None:
     ]
     for name, unused, reason in idle:
         if unused and getattr(settings, name) is not None:
-            raise ConfigError(f"train.{name} = {getattr(settings, name)!r} would do nothing: {reason}; leave it out")
+            raise ConfigError(f"train.{name} = {getattr(settings, name)!r} has no effect: {reason}; leave it out")
     if settings.weights == "const" and settings.const_tokens is None:
         raise ConfigError('train.weights = "const" needs train.const_tokens, the tokens that each sum is divided by')

@@ -66,7 +66,7 @@ def check_policy(dataset: DatasetFolder, policy: Policy) -> None:
     """
     if dataset.policy and policy.trained_on and dataset.policy != policy.trained_on:
         raise DatasetError(
-            f"{dataset.path} has calls of policy {dataset.policy!r}, and {policy.name} was trained on those of "
+            f"{dataset.path} has calls of policy {dataset.policy!r}, but {policy.name} was trained on those of "
             f"{policy.trained_on!r}: build it with --policies {policy.trained_on}, or give each policy its own --checkpoints"
         )
     if policy.base_digest is None or not dataset.bases:
@@ -75,8 +75,8 @@ def check_policy(dataset: DatasetFolder, policy: Policy) -> None:
         return
     if foreign := [base for base in dataset.bases if base != policy.base_digest]:
         raise DatasetError(
-            f"{dataset.path} has calls of base model {foreign[0][:12]}…, and {policy.name} was trained from "
-            f"{policy.base} ({policy.base_digest[:12]}…): give --model the model that was served, and it --checkpoints of its own"
+            f"{dataset.path} has calls of base model {foreign[0][:12]}…, but {policy.name} was trained from "
+            f"{policy.base} ({policy.base_digest[:12]}…): set --model to the served model, with separate --checkpoints"
         )
 
 

@@ -38,14 +38,14 @@ def find_owed(book: Checkpoints, policy: Policy, datasets: Path) -> Owed | None:
     try:
         parent = named_policy(book, meta)
     except CheckpointError as error:
-        log.warning("the state of %s cannot be made again: %s", policy.name, error)
+        log.warning("the optimizer state of %s cannot be recomputed: %s", policy.name, error)
         return None
     dataset = _find(datasets, meta.dataset_sha256)
     if dataset is None:
-        log.warning("the state of %s cannot be made again: its dataset is not in %s", policy.name, datasets)
+        log.warning("the optimizer state of %s cannot be recomputed: its dataset is not in %s", policy.name, datasets)
         return None
     if parent.checkpoint and not book.state_files(parent.checkpoint):
-        log.warning("the state of %s cannot be made again: its parent %s has none", policy.name, parent.name)
+        log.warning("the optimizer state of %s cannot be recomputed: its parent %s has none", policy.name, parent.name)
         return None
     return Owed(policy, parent, dataset, meta.micro_batch_tokens)
 

@@ -133,7 +133,7 @@ class Reading:
         replay = self._replayer.replay(read_constrained(self._dataset, only=numbers), slack=_SLACK)
         if replay.dropped:
             raise DatasetError(
-                f"{self._dataset.path} has calls that this process cannot replay and the first one can "
+                f"{self._dataset.path} has calls that the first process can replay but this one cannot "
                 f"({', '.join(replay.reasons)}): install the same packages for every process"
             )
         calls, _ = read_calls(self._dataset, whole=not self._settings.merge, only=numbers, limited=replay.limited)
@@ -149,7 +149,7 @@ def _check(rows: Sequence[TokenSequence], vocabulary: int, context: int, longest
             )
         if len(row.tokens) > longest:
             raise TrainingError(
-                f"rollout {row.rollout} has a sequence of {len(row.tokens)} tokens, memory has room for {longest}: "
+                f"rollout {row.rollout} has a sequence of {len(row.tokens)} tokens, but memory has room for {longest}: "
                 'set [dataset] max_tokens, train.gradient_checkpointing = true or train.adapter = "lora"'
             )
         if int(row.tokens.max()) >= vocabulary or int(row.tokens.min()) < 0:

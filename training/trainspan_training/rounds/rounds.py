@@ -146,11 +146,11 @@ class Rounds:
     def _make_up(self, owed: Owed) -> Iterator[list[MicroBatch]]:
         """Repeats the steps of the newest policy's round to rebuild Adam's state, lost when the trainer was killed."""
         name = owed.policy.name
-        log.warning("no optimizer state of %s: its steps are made again from %s", name, owed.parent.name)
+        log.warning("no optimizer state of %s: repeating its steps from %s", name, owed.parent.name)
         try:
             outline, steps = self._read(owed.dataset, self._batch_layout(owed))
         except (DatasetError, TrainingError) as error:
-            log.warning("the state of %s cannot be made again, Adam starts afresh: %s", name, error)
+            log.warning("the optimizer state of %s cannot be recomputed, Adam starts afresh: %s", name, error)
             self._publication.policy = owed.policy
             self._publication.go_back()
             return
@@ -160,7 +160,7 @@ class Rounds:
         self.trainer.take_stats()
         if not self._files.restore(owed.policy):
             log.warning(
-                "the steps of %s did not give its weights to the bit (other settings, or a GPU): Adam's state is theirs",
+                "the repeated steps of %s did not reproduce its weights exactly (other settings, or a GPU): Adam's state is theirs",
                 name,
             )
         self.trainer.failure = None
@@ -232,7 +232,7 @@ class Rounds:
         if tokens <= self._layout.longest:
             return replace(self._layout, tokens=tokens)
         log.warning(
-            "memory has no room for the %d tokens at a time of %s: its steps are made with %d, equal but for rounding",
+            "memory has no room for the %d tokens at a time of %s: repeating its steps with %d, equal except for rounding",
             *(tokens, owed.policy.name, self._layout.tokens),
         )
         return self._layout

@@ -90,7 +90,7 @@ class PolicyFiles:
             try:
                 book.prune(self._keep, served_folders(policy_url))
             except OSError as error:
-                log.warning("checkpoints that are not kept any more cannot be deleted: %s", error)
+                log.warning("old checkpoints cannot be deleted: %s", error)
 
         self._leader.share(delete)
 
@@ -127,7 +127,7 @@ class PolicyFiles:
             self._reserve(policy.folder.name)
         except OSError as error:
             self.drop_state()
-            log.warning("checkpoint=%s stays without Adam's state: %s", policy.name, error)
+            log.warning("checkpoint=%s has no Adam state: %s", policy.name, error)
         self.keep_state()
 
     def restore(self, policy: Policy) -> bool:
