@@ -51,7 +51,7 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
     if for_readers:
         settings = replace(settings, retention_days=None)
     if settings.flight == "off":
-        raise ConfigError("--flight off: the store is read through Flight alone; give --flight HOST:PORT")
+        raise ConfigError("--flight off: the store can be read only through Flight; set --flight HOST:PORT")
     token_file = None if for_readers else _token_file(settings)
     access = Access.from_file(token_file, admits_agents=not settings.token_file) if token_file else Access({})
     own_token = secrets.token_urlsafe(32)
@@ -92,11 +92,11 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
                 return
             if not isinstance(failure, ReopenError) or (stop.asked and not failure.lacks_memory):
                 raise StoreError(
-                    f"loading failed, the journal keeps what was acknowledged: {first_line(failure)}"
+                    f"loading failed, the journal keeps the acknowledged data: {first_line(failure)}"
                 ) from failure
             if failure.lacks_memory:
                 memory_bytes = _more_memory(memory_bytes, failure)
-            log.error("opening the store again duckdb_memory_bytes=%d reason=%r", memory_bytes, first_line(failure))
+            log.error("reopening the store duckdb_memory_bytes=%d reason=%r", memory_bytes, first_line(failure))
             time.sleep(_REOPEN_S)
 
 

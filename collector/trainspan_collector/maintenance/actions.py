@@ -73,9 +73,9 @@ class Maintenance:
         if name == "backlog":  # at any time, even during a job
             return self._tell_backlog()
         if name not in self._jobs:
-            raise UsageError(f"no action {name!r}; there are {', '.join(self._jobs)}")
+            raise UsageError(f"unknown action {name!r}; actions are {', '.join(self._jobs)}")
         if not self._busy.acquire(blocking=False):
-            raise StoreError("the store is being verified, compacted or purged already: try again when that is done")
+            raise StoreError("the store is already being verified, compacted or purged: try again when that is done")
         try:
             return self._jobs[name](body)
         finally:
@@ -186,7 +186,9 @@ class Maintenance:
 
 def _criteria(body: Mapping[str, Any]) -> Criteria:
     if unknown := set(body) - {"trace_ids", "task_id", "before_ns", "dry_run"}:
-        raise UsageError(f"purge knows no {min(unknown)!r}; there are trace_ids, task_id, before_ns and dry_run")
+        raise UsageError(
+            f"purge has no parameter {min(unknown)!r}; parameters are trace_ids, task_id, before_ns and dry_run"
+        )
     return Criteria(tuple(body.get("trace_ids") or ()), body.get("task_id"), body.get("before_ns"))
 
 

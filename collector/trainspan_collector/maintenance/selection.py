@@ -51,7 +51,7 @@ class Criteria:
 
     def __post_init__(self) -> None:
         if sum((bool(self.trace_ids), self.task_id is not None, self.before_ns is not None)) != 1:
-            raise UsageError("choose what goes in exactly one way: by trace, task or time")
+            raise UsageError("select what to delete in exactly one way: by trace, task or time")
         for trace_id in self.trace_ids:
             if len(trace_id) != 32 or set(trace_id) - set("0123456789abcdef"):
                 raise UsageError(f"trace id {trace_id!r} is not 32 lower-case hex digits")

@@ -16,17 +16,17 @@ __all__ = ["verify"]
 
 _TABLES: Final = ("spans", "logs", "evaluations", "superseded", "progress")
 _QUESTIONS: Final = {
-    "spans that stand twice": "SELECT count(*) - count(DISTINCT (trace_id, span_id)) FROM stored.live_spans",
-    "log records that stand twice": "SELECT count(*) - count(DISTINCT content_hash) FROM stored.logs",
-    "evaluations that stand twice": "SELECT count(*) - count(DISTINCT key) FROM stored.live_evaluations",
-    "rows numbered twice": """
+    "duplicate spans": "SELECT count(*) - count(DISTINCT (trace_id, span_id)) FROM stored.live_spans",
+    "duplicate log records": "SELECT count(*) - count(DISTINCT content_hash) FROM stored.logs",
+    "duplicate evaluations": "SELECT count(*) - count(DISTINCT key) FROM stored.live_evaluations",
+    "duplicate row numbers": """
         SELECT count(*) - count(DISTINCT seq) FROM
         (SELECT seq FROM stored.spans UNION ALL SELECT seq FROM stored.logs UNION ALL SELECT seq FROM stored.evaluations)""",
-    "rows numbered after the last number": """
+    "row numbers above the last one": """
         SELECT count(*) FROM
         (SELECT seq FROM stored.spans UNION ALL SELECT seq FROM stored.logs UNION ALL SELECT seq FROM stored.evaluations)
         WHERE seq > (SELECT last_seq FROM stored.progress)""",
-    "spans whose key is not their id": "SELECT count(*) FROM stored.spans WHERE printf('%016x', span_key) <> span_id",
+    "spans whose key differs from their id": "SELECT count(*) FROM stored.spans WHERE printf('%016x', span_key) <> span_id",
     "calls without token ids": "SELECT count(*) FROM calls WHERE prompt_ids IS NULL AND completion_ids IS NULL",
 }
 """What must not occur → SQL that counts it."""
@@ -66,8 +66,8 @@ def _index(index: KeyIndex, cursor: duckdb.DuckDBPyConnection, up_to_seq: int) -
     try:
         n_lacking = index.count_lacking(cursor, up_to_seq)
     except (duckdb.Error, KeyIndexError) as error:
-        return [f"the index of keys cannot be compared: {first_line(error)}"]
-    return [f"{n_lacking} rows that the index of keys lacks"] if n_lacking else []
+        return [f"the key index cannot be checked: {first_line(error)}"]
+    return [f"{n_lacking} rows missing in the key index"] if n_lacking else []
 
 
 def _journal(journal: Journal) -> tuple[int, list[str]]:
@@ -83,5 +83,5 @@ def _journal(journal: Journal) -> tuple[int, list[str]]:
             if isinstance(item, Frame):
                 n_requests += 1
             elif isinstance(item, Damage):
-                damage.append(f"{path.name}: bytes {item.start} to {item.end} are no intact request")
+                damage.append(f"{path.name}: bytes {item.start} to {item.end} are not an intact request")
     return n_requests, damage

@@ -18,7 +18,7 @@ from trainspan_schemas.secret_files import check_is_private
 __all__ = ["Access", "DeniedError", "Right", "Role", "bearer_of"]
 
 MIN_TOKEN_CHARACTERS: Final = 16
-_UNKNOWN: Final = "the token is not known here: take one of the collector's token file, which is that of its TRAINSPAN_HOME by default"
+_UNKNOWN: Final = "unknown token: use one from the collector's token file, by default the one in its TRAINSPAN_HOME"
 
 
 class Right(Enum):
@@ -26,7 +26,7 @@ class Right(Enum):
 
     WRITE = "send telemetry", frozenset({Role.AGENT, Role.SERVING, Role.RUNNER, Role.USER})
     READ = "read the store", frozenset({Role.READER, Role.RUNNER})
-    CHANGE = "do maintenance of the store", frozenset({Role.RUNNER})
+    CHANGE = "maintain the store", frozenset({Role.RUNNER})
 
     def __init__(self, words: str, roles: frozenset[Role]) -> None:
         self.words = words
@@ -70,7 +70,7 @@ class Access:
                     raise ConfigError(f"token file {path}: {name} and {tokens[token]} have the same token")
                 tokens[token] = Role(name)
         if not tokens:
-            raise ConfigError(f'token file {path} has no token: write lines like reader = "…"')
+            raise ConfigError(f'token file {path} has no token: add lines like reader = "…"')
         return cls(tokens, admits_agents=admits_agents)
 
     def with_token(self, token: str, role: Role) -> "Access":

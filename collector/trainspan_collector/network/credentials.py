@@ -52,13 +52,13 @@ class Guard:
             access = Access.from_file(self.token_file) if self.token_file else None
             tls = Tls.load(str(self.tls.certificate_file), str(self.tls.key_file)) if self.tls else None
         except ConfigError as error:
-            log.error("not read anew, the tokens and certificates of before stay in use: %s", error)
+            log.error("cannot reload, the previous tokens and certificates stay in use: %s", error)
             return
         if access is not None:
             self.access.replace_by(access.with_token(self.own_token, Role.RUNNER))
         if tls is not None:
             self.tls = tls
-        log.warning("tokens and certificates read anew")
+        log.warning("tokens and certificates reloaded")
 
     def _newer_configuration(self) -> Callable[[], "grpc.ServerCertificateConfiguration | None"]:
         """Called at each handshake of one server: returns the certificate if it has changed since the last time."""

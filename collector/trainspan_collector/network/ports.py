@@ -67,7 +67,7 @@ class Tls:
             context = _context(certificate, key)
         except OSError as error:  # ssl.SSLError too
             raise ConfigError(
-                f"--tls-cert {certificate_file} and --tls-key {key_file} are no PEM certificate with its key: {error}"
+                f"--tls-cert {certificate_file} and --tls-key {key_file} are not a PEM certificate with its key: {error}"
             ) from error
         return cls(Path(certificate_file), Path(key_file), certificate, key, context)
 

@@ -38,7 +38,7 @@ def gunzip(data: bytes, max_bytes: int, grow: Callable[[int], None] = lambda _: 
             try:
                 part = member.decompress(data, min(left + 1, _STEP_BYTES))
             except zlib.error as error:
-                raise ValueError(f"the body is no gzip: {error}") from error
+                raise ValueError(f"the body is not gzip: {error}") from error
             if not part and not member.eof and not member.unconsumed_tail:
                 raise ValueError("the gzip body is cut off")
             if len(part) > left:

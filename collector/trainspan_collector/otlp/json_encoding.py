@@ -40,7 +40,7 @@ def from_json(signal: OtlpSignal, body: bytes) -> bytes:
         if isinstance(error, InvalidRecordError):
             raise
         raise InvalidRecordError(
-            f"the body of {len(body)} bytes is no {signal.request.__name__} in JSON: {str(error)[:300]}"
+            f"the body of {len(body)} bytes is not an {signal.request.__name__} in JSON: {str(error)[:300]}"
         ) from error
     return packed
 

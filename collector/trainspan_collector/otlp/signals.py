@@ -48,7 +48,7 @@ class OtlpSignal:
             message.ParseFromString(body)
         except DecodeError as error:
             raise InvalidRecordError(
-                f"the body of {len(body)} bytes is no {self.request.__name__} in protobuf: {error}"
+                f"the body of {len(body)} bytes is not an {self.request.__name__} in protobuf: {error}"
             ) from error
         return message
 

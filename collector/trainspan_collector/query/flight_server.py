@@ -137,7 +137,7 @@ class FlightServer:
         with self._changed:
             self._changed.wait_for(lambda: self._store is not None or self._is_stopped, wait_s)
             if self._store is None:
-                raise StoreError("the store is being opened, or the collector stops: try again")
+                raise StoreError("the store is being opened, or the collector is stopping: try again")
             return self._store
 
 

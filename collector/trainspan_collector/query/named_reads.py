@@ -98,7 +98,7 @@ def named_read(name: str, parameters: Mapping[str, object]) -> Query:
     """
     special = {"holdings": _holdings, "tokens": _tokens}
     if name not in READS and name not in special:
-        raise UsageError(f"no read {name!r}; there are {', '.join((*READS, *special))}")
+        raise UsageError(f"unknown read {name!r}; reads are {', '.join((*READS, *special))}")
     given = {key: value for key, value in parameters.items() if value is not None}
     if name in special:
         return special[name](given)
@@ -167,7 +167,7 @@ def _tokens(given: Mapping[str, object]) -> Query:
 
 def _expect(name: str, given: Mapping[str, object], known: Sequence[str]) -> None:
     if unknown := [key for key in given if key not in known]:
-        raise UsageError(f"read {name!r} has no parameter {unknown[0]!r}; there are {', '.join(known)}")
+        raise UsageError(f"read {name!r} has no parameter {unknown[0]!r}; parameters are {', '.join(known)}")
 
 
 def _conditions(given: Mapping[str, object], bound: dict[str, object]) -> list[str]:
@@ -204,7 +204,7 @@ def _places(given: Mapping[str, object], bound: dict[str, object]) -> list[tuple
     if not any(key in given for key in PLACES):
         return None
     if "since_seq" in given or not all(key in given for key in (*PLACES, "rollout_ids")):
-        raise UsageError(f"parameters rollout_ids, {' and '.join(PLACES)} go together, without since_seq")
+        raise UsageError(f"parameters rollout_ids, {' and '.join(PLACES)} must be given together, without since_seq")
     bound["seen_seq"] = _checked(given, "seen_seq", int)
     ranges = given["spans_within"]
     if not isinstance(ranges, list) or not all(
@@ -228,7 +228,7 @@ def _columns(name: str, known: tuple[str, ...], given: Mapping[str, object]) -> 
     if not wanted:
         raise UsageError(f"read {name!r}: columns is empty")
     if unknown := [column for column in wanted if column not in known]:
-        raise UsageError(f"read {name!r} has no column {unknown[0]!r}; there are {', '.join(known)}")
+        raise UsageError(f"read {name!r} has no column {unknown[0]!r}; columns are {', '.join(known)}")
     return tuple(wanted)
 
 

@@ -67,7 +67,7 @@ class Admission:
         while not self.disk_has_room():
             if time.monotonic() >= deadline:
                 raise OverloadError(
-                    f"{self._free_disk_bytes} bytes of disk are free at {self._folder}, "
+                    f"{self._free_disk_bytes} bytes of disk are free at {self._folder}, but "
                     f"the floor is {self._min_free_disk_bytes}: free some, or lower min_free_disk_bytes",
                     10.0,
                     Refusal.DISK_FULL,
@@ -82,7 +82,7 @@ class Admission:
         wait_s = self._backlog.turn(n_bytes, room_bytes, self._wait_s, untrusted=untrusted)
         if wait_s > self._wait_s:
             raise OverloadError(
-                f"requests come faster than they are loaded, and {room_bytes} bytes of disk are left for those that wait: "
+                f"requests arrive faster than they are loaded, and {room_bytes} bytes of disk are left for waiting ones: "
                 "send less, or give the store more disk",
                 wait_s,
                 Refusal.BEHIND,

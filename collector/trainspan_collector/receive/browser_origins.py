@@ -18,12 +18,10 @@ def check_origin(headers: Mapping[str, str], hosts: frozenset[str] | None) -> No
     """
     host = headers.get("host", "")
     if hosts is not None and not _is_address_or_among(host, hosts):
-        raise ForeignError(
-            f"Host {host[:100]!r} is not this collector: name it by address, or list it in allowed_hosts"
-        )
+        raise ForeignError(f"Host {host[:100]!r} is not this collector: use its address, or list it in allowed_hosts")
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-        raise ForeignError(f"a page of {origin[:100]!r} may not ask this collector")
+        raise ForeignError(f"a page from {origin[:100]!r} may not send requests to this collector")
 
 
 def _is_address_or_among(header: str, hosts: frozenset[str]) -> bool:

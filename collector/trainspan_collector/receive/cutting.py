@@ -123,7 +123,9 @@ class _Cutter:
         self._groups, self._size, self._count = [], 0, 0
         self._n_bytes += len(piece)
         if self._n_bytes > self._most_bytes:
-            raise TooLargeError("the request's resources and scopes are too large to be repeated: send smaller ones")
+            raise TooLargeError(
+                "the request's resources and scopes are too large to split the request: send smaller ones"
+            )
         return piece
 
     def _resource_head(self, start: int, end: int) -> tuple[bytes, list[tuple[int, int]]]:
@@ -266,4 +268,4 @@ def _field(tag: bytes, value: bytes) -> bytes:
 
 
 def _invalid(body: bytes) -> InvalidRecordError:
-    return InvalidRecordError(f"the body of {len(body)} bytes is no OTLP request in protobuf")
+    return InvalidRecordError(f"the body of {len(body)} bytes is not an OTLP request in protobuf")

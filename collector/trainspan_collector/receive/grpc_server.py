@@ -161,7 +161,7 @@ class GrpcServer:
             self._metrics.refused(_TRANSPORT, Refusal.TOO_SLOW)
         elif remaining_s is None or remaining_s > _GIVES_UP_S:
             self._metrics.refused(_TRANSPORT, Refusal.TOO_LARGE)
-        abort(context, grpc.StatusCode.CANCELLED, "the message did not come")
+        abort(context, grpc.StatusCode.CANCELLED, "the message did not arrive")
 
 
 def _has_ended(context: grpc.ServicerContext) -> bool:

@@ -103,19 +103,19 @@ class HttpApp:
         if path in ("/healthz", "/readyz"):
             _check_method(method, ("GET", "HEAD"))
             ready = path == "/healthz" or await self._in_page_thread(lambda: self._exports.is_ready)
-            return Answer(200, _TEXT, b"ok\n") if ready else Answer(503, _TEXT, b"requests are not taken now\n")
+            return Answer(200, _TEXT, b"ok\n") if ready else Answer(503, _TEXT, b"requests are not accepted now\n")
         known = ", ".join((*self._signals, "/healthz", "/readyz", "/metrics"))
-        raise RefusedError(404, f"no such path: {path[:100]!r}; there are {known}", Refusal.NOT_FOUND)
+        raise RefusedError(404, f"no such path: {path[:100]!r}; paths are {known}", Refusal.NOT_FOUND)
 
     async def _export(self, signal: OtlpSignal, role: Role, headers: dict[str, str], receive: Receive) -> Answer:
         sent_as = media_type(headers.get("content-type", ""))
         if sent_as not in (JSON, PROTOBUF):
-            message = f"content type {sent_as[:100]!r} is none of {PROTOBUF}, {JSON}"
+            message = f"content type {sent_as[:100]!r} is not supported: use {PROTOBUF} or {JSON}"
             raise RefusedError(415, message, Refusal.MEDIA_TYPE)
         encoding = headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", "gzip", ""):
             raise RefusedError(
-                415, f"content encoding {encoding[:100]!r} is none of gzip, identity", Refusal.MEDIA_TYPE
+                415, f"content encoding {encoding[:100]!r} is not supported: use gzip or identity", Refusal.MEDIA_TYPE
             )
         with self._exports.budget.share(role) as share:
             body = await read_body(headers, receive, share, self._max_request_bytes)
@@ -183,5 +183,5 @@ def _headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 def _check_method(method: str, allowed: tuple[str, ...]) -> None:
     if method not in allowed:
-        message = f"{method[:20]} is not for this path, {' and '.join(allowed)} is"
+        message = f"{method[:20]} is not allowed for this path: use {' or '.join(allowed)}"
         raise RefusedError(405, message, Refusal.METHOD, (("allow", ", ".join(allowed)),))

@@ -44,7 +44,7 @@ async def read_body(headers: Mapping[str, str], receive: Receive, share: Share, 
                 if not message.get("more_body"):
                     return b"".join(parts)
     except TimeoutError as error:
-        raise RefusedError(408, f"the body was not there after {_BODY_S:.0f} s", Refusal.TOO_SLOW) from error
+        raise RefusedError(408, f"the body did not arrive within {_BODY_S:.0f} s", Refusal.TOO_SLOW) from error
 
 
 async def _grow(share: Share, n_bytes: int) -> None:

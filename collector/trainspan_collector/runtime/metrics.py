@@ -92,11 +92,11 @@ class Metrics:
         self._redacted = self._counter("redacted_values", "Values removed before storing.", "kind")
         self._commit_s = Histogram(
             _PREFIX + "commit_seconds",
-            "Writing and syncing one group of requests.",
+            "Time to write and sync one group of requests.",
             registry=self._registry,
             buckets=_COMMIT_BUCKETS_S,
         )
-        self._duplicates = self._counter("duplicates", "Spans, log records and evaluations that were there already.")
+        self._duplicates = self._counter("duplicates", "Spans, log records and evaluations that were already stored.")
         self._dialects = self._counter("spans", "Spans loaded, by convention.", "dialect")
         self._calls = self._counter("calls", "Spans loaded that carry token ids.")
         self._untrainable = self._counter("untrainable_calls", "Calls that cannot be trained on.", "reason")
@@ -150,20 +150,20 @@ class _StateGauges(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         state = self.read() if self.read is not None else None
-        yield GaugeMetricFamily(_PREFIX + "ready", "Whether requests are taken.", value=bool(state and state.ready))
+        yield GaugeMetricFamily(_PREFIX + "ready", "Whether requests are accepted.", value=bool(state and state.ready))
         if state is None:
             return
         for name, help_text, value in (
             ("inflight_bytes", "Requests held in memory.", state.inflight_bytes),
-            ("queued_requests", "Requests that wait for the disk.", state.queued_requests),
-            ("last_commit_age_seconds", "Since a request was last made safe.", state.last_commit_age_s),
+            ("queued_requests", "Requests waiting to be written to disk.", state.queued_requests),
+            ("last_commit_age_seconds", "Time since requests were last synced to disk.", state.last_commit_age_s),
             ("journal_bytes", "Size of the journal.", state.journal_bytes),
-            ("loader_lag_bytes", "Journal that is not loaded yet.", state.loader_lag_bytes),
+            ("loader_lag_bytes", "Part of the journal that is not loaded yet.", state.loader_lag_bytes),
             ("loader_lag_seconds", "Age of the oldest request that is not loaded.", state.loader_lag_s),
-            ("backlog_seconds", "How long loading what waits will take.", state.backlog_s),
-            ("disk_free_bytes", "Free disk where the store lies.", state.disk_free_bytes),
+            ("backlog_seconds", "Estimated time to load the backlog.", state.backlog_s),
+            ("disk_free_bytes", "Free disk space at the store.", state.disk_free_bytes),
             ("store_bytes", "Size of the DuckDB file and its write-ahead log.", state.store_bytes),
-            ("quarantined_requests", "Requests put aside since the start.", state.quarantined_requests),
-            ("loads_put_off", "Loads tried again for want of files, memory or disk.", state.loads_put_off),
+            ("quarantined_requests", "Requests quarantined since the start.", state.quarantined_requests),
+            ("loads_put_off", "Loads retried because open files, memory or disk space ran short.", state.loads_put_off),
         ):
             yield GaugeMetricFamily(_PREFIX + name, help_text, value=value)

@@ -306,8 +306,8 @@ def test_verify_is_content_with_a_good_store_and_names_what_is_wrong_with_a_bad_
     answer = _store(store, "verify", code=1)
     assert answer["ok"] is False
     text = "\n".join(answer["problems"])
-    assert "1 spans that stand twice" in text
-    assert "1 rows numbered after the last number" in text
+    assert "1 duplicate spans" in text
+    assert "1 row numbers above the last one" in text
     assert "x.pb can be read by others (mode 644)" in text
 
 

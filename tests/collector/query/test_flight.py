@@ -94,8 +94,8 @@ def test_columns_come_alone_and_in_the_order_asked_for(two_runs: CollectorProces
     [
         ("no object", 'exactly one of "read" and "sql"'),
         ({"read": "spans", "sql": "SELECT 1"}, 'exactly one of "read" and "sql"'),
-        ({"read": "passwords"}, "no read 'passwords'; there are spans, logs, calls"),
-        ({"read": "spans", "parameters": {"runid": "x"}}, "no parameter 'runid'; there are run_id"),
+        ({"read": "passwords"}, "unknown read 'passwords'; reads are spans, logs, calls"),
+        ({"read": "spans", "parameters": {"runid": "x"}}, "no parameter 'runid'; parameters are run_id"),
         ({"read": "spans", "parameters": {"columns": ["x"]}}, "no column 'x'"),
         ({"read": "spans", "parameters": {"columns": []}}, "columns is empty"),
         ({"read": "spans", "parameters": {"round": "1"}}, "round = '1' is not of type int"),

@@ -164,8 +164,8 @@ def test_partial_success_counts_and_names_what_was_rejected(collector: Collector
 @pytest.mark.parametrize(
     ("content_type", "body", "said"),
     [
-        (PROTOBUF, b"\xff\xff\xff\xffnot protobuf", "is no ExportTraceServiceRequest in protobuf"),
-        (JSON, b"{", "is no ExportTraceServiceRequest in JSON"),
+        (PROTOBUF, b"\xff\xff\xff\xffnot protobuf", "is not an ExportTraceServiceRequest in protobuf"),
+        (JSON, b"{", "is not an ExportTraceServiceRequest in JSON"),
         (JSON, b"\xff", "in JSON"),
         (JSON, b"[]", "a JSON list, not an object"),
         (JSON, b'{"resourceSpans": 5}', "in JSON"),
@@ -188,9 +188,9 @@ def test_what_cannot_be_decoded_is_a_bad_request_with_a_status_in_the_same_form(
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"plainly not gzip", "is no gzip"),
+        (b"plainly not gzip", "is not gzip"),
         (gzip.compress(b"x" * 100)[:-9], "is cut off"),
-        (gzip.compress(b"x" * 100)[:-8] + bytes(8), "is no gzip"),
+        (gzip.compress(b"x" * 100)[:-8] + bytes(8), "is not gzip"),
         (gzip.compress(b"") * 17, "more than 16 members"),
     ],
     ids=["none", "cut off", "wrong checksum", "many members"],

@@ -175,7 +175,7 @@ def test_verify_counts_the_rows_that_the_index_lacks(store: Store) -> None:
     index.add([], [], store.filling.last_seq)
     store.close()
     problems = _store(store.path, "verify", code=1)["problems"]  # file modes too: this is not a collector's process
-    assert "2 rows that the index of keys lacks" in problems
+    assert "2 rows missing in the key index" in problems
     store.open()
 
 

@@ -397,7 +397,7 @@ def test_an_address_that_others_can_reach_needs_both_tokens_and_tls(
         (["--tls-cert", "c.pem"], "TLS needs both --tls-cert and --tls-key"),
         (
             ["--tls-cert", "/nonexistent/c.pem", "--tls-key", "/nonexistent/k.pem"],
-            "are no PEM certificate with its key",
+            "are not a PEM certificate with its key",
         ),
     ],
 )

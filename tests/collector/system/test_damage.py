@@ -267,7 +267,7 @@ def test_spans_too_large_for_the_memory_limit_make_the_store_open_again_with_mor
         assert stored == [(40, 40)]
         assert running_collector(collector.store) == collector.address  # the same process on the same ports
         export(collector.address, span(9, 1))
-        assert "opening the store again" in _last_words(collector)
+        assert "reopening the store" in _last_words(collector)
 
 
 def _exported(collector: CollectorProcess, spans: list[Span]) -> bool:
