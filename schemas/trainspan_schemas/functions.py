@@ -57,7 +57,7 @@ def number_of(value: Any, giver: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise InvalidRecordError(f"{giver} gave {value!r:.80}, which is not a finite number")
+        raise InvalidRecordError(f"{giver} returned {value!r:.80}, which is not a finite number")
     return number
 
 

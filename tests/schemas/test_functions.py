@@ -80,5 +80,5 @@ def test_a_number_is_anything_that_is_one_and_finite() -> None:
         0.5,
     ]
     for value in ("1", b"1", None, [1.0], float("nan"), float("inf"), 10**400, 1j):
-        with pytest.raises(InvalidRecordError, match=r"^it gave .*, which is not a finite number$"):
+        with pytest.raises(InvalidRecordError, match=r"^it returned .*, which is not a finite number$"):
             number_of(value, "it")

@@ -43,7 +43,7 @@ def print_merge_failures(found: "Sequence[tuple[int, Unmerged]]", path: Path, de
 
     console = Console(markup=False, highlight=False, emoji=False)
     if not found:
-        console.print("every call continues the call of its agent before it, or is the first")
+        console.print("every call continues its agent's previous call, or is its first")
     if found and decoder is None:
         hint = (
             "no tokenizer was found, so causes are inferred from token ids alone: name a model directory with --model"

@@ -55,7 +55,7 @@ def _differences(original: Published, again: Published) -> list[str]:
     old, new = ({file["name"]: file["sha256"] for file in manifest["files"]} for manifest in (before, after))
     if old == new:
         return []
-    found = [f"the number of rows changed from {before['rows']} to {after['rows']}"]
+    found = [f"{before['rows']} rows, {after['rows']} in the rebuild"]
     if before["version"] != after["version"]:
         found.append(
             f"the dataset version changed from {before['version']} to {after['version']}, which has other columns"

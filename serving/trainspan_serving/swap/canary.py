@@ -173,7 +173,7 @@ def judge(
         off = f"{figures.max_abs_diff:.3g} off the trainer's at a token (limit {limit:g})"
     else:
         agrees, sharp, moved = mean <= limit, error <= _SHARP, shift >= 0.5
-        off = f"{mean:.3g} off the trainer's in the mean (limit {limit:g})"
+        off = f"{mean:.3g} off the trainer's on average (limit {limit:g})"
     status: Literal["fresh", "stale", "inconclusive"] = "stale"
     if cached_tokens:
         evidence = f"{cached_tokens} tokens of a prompt were still cached from earlier weights"

@@ -96,14 +96,14 @@ def test_a_reward_that_came_since_changes_nothing_in_its_own_store_and_is_told_o
         bench.send(late, store=store)
     assert _rebuild(bench, built, tmp_path / "again").differences == []
     assert _rebuild(bench, built, tmp_path / "other", (1,)).differences == [
-        "rows: 15 became 15",
+        "15 rows, 15 in the rebuild",
         "rewards differ: some arrived after the dataset was built or are not in the stores",
     ]
 
 
 def test_it_is_not_made_again_over_itself(bench: Bench) -> None:
     _send(bench)
-    with pytest.raises(DatasetError, match="name another --out"):
+    with pytest.raises(DatasetError, match="choose another --out"):
         _rebuild(bench, bench.build(), bench.out)
 
 

@@ -215,7 +215,7 @@ def test_gigpo_is_refused_with_a_baseline_that_knows_no_states(baseline: str) ->
 
 @pytest.mark.parametrize("baseline", ["running", "rae"])
 def test_pooled_calls_are_refused_with_a_baseline_of_rollouts(baseline: str) -> None:
-    with pytest.raises(UsageError, match=f"pools the calls of a group, and baseline '{baseline}'"):
+    with pytest.raises(UsageError, match=f"pools the calls of a group, but baseline '{baseline}'"):
         advantages([Rollout(1.0, [None])], group_over="calls", baseline=baseline)
 
 

@@ -97,7 +97,7 @@ def test_a_dataset_of_version_1_is_still_read_by_everything(bench: Bench, tmp_pa
     # A dataset built after it can be rebuilt; the old one itself has other columns now.
     assert rebuild(later.path, tmp_path / "later", None, bench.clock).differences == []
     [_, why, *_] = rebuild(old, tmp_path / "again", None, bench.clock).differences
-    assert why == "dataset version 1 became 3, which has other columns"
+    assert why == "the dataset version changed from 1 to 3, which has other columns"
 
 
 def test_a_round_of_version_1_is_not_built_a_second_time(bench: Bench) -> None:

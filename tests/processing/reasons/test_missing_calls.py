@@ -24,7 +24,7 @@ def _lacks(bench: Bench, rollout: TestRollout) -> list[str]:
 
 def test_a_rollout_without_its_span_still_runs_or_was_killed(bench: Bench) -> None:
     (what,) = _lacks(bench, chain(bench.rollout("a", status=None), 1))
-    assert what.startswith("the rollout's own span, which is sent when it ends, is not stored")
+    assert what.startswith("the rollout's own span, sent when it ends, is not stored")
 
 
 def test_calls_that_the_server_numbered_and_that_are_not_there_are_listed(bench: Bench) -> None:
@@ -32,7 +32,7 @@ def test_calls_that_the_server_numbered_and_that_are_not_there_are_listed(bench:
     for index in (0, 3, 5):
         rollout.call(index, [1], [2])
     (what,) = _lacks(bench, rollout)
-    assert what == "the policy server numbered calls up to 5, and the store lacks calls 1, 2, 4"
+    assert what == "the policy server numbered calls up to 5, but the store lacks calls 1, 2, 4"
 
 
 def test_an_index_that_an_agent_made_up_costs_nothing(bench: Bench) -> None:

@@ -119,7 +119,7 @@ def test_credit_and_baseline_of_ones_own(bench: Bench) -> None:
         ),
         ({"credit": f"{_MODULE}:doubled"}, r"called as doubled\(calls, gamma\): too many positional arguments"),
         ({"baseline": f"{_MODULE}:last_call_only"}, r"called as last_call_only\(items\): missing .* 'gamma'"),
-        ({"baseline": f"{_MODULE}:no_frame"}, r"no_frame' gave \[0.0, 0.0\]: return a Polars DataFrame"),
+        ({"baseline": f"{_MODULE}:no_frame"}, r"no_frame' returned \[0.0, 0.0\]: it must return a Polars DataFrame"),
     ],
 )
 def test_what_cannot_be_used_is_named(bench: Bench, settings: dict[str, Any], message: str) -> None:
@@ -130,11 +130,11 @@ def test_what_cannot_be_used_is_named(bench: Bench, settings: dict[str, Any], me
 
 def test_what_a_function_returns_is_a_reward_or_is_named(bench: Bench) -> None:
     named = {
-        "text": "gave '0.5', which is not a finite number",
-        "nan": "gave nan, which is not a finite number",
-        "coroutine": "gave 'bad', which is not a finite number",
-        "list": r"gave \[1.0\], which is not a finite number",
-        "other": r"gave \{'score': 1.0\}, which has no reward reward",
+        "text": "returned '0.5', which is not a finite number",
+        "nan": "returned nan, which is not a finite number",
+        "coroutine": "returned 'bad', which is not a finite number",
+        "list": r"returned \[1.0\], which is not a finite number",
+        "other": r"returned \{'score': 1.0\}, which has no reward reward",
     }
     for task in (*named, "numpy", "none"):
         bench.send(chain(bench.rollout(task, task=task), 1))
@@ -149,7 +149,9 @@ def test_what_a_function_returns_is_a_reward_or_is_named(bench: Bench) -> None:
 
 def test_a_filter_that_forgets_its_answer_and_a_credit_that_raises_are_one_error(bench: Bench) -> None:
     bench.send(chain(bench.rollout("a", task="none"), 1).reward(1.0))
-    with pytest.raises(DatasetError, match=r"filter '.*:returns' gave None for rollout .*-a: return True or False"):
+    with pytest.raises(
+        DatasetError, match=r"filter '.*:returns' returned None for rollout .*-a: it must return True or False"
+    ):
         bench.build(filter=f"{_MODULE}:returns")
     with pytest.raises(DatasetError, match=r"credit '.*:crashes' raised KeyError: 1.0"):
         bench.build(credit=f"{_MODULE}:crashes", baseline="none")

@@ -71,7 +71,7 @@ def test_failed_merges_are_shown_on_request_as_ids_and_as_text(bench: Bench, tmp
 def test_without_failed_merges_it_says_so(bench: Bench) -> None:
     bench.send(*(chain(bench.rollout(name), 2).reward(float(name == "a")) for name in "ab"))
     shown = _run(bench, "--run", bench.run_id, "--round", "0", "--show-merge-failures").stdout
-    assert "every call continues the call of its agent before it, or is the first" in shown
+    assert "every call continues its agent's previous call, or is its first" in shown
 
 
 def test_nothing_to_train_on_is_told_in_lines_and_exit_code_3(bench: Bench) -> None:

@@ -168,7 +168,7 @@ def test_a_function_of_ones_own_weights_the_calls(tmp_path: Path) -> None:
     )
     with pytest.raises(TrainingError, match=r"returned -1.0: weights must be finite and not negative"):
         plan(calls, weights=f"{module}:negative")
-    with pytest.raises(TrainingError, match=r"gave 0 numbers for 3 calls"):
+    with pytest.raises(TrainingError, match=r"returned 0 numbers for 3 calls"):
         plan(calls, weights=f"{module}:short")
 
 
