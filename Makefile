@@ -16,17 +16,17 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 help:
 	@echo "make demo          run the whole loop on a small agent until it is better (about 8 minutes on 2 cores)"
-	@echo "make test          run the tests, the end-to-end one with a real vLLM server included"
+	@echo "make test          run the tests, including the end-to-end test with a real vLLM server"
 	@echo "make demo-control  the demo with random rewards: success must stay within .10"
 	@echo "make check         ruff, mypy, pyright;  make test-slow: the long tests;  make bench: measurements"
-	@echo "make collector | serve | dataset | train   one process of the loop each, as the command of that name"
+	@echo "make collector | serve | dataset | train   one process of the loop, like the command of that name"
 	@echo "make setup         only install into .venv;  make clean: remove .venv, .venv-agents and caches (never .trainspan)"
 
 $(SETUP): pyproject.toml constraints/cpu.txt constraints/gpu.txt tools/setup.sh tools/preflight.py
 	@tools/setup.sh
 	@touch $@
 
-# What the agents of tests run in: frameworks, and of trainspan the base install only.
+# The environment of the agents in tests: frameworks, and trainspan's base install only.
 $(AGENTS): pyproject.toml constraints/agents.txt tools/agents.sh | $(SETUP)
 	@tools/agents.sh
 	@touch $@

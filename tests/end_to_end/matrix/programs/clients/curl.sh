@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Two questions by curl.
+# Asks two questions with curl.
 set -euo pipefail
 format=""
 if [ "${1:-}" = --strict ]; then
