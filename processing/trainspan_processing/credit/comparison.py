@@ -55,9 +55,9 @@ class Comparison:
             episode, parts = self._over_rollouts(CREDITS["identical"](calls, plan.gamma), estimator, part)
             states, _ = self._over_calls(CREDITS["return_to_go"](calls, plan.gamma), "state", "", estimator)
             pair = [
-                _labelled(episode, "episode", plan.episode_weight),
+                _labeled(episode, "episode", plan.episode_weight),
                 # A state with only one call allows no comparison of states; the episode still counts.
-                _labelled(states, "state", plan.state_weight).with_columns(pl.lit(0.0).alias("worth")),
+                _labeled(states, "state", plan.state_weight).with_columns(pl.lit(0.0).alias("worth")),
             ]
             return pl.concat(pair), parts
         credited = credit_of(estimator)(calls, plan.gamma)
@@ -65,12 +65,12 @@ class Comparison:
         if estimator.credit == "step":
             of_step = f"{part} step {plan.step_by}:".lstrip()
             terms, parts = self._over_calls(credited, plan.step_by, of_step, estimator)
-            return _labelled(terms, "step"), parts
+            return _labeled(terms, "step"), parts
         if plan.group_over == "calls":
             terms, parts = self._over_calls(credited, None, "", estimator)
-            return _labelled(terms, "call"), parts
+            return _labeled(terms, "call"), parts
         terms, parts = self._over_rollouts(credited, estimator, part)
-        return _labelled(terms, "rollout"), parts
+        return _labeled(terms, "rollout"), parts
 
     def _over_rollouts(
         self, credited: pl.DataFrame, estimator: Estimator, part: str
@@ -116,7 +116,7 @@ class Comparison:
         return valued.drop("value").join(compared, on="item", how="inner", maintain_order="left"), parts
 
 
-def _labelled(terms: pl.DataFrame, term: str, weight: float = 1.0) -> pl.DataFrame:
+def _labeled(terms: pl.DataFrame, term: str, weight: float = 1.0) -> pl.DataFrame:
     return terms.select(
         *CALL,
         pl.lit("").alias("reward_name"),

@@ -123,7 +123,7 @@ def _advantages(calls: Sequence[CreditedCall]) -> list[str]:
         saying = [term for term in same[0].terms if term.drop is None]
         if saying:
             several = len(saying) > 1
-            shown = " + ".join(_term(term, labelled=several) for term in saying)
+            shown = " + ".join(_term(term, labeled=several) for term in saying)
         else:
             drop = same[0].terms[0].drop if same[0].terms else None
             shown = f"0, since {_NOTHING_SAID.get(drop or '', drop or 'nothing gave it a value')}"
@@ -131,16 +131,16 @@ def _advantages(calls: Sequence[CreditedCall]) -> list[str]:
     return lines
 
 
-def _term(term: Term, *, labelled: bool) -> str:
+def _term(term: Term, *, labeled: bool) -> str:
     less = f"− {number(term.center)}" if term.center >= 0 else f"+ {number(-term.center)}"
     shown = f"({number(term.value)} {less})"
     if term.scale != 1.0:
         shown = f"{shown} / {number(1.0 / term.scale)}" if term.scale else f"{shown} × 0"
-    elif term.weight == 1.0 and not labelled:
+    elif term.weight == 1.0 and not labeled:
         shown = shown[1:-1]
     if term.weight != 1.0:
         shown = f"{number(term.weight)} × {shown}"
-    return f"{term.label} {shown}" if labelled else shown
+    return f"{term.label} {shown}" if labeled else shown
 
 
 def _alike(calls: Sequence[CreditedCall]) -> list[list[CreditedCall]]:

@@ -5,7 +5,7 @@ from typing import Final
 
 from trainspan_processing.explain.account import CallAccount, EdgeAccount, ForeignAccount, RolloutAccount, ToolAccount
 from trainspan_processing.explain.arithmetic import number
-from trainspan_processing.explain.timeline import COLOURS, colour, timeline
+from trainspan_processing.explain.timeline import COLORS, color, timeline
 from trainspan_processing.report.html import Child, Element, element, page, table
 from trainspan_processing.text.dialects import Message
 
@@ -111,9 +111,9 @@ def _legend(account: RolloutAccount) -> Element:
         "p",
         "Tokens: ",
         element("span", "given by the environment, not trained (mask 0)", class_="env"),
-        element("span", f"trained, advantage −{greatest}", class_=f"n{COLOURS}"),
+        element("span", f"trained, advantage −{greatest}", class_=f"n{COLORS}"),
         element("span", "0", class_="z"),
-        element("span", f"+{greatest}", class_=f"p{COLOURS}"),
+        element("span", f"+{greatest}", class_=f"p{COLORS}"),
         element("span", "sampled, but not trained", class_="u"),
         " The scale ends at the greatest advantage within the group. Hover over a token for its id and log-probability.",
         class_="legend note",
@@ -167,7 +167,7 @@ def _environment(call: CallAccount) -> Element:
 
 
 def _completion(call: CallAccount, greatest: float, *, in_full: bool) -> Element:
-    kind = f"t {colour(call.advantage, greatest, trained=call.reason is None)}"
+    kind = f"t {color(call.advantage, greatest, trained=call.reason is None)}"
     pieces = call.pieces if call.pieces is not None else [f"{token} " for token in call.completion_ids]
     if not in_full:
         return element("pre", element("span", _line_ends("".join(pieces)), class_=kind))

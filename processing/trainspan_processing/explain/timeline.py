@@ -7,19 +7,19 @@ from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.arithmetic import number
 from trainspan_processing.report.html import Element, element
 
-__all__ = ["COLOURS", "colour", "timeline"]
+__all__ = ["COLORS", "color", "timeline"]
 
-COLOURS: Final = 5
+COLORS: Final = 5
 """Shades of each sign."""
 
 
-def colour(advantage: float | None, greatest: float, *, trained: bool) -> str:
+def color(advantage: float | None, greatest: float, *, trained: bool) -> str:
     """CSS class of a token: p1 to p5 and n1 to n5 by sign and size, z for 0, u if it is not trained."""
     if not trained:
         return "u"
     if not advantage or not greatest:
         return "z"
-    shade = max(1, math.ceil(COLOURS * min(abs(advantage) / greatest, 1.0) - 1e-9))
+    shade = max(1, math.ceil(COLORS * min(abs(advantage) / greatest, 1.0) - 1e-9))
     return f"{'p' if advantage > 0 else 'n'}{shade}"
 
 
@@ -41,7 +41,7 @@ def timeline(account: RolloutAccount) -> Element:
     for call in account.calls:
         label = f"call {call.index}: {len(call.completion_ids)} tokens, advantage {number(call.advantage)}"
         lane = lanes.index(call.agent or "–")
-        shade = colour(call.advantage, greatest, trained=call.reason is None)
+        shade = color(call.advantage, greatest, trained=call.reason is None)
         drawn += _bar(call.start_s, call.seconds, span, lane, f"{shade} edge", label, str(call.index))
     for other in account.foreign:
         lane = lanes.index(other.agent or "–")

@@ -42,11 +42,11 @@ def bars(caption: str, items: Sequence[tuple[str, int, str]]) -> Element:
     """One bar per (label, count, CSS class for its color), all on the same scale."""
     greatest = max((count for _, count, _ in items), default=0) or 1
     drawn: list[Element] = []
-    for row, (label, count, colour) in enumerate(items):
+    for row, (label, count, color) in enumerate(items):
         y = 18 * row
         width = round(150 * count / greatest, 2)
         drawn.append(element("text", label, x=0, y=y + 12))
-        drawn.append(element("rect", class_=colour, x=140, y=y + 3, width=max(width, 0.5), height=11))
+        drawn.append(element("rect", class_=color, x=140, y=y + 3, width=max(width, 0.5), height=11))
         drawn.append(element("text", count, x=round(146 + width, 2), y=y + 12))
     return _figure(caption, 18 * len(items) + 4, drawn, width=350)
 

@@ -245,7 +245,7 @@ def test_several_rewards_are_weighted_and_added_up_first() -> None:
     assert found == pytest.approx([0.35, -0.35])
 
 
-def test_gdpo_normalises_each_reward_then_the_sum_over_the_batch() -> None:
+def test_gdpo_normalizes_each_reward_then_the_sum_over_the_batch() -> None:
     rollouts = [
         Rollout(1.0, [None], more={"style": (10.0, [None])}),
         Rollout(0.0, [None], more={"style": (20.0, [None])}),

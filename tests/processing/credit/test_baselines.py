@@ -59,13 +59,13 @@ def test_rloo_is_the_distance_from_the_mean_of_the_others() -> None:
     assert _advantages("rloo", [[1.0, 3.0, 5.0]]) == pytest.approx([-3.0, 0.0, 3.0])
 
 
-def test_batch_centres_by_group_and_scales_by_all_rollouts() -> None:
+def test_batch_centers_by_group_and_scales_by_all_rollouts() -> None:
     # all: 0, 2, 4, 6 → μ = 3, σ = √((9 + 1 + 1 + 9) / 3) = √(20/3)
     scale = math.sqrt(20 / 3)
     assert _advantages("batch", [[0.0, 2.0], [4.0, 6.0]]) == pytest.approx([-1 / scale, 1 / scale] * 2)
 
 
-def test_global_centres_and_scales_by_all_rollouts() -> None:
+def test_global_centers_and_scales_by_all_rollouts() -> None:
     scale = math.sqrt(20 / 3)
     expected = [-3 / scale, -1 / scale, 1 / scale, 3 / scale]
     assert _advantages("global", [[0.0], [2.0], [4.0], [6.0]]) == pytest.approx(expected)

@@ -17,7 +17,7 @@ from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.explain import Question, explain_rollout
 from trainspan_processing.explain.page import explanation_page
-from trainspan_processing.explain.timeline import colour
+from trainspan_processing.explain.timeline import color
 from trainspan_processing.reasons.advice import ADVICE
 from trainspan_schemas.dataset import manifest_path
 from trainspan_schemas.errors import UsageError
@@ -224,8 +224,8 @@ def test_rollouts_of_no_run_are_compared_with_each_other(bench: Bench) -> None:
     ("advantage", "trained", "name"),
     [(2.0, True, "p5"), (0.1, True, "p1"), (-1.0, True, "n3"), (-9.0, True, "n5"), (0.0, True, "z"), (2.0, False, "u")],
 )
-def test_the_colour_tells_sign_size_and_mask(advantage: float, trained: bool, name: str) -> None:
-    assert colour(advantage, 2.0, trained=trained) == name
+def test_the_color_tells_sign_size_and_mask(advantage: float, trained: bool, name: str) -> None:
+    assert color(advantage, 2.0, trained=trained) == name
 
 
 def test_the_command_prints_writes_the_page_and_answers_in_json(bench: Bench, tmp_path: Path) -> None:

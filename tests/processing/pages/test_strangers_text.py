@@ -90,7 +90,7 @@ class _Elements(HTMLParser):
         self.text.append(data)
 
 
-def test_a_terminal_gets_colours_and_no_other_control(evil_page: tuple[str, Path]) -> None:
+def test_a_terminal_gets_colors_and_no_other_control(evil_page: tuple[str, Path]) -> None:
     written, _ = evil_page
     assert "\x1b[" in written
     plain = re.sub(r"\x1b\[[0-9;]*m", "", written)

@@ -204,8 +204,8 @@ def test_a_cancelled_task_is_not_delivered_and_its_neighbor_is(caller: Caller, m
         ) as client:
             ignoring: Any = {**ASKED, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
             doomed = asyncio.create_task(client.chat.completions.create(**ignoring))
-            neighbour = asyncio.create_task(client.chat.completions.create(**ASKED))
-            answer = await neighbour
+            neighbor = asyncio.create_task(client.chat.completions.create(**ASKED))
+            answer = await neighbor
             doomed.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await doomed

@@ -54,8 +54,8 @@ def second_round(tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytes
     assert run().version == 1
 
     def second(calls: list[LoggedCall]) -> dict[str, bool]:
-        labelled = [dataclasses.replace(call, policy_version=1) for call in calls]
-        write_dataset(tmp_path / "dataset", labelled, round_=1)
+        labeled = [dataclasses.replace(call, policy_version=1) for call in calls]
+        write_dataset(tmp_path / "dataset", labeled, round_=1)
         event = run().event() | {"swap": FRESH}
         expected = "logged" if dtype == "float32" else "recompute"
         assert event["agreement"]["trainer_dtype"] == dtype
