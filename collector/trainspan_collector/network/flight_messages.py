@@ -19,7 +19,7 @@ _BODY_TAG: Final = b"\xc2\x3e"  # field 1000, bytes: its body
 
 
 def parts_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Its rows in batches of about half a MiB: memory of that size is used again, where each larger block is new to the process."""
+    """Its rows in batches of about half a MiB: memory of that size is reused, but each larger block is new to the process."""
     n_parts = -(-batch.nbytes // _PART_BYTES)
     n_rows = max(1, -(-batch.num_rows // max(1, n_parts)))
     for start in range(0, batch.num_rows, n_rows):

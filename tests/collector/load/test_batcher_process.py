@@ -156,7 +156,7 @@ def test_it_ends_with_the_collector(tmp_path: Path, number: signal.Signals) -> N
         collector.process.wait(60)
         deadline = time.monotonic() + 10
         while Path(f"/proc/{pid}").exists():
-            assert time.monotonic() < deadline, "it goes on"
+            assert time.monotonic() < deadline, "it continues"
             time.sleep(0.01)
     with running(tmp_path / "s.duckdb") as again:
         query = f"SELECT count(*), count(DISTINCT span_id) FROM spans WHERE trace_id = '{trace_id(1).hex()}'"

@@ -47,7 +47,7 @@ TOOL_TEMPLATE = """\
 {{- "<|im_start|>" -}}
 """
 """Shows the model its tools' names, the system prompt, the first question, and calls of those tools with their results:
-what all frameworks send alike. What they add in ways of their own (notes on a hand-off, wordings of schemas) stays out."""
+what all frameworks send alike. What each adds in its own way (notes on a hand-off, wordings of schemas) is left out."""
 
 FORCED_TOOLS = (
     "--tool-strict-level",

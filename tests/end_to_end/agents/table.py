@@ -25,7 +25,7 @@ def remember(cache: pytest.Cache, case: Case, calls: int) -> None:
 
 
 def table(results: dict[str, int]) -> str:
-    """Rows are framework and mode, columns the instrumentors; a cell says how many calls were exact."""
+    """Rows are framework and mode, columns the instrumentors; a cell is the number of exact calls."""
     lines = ["| agent | mode | " + " | ".join(INSTRUMENTORS.values()) + " |"]
     lines.append("|---" * (2 + len(INSTRUMENTORS)) + "|")
     for name, framework in FRAMEWORKS.items():

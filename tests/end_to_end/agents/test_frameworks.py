@@ -18,7 +18,7 @@ _UNNAMED = "agent-"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What is known of one agent's run, from the store and from the engine."""
+    """One agent's run, as recorded by the store and by the engine."""
 
     ran: Ran
     rollouts: set[str | None]

@@ -30,13 +30,13 @@ PROGRAMS = (
     "tests/exporters/test_faults.py",
     "tests/exporters/test_unnoticed.py",
 )
-"""What agents do under `opentelemetry-instrument`, in programs of their own."""
+"""Agents under `opentelemetry-instrument`, in separate programs."""
 PAGE = ROOT / "docs" / "agents.md"
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What the resolver says of the newest release of a framework beside the base install."""
+    """The resolver's answer for the newest release of a framework together with the base install."""
 
     framework: str
     version: str
@@ -60,7 +60,7 @@ def test_the_page_names_the_lowest_release_and_all_packages_are_of_it() -> None:
 
 @pytest.fixture(scope="module")
 def uv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The resolver, in an environment of its own."""
+    """The resolver, in a separate environment."""
     place = tmp_path_factory.mktemp("uv")
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, timeout=120)
     subprocess.run([place / "bin" / "pip", "install", "--quiet", "uv"], check=True, timeout=300)
@@ -68,7 +68,7 @@ def uv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def resolve(uv: Path, requirements: list[str], *options: str) -> tuple[dict[str, str], str]:
-    """Package → version, or what the resolver says against it."""
+    """Package → version, or the resolver's objection."""
     command = [
         uv,
         "pip",
@@ -124,7 +124,7 @@ def release(request: pytest.FixtureRequest, uv: Path, tmp_path_factory: pytest.T
 @pytest.mark.network
 @pytest.mark.timeout(3000)
 def test_agents_are_traced_with_the_lowest_and_the_newest_releases(release: Path) -> None:
-    """Spans, identity, counts, flushes at every kind of end, exit codes, stderr: as the tests of the normal run say."""
+    """Spans, identity, counts, flushes at every kind of end, exit codes, stderr: as in the tests of the normal run."""
     options = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "--timeout", "600"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *PROGRAMS],

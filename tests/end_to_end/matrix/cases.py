@@ -5,7 +5,7 @@ from dataclasses import dataclass
 __all__ = ["CASES", "MODES", "UNTRIED", "Case"]
 
 MODES = ("free", "strict")
-"""What a program asks of the answers: nothing; or a required or strict tool or a schema (the flag `--strict`)."""
+"""The program's demands on the answers: none; or a required or strict tool or a schema (the flag `--strict`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Case:
 
     @property
     def command(self) -> list[str]:
-        """What the program is an argument of."""
+        """The command that takes the program as an argument."""
         commands = {"py": ["python"], "ipynb": ["jupyter", "execute"], "mjs": ["node"], "sh": ["bash"]}
         return commands[self.program.rpartition(".")[2]]
 

@@ -1,4 +1,4 @@
-"""A policy server whose model answers each prompt always alike, a collector, and runs of programs bare and traced."""
+"""A policy server whose model always gives the same answer to a prompt, a collector, and bare and traced runs of programs."""
 
 import json
 import os
@@ -48,7 +48,7 @@ OFFLINE = {
     "CREWAI_DISABLE_TELEMETRY": "true",
     "ANONYMIZED_TELEMETRY": "False",
 }
-"""What keeps frameworks from hosts that tests cannot reach."""
+"""Settings that keep frameworks from hosts that tests cannot reach."""
 TASKS = '{"id": "box", "input": "Find a heavy box."}\n'
 REWARD = "def one(rollout):\n    return 1.0\n"
 

@@ -50,7 +50,7 @@ class Installer:
 
 
 def install_uv(place: Path) -> Path:
-    """The command, in an environment of its own."""
+    """The command, in a separate environment."""
     subprocess.run([sys.executable, "-m", "venv", place], check=True, timeout=120)
     subprocess.run([place / "bin" / "pip", "install", "--quiet", "uv"], check=True, timeout=300)
     return place / "bin" / "uv"

@@ -20,7 +20,7 @@ if __name__ == "__main__":
         for case in CASES:
             if not case.is_python or (sys.argv[1:] and case.name not in sys.argv[1:]):
                 continue
-            # As one requirement: with each of its own beside the framework's, the resolver takes old releases of frameworks.
+            # As one requirement: with trainspan's own ones listed next to the framework's, the resolver picks old releases of frameworks.
             requirements = "\n".join([*case.requirements, f"trainspan @ file://{ROOT}"])
             command = [uv, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python-version", PYTHON, "-"]
             done = subprocess.run(command, input=requirements, capture_output=True, text=True, check=True, timeout=300)

@@ -22,7 +22,7 @@ END = "<!-- end of matrix -->\n"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was seen of one program in one mode, beside its bare run."""
+    """One program in one mode, compared with its bare run."""
 
     mode: str
     served: int
@@ -38,7 +38,7 @@ class Result:
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Reason → calls that the dataset left out for it."""
     wrong: tuple[str, ...] = ()
-    """What is not as it should be; empty: the case passes."""
+    """The failures; empty: the case passes."""
 
 
 def table(results: Mapping[str, Mapping[str, Result]]) -> str:

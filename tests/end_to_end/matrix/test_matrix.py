@@ -77,7 +77,7 @@ def _measure(matrix: Matrix, case: Case, mode: str, commands: Path) -> Result:
 
 
 def _faults(case: Case, seen: Result, calls: list[dict[str, Any]], served: list[dict[str, Any]]) -> list[str]:
-    """What is wrong with the calls and the rollout that are stored."""
+    """The faults of the stored calls and of the stored rollout."""
     stored, made = (
         [(list(one["prompt_ids"]), list(one["completion_ids"])) for one in some] for some in (calls, served)
     )
@@ -94,7 +94,7 @@ def _faults(case: Case, seen: Result, calls: list[dict[str, Any]], served: list[
 
 
 def _differences(case: Case, bare: Ran, traced: Ran) -> tuple[str, ...]:
-    """What the program shows of being traced, if it was not the runner that started it."""
+    """Signs of tracing that the program shows, if the runner did not start it."""
     found = []
     if bare.code:
         found.append(f"the bare run ended with {bare.code}: {bare.stderr[-1500:]}")

@@ -33,7 +33,7 @@ def _token(role: str) -> str:
 
 
 def _only(rollout: TestRollout, add: Callable[[TestRollout], object]) -> TestRollout:
-    """What `add` adds to the rollout, without the rollout's own span."""
+    """A rollout with only what `add` adds to it, without its own span."""
     part = TestRollout(rollout.rollout_id, task=rollout.task, attempt=rollout.attempt)
     part.spans.clear()
     add(part)

@@ -1,4 +1,4 @@
-"""A deep agent with a tool of its own beside the built-in ones."""
+"""A deep agent with its own tool in addition to the built-in ones."""
 
 import os
 import sys

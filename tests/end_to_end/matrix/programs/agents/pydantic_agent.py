@@ -1,4 +1,4 @@
-"""Pydantic AI: an agent with a tool; strictly, with an output that is a tool of its own."""
+"""Pydantic AI: an agent with a tool; strictly, with an output that is itself a tool."""
 
 import sys
 from typing import Literal
