@@ -61,7 +61,7 @@ def test_a_dataset_is_refused_unless_it_is_allowed_to_be_behind(
             if allow_behind:
                 assert sum(frame.height for frame in rows) == 0
             else:
-                with pytest.raises(StoreError, match="not loaded all that it acknowledged"):
+                with pytest.raises(StoreError, match="not loaded all acknowledged data"):
                     list(rows)
 
 

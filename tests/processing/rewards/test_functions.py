@@ -102,7 +102,7 @@ def test_credit_and_baseline_of_ones_own(bench: Bench) -> None:
         ({"reward": f"{_MODULE}:missing"}, "has no function 'missing'"),
         ({"reward": "no_such_module:f"}, "cannot load 'no_such_module:f'"),
         ({"reward": "no/such/file.py:f"}, "no file no/such/file.py"),
-        ({"baseline": f"{_MODULE}:forgets"}, "returned 1 items for 2"),
+        ({"baseline": f"{_MODULE}:forgets"}, "returned 1 rows for 2 items"),
         (
             {"reward": f"{_MODULE}:length", "reward_concurrency": 0},
             "reward_concurrency = 0, .* the first must be at least 1",

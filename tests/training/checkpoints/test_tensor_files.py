@@ -64,7 +64,7 @@ def test_an_index_that_does_not_fit_its_folder_is_named(tmp_path: Path) -> None:
             TensorParts.of_model(tmp_path)
     write_index(tmp_path, home)
     save_file({"weight": torch.zeros(2, 2), "bias": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"has model.safetensors and an index of other files"):
+    with pytest.raises(CheckpointError, match=r"has both model.safetensors and an index of other files"):
         TensorParts.of_model(tmp_path)
 
 
