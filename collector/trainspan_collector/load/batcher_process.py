@@ -66,7 +66,7 @@ class BatcherProcess:
             os.close(self._shared)
             if may_pass(error):
                 raise
-            raise BatcherProcessError(f"the process that makes rows did not start: {error}") from error
+            raise BatcherProcessError(f"the row process did not start: {error}") from error
         self._connection: Connection[object, object] = Connection(ours.detach())
         self._filled = Filled(is_full=False, read_to=gathered.read_to, n_quarantined=0, peak_bytes=0)
         self._is_filling = False
@@ -148,7 +148,7 @@ class BatcherProcess:
 
     def _ended(self) -> BatcherProcessError:
         self.close()
-        return BatcherProcessError(f"the process that makes rows ended with code {self._process.returncode}")
+        return BatcherProcessError(f"the row process ended with code {self._process.returncode}")
 
 
 def _file_in_memory() -> int:

@@ -176,7 +176,7 @@ class Loader:
                 else:
                     self._journal.wait_for_bytes(self._batcher.read_to, _GATHER_BYTES, due - time.monotonic())
             except BatcherProcessError as error:
-                log.error("%s: rows are made in the collector's own process from here on", error)
+                log.error("%s: rows are made in the collector's own process from now on", error)
                 self._may_start_process = False
                 self._batcher = self._batcher_here()
             except OSError as error:

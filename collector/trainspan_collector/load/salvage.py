@@ -20,7 +20,9 @@ def salvage(
     journal: Journal, quarantine: Quarantine, committer: Committer, end: Position, reason: Exception | None
 ) -> None:
     """Loads at least one request, and all up to `end`, each in its own transaction. Raises like `Committer.commit`."""
-    log.error("batch cannot be stored error=%r: one request at a time", first_line(reason) if reason else "")
+    log.error(
+        "batch cannot be stored error=%r: storing its requests one at a time", first_line(reason) if reason else ""
+    )
     alone = Batcher(journal, committer.progress, quarantine, max_bytes=1, n_rows=sys.maxsize)
     while True:
         alone.fill()
