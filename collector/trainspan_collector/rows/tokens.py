@@ -28,7 +28,7 @@ def pack_ids(value: AnyValue) -> bytes:
         return _ids([_number(item, ("int_value",)) for item in value.array_value.values])
     if kind == "string_value":
         return _ids(_from_text(value.string_value, (int,)))
-    raise InvalidRecordError(f"token ids of type {kind}: send bytes (int32 little-endian)")
+    raise InvalidRecordError(f"token ids are of type {kind}: send bytes (int32 little-endian)")
 
 
 def pack_logprobs(value: AnyValue) -> bytes:
@@ -44,7 +44,7 @@ def pack_logprobs(value: AnyValue) -> bytes:
         return np.asarray(numbers, "<f4").tobytes()
     if kind == "string_value":
         return np.asarray(_from_text(value.string_value, (float, int)), "<f4").tobytes()
-    raise InvalidRecordError(f"log-probabilities of type {kind}: send bytes (float32 little-endian)")
+    raise InvalidRecordError(f"log-probabilities are of type {kind}: send bytes (float32 little-endian)")
 
 
 def packed_lists(packed: list[bytes | None], item: pa.DataType) -> pa.Array:
@@ -78,9 +78,9 @@ def _from_text(text: str, kinds: tuple[type, ...]) -> list[float]:
     try:
         numbers = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRecordError(f"token attribute is text but no JSON array: {text[:40]!r}") from error
+        raise InvalidRecordError(f"token attribute is text but not a JSON array: {text[:40]!r}") from error
     if not isinstance(numbers, list) or any(type(number) not in kinds for number in numbers):
-        raise InvalidRecordError(f"token attribute is no JSON array of numbers: {text[:40]!r}")
+        raise InvalidRecordError(f"token attribute is not a JSON array of numbers: {text[:40]!r}")
     return numbers
 
 
