@@ -152,7 +152,9 @@ def _open_error(path: Path, error: duckdb.Error) -> StoreError:
     if "lock" in text.lower():
         holder = re.search(r"held in (.+?) \(PID (\d+)\)", text)
         by = f"process {holder[2]} ({holder[1]})" if holder else "another process"
-        return StoreLockedError(f"{path} is open in {by}: stop it first; DuckDB lets one process write a file")
+        return StoreLockedError(
+            f"{path} is open in {by}: stop it first; DuckDB allows only one process to write a file"
+        )
     return StoreError(f"cannot open {path}: {first_line(error)}")
 
 

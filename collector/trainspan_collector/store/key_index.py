@@ -135,12 +135,12 @@ class KeyIndex:
                 self._open_files()
                 if self._belongs_to(cursor, last_seq):
                     return
-            log.warning("key index is damaged or of another store folder=%s: making it anew", self._folder)
+            log.warning("key index is damaged or of another store folder=%s: rebuilding it", self._folder)
         except duckdb.Error:
             self.close()
             raise
         except Exception as error:  # noqa: BLE001  # RocksDB raises nothing more specific
-            log.warning("key index cannot be opened folder=%s error=%r: making it anew", self._folder, str(error))
+            log.warning("key index cannot be opened folder=%s error=%r: rebuilding it", self._folder, str(error))
         self.clear()
         self._open_files()
 
@@ -194,7 +194,7 @@ class KeyIndex:
             log.error("key index failed folder=%s error=%r", self._folder, str(error))
             with contextlib.suppress(Exception):
                 self.close()
-            raise KeyIndexError(f"the index of keys at {self._folder} failed: {error}") from error
+            raise KeyIndexError(f"the key index at {self._folder} failed: {error}") from error
 
 
 def _lists(batch: pa.RecordBatch) -> tuple[list[bytes], list[int]]:

@@ -30,7 +30,7 @@ class StoreLock:
             holder = os.pread(self._file, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(self._file)
             raise StoreLockedError(
-                f"{store} belongs to the collector with pid {holder}: stop that one, or give this one another --store"
+                f"{store} is in use by the collector with pid {holder}: stop that one, or give this one another --store"
             ) from error
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)

@@ -94,7 +94,7 @@ def _bring_up(cursor: duckdb.DuckDBPyConnection, name: str, version: int | None)
         if lacks_memory(error):
             raise ReopenError.because(error) from error
         raise StoreError(
-            f"cannot make {name} a store of version {STORE_VERSION}, it is as it was: {first_line(error)}"
+            f"cannot migrate {name} to store version {STORE_VERSION}, it is unchanged: {first_line(error)}"
         ) from error
 
 
@@ -119,12 +119,12 @@ def _version(cursor: duckdb.DuckDBPyConnection, name: str) -> int | None:
     if not tables:
         return None
     if "meta" not in tables:
-        raise StoreError(f"{name} is a DuckDB file but no trainspan store: name another with --store")
+        raise StoreError(f"{name} is a DuckDB file but not a trainspan store: name another with --store")
     rows = cursor.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchall()
     text = rows[0][0] if rows else "unknown"
     if not text.isdecimal() or not 1 <= int(text) <= STORE_VERSION:
         raise StoreError(
-            f"{name} has store version {text}, this trainspan reads up to {STORE_VERSION}: "
+            f"{name} has store version {text}, but this trainspan reads up to {STORE_VERSION}: "
             "use the trainspan that wrote it, or another --store"
         )
     return int(text)

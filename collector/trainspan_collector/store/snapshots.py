@@ -97,7 +97,7 @@ class Readers:
         `on_end` is called if its reader does not notice that it was ended.
         """
         if not self._query_places.acquire(timeout=self._limits.seconds):
-            raise StoreError(f"{_MOST_QUERIES} queries are under way: try again when one of them has ended")
+            raise StoreError(f"{_MOST_QUERIES} queries are running: try again when one of them has ended")
         try:
             with self._changed:
                 self._changed.wait_for(lambda: not self._is_shut or self._is_closed)
@@ -158,7 +158,7 @@ class Readers:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise StoreError("the collector closes the store: try again")
+            raise StoreError("the collector is closing the store: try again")
 
     def _leave(self, reader: Snapshot | SqlProcess) -> None:
         with self._changed:

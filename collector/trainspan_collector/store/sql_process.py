@@ -73,7 +73,7 @@ class SqlServer:
         text = json.dumps(task).encode()
         with self._lock, tempfile.TemporaryFile() as file:  # of any length, unlike a datagram
             if self._is_closed:
-                raise OSError("the collector ends")
+                raise OSError("the collector is stopping")
             file.write(text)
             file.flush()
             if self._control is None:
@@ -143,7 +143,7 @@ class SqlProcess:
         except OSError as error:
             self._socket.close()
             shutil.rmtree(self._folder, ignore_errors=True)
-            raise StoreError(f"no process for the query: {error}") from error
+            raise StoreError(f"cannot start a process for the query: {error}") from error
         self._timer = threading.Timer(limits.seconds, self.end, [f"it took more than {limits.seconds:g} s"])
         self._timer.daemon = True
         self._timer.start()
@@ -164,7 +164,7 @@ class SqlProcess:
                 raise StoreError(body.decode())
             yield body
 
-    def end(self, reason: str = "the collector needs the store for itself: try again") -> None:
+    def end(self, reason: str = "the collector needs exclusive access to the store: try again") -> None:
         """Ends it soon, from any thread; its reader gets `reason`."""
         self._ended_because = self._ended_because or reason
         with contextlib.suppress(OSError):  # closed

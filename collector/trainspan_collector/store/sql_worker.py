@@ -126,7 +126,7 @@ def _write(out: socket.socket, reader: pa.RecordBatchReader, metadata: dict[str,
             for part in parts_of(batch.replace_schema_metadata(metadata)):
                 stream.write_batch(part)
                 _send(out, written)
-    _send(out, written)  # the schema, where there was no row
+    _send(out, written)  # the schema, if there was no row
     _tell(out, END, "")
 
 

@@ -153,7 +153,7 @@ def test_a_file_that_is_no_store_of_this_version_is_refused_and_left_as_it_was(t
     assert "cannot open" in _failure(text)
     assert text.read_text() == "hello " * 1_000
     for name, statements, message in [
-        ("foreign", "CREATE TABLE t (x INTEGER)", "is a DuckDB file but no trainspan store"),
+        ("foreign", "CREATE TABLE t (x INTEGER)", "is a DuckDB file but not a trainspan store"),
         ("newer", "CREATE TABLE meta AS SELECT 'schema_version' AS key, '999' AS value", "store version 999"),
     ]:
         path = tmp_path / f"{name}.duckdb"
