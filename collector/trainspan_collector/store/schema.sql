@@ -1,7 +1,7 @@
 -- Tables (schema `stored`, private) and views (schema `main`, the reading surface of trainspan_schemas/views.py).
--- Ids are lower-case hex, times nanoseconds since the epoch, `*_json` and the columns the views call attributes,
--- resource, events, links and body are JSON text that keeps types.
--- It can be run on a store that has all of this: columns that came later stand at a table's end (see migrations.py).
+-- Ids are lower-case hex, and times are nanoseconds since the epoch. The columns `*_json`, attributes, resource, events,
+-- links and body are JSON text that keeps types.
+-- It can also be run on an existing store: columns added by migrations.py are at the end of their table.
 
 CREATE TABLE IF NOT EXISTS meta (key VARCHAR, value VARCHAR);
 
@@ -11,13 +11,13 @@ CREATE SCHEMA IF NOT EXISTS stored;
 CREATE TABLE IF NOT EXISTS stored.progress (segment BIGINT, byte_offset BIGINT, last_seq BIGINT);
 INSERT INTO stored.progress SELECT 0, 0, 0 WHERE NOT EXISTS (FROM stored.progress);
 
--- Rows that a richer duplicate replaced.
+-- `seq` of the rows that a richer duplicate replaced.
 CREATE TABLE IF NOT EXISTS stored.superseded (seq BIGINT);
 
 CREATE TABLE IF NOT EXISTS stored.spans (
     seq BIGINT,
-    span_key UBIGINT,            -- the span id as a number: what duplicates are looked up by, with trace_id
-    richness BIGINT,             -- of two spans with the same ids, the greater one stays
+    span_key UBIGINT,            -- the span id as a number: the key, with trace_id, for finding duplicates
+    richness BIGINT,             -- of two spans with the same ids, the one with the greater value is kept
     trace_id VARCHAR,
     span_id VARCHAR,
     parent_span_id VARCHAR,
@@ -29,7 +29,7 @@ CREATE TABLE IF NOT EXISTS stored.spans (
     status_message VARCHAR,
     service_name VARCHAR,
     scope_name VARCHAR,
-    scope_json VARCHAR,          -- version, attributes, schema URLs, dropped counts: what the view leaves out
+    scope_json VARCHAR,          -- version, attributes, schema URLs, dropped counts: omitted by the view
     attributes VARCHAR USING COMPRESSION zstd,
     resource VARCHAR,
     events VARCHAR USING COMPRESSION zstd,
@@ -59,9 +59,9 @@ CREATE TABLE IF NOT EXISTS stored.spans (
     logprobs FLOAT[],
     finish_reason VARCHAR,
     delivered BOOLEAN,
-    untrusted BOOLEAN,           -- its sender may not say this (see trust.py)
-    received_ns BIGINT,          -- when the collector got it: its age
-    operation VARCHAR,           -- from here on: what readers would search the attributes for, see rows/promoted.py
+    untrusted BOOLEAN,           -- its sender may not state this (see journal/trust.py)
+    received_ns BIGINT,          -- when the collector received it; determines its age
+    operation VARCHAR,           -- from here on: attributes that readers query, see rows/promoted.py
     request_model VARCHAR,
     response_id VARCHAR,
     state_key VARCHAR,
@@ -69,7 +69,7 @@ CREATE TABLE IF NOT EXISTS stored.spans (
     redacted VARCHAR,
     call_facts VARCHAR,
     attribute_keys VARCHAR,
-    own_reward BOOLEAN           -- of a rollout span: the runner left the reward to the agent
+    own_reward BOOLEAN           -- on a rollout span: the runner leaves the reward to the agent
 );
 
 CREATE TABLE IF NOT EXISTS stored.logs (
@@ -95,8 +95,8 @@ CREATE TABLE IF NOT EXISTS stored.logs (
 
 CREATE TABLE IF NOT EXISTS stored.evaluations (
     seq BIGINT,
-    key BLOB,                    -- hash of the evaluation id, else of what it says; unique but for superseded rows
-    on_span BOOLEAN,             -- a span event; else a log record
+    key BLOB,                    -- hash of the evaluation id, else of the content; unique except for superseded rows
+    on_span BOOLEAN,             -- it is a span event, else a log record
     trace_id VARCHAR,
     span_id VARCHAR,
     rollout_id VARCHAR,          -- its own attribute, else its span's
@@ -118,7 +118,7 @@ SELECT * FROM stored.spans s ANTI JOIN stored.superseded d ON d.seq = s.seq;
 CREATE OR REPLACE VIEW stored.live_evaluations AS
 SELECT * FROM stored.evaluations e ANTI JOIN stored.superseded d ON d.seq = e.seq;
 
--- The rollout of each trace that holds exactly one (rollout, attempt): it heals spans that came without identity.
+-- The rollout of each trace with exactly one (rollout, attempt): it is assigned to spans that arrived without identity.
 CREATE OR REPLACE VIEW stored.trace_rollouts AS
 SELECT trace_id, min(rollout_id) AS rollout_id, min(attempt) AS attempt
 FROM stored.live_spans
@@ -126,7 +126,7 @@ WHERE rollout_id IS NOT NULL
 GROUP BY trace_id
 HAVING count(DISTINCT (rollout_id, attempt)) = 1;
 
--- What the spans of a rollout say of it. Trusted spans come first, and among them the rollout span.
+-- The identity of each rollout, from its spans: trusted ones first, and among them the rollout span.
 CREATE OR REPLACE VIEW stored.rollout_identities AS
 SELECT
     rollout_id,
@@ -140,7 +140,7 @@ FROM stored.live_spans
 WHERE rollout_id IS NOT NULL
 GROUP BY rollout_id, attempt;
 
--- Every span with its rollout: its own identity, else its trace's, completed by what is known of the rollout.
+-- Every span with its rollout: its own identity, else its trace's, completed with the rollout's.
 CREATE OR REPLACE VIEW stored.span_identities AS
 SELECT
     s.seq,
@@ -232,7 +232,7 @@ rewards AS (
     FROM rollout_spans r
     JOIN stored.bound_evaluations e ON e.rollout_id = r.rollout_id
     WHERE e.name = 'reward'
-        -- Of an agent, what came within its rollout's trace, if the runner left the reward to it.
+        -- From an agent: only evaluations in its rollout's trace, if the runner leaves the reward to the agent.
         AND (
             NOT e.untrusted
             OR NOT r.untrusted AND r.rollout_judge IS NULL AND e.trace_id = r.trace_id
