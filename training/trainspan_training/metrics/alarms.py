@@ -81,7 +81,7 @@ ALARMS = (
         lambda record: record.padding,
         0.5,
         True,
-        "lengths vary widely within a step: more rollouts per step need less padding",
+        "lengths differ a lot within a step: use more rollouts per step",
     ),
 )
 """All alarms except `engine_mismatch`, which `trainspan_schemas.agreement` decides."""
