@@ -1,4 +1,4 @@
-"""A policy server that is not ours: vLLM's own answers, through a proxy that takes out what ours adds and reads."""
+"""A policy server of another vendor: vLLM's own answers, through a proxy that removes what our server adds and reads."""
 
 import contextlib
 import http.client
@@ -16,12 +16,12 @@ _OURS = {"traceparent", "tracestate", "baggage", "host", "content-length", "conn
 
 @dataclass
 class BareServer:
-    """`refuse` answers 400 to a request that names a parameter which OpenAI's own server does not know."""
+    """`refuse` answers 400 to a request with a parameter that OpenAI's own server does not support."""
 
     url: str = ""
     refuse: bool = False
     bodies: list[dict[str, Any]] = field(default_factory=list)
-    """What arrived, in order."""
+    """The requests, in order of arrival."""
 
 
 @contextmanager

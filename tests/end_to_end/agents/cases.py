@@ -1,4 +1,4 @@
-"""The matrix: which frameworks, how they call the model, and what else watches them."""
+"""The matrix: the frameworks, how they call the model, and which instrumentation is installed."""
 
 from dataclasses import dataclass
 

@@ -97,7 +97,7 @@ class Stack:
         return Ran(done.returncode, done.stdout, done.stderr)
 
     def engine_calls(self, name: str) -> list[dict[str, Any]]:
-        """What the engine generated for client `name`, in order."""
+        """The engine's generations for client `name`, in order."""
         records = [json.loads(line) for line in self._record.read_text().splitlines()]
         return [record for record in records if record["client"] == name]
 

@@ -20,7 +20,7 @@ RESOLVED = "resolved"
 
 
 def remember(cache: pytest.Cache, case: Case, calls: int) -> None:
-    """Keeps that a case passed, and with how many calls."""
+    """Records that a case passed, and its number of calls."""
     cache.set(f"frameworks/{case.name}", calls)
 
 

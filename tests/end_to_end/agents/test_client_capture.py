@@ -92,7 +92,7 @@ def server(stack: Stack) -> Iterator[BareServer]:
 def run(
     stack: Stack, server: BareServer, tmp_path: Path, name: str, program: str, **extra: str
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """What the program saw, and the model calls that its process stored, by span."""
+    """The program's output, and the model calls that its process stored, by span."""
     path = tmp_path / "agent.py"
     path.write_text(textwrap.dedent(program))
     ran = stack.run(str(path), name=name, extra={"OPENAI_BASE_URL": f"{server.url}/v1", **extra})

@@ -1,4 +1,4 @@
-"""Agents of every framework, unchanged: one rollout each, with every call as the engine generated it, and whose it was."""
+"""Agents of every framework, unchanged: one rollout each, with every call as the engine generated it, and the name of its agent."""
 
 import json
 from collections.abc import Iterator

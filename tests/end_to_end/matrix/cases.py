@@ -1,4 +1,4 @@
-"""The matrix: frameworks and kinds of agents, each with an ordinary program that knows nothing of trainspan."""
+"""The matrix: frameworks and kinds of agents, each with an ordinary program that does not use trainspan."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Case:
     program: str
     requirements: tuple[str, ...] = ()
     agent: str = "agent-"
-    """Name of the agent of all its calls, or what it begins with: the hash of an agent that has no name."""
+    """Agent name of all its calls, or its first characters: an agent without a name gets a hash."""
     modes: tuple[str, ...] = MODES
 
     @property
