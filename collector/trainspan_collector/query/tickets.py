@@ -32,7 +32,9 @@ def parse_ticket(ticket: bytes) -> Request:
     if not isinstance(fields, dict) or ("sql" in fields) == ("read" in fields):
         raise UsageError('the ticket needs exactly one of "read" and "sql"')
     if unknown := set(fields) - {"sql", "read", "parameters", "wait_ms"}:
-        raise UsageError(f'the ticket has an unknown member {min(unknown)!r}; known are "parameters" and "wait_ms"')
+        raise UsageError(
+            f'the ticket has an unknown member {min(unknown)!r}; members are "sql" or "read", "parameters" and "wait_ms"'
+        )
     text = fields.get("sql", fields.get("read"))
     parameters, wait_ms = fields.get("parameters") or {}, fields.get("wait_ms", _DEFAULT_WAIT_MS)
     if not isinstance(text, str) or not isinstance(parameters, dict):
