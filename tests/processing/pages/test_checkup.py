@@ -48,7 +48,7 @@ def test_unfinished_constrained_and_unmerged_calls_are_named(collector: RunningC
     collector.send([rollout, forced, chain(TestRollout("c", stated_calls=3), 1)])
     found = _findings(collector, model)
     assert found["unfinished"].detail == (
-        "1 of the 3 newest rollouts, e.g. c: the agent's side counted 3 successful calls, and the policy server stored 1"
+        "1 of the 3 newest rollouts, e.g. c: the agent's side counted 3 successful calls, but the policy server stored 1"
     )
     assert "OPENAI_BASE_URL" in found["unfinished"].advice
     assert "e.g. call 0 of rollout b (agent router, client OpenAI/JS 7.1)" in found["constrained"].detail

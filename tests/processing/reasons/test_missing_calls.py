@@ -55,7 +55,7 @@ def test_each_process_is_named_with_what_it_counted_and_what_came(bench: Bench) 
             rollout.call(2 * number + call, [1], [2], parent=step)
     (what,) = _lacks(bench, rollout)
     assert what == (
-        "the agent's side counted 5 successful calls, and the policy server stored 4: the process of service main counted 2, "
+        "the agent's side counted 5 successful calls, but the policy server stored 4: the process of service main counted 2, "
         "of which 2 are stored; the process of service worker counted 3, of which 2 are stored"
     )
 
@@ -84,7 +84,7 @@ def test_a_dataset_that_fails_for_it_says_what_its_example_lacks(bench: Bench) -
         bench.build(round_=0)
     (line,) = failed.value.details
     assert f"call 0 of rollout {bench.run_id}-a" in line
-    assert "the agent's side counted 3 successful calls, and the policy server stored 2 → " in line
+    assert "the agent's side counted 3 successful calls, but the policy server stored 2 → " in line
     assert "its base URL must be the policy server's" in line
 
 
@@ -92,7 +92,7 @@ def test_an_explanation_says_what_is_missing_and_what_to_do(bench: Bench) -> Non
     bench.send(chain(bench.rollout("a", stated_calls=3), 2).reward(1.0))
     account = _explain(bench, "a")
     (lack,) = account.lacks
-    assert lack.what == "the agent's side counted 3 successful calls, and the policy server stored 2"
+    assert lack.what == "the agent's side counted 3 successful calls, but the policy server stored 2"
     assert "OPENAI_BASE_URL" in lack.advice
     (untrained,) = account.untrained
     assert (untrained.reason, untrained.calls) == ("unfinished", [0, 1])

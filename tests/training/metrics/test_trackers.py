@@ -89,7 +89,9 @@ def test_a_reporter_that_fails_costs_a_warning_and_not_the_round(
 
 
 def test_names_that_are_unknown_or_not_installed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"'tensorbord' is not known; choose of tensorboard, trackio, wandb, or none"):
+    with pytest.raises(
+        ConfigError, match=r"'tensorbord' is not known; choose from tensorboard, trackio, wandb, or none"
+    ):
         check(TrainSettings(report_to="tensorbord"))
     monkeypatch.setattr("trainspan_training.objective.options.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r'wandb is not installed; run pip install "trainspan\[wandb\]"'):

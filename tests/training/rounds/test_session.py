@@ -67,7 +67,7 @@ def test_a_dataset_of_another_policy_than_the_checkpoints_is_refused_by_name(
     assert (unnamed.version, other.version, same.version) == (2, 2, 3)
     assert other.skipped is not None
     assert (
-        "round-0002 has calls of policy 'coder', and policy-000002 was trained on those of 'planner'" in other.skipped
+        "round-0002 has calls of policy 'coder', but policy-000002 was trained on those of 'planner'" in other.skipped
     )
     assert "build it with --policies planner, or give each policy its own --checkpoints" in other.skipped
     # Lineage continues over a dataset that does not name a policy.
@@ -86,7 +86,7 @@ def test_a_dataset_of_another_base_model_is_refused_by_name(
     same, other, unnamed = run(rounds=3)
     assert (same.version, other.version, unnamed.version) == (1, 1, 2)
     assert other.skipped is not None
-    assert f"has calls of base model ffffffffffff…, and policy-000001 was trained from {model_dir}" in other.skipped
+    assert f"has calls of base model ffffffffffff…, but policy-000001 was trained from {model_dir}" in other.skipped
     assert "dataset=round-0002 base model not verified: the dataset does not name one" in caplog.text
     assert "round-0000 base model not verified" not in caplog.text
     # A checkpoint records it wherever its base is, and the next trainer uses that.

@@ -109,7 +109,7 @@ def _check_reporters(settings: TrainSettings) -> None:
         if name not in _REPORTERS:
             known = ", ".join(_REPORTERS)
             raise ConfigError(
-                f"train.report_to = {settings.report_to!r}: {name!r} is not known; choose of {known}, or none"
+                f"train.report_to = {settings.report_to!r}: {name!r} is not known; choose from {known}, or none"
             )
         if find_spec(name) is None:
             raise ConfigError(
