@@ -156,7 +156,9 @@ def _rollout_spans(spans: pl.LazyFrame) -> pl.LazyFrame:
         .sort("untrusted", rank, "start_ns", *SPAN_KEY)
         .unique(ROLLOUT_KEY, keep="first", maintain_order=True)
         .select(
-            *(*ROLLOUT_KEY, *facts, signed),
+            *ROLLOUT_KEY,
+            *facts,
+            signed,
             by_runner.alias("by_runner"),
             own_reward.alias("own_reward"),
             is_runners.alias("counts_all"),
