@@ -65,7 +65,7 @@ def _measure(folder: Path) -> dict[str, Any]:
             TRACES.parse(body)
     sync_s = _journal(folder / "journal", bodies, stages)
     database = Database(folder / "spans.duckdb", memory_bytes=2**28)
-    cursor, index = database.cursor(), KeyIndex(folder / "keys")
+    cursor, index, groups = database.cursor(), KeyIndex(folder / "keys"), database.row_groups()
     gathered = Batch(0)
     with tempfile.TemporaryFile() as shared:
         for number, body in enumerate(bodies, start=1):
@@ -78,7 +78,7 @@ def _measure(folder: Path) -> dict[str, Any]:
                     tables = replace(tables, spans=_handed_over(tables.spans, shared))
                 with stages.stage("insert and commit"):
                     index.cover(cursor)
-                    load(cursor, index, tables, Progress(Position(1, number), gathered.last_seq))
+                    load(cursor, index, groups, tables, Progress(Position(1, number), gathered.last_seq))
                 gathered = Batch(gathered.last_seq)
     with stages.stage("checkpoint"):
         database.checkpoint()

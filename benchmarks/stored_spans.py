@@ -91,7 +91,7 @@ def _load(filling: Filling, tables: Tables) -> float:
     """Microseconds of CPU per span, including RocksDB's threads."""
     began = time.process_time()
     filling.index.cover(filling.cursor)
-    load(filling.cursor, filling.index, tables, Progress(Position(1, 1), filling.last_seq))
+    load(filling.cursor, filling.index, filling.row_groups, tables, Progress(Position(1, 1), filling.last_seq))
     return 1e6 * (time.process_time() - began) / tables.n_spans
 
 

@@ -57,11 +57,13 @@ class CollectorSettings:
     sql_memory_bytes: int = 512 * 1024 * 1024
     """Memory limit of a user's query.
 
-    Half of it is for DuckDB; large sorts and joins spill to disk beyond that. A query that needs more is ended."""
+    Half of it is for DuckDB, an eighth if a thousand of the store's largest rows would not fit into it; large sorts and joins
+    spill to disk beyond that. A query that needs more is ended."""
     duckdb_memory_bytes: int = 144 * 1024 * 1024
     """DuckDB's memory limit for loading and for named reads.
 
-    Larger work spills to disk. If loading still runs out of memory, the store is reopened with twice the limit."""
+    DuckDB uses one thread per 64 MiB. Larger work spills to disk. If loading still runs out of memory, the store is reopened
+    with twice the limit."""
     checkpoint_bytes: int = 256 * 1024 * 1024
     """Size of the loaded journal at which DuckDB is checkpointed and that journal deleted."""
     retention_days: float | None = None

@@ -31,19 +31,20 @@ class Filling:
     def __init__(self, database: Database, index_folder: Path) -> None:
         self.cursor = database.cursor()
         self.index = KeyIndex(index_folder)
+        self.row_groups = database.row_groups()
         self.last_seq = database.progress().last_seq
 
-    def add(self, signal: Signal, body: bytes, *, untrusted: bool = False) -> int:
+    def add(self, signal: Signal, body: bytes, *, untrusted: bool = False, received_ns: int = 1) -> int:
         """Returns the number of duplicates."""
         batch = Batch(self.last_seq)
-        batch.add(Frame(signal, 1, body, 0, Sender.AGENT if untrusted else Sender.RUNNER))
+        batch.add(Frame(signal, received_ns, body, 0, Sender.AGENT if untrusted else Sender.RUNNER))
         self.last_seq = batch.last_seq
         self.index.cover(self.cursor)
         progress = Progress(Position(1, self.last_seq), self.last_seq)
-        return load(self.cursor, self.index, batch.tables(), progress)
+        return load(self.cursor, self.index, self.row_groups, batch.tables(), progress)
 
-    def add_spans(self, spans: Sequence[Span]) -> int:
-        return self.add(Signal.TRACES, trace_request(*spans).SerializeToString())
+    def add_spans(self, spans: Sequence[Span], *, received_ns: int = 1) -> int:
+        return self.add(Signal.TRACES, trace_request(*spans).SerializeToString(), received_ns=received_ns)
 
     def add_many(self, n_spans: int) -> None:
         """Adds spans with nothing but unique ids, as if they had been loaded, except for the index."""

@@ -9,6 +9,7 @@ from trainspan_collector.journal.quarantine import Quarantine
 from trainspan_collector.journal.segments import Entry, Position, Progress
 from trainspan_collector.rows.batch import Batch, Tables
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
+from trainspan_collector.store.row_groups import BATCH_BYTES
 
 __all__ = ["Batcher", "PendingBatch", "ReadyBatch"]
 
@@ -65,7 +66,7 @@ class Batcher:
         max_bytes: int,
         n_rows: int = ROW_GROUP_ROWS,
     ) -> None:
-        """Goes on from `start`; a batch is full with `n_rows` spans or `max_bytes` of the journal."""
+        """Goes on from `start`; a batch is full at `n_rows` spans, `max_bytes` of the journal or BATCH_BYTES of rows."""
         self._journal = journal
         self._quarantine = quarantine
         self._max_bytes = max_bytes
@@ -88,6 +89,7 @@ class Batcher:
         return (
             batch.n_spans >= self._n_rows
             or batch.n_rows >= _ROWS_PER_SPAN * self._n_rows
+            or batch.n_bytes >= BATCH_BYTES
             or self.gathered.n_bytes >= self._max_bytes
         )
 
@@ -123,8 +125,9 @@ class Batcher:
         """
         held = self.gathered
         batch, held.n_bytes = held.batch, 0
-        if batch.n_spans > self._n_rows and held.last is not None:
-            held.batch, position = batch.split(self._n_rows), held.last.start
+        rest = batch.split(self._n_rows, BATCH_BYTES)
+        if rest is not None and held.last is not None:
+            held.batch, position = rest, held.last.start
         else:
             held.batch = Batch(batch.last_seq)
             position = held.ahead[0].start if held.ahead else held.read_to

@@ -75,6 +75,7 @@ class Committer:
         self._make_way = make_way
         self._counting = LoadCounting(on_loaded)
         self._cursor = database.cursor()
+        self._row_groups = database.row_groups()
         self.progress = database.progress()
         """Everything before it is loaded."""
         self.advanced = threading.Condition()
@@ -87,6 +88,7 @@ class Committer:
     def reconnect(self) -> None:
         """Takes a new cursor: the database's file may have been replaced."""
         self._cursor = self._database.cursor()
+        self._row_groups.forget()
 
     def cover_keys(self) -> None:
         """Completes the key index. Raises KeyIndexError."""
@@ -167,7 +169,7 @@ class Committer:
     def _commit(self, rows: Tables, progress: Progress) -> None:
         self.cover_keys()
         with self._database.writing:
-            n_duplicates = load(self._cursor, self._index, rows, progress)
+            n_duplicates = load(self._cursor, self._index, self._row_groups, rows, progress)
         self.n_duplicates += n_duplicates
         self._counting.stored(rows.tally, n_duplicates)
         if n_duplicates:
@@ -176,6 +178,7 @@ class Committer:
     def _roll_back(self) -> None:
         with contextlib.suppress(duckdb.Error):  # nothing to roll back if COMMIT itself failed
             self._cursor.execute("ROLLBACK")
+        self._row_groups.forget()
 
     def _is_overdue(self) -> bool:
         """Whether users' queries must make way for a checkpoint."""

@@ -43,9 +43,11 @@ class Retention:
         for table in ("spans", "logs", "evaluations"):
             [(n_deleted,)] = cursor.execute(f"DELETE FROM stored.{table} WHERE {GONE}", selection.parameters).fetchall()
             n_rows += n_deleted
+            cursor.execute(f"DELETE FROM stored.{table} WHERE seq IS NULL AND received_ns < ?", [before_ns])
         cursor.execute(
             "DELETE FROM stored.superseded WHERE seq NOT IN"
-            " (SELECT seq FROM stored.spans UNION ALL SELECT seq FROM stored.evaluations)"
+            " (SELECT seq FROM stored.spans WHERE seq IS NOT NULL"
+            " UNION ALL SELECT seq FROM stored.evaluations WHERE seq IS NOT NULL)"
         )
         cursor.execute("COMMIT")
         if n_rows:

@@ -15,6 +15,7 @@ from trainspan_collector.journal.segments import Progress
 from trainspan_collector.maintenance.selection import GONE, Selection
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
 from trainspan_collector.store.database import Database
+from trainspan_collector.store.row_groups import GROUP_BYTES, largest_row_bytes, rows_at_once
 
 __all__ = ["Rewriting", "remove_leftovers"]
 
@@ -30,6 +31,7 @@ class Rewriting:
         self.path = _path(store)
         self._selection = selection
         self._target = Database(self.path, memory_bytes=memory_bytes)
+        self._row_groups = self._target.row_groups()
         self._copied_to = 0
         self._superseded: set[int] = set()
         self.rows: dict[str, int] = dict.fromkeys(_TABLES, 0)
@@ -41,9 +43,7 @@ class Rewriting:
         target = self._target.cursor()
         for table in _TABLES:
             for rows in _row_groups(self._reader(source, table, up_to_seq)):
-                target.register("incoming", rows)
-                target.execute(f"INSERT INTO stored.{table} BY NAME SELECT * FROM incoming")
-                target.unregister("incoming")
+                self._row_groups.insert(target, table, rows)
                 self.rows[table] += rows.num_rows
         replaced = [seq for seq in superseded - self._superseded if seq <= self._copied_to]
         if replaced:  # copied before they were replaced
@@ -77,7 +77,7 @@ class Rewriting:
             f"SELECT * FROM stored.{table} WHERE seq > $after AND seq <= $up_to AND {kept}"
             " AND seq NOT IN (SELECT seq FROM stored.superseded)"
         )
-        return source.sql(query, params=parameters).to_arrow_reader(ROW_GROUP_ROWS)
+        return source.sql(query, params=parameters).to_arrow_reader(rows_at_once(largest_row_bytes(source)))
 
 
 def remove_leftovers(store: Path) -> None:
@@ -91,9 +91,12 @@ def _path(store: Path) -> Path:
 
 
 def _row_groups(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:
-    """The rows in tables of exactly one row group, but the last."""
+    """The rows in tables of exactly one row group, or of fewer rows of GROUP_BYTES; the last table has the rest."""
     held: list[pa.RecordBatch] = []
     for batch in reader:
+        if held and sum(part.nbytes for part in held) + batch.nbytes > GROUP_BYTES:
+            yield pa.Table.from_batches(held)
+            held = []
         held.append(batch)
         if sum(part.num_rows for part in held) >= ROW_GROUP_ROWS:
             table = pa.Table.from_batches(held)

@@ -15,9 +15,11 @@ from trainspan_schemas.errors import UsageError
 __all__ = ["GONE", "Criteria", "Selection", "select"]
 
 GONE: Final = """(
-    coalesce(trace_id IN (SELECT trace_id FROM gone_traces), false)
-    OR coalesce(rollout_id IN (SELECT rollout_id FROM gone_rollouts), false)
-    OR (trace_id IS NULL AND received_ns < $before_ns)
+    seq IS NOT NULL AND (
+        coalesce(trace_id IN (SELECT trace_id FROM gone_traces), false)
+        OR coalesce(rollout_id IN (SELECT rollout_id FROM gone_rollouts), false)
+        OR (trace_id IS NULL AND received_ns < $before_ns)
+    )
 )"""
 """SQL: whether a row of `stored.spans`, `logs` or `evaluations` is selected; use after `Selection.register`, with `parameters`."""
 
@@ -27,7 +29,7 @@ GROUP BY rollout_id HAVING bool_and(trace_id IN (SELECT trace_id FROM gone_trace
 """
 _OLD_TRACES: Final = """
 SELECT trace_id FROM (
-    SELECT trace_id, received_ns FROM stored.spans
+    SELECT trace_id, received_ns FROM stored.spans WHERE trace_id IS NOT NULL
     UNION ALL SELECT trace_id, received_ns FROM stored.logs WHERE trace_id IS NOT NULL
     UNION ALL SELECT trace_id, received_ns FROM stored.evaluations WHERE trace_id IS NOT NULL
 ) GROUP BY trace_id HAVING max(received_ns) < $before_ns

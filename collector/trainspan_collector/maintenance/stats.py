@@ -19,7 +19,7 @@ def figures(store: Path, cursor: duckdb.DuckDBPyConnection, journal: Journal) ->
         [(counts[name],)] = cursor.execute(f"SELECT count(*) FROM {name}").fetchall()
     [(superseded,)] = cursor.execute("SELECT count(*) FROM stored.superseded").fetchall()
     [(traces, oldest, newest)] = cursor.execute(
-        "SELECT count(DISTINCT trace_id), min(received_ns), max(received_ns) FROM stored.spans"
+        "SELECT count(DISTINCT trace_id), min(received_ns), max(received_ns) FROM stored.spans WHERE seq IS NOT NULL"
     ).fetchall()
     [(last_seq,)] = cursor.execute("SELECT last_seq FROM stored.progress").fetchall()
     [(block, n_blocks, n_free)] = cursor.execute(

@@ -3,7 +3,7 @@
 A FlightData is encoded by hand, since its body, field 1000, is large: one copy instead of three.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
@@ -15,11 +15,36 @@ __all__ = ["SERVICE", "Action", "Result", "Ticket", "flight_data", "parts_of"]
 SERVICE: Final = "arrow.flight.protocol.FlightService"
 _HEADER_TAG: Final = b"\x12"  # field 2, bytes: the metadata of an IPC message
 _PART_BYTES: Final = 512 * 1024
+_PART_ROWS: Final = 2048
 _BODY_TAG: Final = b"\xc2\x3e"  # field 1000, bytes: its body
 
 
-def parts_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Its rows in batches of about half a MiB: memory of that size is reused, but each larger block is new to the process."""
+def parts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows in batches of at most about half a MiB and 2,048 rows, or of a single larger row.
+
+    Memory of that size is reused, but each larger block is new to the process.
+    """
+    held: list[pa.RecordBatch] = []
+    n_bytes = n_rows = 0
+    for batch in batches:
+        if held and (n_bytes + batch.nbytes > _PART_BYTES or n_rows + batch.num_rows > _PART_ROWS):
+            yield _joined(held)
+            held, n_bytes, n_rows = [], 0, 0
+        if batch.nbytes > _PART_BYTES or batch.num_rows >= _PART_ROWS:
+            yield from _cut(batch)
+        elif batch.num_rows:
+            held.append(batch)
+            n_bytes, n_rows = n_bytes + batch.nbytes, n_rows + batch.num_rows
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    [joined] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     n_parts = -(-batch.nbytes // _PART_BYTES)
     n_rows = max(1, -(-batch.num_rows // max(1, n_parts)))
     for start in range(0, batch.num_rows, n_rows):

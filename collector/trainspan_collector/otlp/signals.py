@@ -1,6 +1,7 @@
 """The three OTLP signals: their services, paths and messages."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError, Message
@@ -26,6 +27,8 @@ class Outcome:
     n_rejected: int = 0
     message: str = ""
     """Names the rejected ones; empty if there is none."""
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    """Reason → number of rejected items."""
 
 
 @dataclass(frozen=True, slots=True)

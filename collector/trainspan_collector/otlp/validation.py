@@ -1,15 +1,21 @@
 """The contents of OTLP export requests, and which of their items cannot be stored."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-__all__ = ["Rejections", "id_problem", "log_records"]
+__all__ = ["MAX_ITEM_BYTES", "Rejections", "id_problem", "log_records"]
 
+MAX_ITEM_BYTES: Final = 16 * 2**20
+"""Limit of a span or log record with its resource and scope: loading and reading hold several copies of it in memory."""
+
+_Request = ExportTraceServiceRequest | ExportLogsServiceRequest
 _ZERO_TRACE = bytes(16)
 _ZERO_SPAN = bytes(8)
 _NAMED = 5
@@ -19,19 +25,49 @@ _NAMED = 5
 class Rejections:
     """The items of a request that cannot be stored: OTLP's partial success."""
 
-    n_total: int = 0
-    n_rejected: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    """`invalid_id` or `too_large` → items."""
     _named: list[str] = field(default_factory=list)
 
-    def add(self, request: ExportTraceServiceRequest) -> None:
-        """Goes through the request's spans."""
+    @property
+    def n_rejected(self) -> int:
+        return self.reasons.total()
+
+    def take(self, request: _Request, body: bytes) -> tuple[int, bytes]:
+        """Checks a request, or a piece of one, that was parsed from `body`.
+
+        Returns how many of its items can be stored, and the body without items that are too large.
+        """
+        if len(body) > MAX_ITEM_BYTES and self._remove_large(request):
+            body = request.SerializeToString()
+        if isinstance(request, ExportLogsServiceRequest):
+            return sum(1 for _ in log_records(request)), body
+        n_items = 0
         for span in _spans(request):
-            self.n_total += 1
             if problem := id_problem(span):
-                self.n_rejected += 1
-                if len(self._named) < _NAMED:
-                    ids = f"{span.trace_id.hex()[:40]}/{span.span_id.hex()[:40]}"
-                    self._named.append(f"{span.name[:80]!r} ({ids}): {problem}")
+                self._reject(span, "invalid_id", problem)
+            else:
+                n_items += 1
+        return n_items, body
+
+    def _remove_large(self, request: _Request) -> bool:
+        """Whether there was one."""
+        n_before = self.n_rejected
+        for shared_bytes, items in _items(request):
+            for index, item in reversed([*enumerate(items)]):
+                n_bytes = shared_bytes + item.ByteSize()
+                if n_bytes > MAX_ITEM_BYTES:
+                    problem = f"has {n_bytes} bytes with its resource and scope, more than {MAX_ITEM_BYTES}"
+                    self._reject(item, "too_large", problem)
+                    del items[index]
+        return self.n_rejected > n_before
+
+    def _reject(self, item: Span | LogRecord, reason: str, problem: str) -> None:
+        self.reasons[reason] += 1
+        if len(self._named) < _NAMED:
+            name = item.name if isinstance(item, Span) else item.event_name
+            ids = f"{item.trace_id.hex()[:40]}/{item.span_id.hex()[:40]}"
+            self._named.append(f"{name[:80]!r} ({ids}): {problem}")
 
     @property
     def message(self) -> str:
@@ -40,7 +76,7 @@ class Rejections:
             return ""
         n_more = self.n_rejected - len(self._named)
         more = f"; and {n_more} more" if n_more else ""
-        return f"{self.n_rejected} spans rejected: {'; '.join(self._named)}{more}"
+        return f"{self.n_rejected} rejected: {'; '.join(self._named)}{more}"
 
 
 def id_problem(span: Span) -> str | None:
@@ -55,6 +91,16 @@ def id_problem(span: Span) -> str | None:
     if span_id == _ZERO_SPAN:
         return "span id is all zeros"
     return None
+
+
+def _items(request: Any) -> Iterator[tuple[int, Any]]:
+    """The bytes of each resource and scope together, and their spans or log records."""
+    message: Any = type(request)
+    of_logs = message is ExportLogsServiceRequest
+    for group in request.resource_logs if of_logs else request.resource_spans:
+        resource_bytes = group.resource.ByteSize()
+        for scope in group.scope_logs if of_logs else group.scope_spans:
+            yield resource_bytes + scope.scope.ByteSize(), scope.log_records if of_logs else scope.spans
 
 
 def _spans(request: ExportTraceServiceRequest) -> Iterator[Span]:

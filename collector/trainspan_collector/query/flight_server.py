@@ -156,11 +156,10 @@ def _answer(
             reader = snapshot.query(query.sql, query.parameters)
             metadata = {"watermark": str(snapshot.watermark), "behind": behind}
             yield flight_data(pa.ipc.read_message(reader.schema.with_metadata(metadata).serialize()))
-            for batch in reader:
-                for part in parts_of(batch):
-                    yield flight_data(pa.ipc.read_message(part.serialize()))
+            for part in parts_of(reader):
+                yield flight_data(pa.ipc.read_message(part.serialize()))
         except (duckdb.Error, pa.ArrowException, OSError) as error:
-            raise StoreError(_explained(error)) from error
+            raise StoreError(_explained(error)) from error.with_traceback(None)  # its frames hold the reader
         finally:
             del reader  # it holds the database open, which whoever waits for the last reader will close
 

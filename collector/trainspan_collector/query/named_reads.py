@@ -66,8 +66,8 @@ _SOURCES: Final = {
     "rollouts": "main.rollouts",
     "evaluations": f"(SELECT e.*, i.run_id, i.round FROM stored.bound_evaluations e {_OF_ROLLOUT} e.rollout_id)",
     "logs": (
-        "(SELECT l.*, b.rollout_id, i.run_id, i.round FROM stored.log_rollouts b "
-        f"JOIN main.logs l ON l.seq = b.seq {_OF_ROLLOUT} b.rollout_id)"
+        "(SELECT l.*, b.rollout_id, i.run_id, i.round FROM main.logs l "
+        f"JOIN stored.log_rollouts b ON b.seq = l.seq {_OF_ROLLOUT} b.rollout_id)"
     ),
 }
 """The relations from which a read's rows are selected: each has trace_id, rollout_id, run_id and round."""
@@ -119,8 +119,8 @@ def named_read(name: str, parameters: Mapping[str, object]) -> Query:
     columns = ", ".join(_qualified(name, column) for column in _columns(name, READS[name], given))
     # With its own filter, the scan reads the payload of only those rows that the join may need.
     spans = {"calls": "(FROM stored.spans WHERE is_call)", "spans": "stored.spans"}
-    payload = f" JOIN {spans[name]} s ON s.seq = i.seq" if name in spans else ""
-    return Query(f"WITH {', '.join(_near(tables, given, bound))} SELECT {columns} FROM chosen i{payload}", bound)
+    payload = f"{spans[name]} s JOIN chosen i ON i.seq = s.seq" if name in spans else "chosen i"
+    return Query(f"WITH {', '.join(_near(tables, given, bound))} SELECT {columns} FROM {payload}", bound)
 
 
 def _holdings(given: Mapping[str, object]) -> Query:

@@ -98,7 +98,8 @@ some_evaluations AS MATERIALIZED (
     SELECT seq FROM stored.evaluations WHERE trace_id IN (FROM some_traces)
     UNION SELECT seq FROM stored.evaluations WHERE rollout_id IN (FROM some_rollouts)
 ),
-near_live_evaluations AS MATERIALIZED (SELECT * FROM stored.live_evaluations WHERE seq IN (FROM some_evaluations)),
+near_evaluations AS MATERIALIZED (SELECT * FROM stored.evaluations WHERE seq IN (FROM some_evaluations)),
+near_live_evaluations AS MATERIALIZED (FROM near_evaluations e ANTI JOIN stored.superseded d ON d.seq = e.seq),
 near_logs AS MATERIALIZED (
     SELECT seq, trace_id, rollout_id FROM stored.logs WHERE trace_id IN (FROM some_traces)
     UNION SELECT seq, trace_id, rollout_id FROM stored.logs WHERE rollout_id IN (FROM some_rollouts)

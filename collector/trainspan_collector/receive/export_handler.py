@@ -9,7 +9,7 @@ from trainspan_collector.journal.frames import Signal
 from trainspan_collector.journal.trust import Sender
 from trainspan_collector.otlp.gunzip import TooLargeError
 from trainspan_collector.otlp.signals import METRICS, TRACES, OtlpSignal, Outcome
-from trainspan_collector.otlp.validation import Rejections, log_records
+from trainspan_collector.otlp.validation import Rejections
 from trainspan_collector.receive.admission import Admission, OverloadError
 from trainspan_collector.receive.cutting import SMALL_BYTES, cut
 from trainspan_collector.receive.memory_budget import Budget, Share
@@ -82,7 +82,7 @@ class ExportHandler:
             raise
         self._metrics.accepted(signal.name, transport, n_items)
         if outcome.n_rejected:
-            self._metrics.rejected(signal.name, outcome.n_rejected)
+            self._metrics.rejected(signal.name, outcome.reasons)
             log.warning("partial success %s", outcome.message)
         return outcome
 
@@ -107,18 +107,13 @@ class ExportHandler:
                 n_items = 1
                 continue
             request = signal.parse(piece)
-            if signal is TRACES:
-                n_before = rejections.n_total - rejections.n_rejected
-                rejections.add(request)
-                n_new = rejections.n_total - rejections.n_rejected - n_before
-            else:
-                n_new = sum(1 for _ in log_records(request))
+            n_new, kept = rejections.take(request, piece)
             n_items += n_new
             if n_new:
-                redacted = self._redaction.apply(request, piece)
+                redacted = self._redaction.apply(request, kept)
                 self._metrics.redacted(redacted.n_secrets, redacted.n_blocked)
                 stored.append(redacted.body)
-        return Outcome(rejections.n_rejected, rejections.message), n_items, stored
+        return Outcome(rejections.n_rejected, rejections.message, rejections.reasons), n_items, stored
 
 
 def _keep(admission: Admission | None, signal: Signal, bodies: list[bytes], sender: Sender) -> None:

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice, takewhile
 from typing import TypeVar
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from trainspan_collector.otlp.values import read_attributes
 from trainspan_collector.rows.evaluations import read_evaluation
 from trainspan_collector.rows.feedback import read_feedback, target_of_events
 from trainspan_collector.rows.logs import read_log
-from trainspan_collector.rows.spans import Origin, read_origin, read_span, signed, span_events
+from trainspan_collector.rows.spans import Origin, read_origin, read_span, signed, span_bytes, span_events
 from trainspan_collector.rows.tables import EvaluationRow, LogRow, SpanRow, evaluation_table, log_table, span_table
 from trainspan_collector.rows.tally import Tally
 from trainspan_schemas import keys
@@ -45,7 +45,7 @@ class Tables:
 
 
 class Batch:
-    """Rows, each key once. `last_seq` is the last number given out.
+    """Rows, each key once. `last_seq` is the last number assigned, `n_bytes` the approximate size of the rows' texts and tokens.
 
     Of two spans with the same ids, the richer one stays (tokens, then an end time, then size; see `spans`).
     Of two copies of an evaluation, the trusted one stays, then the event on its span, since that shows where it belongs.
@@ -54,6 +54,7 @@ class Batch:
     def __init__(self, last_seq: int) -> None:
         self.last_seq = last_seq
         self.n_duplicates = 0
+        self.n_bytes = 0
         self.tally = Tally()
         self._spans: dict[tuple[str, str], SpanRow] = {}
         self._logs: dict[bytes, LogRow] = {}
@@ -88,6 +89,7 @@ class Batch:
             self.last_seq = last_seq
             raise
         for row in rows:
+            self.n_bytes += _row_bytes(row)
             if isinstance(row, SpanRow):
                 self._put(self._spans, (row.trace_id, row.span_id), row, _span_rank)
             elif isinstance(row, LogRow):
@@ -105,18 +107,35 @@ class Batch:
             self.tally,
         )
 
-    def split(self, n_spans: int) -> "Batch":
-        """Keeps the first `n_spans` spans and what was numbered before the last of them; returns the rest."""
+    def split(self, n_spans: int, n_bytes: int) -> "Batch | None":
+        """Keeps the first rows by number, at most `n_spans` spans and `n_bytes`, but at least one row; returns the rest, if any."""
+        if (self.n_spans <= n_spans and self.n_bytes <= n_bytes) or self.n_rows == 1:
+            return None
         rest = Batch(self.last_seq)
-        self.last_seq = next(islice(self._spans.values(), n_spans - 1, None)).seq
+        if self.n_spans > n_spans:
+            self.last_seq = next(islice(self._spans.values(), n_spans - 1, None)).seq
+        if self.n_bytes > n_bytes:
+            self.last_seq = min(self.last_seq, self._last_within(n_bytes))
         self._spans, rest._spans = self._parts(self._spans)
         self._logs, rest._logs = self._parts(self._logs)
         self._evaluations, rest._evaluations = self._parts(self._evaluations)
+        rest.n_bytes = sum(map(_row_bytes, rest._rows()))
+        self.n_bytes -= rest.n_bytes
         return rest
+
+    def _rows(self) -> list[SpanRow | LogRow | EvaluationRow]:
+        return sorted((*self.spans, *self.logs, *self.evaluations), key=_seq)
+
+    def _last_within(self, n_bytes: int) -> int:
+        """The number of the last row up to which the rows have at most `n_bytes`; the first row's if it alone has more."""
+        rows = self._rows()
+        sums = accumulate(map(_row_bytes, rows))
+        n_within = sum(1 for _ in takewhile(lambda total: total <= n_bytes, sums))
+        return rows[max(0, n_within - 1)].seq
 
     def _parts(self, rows: dict[_Key, _Row]) -> tuple[dict[_Key, _Row], dict[_Key, _Row]]:
         """Rows up to `last_seq`, and those after; a dictionary's order is that of `seq`."""
-        n_before = bisect_right(list(rows.values()), self.last_seq, key=lambda row: row.seq)
+        n_before = bisect_right(list(rows.values()), self.last_seq, key=_seq)
         items = list(rows.items())
         return dict(items[:n_before]), dict(items[n_before:])
 
@@ -202,6 +221,8 @@ class Batch:
         if rank(row) > rank(old):
             del rows[key]
             rows[key] = row
+            row = old
+        self.n_bytes -= _row_bytes(row)
 
     def _next_seq(self) -> int:
         self.last_seq += 1
@@ -218,3 +239,16 @@ def _log_rank(_: LogRow) -> int:
 
 def _evaluation_rank(row: EvaluationRow) -> int:
     return (not row.untrusted) << 1 | row.on_span
+
+
+def _seq(row: SpanRow | LogRow | EvaluationRow) -> int:
+    return row.seq
+
+
+def _row_bytes(row: SpanRow | LogRow | EvaluationRow) -> int:
+    """The approximate size of its texts and tokens. A resource that rows share counts for each, as the store repeats it."""
+    if isinstance(row, SpanRow):
+        return span_bytes(row)
+    if isinstance(row, LogRow):
+        return len(row.body) + len(row.attributes) + len(row.resource) + len(row.scope_json)
+    return len(row.explanation or "") + len(row.label or "")

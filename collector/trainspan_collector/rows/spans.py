@@ -16,10 +16,11 @@ from trainspan_collector.rows.tokens import pack_ids, pack_logprobs
 from trainspan_schemas import keys
 from trainspan_schemas.errors import InvalidRecordError
 
-__all__ = ["Origin", "read_origin", "read_span", "signed", "span_events"]
+__all__ = ["Origin", "read_origin", "read_span", "signed", "span_bytes", "span_events"]
 
 _MAX_INT64: Final = 2**63 - 1
 _VERDICT: Final = 7 << 60  # more than any span of tokens
+_SIZE: Final = (1 << 60) - 1  # the bits of the richness below its flags
 _PACKERS: Final = {
     keys.PROMPT_TOKEN_IDS: pack_ids,
     keys.COMPLETION_TOKEN_IDS: pack_ids,
@@ -187,6 +188,11 @@ def _pack_tokens(values: Mapping[str, AnyValue]) -> tuple[dict[str, bytes], dict
         except InvalidRecordError:
             malformed[key] = to_plain(value)
     return packed, malformed
+
+
+def span_bytes(row: SpanRow) -> int:
+    """The approximate size of a span's texts and tokens."""
+    return (row.richness & _SIZE) + len(row.resource) + len(row.scope_json) + len(row.trace_state)
 
 
 def _richness(size: int, *, has_tokens: bool, has_ended: bool, untrusted: bool, is_verdict: bool) -> int:

@@ -88,7 +88,9 @@ class Metrics:
         self._accepted = self._counter("accepted_requests", "Requests acknowledged.", "signal", "transport")
         self._items = self._counter("accepted_items", "Spans, log records or metrics requests acknowledged.", "signal")
         self._refused = self._counter("refused_requests", "Requests refused.", "transport", "reason")
-        self._rejected = self._counter("rejected_items", "Spans refused one by one: partial success.", "signal")
+        self._rejected = self._counter(
+            "rejected_items", "Spans and log records refused one by one.", "signal", "reason"
+        )
         self._redacted = self._counter("redacted_values", "Values removed before storing.", "kind")
         self._commit_s = Histogram(
             _PREFIX + "commit_seconds",
@@ -109,8 +111,10 @@ class Metrics:
     def refused(self, transport: str, reason: Refusal) -> None:
         self._refused.labels(transport, reason.value).inc()
 
-    def rejected(self, signal: str, n_items: int) -> None:
-        self._rejected.labels(signal).inc(n_items)
+    def rejected(self, signal: str, reasons: Mapping[str, int]) -> None:
+        """Counts rejected items of an accepted request, by reason."""
+        for reason, n_items in reasons.items():
+            self._rejected.labels(signal, reason).inc(n_items)
 
     def redacted(self, n_secrets: int, n_blocked: int) -> None:
         self._redacted.labels("secret").inc(n_secrets)

@@ -17,6 +17,7 @@ from trainspan_collector.rows.tables import ROW_GROUP_ROWS
 from trainspan_collector.runtime.threads import named
 from trainspan_collector.store import migrations
 from trainspan_collector.store.duckdb_errors import ReopenError, first_line, lacks_memory
+from trainspan_collector.store.row_groups import RowGroups, largest_row_bytes, set_scans, threads_within
 from trainspan_collector.store.sql_process import Frozen
 from trainspan_schemas.durable import sync
 from trainspan_schemas.errors import StoreError, StoreLockedError
@@ -54,6 +55,7 @@ class Database:
         self._file: int | None = self._open_file()
         try:
             self.migrated_from = migrations.prepare(self.cursor(), str(path))
+            set_scans(self.cursor(), self._memory_bytes)
         except (StoreError, duckdb.Error):
             self.close()
             raise
@@ -62,6 +64,10 @@ class Database:
         cursor = self._connection.cursor()
         cursor.execute("USE store")
         return cursor
+
+    def row_groups(self) -> RowGroups:
+        """For whoever inserts rows."""
+        return RowGroups(self._memory_bytes)
 
     def progress(self) -> Progress:
         [row] = self.cursor().execute("SELECT segment, byte_offset, last_seq FROM stored.progress").fetchall()
@@ -86,7 +92,8 @@ class Database:
                 opened.callback(os.close, log)
             if self._file is None:
                 raise StoreError("the store is being closed: try again")
-            yield Frozen(self._file, log, log_bytes, self.progress().last_seq, folder)
+            last_seq, largest_bytes = self.progress().last_seq, largest_row_bytes(self.cursor())
+            yield Frozen(self._file, log, log_bytes, last_seq, largest_bytes, folder)
 
     def has_room_to_checkpoint(self) -> bool:
         """Whether the disk has room for it: a checkpoint that fails halfway leaves a database that must be reopened."""
@@ -107,6 +114,7 @@ class Database:
         sync(self._path.parent)
         self._connection = _connect(self._path, self._memory_bytes)
         self._file = self._open_file()
+        set_scans(self.cursor(), self._memory_bytes)
 
     def close(self) -> None:
         with contextlib.suppress(duckdb.Error):  # a database that a failed checkpoint left unusable raises again
@@ -125,13 +133,14 @@ def _wal(path: Path) -> Path:
 
 
 def _connect(path: Path, memory_bytes: int) -> duckdb.DuckDBPyConnection:
-    """A connection whose settings no query can change and that reaches no other file."""
+    """A connection that reaches no other file. Users' queries do not run on it."""
     with named("duckdb"):  # its threads
         connection = duckdb.connect(
             config={
                 "python_enable_replacements": "false",
                 "autoload_known_extensions": "false",
                 "memory_limit": f"{memory_bytes // 2**20}MiB",
+                "threads": str(threads_within(memory_bytes)),
                 "temp_directory": f"{path}.tmp",
                 "wal_autocheckpoint": _WAL_LIMIT,
             }
@@ -140,7 +149,6 @@ def _connect(path: Path, memory_bytes: int) -> duckdb.DuckDBPyConnection:
     try:
         connection.execute(f"ATTACH '{quoted}' AS store (ROW_GROUP_SIZE {ROW_GROUP_ROWS})")
         connection.execute("SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
     except duckdb.Error:
         connection.close()
         raise

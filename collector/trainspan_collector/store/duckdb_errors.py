@@ -14,6 +14,12 @@ _PASSING: Final = frozenset(
 )
 """The process or the machine has too many open files, too little memory or a full disk."""
 
+_LACKS_MEMORY: Final = (
+    *("out of memory", "failed to pin", "failed to allocate", "bad allocation", "bad_alloc"),
+    *("malloc of size", "realloc of size", "memoryerror"),
+)
+"""Parts of messages, in lower case: of DuckDB, the C++ library, Arrow, and of Python code that DuckDB calls."""
+
 
 class ReopenError(StoreError):
     """The database must be closed and reopened; nothing is lost, since the journal has what was not loaded."""
@@ -28,8 +34,11 @@ class ReopenError(StoreError):
 
 
 def first_line(error: BaseException) -> str:
+    """The first line of its message; the last one if that is the traceback of Python code that DuckDB called."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return lines[-1].rstrip(":") if lines[0].startswith("Traceback") else lines[0]
 
 
 def is_invalidated(error: Exception) -> bool:
@@ -38,9 +47,11 @@ def is_invalidated(error: Exception) -> bool:
 
 
 def lacks_memory(error: Exception) -> bool:
-    """DuckDB handles 2,048 rows at a time: with long texts that can be more than its memory limit."""
-    text = str(error)
-    return isinstance(error, duckdb.OutOfMemoryException) or "failed to pin" in text or "failed to allocate" in text
+    """A row group, or the rows that a query sorts or joins, can be more than DuckDB's memory limit, or the process's."""
+    text = str(error).lower()
+    return isinstance(error, (duckdb.OutOfMemoryException, MemoryError)) or any(
+        words in text for words in _LACKS_MEMORY
+    )
 
 
 def may_pass(error: OSError) -> bool:

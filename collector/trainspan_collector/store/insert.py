@@ -13,21 +13,22 @@ from trainspan_collector.journal.segments import Progress
 from trainspan_collector.rows.batch import Tables
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
 from trainspan_collector.store.key_index import KeyIndex
+from trainspan_collector.store.row_groups import RowGroups
 
 __all__ = ["load"]
 
 _SAME: Final = {
     "spans": """
-SELECT i.seq, i.richness, s.seq, s.richness FROM incoming i
-JOIN (FROM stored.spans WHERE {near}) s ON s.span_key = i.span_key AND s.trace_id = i.trace_id
+SELECT i.seq, i.richness, s.seq, s.richness FROM (FROM stored.spans WHERE {near}) s
+JOIN incoming i ON s.span_key = i.span_key AND s.trace_id = i.trace_id
 """,
     "logs": """
-SELECT i.seq, false, s.seq, false FROM incoming i
-JOIN (FROM stored.logs WHERE {near}) s ON s.content_hash = i.content_hash
+SELECT i.seq, false, s.seq, false FROM (FROM stored.logs WHERE {near}) s
+JOIN incoming i ON s.content_hash = i.content_hash
 """,
     "evaluations": """
-SELECT i.seq, (NOT i.untrusted, i.on_span), s.seq, (NOT s.untrusted, s.on_span) FROM incoming i
-JOIN (FROM stored.evaluations WHERE {near}) s ON s.key = i.key
+SELECT i.seq, (NOT i.untrusted, i.on_span), s.seq, (NOT s.untrusted, s.on_span) FROM (FROM stored.evaluations WHERE {near}) s
+JOIN incoming i ON s.key = i.key
 """,
 }
 """Table → SQL of the rows with the same key: `seq` and rank of the new and of the stored one."""
@@ -43,14 +44,18 @@ class _Inserted:
     n_duplicates: int
 
 
-def load(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, rows: Tables, progress: Progress) -> int:
+def load(
+    cursor: duckdb.DuckDBPyConnection, index: KeyIndex, groups: RowGroups, rows: Tables, progress: Progress
+) -> int:
     """Commits `rows` and `progress`; the number of rows that were in the batch or in the store already.
 
     `index` must cover the store. Raises duckdb.Error or KeyIndexError; the caller then rolls back.
     """
     cursor.execute("BEGIN")
     tables = {"spans": rows.spans, "logs": rows.logs, "evaluations": rows.evaluations}
-    inserted = [_insert(cursor, index, name, incoming) for name, incoming in tables.items() if incoming is not None]
+    inserted = [
+        _insert(cursor, index, groups, name, incoming) for name, incoming in tables.items() if incoming is not None
+    ]
     cursor.execute(
         "UPDATE stored.progress SET segment = ?, byte_offset = ?, last_seq = ?",
         [progress.position.segment, progress.position.offset, progress.last_seq],
@@ -61,7 +66,9 @@ def load(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, rows: Tables, progr
     return rows.n_duplicates + sum(part.n_duplicates for part in inserted)
 
 
-def _insert(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, table: str, incoming: pa.Table) -> _Inserted:
+def _insert(
+    cursor: duckdb.DuckDBPyConnection, index: KeyIndex, groups: RowGroups, table: str, incoming: pa.Table
+) -> _Inserted:
     """Inserts what is new or of greater rank than what is stored."""
     cursor.register("incoming", incoming)
     try:
@@ -73,12 +80,12 @@ def _insert(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, table: str, inco
         dropped = {new for new, new_rank, _, old_rank in pairs if new_rank <= old_rank}
         if replaced:
             cursor.execute("INSERT INTO stored.superseded SELECT unnest(?)", [replaced])
-        cursor.execute(
-            f"INSERT INTO stored.{table} BY NAME SELECT * FROM incoming WHERE NOT list_contains(?, seq)", [[*dropped]]
-        )
     finally:
         with contextlib.suppress(duckdb.TransactionException):  # the transaction has failed; the next table replaces it
             cursor.unregister("incoming")
+    if dropped:
+        incoming = incoming.filter(pa.array([seq not in dropped for seq in seqs]))
+    groups.insert(cursor, table, incoming)
     kept = [(key, seq) for key, seq in zip(hashes, seqs, strict=True) if seq not in dropped]
     return _Inserted([key for key, _ in kept], [seq for _, seq in kept], len(pairs))
 

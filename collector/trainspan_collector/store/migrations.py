@@ -56,6 +56,13 @@ UPDATE stored.logs SET untrusted = coalesce(event_name = '{keys.EVALUATION_EVENT
     AND seq + 1 NOT IN (SELECT seq FROM stored.evaluations WHERE NOT untrusted AND NOT on_span);
 """,
     5: "ALTER TABLE stored.spans ADD COLUMN IF NOT EXISTS own_reward BOOLEAN;",
+    # Rows may be empty from here on. Of spans the size of texts and tokens is known; the resource is taken for no larger.
+    6: """
+INSERT INTO meta SELECT 'largest_row_bytes', max(n_bytes)::VARCHAR FROM (
+    SELECT 2 * (richness & (1::BIGINT << 60) - 1) AS n_bytes FROM stored.spans
+    UNION ALL SELECT strlen(body) + strlen(attributes) + strlen(resource) FROM stored.logs
+) HAVING max(n_bytes) > 16384;
+""",
 }
 """Version → SQL that migrates the tables from the version before. When older rows arrived is not known: they count as
 received at the time that they state."""

@@ -1,6 +1,7 @@
 -- Tables (schema `stored`, private) and views (schema `main`, the reading surface of trainspan_schemas/views.py).
 -- Ids are lower-case hex, and times are nanoseconds since the epoch. The columns `*_json`, attributes, resource, events,
 -- links and body are JSON text that keeps types.
+-- A row without `seq` is empty: it only fills its row group (see row_groups.py).
 -- It can also be run on an existing store: columns added by migrations.py are at the end of their table.
 
 CREATE TABLE IF NOT EXISTS meta (key VARCHAR, value VARCHAR);
@@ -113,10 +114,10 @@ CREATE TABLE IF NOT EXISTS stored.evaluations (
 );
 
 CREATE OR REPLACE VIEW stored.live_spans AS
-SELECT * FROM stored.spans s ANTI JOIN stored.superseded d ON d.seq = s.seq;
+SELECT * FROM stored.spans s ANTI JOIN stored.superseded d ON d.seq = s.seq WHERE s.seq IS NOT NULL;
 
 CREATE OR REPLACE VIEW stored.live_evaluations AS
-SELECT * FROM stored.evaluations e ANTI JOIN stored.superseded d ON d.seq = e.seq;
+SELECT * FROM stored.evaluations e ANTI JOIN stored.superseded d ON d.seq = e.seq WHERE e.seq IS NOT NULL;
 
 -- The rollout of each trace with exactly one (rollout, attempt): it is assigned to spans that arrived without identity.
 CREATE OR REPLACE VIEW stored.trace_rollouts AS
@@ -167,16 +168,16 @@ FROM stored.live_spans;
 
 CREATE OR REPLACE VIEW logs AS
 SELECT seq, time_ns, trace_id, span_id, event_name, severity, body, attributes, resource, untrusted
-FROM stored.logs;
+FROM stored.logs
+WHERE seq IS NOT NULL;
 
 CREATE OR REPLACE VIEW calls AS
 SELECT
     i.seq, i.trace_id, i.span_id, i.rollout_id, i.attempt, i.task_id, i.run_id, i.round, i.split, s.agent, s.call_index,
     s.policy_name, s.policy_version, s.prompt_ids, s.completion_ids, s.logprobs, s.finish_reason, s.delivered,
     s.start_ns, s.end_ns, s.untrusted
-FROM stored.span_identities i
-JOIN stored.spans s ON s.seq = i.seq
-WHERE i.is_call;
+FROM (FROM stored.spans WHERE is_call) s
+JOIN stored.span_identities i ON i.seq = s.seq;
 
 -- Each evaluation with its rollout: by its own attribute, else its span's, else its trace's.
 CREATE OR REPLACE VIEW stored.bound_evaluations AS
@@ -184,8 +185,8 @@ SELECT
     e.seq,
     e.trace_id,
     e.span_id,
-    coalesce(e.rollout_id, i.rollout_id, t.rollout_id) AS rollout_id,
-    coalesce(e.attempt, i.attempt, t.attempt) AS attempt,
+    coalesce(e.rollout_id, p.rollout_id, t.rollout_id) AS rollout_id,
+    coalesce(e.attempt, CASE WHEN e.rollout_id IS NULL THEN p.attempt END, t.attempt) AS attempt,
     e.name,
     e.score,
     e.label,
@@ -202,15 +203,17 @@ SELECT
             OR coalesce(p.rollout_status IS NOT NULL OR p.rollout_boundary IS NOT NULL OR p.rollout_calls IS NOT NULL, false)
     END AS of_rollout
 FROM stored.live_evaluations e
-LEFT JOIN stored.live_spans p ON p.trace_id = e.trace_id AND p.span_id = e.span_id
-LEFT JOIN stored.span_identities i ON i.seq = p.seq AND e.rollout_id IS NULL
+LEFT JOIN (
+    FROM stored.live_spans WHERE span_id IN (SELECT span_id FROM stored.live_evaluations WHERE span_id IS NOT NULL)
+) p ON p.trace_id = e.trace_id AND p.span_id = e.span_id
 LEFT JOIN stored.trace_rollouts t ON t.trace_id = e.trace_id AND e.rollout_id IS NULL;
 
 -- Each log record with its rollout: by its own attribute, else its trace's.
 CREATE OR REPLACE VIEW stored.log_rollouts AS
 SELECT l.seq, l.trace_id, coalesce(l.rollout_id, t.rollout_id) AS rollout_id
 FROM stored.logs l
-LEFT JOIN stored.trace_rollouts t ON t.trace_id = l.trace_id AND l.rollout_id IS NULL;
+LEFT JOIN stored.trace_rollouts t ON t.trace_id = l.trace_id AND l.rollout_id IS NULL
+WHERE l.seq IS NOT NULL;
 
 CREATE OR REPLACE VIEW evaluations AS
 SELECT seq, trace_id, span_id, rollout_id, name, score, label, explanation, source, time_ns, untrusted

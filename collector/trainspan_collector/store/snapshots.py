@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from trainspan_collector.store.database import Database
 from trainspan_collector.store.duckdb_errors import first_line
+from trainspan_collector.store.row_groups import largest_row_bytes, rows_at_once
 from trainspan_collector.store.sql_process import SqlLimits, SqlProcess, SqlServer
 from trainspan_schemas.errors import StoreError
 
 __all__ = ["Readers", "Snapshot"]
 
-_ROWS_PER_BATCH = 2048
 _END_AGAIN_S = 0.5
 _MOST_QUERIES = 4
 
@@ -36,6 +36,7 @@ class Snapshot:
         try:
             self._cursor.execute("BEGIN TRANSACTION READ ONLY")
             [(last_seq,)] = self._cursor.execute("SELECT last_seq FROM stored.progress").fetchall()
+            self._rows_at_once = rows_at_once(largest_row_bytes(self._cursor))
         except duckdb.Error as error:
             self._cursor.close()
             raise StoreError(f"cannot read the store: {first_line(error)}") from error
@@ -43,7 +44,7 @@ class Snapshot:
 
     def query(self, sql: str, parameters: Mapping[str, object]) -> pa.RecordBatchReader:
         """Streams the rows; nothing is held in memory but the next few batches."""
-        return self._cursor.sql(sql, params=dict(parameters)).to_arrow_reader(_ROWS_PER_BATCH)
+        return self._cursor.sql(sql, params=dict(parameters)).to_arrow_reader(self._rows_at_once)
 
     @property
     def cursor(self) -> duckdb.DuckDBPyConnection:

@@ -7,6 +7,7 @@ through the collector.
 
 import contextlib
 import json
+import os
 import select
 import shutil
 import socket
@@ -40,6 +41,7 @@ class Frozen:
     log: int | None
     log_bytes: int
     last_seq: int
+    largest_row_bytes: int
     folder: Path
     """Sorts and joins that need more memory may write here."""
 
@@ -103,6 +105,7 @@ class SqlServer:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"},  # Arrow's own reserves a GiB, which counts
             )
 
     def _stop(self) -> None:
@@ -133,6 +136,7 @@ class SqlProcess:
             "log_bytes": frozen.log_bytes,
             "memory_bytes": limits.memory_bytes,
             "seconds": limits.seconds,
+            "largest_row_bytes": frozen.largest_row_bytes,
             "folder": self._folder,
             "spill_bytes": max(_LEAST_SPILL_BYTES, shutil.disk_usage(frozen.folder).free // _SPILL_PART),
         }

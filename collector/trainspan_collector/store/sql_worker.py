@@ -21,20 +21,26 @@ import fsspec
 import pyarrow as pa
 
 from trainspan_collector.network.flight_messages import flight_data, parts_of
+from trainspan_collector.runtime.memory import bound_freed_memory
+from trainspan_collector.store.duckdb_errors import first_line, lacks_memory
+from trainspan_collector.store.row_groups import rows_at_once, scan_settings, threads_within
 from trainspan_collector.store.sql_messages import END, FAILED, HEAD, MESSAGE, REFUSED
 
 __all__ = ["main"]
 
 _STORE: Final = "frozen://store"
-_ROWS_PER_BATCH: Final = 2048
 _MOST_DESCRIPTORS: Final = 4
+_BLOCK_BYTES: Final = 1024 * 1024
+_KEPT_BYTES: Final = 32 * 1024 * 1024
+_HUGE_PER_MEMORY: Final = 1024
+"""If fewer than these of the largest rows fit into the process's memory, they are huge."""
 _MOST_THREADS: Final = 4
 """Each one's stack counts against the memory limit: 8 MiB."""
-_LACKS_MEMORY: Final = ("bad_alloc", "failed to allocate", "failed to pin", "malloc of size", "realloc of size")
 
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who end
+    bound_freed_memory(_BLOCK_BYTES, _KEPT_BYTES)
     with socket.socket(fileno=int(sys.argv[1])) as control:
         while True:
             data, descriptors, _, _ = socket.recv_fds(control, 1, _MOST_DESCRIPTORS)
@@ -58,13 +64,15 @@ def _run(task_file: int, answer: int, *files: int) -> NoReturn:
     _bound_memory(task["memory_bytes"])
     try:
         try:
-            reader = _select(_open(task, files), task["sql"])
+            reader = _select(_open(task, files), task["sql"], rows_at_once(task["largest_row_bytes"]))
         except (duckdb.Error, ValueError, MemoryError) as error:
             _tell(out, *_explained(error, task, REFUSED))
             os._exit(0)
         try:
             _write(out, reader, task["metadata"])
-        except (duckdb.Error, pa.ArrowException, MemoryError) as error:
+        except ConnectionError:
+            raise
+        except (duckdb.Error, pa.ArrowException, MemoryError, OSError) as error:  # Arrow's for DuckDB's is OSError
             _tell(out, *_explained(error, task, FAILED))
     except OSError:  # the reader is gone
         pass
@@ -86,19 +94,27 @@ def _bound_memory(memory_bytes: int) -> None:
 
 
 def _open(task: dict[str, Any], files: tuple[int, ...]) -> duckdb.DuckDBPyConnection:
-    """The store as it was, read-only, without access to anything else."""
+    """The store as it was, read-only, without access to anything else.
+
+    DuckDB does not count all that rows take while it reads them, from its log too, and returns them: with rows of 4 MiB it is
+    more than 200 MiB in each thread. So with huge rows its own limit is lower, and it has fewer threads.
+    """
     file, *log = files
     sizes = {_STORE: (file, os.fstat(file).st_size)}
     if log:
         sizes[f"{_STORE}.wal"] = (log[0], task["log_bytes"])
+    has_huge_rows = _HUGE_PER_MEMORY * task["largest_row_bytes"] > task["memory_bytes"]
+    memory_bytes = task["memory_bytes"] // (8 if has_huge_rows else 2)
+    n_threads = min(_MOST_THREADS, threads_within(memory_bytes))
     connection = duckdb.connect(
         config={
             "python_enable_replacements": "false",
             "autoload_known_extensions": "false",
-            "memory_limit": f"{task['memory_bytes'] // 2 // 2**20}MiB",
+            "memory_limit": f"{memory_bytes // 2**20}MiB",
             "temp_directory": task["folder"],
             "max_temp_directory_size": f"{task['spill_bytes'] // 2**20}MiB",
-            "threads": str(min(_MOST_THREADS, os.cpu_count() or 1)),
+            "threads": str(n_threads),
+            **scan_settings(task["largest_row_bytes"], memory_bytes, n_threads),
         }
     )
     connection.register_filesystem(_Frozen(sizes))
@@ -109,23 +125,22 @@ def _open(task: dict[str, Any], files: tuple[int, ...]) -> duckdb.DuckDBPyConnec
     return connection
 
 
-def _select(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.RecordBatchReader:
+def _select(connection: duckdb.DuckDBPyConnection, sql: str, n_rows: int) -> pa.RecordBatchReader:
     """Raises ValueError for anything but exactly one SELECT."""
     kinds = [statement.type for statement in connection.extract_statements(sql)]
     if kinds != [duckdb.StatementType.SELECT]:
         found = ", ".join(kind.name for kind in kinds) or "nothing"
         raise ValueError(f"the store is read with exactly one SELECT statement; this is {found}")
-    return connection.sql(sql).to_arrow_reader(_ROWS_PER_BATCH)
+    return connection.sql(sql).to_arrow_reader(n_rows)
 
 
 def _write(out: socket.socket, reader: pa.RecordBatchReader, metadata: dict[str, str]) -> None:
     written = _Parts()
     with pa.ipc.new_stream(written, reader.schema.with_metadata(metadata)) as stream:
         _send(out, written)
-        for batch in reader:
-            for part in parts_of(batch.replace_schema_metadata(metadata)):
-                stream.write_batch(part)
-                _send(out, written)
+        for part in parts_of(reader):
+            stream.write_batch(part.replace_schema_metadata(metadata))
+            _send(out, written)
     _send(out, written)  # the schema, if there was no row
     _tell(out, END, "")
 
@@ -146,9 +161,8 @@ def _tell(out: socket.socket, kind: int, line: str) -> None:
 
 def _explained(error: Exception, task: dict[str, Any], otherwise: int) -> tuple[int, str]:
     """Kind and line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    line = lines[0] if lines else type(error).__name__
-    if isinstance(error, (duckdb.OutOfMemoryException, MemoryError)) or any(words in line for words in _LACKS_MEMORY):
+    line = first_line(error)
+    if lacks_memory(error):
         return FAILED, f"{line}: raise sql_memory_bytes in [collector], which is {task['memory_bytes']}"
     return otherwise, line
 

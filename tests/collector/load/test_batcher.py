@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.support.collector import CollectorProcess, event, export, get, select, span, trace_id, trace_request
+from tests.support.collector import CollectorProcess, event, export, get, span, trace_id, trace_request
 from trainspan_collector.journal.frames import HEADER_BYTES, Signal
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.quarantine import Quarantine
@@ -83,7 +83,8 @@ def test_a_split_batch_numbers_on_from_where_it_was_cut(tmp_path: Path) -> None:
     journal, _ = _journal(tmp_path, [1, 2, 3, 4])
     [entry], _ = journal.read(START.position, 10**6)
     batch.add(entry.frame)
-    rest = batch.split(2)
+    rest = batch.split(2, 10**6)
+    assert rest is not None
     assert ([row.seq for row in batch.spans], batch.last_seq) == ([1, 2], 2)
     assert ([row.seq for row in rest.spans], [row.seq for row in rest.evaluations], rest.last_seq) == ([3, 5], [4], 5)
     journal.close()
@@ -92,7 +93,8 @@ def test_a_split_batch_numbers_on_from_where_it_was_cut(tmp_path: Path) -> None:
 def test_a_request_larger_than_two_row_groups_is_all_there(collector: CollectorProcess) -> None:
     n_spans = 2 * ROW_GROUP_ROWS + 100
     export(collector.address, *(span(77, number) for number in range(1, n_spans + 1)))
-    query = f"SELECT count(*), max(seq) - min(seq) FROM spans WHERE trace_id = '{trace_id(77).hex()}'"
-    assert select(collector.address, query) == [(n_spans, n_spans - 1)]
+    query = f"SELECT count(*) AS n, max(seq) - min(seq) AS width FROM spans WHERE trace_id = '{trace_id(77).hex()}'"
+    [found] = get(collector.address, {"sql": query, "wait_ms": 60_000}).to_pylist()
+    assert found == {"n": n_spans, "width": n_spans - 1}
     answer = get(collector.address, {"sql": "SELECT max(seq) AS seq FROM spans"})
     assert answer.schema.metadata[b"watermark"] == str(answer["seq"][0].as_py()).encode()

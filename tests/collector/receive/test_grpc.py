@@ -179,16 +179,21 @@ def test_a_thousand_bad_spans_do_not_make_a_thousand_line_message(collector: Col
 
 
 def _body_of(n_bytes: int, trace: int) -> bytes:
-    body = trace_request(span(trace, 1, {"text": "a" * (n_bytes - 200)})).SerializeToString()
-    missing = n_bytes - len(body)
-    return trace_request(span(trace, 1, {"text": "a" * (n_bytes - 200 + missing)})).SerializeToString()
+    """Eight spans of about the same size."""
+    spans = [span(trace, number, {"text": "a" * (n_bytes // 8)}) for number in range(1, 8)]
+
+    def of(last_bytes: int) -> bytes:
+        return trace_request(*spans, span(trace, 8, {"text": "a" * last_bytes})).SerializeToString()
+
+    about = n_bytes // 8 - 1000
+    return of(about + n_bytes - len(of(about)))
 
 
 def test_a_request_of_64_mib_is_stored_and_one_byte_more_is_refused_for_good(collector: CollectorProcess) -> None:
     largest = _body_of(64 * MIB, 103)
     assert len(largest) == 64 * MIB
     assert send(collector.address, TRACES, largest) == b""
-    assert len(_stored(collector, 103)) == 1
+    assert len(_stored(collector, 103)) == 8
     before = _refused_as_too_large(collector)
     error = _refusal(collector, TRACES, largest + b"\x00")
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -4,6 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
+import pytest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.support.collector import (
@@ -11,6 +14,8 @@ from tests.support.collector import (
     CollectorProcess,
     event,
     export,
+    export_logs,
+    get,
     key_values,
     read,
     running,
@@ -22,6 +27,7 @@ from tests.support.collector import (
 )
 from trainspan_collector.rows.promoted import PROMOTED
 from trainspan_collector.store.database import Database
+from trainspan_collector.store.row_groups import largest_row_bytes, rows_at_once
 from trainspan_schemas import keys
 from trainspan_schemas.views import CALL_FACTS, STORE_VERSION, VIEWS
 
@@ -75,6 +81,7 @@ def test_a_migrated_store_reads_as_if_the_collector_of_now_had_taken_its_spans(t
     store = tmp_path / "spans.duckdb"
     with running(store) as collector:
         export(collector.address, *_various_spans())
+        get(collector.address, {"sql": "SELECT 1", "wait_ms": 60_000})  # all is loaded
         before = {name: read(collector.address, name) for name in ("spans", "calls")}
     with duckdb.connect(str(store)) as connection:
         for column in PROMOTED:
@@ -155,6 +162,30 @@ def test_a_store_that_is_larger_than_the_memory_is_migrated(tmp_path: Path) -> N
     )
     assert found.fetchall() == [(150_000, 150_000)]
     database.close()
+
+
+@pytest.mark.parametrize(("of_span", "of_log", "rows_at_a_time"), [(1, 1, 2048), (500_000, 1, 16), (1, 10**6, 16)])
+def test_a_store_of_version_5_is_read_by_the_size_of_its_largest_row(
+    tmp_path: Path, of_span: int, of_log: int, rows_at_a_time: int
+) -> None:
+    store = tmp_path / "spans.duckdb"
+    with running(store) as collector:
+        export(collector.address, span(1, 1, {"text": "x" * of_span}), span(1, 2))
+        export_logs(collector.address, LogRecord(time_unix_nano=1, body=AnyValue(string_value="x" * of_log)))
+        before = read(collector.address, "spans"), read(collector.address, "logs")
+    with duckdb.connect(str(store)) as connection:
+        connection.execute("DELETE FROM meta")
+        connection.execute("INSERT INTO meta VALUES ('schema_version', '5')")
+        for table in ("spans", "logs"):  # of this version alone
+            connection.execute(f"DELETE FROM stored.{table} WHERE seq IS NULL")
+    database = Database(store, memory_bytes=2**27)
+    assert database.migrated_from == 5
+    assert rows_at_once(largest_row_bytes(database.cursor())) == rows_at_a_time
+    database.close()
+    with running(store) as migrated:
+        export(migrated.address, span(1, 3))
+        assert (read(migrated.address, "spans")[:2], read(migrated.address, "logs")) == before
+        assert len(read(migrated.address, "spans")) == 3
 
 
 def test_a_migration_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> None:

@@ -251,8 +251,8 @@ def test_a_clock_that_jumps_years_back_and_forth_loses_and_reorders_nothing(tmp_
         assert _numbers(again) == [1, 2, 3, 4]
 
 
-def test_spans_too_large_for_the_memory_limit_make_the_store_open_again_with_more(tmp_path: Path) -> None:
-    with running(tmp_path / "spans.duckdb", duckdb_memory_bytes=64 * MIB, load_interval_s=0.05) as collector:
+def test_a_row_group_larger_than_the_memory_limit_makes_the_store_open_again_with_more(tmp_path: Path) -> None:
+    with running(tmp_path / "spans.duckdb", duckdb_memory_bytes=12 * MIB, load_interval_s=0.05) as collector:
         for trace in range(1, 5):
             texts = [_text(trace * 100 + number, 2_000_000) for number in range(10)]
             spans = [span(trace, number, {"text": text}) for number, text in enumerate(texts, start=1)]

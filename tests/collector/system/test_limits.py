@@ -147,7 +147,7 @@ def test_a_request_that_was_cut_is_stored_whole_in_order_with_its_resource_and_s
     other = whole.resource_spans.add()
     other.scope_spans.add().spans.append(span(31, 20_000, {"text": "y" * 3 * MIB}))
     answer = send(collector.address, TRACES, whole.SerializeToString())
-    assert b"1 spans rejected" in answer
+    assert b"1 rejected" in answer
     rows = select(
         collector.address,
         f"SELECT name, service_name, scope_name FROM spans WHERE trace_id = '{trace_id(31).hex()}' ORDER BY seq",

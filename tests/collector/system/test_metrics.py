@@ -69,7 +69,7 @@ def test_the_counters_add_up_to_what_was_sent(tmp_path: Path) -> None:
             ("accepted_requests_total", "logs", "grpc"): 1,
             ("accepted_requests_total", "metrics", "http"): 1,
             ("accepted_items_total", "traces"): 7,
-            ("rejected_items_total", "traces"): 1,
+            ("rejected_items_total", "invalid_id", "traces"): 1,
             ("refused_requests_total", "invalid", "http"): 1,
             ("duplicates_total",): 1,
             ("spans_total", "trainspan"): 2,

@@ -69,17 +69,17 @@ def test_a_journal_that_may_open_no_segment_refuses_what_it_cannot_keep_and_take
     with running(tmp_path / "s.duckdb", load_interval_s=0.05) as collector:
         with channel(collector.address) as opened:
             export = opened.unary_unary(TRACES)
-            export(body(1, n_bytes=SEGMENT_BYTES), timeout=20)  # the next request begins a segment
-            wait_until(lambda: len(read(collector.address, "spans")) == 1)
+            export(body(1, 2, n_bytes=SEGMENT_BYTES // 2), timeout=20)  # the next request begins a segment
+            wait_until(lambda: len(read(collector.address, "spans")) == 2)
             with no_file_more(collector):
                 for _ in range(3):
                     with pytest.raises(grpc.RpcError) as refused:
-                        export(body(2), timeout=20)
+                        export(body(3), timeout=20)
                     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
                 time.sleep(0.5)
                 assert collector.process.poll() is None
-            export(body(2), timeout=20)
-        assert [row["span_id"][-1] for row in read(collector.address, "spans")] == ["1", "2"]
+            export(body(3), timeout=20)
+        assert [row["span_id"][-1] for row in read(collector.address, "spans")] == ["1", "2", "3"]
         assert collector.terminate() == 0
 
 
