@@ -1,5 +1,6 @@
 """The cost of loading into a large store: CPU of a batch of 2,048 spans at each store size, for new and for repeated spans.
 
+The least favorable batch repeats spans from all over the store, as an exporter that sends old spans again, or an attacker, does.
 The spans of benchmarks/collector.py are loaded; the others are inserted by SQL with little more than their ids, since only
 ids are looked up. `TRAINSPAN_BENCH_STORED` sets other sizes.
 """
@@ -8,10 +9,13 @@ import os
 import tempfile
 import time
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
+
+import pyarrow as pa
 
 from benchmarks.support.export_requests import SPANS_PER_REQUEST, requests
 from tests.support.filling import Filling
@@ -24,23 +28,36 @@ from trainspan_collector.store.insert import load
 
 __all__ = ["measure"]
 
-_SIZES: Final = "1_000_000,10_000_000"
-_BATCHES: Final = 16
+_SIZES: Final = "250_000,1_000_000,4_000_000"
+_ROUNDS: Final = 12
+_POOREST, _RICHEST = 0, 2**63 - 1
 _AT_ONCE: Final = 1_000_000
 _BODIES: Final = requests(0)
 _MEMORY_BYTES: Final = 144 * 2**20  # the default of duckdb_memory_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies of stored spans, in a batch whose other spans are new."""
+
+    n_spans: int
+    richness: int
+
+
+_UNFAVORABLE: Final = {
+    "sent_again_from_all_over": Copies(ROW_GROUP_ROWS, _POOREST),
+    "replacing_all_over": Copies(ROW_GROUP_ROWS, _RICHEST),
+    "one_sent_again": Copies(1, _POOREST),  # the batch no longer fills a row group
+}
+
+
 def measure() -> dict[str, Any]:
-    """Figures at each size, and their ratios to the cost at a million stored spans."""
+    """Figures at each size."""
     sizes = [int(text) for text in os.environ.get("TRAINSPAN_BENCH_STORED", _SIZES).split(",")]
     with tempfile.TemporaryDirectory(prefix="trainspan-bench-") as folder:
         database = Database(Path(folder) / "spans.duckdb", memory_bytes=_MEMORY_BYTES)
         with closing(database), closing(Filling(database, Path(folder) / "keys")) as filling:
             figures = {f"at_{size}": _at(filling, database, Path(folder), size) for size in sizes}
-    new = {size: figures[f"at_{size}"]["new_us_per_span"] for size in sizes}
-    if len(sizes) > 1 and 1_000_000 in new:
-        figures["ratio_to_a_million"] = {str(size): round(cost / new[1_000_000], 2) for size, cost in new.items()}
     return figures
 
 
@@ -58,15 +75,13 @@ def _at(filling: Filling, database: Database, folder: Path, size: int) -> dict[s
     made_us = 1e6 * (time.process_time() - began_cpu) / max(1, filling.last_seq)
     made_s = time.monotonic() - began
     memory_mib = _memory_mib()
-    batches = [_tables(filling) for _ in range(_BATCHES)]
-    new = [_load(filling, tables) for tables in batches]
-    database.checkpoint()
-    recent = [_load(filling, tables) for tables in batches[-4:]]
-    old = [_load_old(filling, size) for _ in range(4)] if size else []
+    rounds = [_round(filling, database, size, number) for number in range(_ROUNDS)]
+    new, recent, *old = (median(costs) for costs in zip(*rounds, strict=True))
     return {
-        "new_us_per_span": round(median(new), 1),
-        "sent_again_at_once_us_per_span": round(median(recent), 1),
-        "sent_again_from_all_over_us_per_span": round(median(old), 1) if old else None,
+        "new_us_per_span": round(new, 1),
+        "sent_again_at_once_us_per_span": round(recent, 1),
+        **{f"{name}_us_per_span": round(cost, 1) for name, cost in zip(_UNFAVORABLE, old, strict=True)},
+        "worst_ratio_to_new": round(max(recent, *old) / new, 2),
         "index_made_anew_us_per_span": round(made_us, 2),
         "index_made_anew_s": round(made_s, 1),
         "filled_us_per_span": round(filling_us, 2),
@@ -76,6 +91,18 @@ def _at(filling: Filling, database: Database, folder: Path, size: int) -> dict[s
         ),
         "memory_mib": memory_mib,
     }
+
+
+def _round(filling: Filling, database: Database, size: int, number: int) -> list[float]:
+    """The costs of a batch of new spans, of the same again, and of each of _UNFAVORABLE.
+
+    They take turns, so that other work on the machine hits all of them.
+    """
+    tables = _tables(filling)
+    costs = [_load(filling, tables), _load(filling, tables)]
+    costs += [_load(filling, _with_copies(filling, size, number, copies)) for copies in _UNFAVORABLE.values()]
+    database.checkpoint()
+    return costs
 
 
 def _tables(filling: Filling) -> Tables:
@@ -88,25 +115,28 @@ def _tables(filling: Filling) -> Tables:
 
 
 def _load(filling: Filling, tables: Tables) -> float:
-    """Microseconds of CPU per span, including RocksDB's threads."""
+    """Microseconds of CPU per span, including RocksDB's threads but not the checkpoint."""
     began = time.process_time()
     filling.index.cover(filling.cursor)
     load(filling.cursor, filling.index, filling.row_groups, tables, Progress(Position(1, 1), filling.last_seq))
     return 1e6 * (time.process_time() - began) / tables.n_spans
 
 
-def _load_old(filling: Filling, size: int) -> float:
-    """The same for copies of stored spans that are far apart."""
+def _with_copies(filling: Filling, size: int, number: int, copies: Copies) -> Tables:
+    """A batch with copies of stored spans from all over the store; each `number` has others."""
     step = size // ROW_GROUP_ROWS
-    rows = filling.cursor.sql(f"FROM stored.spans WHERE seq % {step} = {step // 2} AND seq <= {size}").to_arrow_table()
+    place = number * step // _ROUNDS
+    query = f"FROM stored.live_spans WHERE seq % {step} = {place} AND seq <= {size} LIMIT {copies.n_spans}"
+    stored = filling.cursor.sql(query).to_arrow_table()
     tables = _tables(filling)
     assert tables.spans is not None
-    n_rows = min(rows.num_rows, tables.spans.num_rows)
-    spans = tables.spans.slice(0, n_rows)
+    again, others = tables.spans.slice(0, stored.num_rows), tables.spans.slice(stored.num_rows)
     for name in ("span_key", "trace_id", "span_id"):
-        index = spans.schema.get_field_index(name)
-        spans = spans.set_column(index, name, rows[name].slice(0, n_rows).cast(spans.schema.field(name).type))
-    return _load(filling, Tables(spans, None, None, 0, tables.tally))
+        column = again.schema.get_field_index(name)
+        again = again.set_column(column, name, stored[name].cast(again.schema.field(name).type))
+    richness = pa.repeat(copies.richness, stored.num_rows).cast(pa.int64())
+    again = again.set_column(again.schema.get_field_index("richness"), "richness", richness)
+    return Tables(pa.concat_tables([again, others]), None, None, 0, tables.tally)
 
 
 def _memory_mib() -> int:

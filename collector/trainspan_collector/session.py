@@ -8,9 +8,10 @@ from types import TracebackType
 from trainspan_collector.journal.backlog import Backlog
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.quarantine import Quarantine
-from trainspan_collector.load.committer import Committer
+from trainspan_collector.load.committer import Chore, Committer
 from trainspan_collector.load.loader import Loader
 from trainspan_collector.maintenance.actions import Maintenance
+from trainspan_collector.maintenance.replaced_rows import ReplacedRows
 from trainspan_collector.maintenance.retention import Retention
 from trainspan_collector.maintenance.rewrite import remove_leftovers
 from trainspan_collector.query.flight_server import Reading
@@ -57,6 +58,9 @@ class StoreSession:
         quarantine = Quarantine(store.with_name(store.name + ".quarantine"))
         index = KeyIndex(store.with_name(store.name + ".keys"))
         cleanup.callback(index.close)
+        chores: list[Chore] = [ReplacedRows()]
+        if settings.retention_days is not None:
+            chores.append(Retention(settings.retention_days, index))
         committer = Committer(
             database,
             journal,
@@ -72,7 +76,7 @@ class StoreSession:
             interval_s=settings.load_interval_s,
             max_bytes=settings.load_max_bytes,
             on_failure=on_failure,
-            retention=None if settings.retention_days is None else Retention(settings.retention_days),
+            chores=chores,
         )
         backlog = Backlog(journal, lambda: loader.position, least_bytes=settings.load_max_bytes)
         maintenance = Maintenance(

@@ -14,7 +14,7 @@ from trainspan_schemas import keys
 
 __all__ = ["CALL_FACTS", "STORE_VERSION", "VIEWS"]
 
-STORE_VERSION: Final = 6
+STORE_VERSION: Final = 7
 """Version of the tables under the views; kept in the store's `meta` table."""
 
 CALL_FACTS: Final = (

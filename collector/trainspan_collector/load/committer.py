@@ -112,11 +112,12 @@ class Committer:
     def apply(self, chore: Chore) -> None:
         """Runs a chore, or postpones it if memory or disk is short."""
         try:
+            self.cover_keys()
             with self._database.writing:
                 chore.apply(self._cursor)
         except _MAY_PASS as error:
             self._roll_back()
-            log.warning("retention put off error=%r", first_line(error))
+            log.warning("%s put off error=%r", type(chore).__name__, first_line(error))
 
     def checkpoint_if_due(self) -> None:
         """Checkpoints if the write-ahead log or the loaded part of the journal is large."""

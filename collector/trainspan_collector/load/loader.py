@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import duckdb
 
@@ -52,7 +52,7 @@ class Loader:
         interval_s: float,
         max_bytes: int,
         on_failure: Callable[[], None],
-        retention: Chore | None = None,
+        chores: Sequence[Chore] = (),
     ) -> None:
         """`on_failure` is called when loading cannot continue."""
         self._journal = journal
@@ -62,7 +62,7 @@ class Loader:
         self._interval_s = interval_s
         self._max_bytes = max_bytes
         self._on_failure = on_failure
-        self._retention = retention
+        self._chores = chores
         self._batcher: Batcher | BatcherProcess = self._batcher_here()
         self._may_start_process = True
         self._n_waiting = 0
@@ -159,7 +159,7 @@ class Loader:
         while True:
             stopping = self._stopping.is_set()
             self._do_jobs()
-            self._expire()
+            self._do_chores()
             if not self._journal.wait_for_bytes(self.position, 1, 0 if stopping else _CHECKPOINT_IDLE_S):
                 if stopping:
                     return
@@ -203,9 +203,10 @@ class Loader:
                 job.finish(None)
             self._committer.reconnect()
 
-    def _expire(self) -> None:
-        if self._retention is not None and self._retention.is_due():
-            self._committer.apply(self._retention)
+    def _do_chores(self) -> None:
+        for chore in self._chores:
+            if chore.is_due():
+                self._committer.apply(chore)
 
     def _load(self) -> None:
         was_full = self._batcher.is_full

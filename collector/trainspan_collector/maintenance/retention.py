@@ -11,6 +11,7 @@ from typing import Final
 import duckdb
 
 from trainspan_collector.maintenance.selection import GONE, Criteria, select
+from trainspan_collector.store.key_index import KeyIndex
 
 __all__ = ["Retention"]
 
@@ -23,7 +24,8 @@ _DAY_NS: Final = 86_400 * 10**9
 class Retention:
     """Used by the loader's thread. The space of deleted rows is reused; `compact` returns it to the disk."""
 
-    def __init__(self, days: float, *, interval_s: float = _INTERVAL_S) -> None:
+    def __init__(self, days: float, index: KeyIndex, *, interval_s: float = _INTERVAL_S) -> None:
+        self._index = index
         self._age_ns = int(days * _DAY_NS)
         self._interval_s = interval_s
         self._due = time.monotonic()
@@ -33,23 +35,20 @@ class Retention:
         return time.monotonic() >= self._due
 
     def apply(self, cursor: duckdb.DuckDBPyConnection) -> int:
-        """Deletes what is too old, in one transaction; returns the number of rows."""
+        """Deletes what is too old, in one transaction; returns the number of rows. The key index must cover the store."""
         self._due = time.monotonic() + self._interval_s
         before_ns = self._began_ns + _since_boot_ns() - self._age_ns
         selection = select(cursor, Criteria(before_ns=before_ns))
         selection.register(cursor)
-        cursor.execute("BEGIN")
         n_rows = 0
-        for table in ("spans", "logs", "evaluations"):
-            [(n_deleted,)] = cursor.execute(f"DELETE FROM stored.{table} WHERE {GONE}", selection.parameters).fetchall()
-            n_rows += n_deleted
-            cursor.execute(f"DELETE FROM stored.{table} WHERE seq IS NULL AND received_ns < ?", [before_ns])
-        cursor.execute(
-            "DELETE FROM stored.superseded WHERE seq NOT IN"
-            " (SELECT seq FROM stored.spans WHERE seq IS NOT NULL"
-            " UNION ALL SELECT seq FROM stored.evaluations WHERE seq IS NOT NULL)"
-        )
-        cursor.execute("COMMIT")
+        with self._index.forgetting(cursor, GONE, selection.parameters):
+            for table in ("spans", "evaluations"):
+                gone = f"SELECT seq FROM stored.{table} WHERE seq IN (SELECT seq FROM stored.superseded) AND {GONE}"
+                cursor.execute(f"DELETE FROM stored.superseded WHERE seq IN ({gone})", selection.parameters)
+            for table in ("spans", "logs", "evaluations"):
+                delete = f"DELETE FROM stored.{table} WHERE {GONE}"
+                n_rows += cursor.execute(delete, selection.parameters).fetchall()[0][0]
+                cursor.execute(f"DELETE FROM stored.{table} WHERE seq IS NULL AND received_ns < ?", [before_ns])
         if n_rows:
             log.warning("retention traces=%d rows=%d", selection.traces.num_rows, n_rows)
         return n_rows

@@ -20,6 +20,8 @@ from trainspan_collector.store.row_groups import GROUP_BYTES, largest_row_bytes,
 __all__ = ["Rewriting", "remove_leftovers"]
 
 _TABLES = ("spans", "logs", "evaluations")
+_REPLACED_SINCE = "SELECT seq, by_seq FROM stored.superseded WHERE seq <= $copied_to AND by_seq > $copied_to"
+"""SQL of the rows that were copied before they were replaced."""
 
 
 class Rewriting:
@@ -33,22 +35,20 @@ class Rewriting:
         self._target = Database(self.path, memory_bytes=memory_bytes)
         self._row_groups = self._target.row_groups()
         self._copied_to = 0
-        self._superseded: set[int] = set()
         self.rows: dict[str, int] = dict.fromkeys(_TABLES, 0)
         """Rows copied, by table."""
 
     def copy(self, source: duckdb.DuckDBPyConnection, up_to_seq: int) -> None:
         """Copies the rows up to `up_to_seq` that are not copied yet, except those replaced by richer ones."""
-        superseded = {seq for (seq,) in source.execute("SELECT seq FROM stored.superseded").fetchall()}
         target = self._target.cursor()
         for table in _TABLES:
             for rows in _row_groups(self._reader(source, table, up_to_seq)):
                 self._row_groups.insert(target, table, rows)
                 self.rows[table] += rows.num_rows
-        replaced = [seq for seq in superseded - self._superseded if seq <= self._copied_to]
-        if replaced:  # copied before they were replaced
-            target.execute("INSERT INTO stored.superseded SELECT unnest(?)", [replaced])
-        self._superseded, self._copied_to = superseded, up_to_seq
+        since = source.sql(_REPLACED_SINCE, params={"copied_to": self._copied_to}).to_arrow_table()
+        if since.num_rows:
+            target.from_arrow(since).insert_into("stored.superseded")
+        self._copied_to = up_to_seq
 
     def finish(self, progress: Progress) -> None:
         """Records how far the rows are loaded, and writes everything to disk."""

@@ -65,10 +65,14 @@ def verify(
 
 def _index(index: KeyIndex, cursor: duckdb.DuckDBPyConnection, up_to_seq: int) -> list[str]:
     try:
-        n_lacking = index.count_lacking(cursor, up_to_seq)
+        n_lacking, n_unknown = index.compare(cursor, up_to_seq)
     except (duckdb.Error, KeyIndexError) as error:
         return [f"the key index cannot be checked: {first_line(error)}"]
-    return [f"{n_lacking} rows missing in the key index"] if n_lacking else []
+    counts = {
+        "rows missing in the key index": n_lacking,
+        "keys in the index of rows that are not stored": n_unknown,
+    }
+    return [f"{count} {words}" for words, count in counts.items() if count]
 
 
 def _journal(journal: Journal) -> tuple[int, list[str]]:

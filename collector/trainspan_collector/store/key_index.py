@@ -1,21 +1,28 @@
-"""Index from keys to the store's rows: a RocksDB database next to the store, so that the cost of finding duplicates does not depend
-on how many rows are stored.
+"""Index from keys to the store's rows: a RocksDB database next to the store. It alone decides what is a duplicate, so that this
+costs the same however many rows are stored, and wherever they are.
 
-It is a cache. It knows up to which `seq` it has every row, and adds what is missing when the next batch is loaded: all rows if it
-is missing, damaged or from another state of the store. Its answers are checked in the store (see store/insert.py), so it may
-contain deleted rows, but must not lack any.
+It holds exactly the rows that no richer copy replaced, with what copies are compared by. No stored row is read for a look-up,
+so a key of a row that is not stored would lose the next copy of that row. Therefore:
+
+- Keys are added after the commit of their rows. The index knows up to which `seq` it has every row, and adds what is missing
+  before the next batch is loaded.
+- The store has an `epoch`, a random name that changes in every transaction that deletes such rows, and with every new file. The index
+  takes over the new name once it has forgotten the keys of those rows.
+- It is rebuilt if it is missing, damaged, of another epoch, or has rows that the store does not.
 
 Keys are hashed with a secret salt, because senders choose ids.
 """
 
 import contextlib
+import json
 import logging
 import secrets
 import shutil
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import duckdb
 import pyarrow as pa
@@ -24,7 +31,7 @@ from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdic
 from trainspan_collector.runtime.threads import named
 from trainspan_schemas.errors import StoreError
 
-__all__ = ["KeyIndex", "KeyIndexError"]
+__all__ = ["Copy", "KeyIndex", "KeyIndexError"]
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +41,19 @@ _KEYS: Final[Mapping[str, str]] = {
     "evaluations": "'evaluation ' || hex(key)",
 }
 """Table → SQL expression that identifies a row among the rows of all tables."""
+_RANKS: Final[Mapping[str, str]] = {
+    "spans": "richness",
+    "logs": "0",
+    "evaluations": "2 * (NOT untrusted)::INTEGER + on_span::INTEGER",
+}
+"""Table → SQL expression of a row's rank."""
 _LIVE: Final[Mapping[str, str]] = {"spans": "live_spans", "logs": "logs", "evaluations": "live_evaluations"}
 """Table → relation of its rows that no richer one replaced."""
+_STATE: Final = "SELECT last_seq, (SELECT value FROM meta WHERE key = 'epoch') FROM stored.progress"
 
-_SALT: Final = b"salt"
-_COVERED: Final = b"covered"
-_SEQ: Final = struct.Struct("<q")
+_HEADER: Final = b"header"
+_FORMAT: Final = 2
+_COPY: Final = struct.Struct("<qq")
 _SALT_BYTES: Final = 16
 _ROWS_AT_ONCE: Final = 20_480
 _CHECKED_ROWS: Final = 2048
@@ -60,59 +74,121 @@ class KeyIndexError(StoreError):
     """The index cannot be read or written now. Nothing is lost: it can be rebuilt from the store."""
 
 
+class Copy(NamedTuple):
+    """A row, as far as it is compared with others of the same key."""
+
+    seq: int
+    rank: int
+    """The copy of the greatest rank stays; of several, the first one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What the index knows of itself, written in one batch with the rows."""
+
+    salt: str
+    epoch: str
+    covered: int
+    """It has every row up to this `seq`,"""
+    reached: int
+    """and none after this one."""
+    format: int = _FORMAT
+
+
+_NONE: Final = _Header("", "", 0, 0, format=0)
+
+
 class KeyIndex:
-    """For the loader's thread; `count_lacking` and `close` for any. Call `cover` before `find` and `add`."""
+    """For the loader's thread; `compare` and `close` for any. Call `cover` before `find`, `add` and `forgetting`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._db: Rdict | None = None
-        self._salt = ""
-        self._covered = 0
+        self._header = _NONE
         self._n_failures = 0
         """Since rows were last added."""
 
     def cover(self, cursor: duckdb.DuckDBPyConnection) -> None:
-        """Adds the rows of the store that it lacks. Raises KeyIndexError, and duckdb.Error if the store cannot be read."""
-        [(last_seq,)] = cursor.execute("SELECT last_seq FROM stored.progress").fetchall()
-        if self._db is not None and self._covered == last_seq:
+        """Makes it the index of the store as it is. Raises KeyIndexError, and duckdb.Error if the store cannot be read."""
+        [(last_seq, epoch)] = cursor.execute(_STATE).fetchall()
+        if self._db is not None and (self._header.covered, self._header.epoch) == (last_seq, epoch):
             return
         with self._failures():
-            if self._db is None:
-                self._open(cursor, last_seq)
-            while self._covered < last_seq:
-                self._extend(cursor, min(last_seq, self._covered + _EXTENSION))
+            if self._db is None or self._header.epoch != epoch or self._header.reached > last_seq:
+                self._open(cursor, last_seq, epoch)
+            while self._header.covered < last_seq:
+                self._extend(cursor, min(last_seq, self._header.covered + _EXTENSION))
 
-    def hashes(self, cursor: duckdb.DuckDBPyConnection, table: str, relation: str) -> list[bytes]:
-        """The hashed key of each row of `relation`, which has the columns of `table`, in order."""
-        rows = cursor.sql(f"SELECT {self._hash(table)} AS hash FROM {relation}").to_arrow_table()
-        hashes: list[bytes] = rows["hash"].to_pylist()
-        return hashes
+    def copies(self, cursor: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> dict[bytes, Copy]:
+        """`rows`, which have the columns of `table`, by hashed key."""
+        return _by_key(cursor.from_arrow(rows).project(self._columns(table)).to_arrow_table())
 
-    def find(self, hashes: Sequence[bytes]) -> list[int | None]:
-        """The `seq` of the row with each hashed key, None if unknown. Raises KeyIndexError."""
+    def find(self, keys: Iterable[bytes]) -> dict[bytes, Copy]:
+        """The stored rows that have one of these hashed keys. Raises KeyIndexError."""
         with self._failures():
             assert self._db is not None
-            found: list[Any] = self._db.get(list(hashes)) or []
-            return [None if value is None else _SEQ.unpack(value)[0] for value in found]
+            asked: list[Any] = list(keys)
+            found: list[Any] = self._db.get(asked) or []
+            pairs = zip(asked, found, strict=True)
+            return {key: Copy._make(_COPY.unpack(value)) for key, value in pairs if value is not None}
 
-    def add(self, hashes: Sequence[bytes], seqs: Sequence[int], last_seq: int) -> None:
+    def add(self, rows: Mapping[bytes, Copy], last_seq: int) -> None:
         """Adds committed rows; the store now holds rows up to `last_seq`. The next `cover` makes up for failures."""
         with contextlib.suppress(KeyIndexError), self._failures():
-            self._write(hashes, seqs, covered=last_seq)
-            self._covered = last_seq
+            self._write(rows, replace(self._header, covered=last_seq, reached=last_seq))
             self._n_failures = 0
+
+    @contextlib.contextmanager
+    def forgetting(
+        self, cursor: duckdb.DuckDBPyConnection, condition: str, parameters: Mapping[str, object]
+    ) -> Iterator[None]:
+        """A transaction whose block deletes the rows of all tables that meet `condition`, an SQL expression.
+
+        Raises duckdb.Error; the caller then rolls back. A failure to forget them leaves an index of another epoch.
+        """
+        cursor.execute("BEGIN")
+        cursor.execute("CREATE OR REPLACE TEMP TABLE gone (key BLOB)")  # they can be more than memory holds
+        n_gone, epoch = 0, self._header.epoch
+        for table, live in _LIVE.items():
+            query = f"INSERT INTO gone SELECT {self._key(table)} FROM stored.{live} WHERE {condition}"
+            n_gone += cursor.execute(query, dict(parameters)).fetchall()[0][0]
+        if n_gone:
+            epoch = secrets.token_hex(_SALT_BYTES)
+            cursor.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", [epoch])
+        yield
+        cursor.execute("COMMIT")
+        with contextlib.suppress(KeyIndexError), self._failures():
+            for batch in cursor.sql("FROM gone").to_arrow_reader(_ROWS_AT_ONCE):
+                self._write({}, self._header, gone=batch.column("key").to_pylist())
+            self._write({}, replace(self._header, epoch=epoch))
+        cursor.execute("DROP TABLE gone")
 
     def clear(self) -> None:
         """Deletes everything; the next `cover` rebuilds it."""
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def count_lacking(self, cursor: duckdb.DuckDBPyConnection, up_to_seq: int) -> int:
-        """The number of rows up to `up_to_seq` that it should cover but lacks. Raises KeyIndexError."""
-        n_lacking = 0
-        for hashes, seqs in self._rows(cursor, f"seq <= {min(up_to_seq, self._covered)}"):
-            n_lacking += sum(found is None or found < seq for found, seq in zip(self.find(hashes), seqs, strict=True))
-        return n_lacking
+    def compare(self, cursor: duckdb.DuckDBPyConnection, up_to_seq: int) -> tuple[int, int]:
+        """The numbers of stored rows that it lacks, and of keys whose row is not stored, both up to `up_to_seq`.
+
+        Raises KeyIndexError if it cannot be read, or if rows were deleted since the snapshot that `cursor` reads.
+        """
+        limit = min(up_to_seq, self._header.covered)
+        with self._failures():
+            assert self._db is not None
+            seqs = (_COPY.unpack(value)[0] for key, value in self._db.items() if key != _HEADER)
+            n_unknown = sum(seq <= limit for seq in seqs)
+        n_lacking = n_replaced = 0
+        for rows in self._rows(cursor, f"seq <= {limit}"):
+            found = self.find(rows)
+            n_replaced += sum(copy.seq > limit for copy in found.values())  # since the snapshot
+            n_equal = sum(found.get(key) == copy for key, copy in rows.items())
+            n_lacking += len(rows) - n_equal
+            n_unknown -= n_equal
+        [(_, epoch)] = cursor.execute(_STATE).fetchall()
+        if self._header.epoch != epoch:
+            raise KeyIndexError("rows were deleted meanwhile: verify again")
+        return n_lacking - n_replaced, max(0, n_unknown - n_replaced)
 
     def close(self) -> None:
         db, self._db = self._db, None
@@ -121,66 +197,71 @@ class KeyIndex:
 
     def _extend(self, cursor: duckdb.DuckDBPyConnection, to_seq: int) -> None:
         """Adds the rows up to `to_seq` and records that, so that a restart after a kill resumes from there."""
-        n_rows = 0
-        for hashes, seqs in self._rows(cursor, f"seq > {self._covered} AND seq <= {to_seq}"):
-            self._write(hashes, seqs)
-            n_rows += len(hashes)
-        self._write([], [], covered=to_seq)
-        log.info("key index extended rows=%d from_seq=%d to_seq=%d", n_rows, self._covered, to_seq)
-        self._covered = to_seq
+        n_rows, from_seq = 0, self._header.covered
+        self._write({}, replace(self._header, reached=to_seq))
+        for rows in self._rows(cursor, f"seq > {from_seq} AND seq <= {to_seq}"):
+            self._write(rows, self._header)
+            n_rows += len(rows)
+        self._write({}, replace(self._header, covered=to_seq))
+        log.info("key index extended rows=%d from_seq=%d to_seq=%d", n_rows, from_seq, to_seq)
 
-    def _open(self, cursor: duckdb.DuckDBPyConnection, last_seq: int) -> None:
-        try:
-            if self._n_failures < _FAILURES:
-                self._open_files()
-                if self._belongs_to(cursor, last_seq):
-                    return
-            log.warning("key index is damaged or of another store folder=%s: rebuilding it", self._folder)
-        except duckdb.Error:
-            self.close()
-            raise
-        except Exception as error:  # noqa: BLE001  # RocksDB raises nothing more specific
-            log.warning("key index cannot be opened folder=%s error=%r: rebuilding it", self._folder, str(error))
-        self.clear()
+    def _open(self, cursor: duckdb.DuckDBPyConnection, last_seq: int, epoch: str) -> None:
+        self.close()
+        if self._folder.exists():
+            try:
+                if self._n_failures < _FAILURES:
+                    self._open_files()
+                    if self._belongs_to(cursor, last_seq, epoch):
+                        return
+                log.warning("key index is damaged or of another store folder=%s: rebuilding it", self._folder)
+            except duckdb.Error:
+                self.close()
+                raise
+            except Exception as error:  # noqa: BLE001  # RocksDB raises nothing more specific
+                log.warning("key index cannot be opened folder=%s error=%r: rebuilding it", self._folder, str(error))
+            self.clear()
         self._open_files()
+        self._write({}, _Header(secrets.token_hex(_SALT_BYTES), epoch, covered=0, reached=0))
 
     def _open_files(self) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         with named("keys"):  # its threads
             self._db = Rdict(str(self._folder), _options())
-        salt, covered = self._db.get(_SALT), self._db.get(_COVERED)
-        if salt is None:
-            salt, covered = secrets.token_bytes(_SALT_BYTES), None
-            self._db[_SALT] = salt
-        self._salt = salt.hex()
-        self._covered = 0 if covered is None else _SEQ.unpack(covered)[0]
+        written = self._db.get(_HEADER)
+        self._header = _NONE if written is None else _Header(**json.loads(written))
 
-    def _belongs_to(self, cursor: duckdb.DuckDBPyConnection, last_seq: int) -> bool:
-        """Whether it has the newest of the rows it should have. A store that was replaced, or lost its newest rows, has others."""
-        if self._covered > last_seq:
+    def _belongs_to(self, cursor: duckdb.DuckDBPyConnection, last_seq: int, epoch: str) -> bool:
+        """Whether all of its rows are rows of this store. One that was put back from a copy may have others since."""
+        header = self._header
+        if header.format != _FORMAT or header.epoch != epoch or header.reached > last_seq:
             return False
-        newest = f"seq BETWEEN {self._covered - _CHECKED_ROWS} AND {self._covered}"
-        return all(self.find(hashes) == seqs for hashes, seqs in self._rows(cursor, newest))
+        newest = f"seq BETWEEN {header.covered - _CHECKED_ROWS} AND {header.covered}"
+        return all(self.find(rows) == rows for rows in self._rows(cursor, newest))
 
-    def _rows(self, cursor: duckdb.DuckDBPyConnection, condition: str) -> Iterator[tuple[list[bytes], list[int]]]:
-        """Hashes and `seq` of stored rows, thousands at a time."""
+    def _rows(self, cursor: duckdb.DuckDBPyConnection, condition: str) -> Iterator[dict[bytes, Copy]]:
+        """Stored rows by hashed key, thousands at a time."""
         for table, live in _LIVE.items():
-            query = f"SELECT {self._hash(table)} AS hash, seq FROM stored.{live} WHERE {condition}"
+            query = f"SELECT {self._columns(table)} FROM stored.{live} WHERE {condition}"
             for batch in cursor.sql(query).to_arrow_reader(_ROWS_AT_ONCE):
                 if batch.num_rows:
-                    yield _lists(batch)
+                    yield _by_key(batch)
 
-    def _hash(self, table: str) -> str:
-        return f"unhex(left(sha256('{self._salt}' || {_KEYS[table]}), 32))"
+    def _columns(self, table: str) -> str:
+        return f"{self._key(table)} AS key, seq, {_RANKS[table]} AS rank"
 
-    def _write(self, hashes: Sequence[bytes], seqs: Sequence[int], *, covered: int | None = None) -> None:
+    def _key(self, table: str) -> str:
+        return f"unhex(left(sha256('{self._header.salt}' || {_KEYS[table]}), 32))"
+
+    def _write(self, rows: Mapping[bytes, Copy], header: _Header, *, gone: Iterable[bytes] = ()) -> None:
         assert self._db is not None
         batch = WriteBatch(raw_mode=True)
-        for key, seq in zip(hashes, seqs, strict=True):
-            batch.put(key, _SEQ.pack(seq))
-        if covered is not None:
-            batch.put(_COVERED, _SEQ.pack(covered))
+        for key, copy in rows.items():
+            batch.put(key, _COPY.pack(*copy))
+        for key in gone:
+            batch.delete(key)
+        batch.put(_HEADER, json.dumps(asdict(header)).encode())
         self._db.write(batch)
+        self._header = header
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
@@ -197,8 +278,9 @@ class KeyIndex:
             raise KeyIndexError(f"the key index at {self._folder} failed: {error}") from error
 
 
-def _lists(batch: pa.RecordBatch) -> tuple[list[bytes], list[int]]:
-    return batch.column("hash").to_pylist(), batch.column("seq").to_pylist()
+def _by_key(rows: pa.Table | pa.RecordBatch) -> dict[bytes, Copy]:
+    copies = map(Copy, rows.column("seq").to_pylist(), rows.column("rank").to_pylist())
+    return dict(zip(rows.column("key").to_pylist(), copies, strict=True))
 
 
 def _options() -> Options:

@@ -7,6 +7,7 @@ Data is never dropped, and a store that cannot be migrated is left as it was.
 import contextlib
 import json
 import logging
+import secrets
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Final
@@ -63,6 +64,11 @@ INSERT INTO meta SELECT 'largest_row_bytes', max(n_bytes)::VARCHAR FROM (
     UNION ALL SELECT strlen(body) + strlen(attributes) + strlen(resource) FROM stored.logs
 ) HAVING max(n_bytes) > 16384;
 """,
+    # By which row an older one was replaced is not known: it counts as replaced at once.
+    7: """
+ALTER TABLE stored.superseded ADD COLUMN IF NOT EXISTS by_seq BIGINT;
+UPDATE stored.superseded SET by_seq = seq;
+""",
 }
 """Version → SQL that migrates the tables from the version before. When older rows arrived is not known: they count as
 received at the time that they state."""
@@ -92,8 +98,9 @@ def _bring_up(cursor: duckdb.DuckDBPyConnection, name: str, version: int | None)
             for step in range(version + 1, STORE_VERSION + 1):
                 cursor.execute(_STEPS[step])
         cursor.execute(_TABLES)
-        cursor.execute("DELETE FROM meta WHERE key = 'schema_version'")
-        cursor.execute("INSERT INTO meta VALUES ('schema_version', ?)", [str(STORE_VERSION)])
+        cursor.execute("DELETE FROM meta WHERE key IN ('schema_version', 'epoch')")
+        values = [str(STORE_VERSION), secrets.token_hex(16)]
+        cursor.execute("INSERT INTO meta VALUES ('schema_version', ?), ('epoch', ?)", values)
         cursor.execute("COMMIT")
     except duckdb.Error as error:
         with contextlib.suppress(duckdb.Error):  # nothing to roll back if COMMIT itself failed

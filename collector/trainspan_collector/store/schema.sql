@@ -4,6 +4,7 @@
 -- A row without `seq` is empty: it only fills its row group (see row_groups.py).
 -- It can also be run on an existing store: columns added by migrations.py are at the end of their table.
 
+-- `schema_version`; `epoch`: a random name, another one whenever rows are deleted (see key_index.py).
 CREATE TABLE IF NOT EXISTS meta (key VARCHAR, value VARCHAR);
 
 CREATE SCHEMA IF NOT EXISTS stored;
@@ -12,12 +13,12 @@ CREATE SCHEMA IF NOT EXISTS stored;
 CREATE TABLE IF NOT EXISTS stored.progress (segment BIGINT, byte_offset BIGINT, last_seq BIGINT);
 INSERT INTO stored.progress SELECT 0, 0, 0 WHERE NOT EXISTS (FROM stored.progress);
 
--- `seq` of the rows that a richer duplicate replaced.
-CREATE TABLE IF NOT EXISTS stored.superseded (seq BIGINT);
+-- `seq` of the rows that a richer duplicate replaced, and `seq` of that duplicate.
+CREATE TABLE IF NOT EXISTS stored.superseded (seq BIGINT, by_seq BIGINT);
 
 CREATE TABLE IF NOT EXISTS stored.spans (
     seq BIGINT,
-    span_key UBIGINT,            -- the span id as a number: the key, with trace_id, for finding duplicates
+    span_key UBIGINT,            -- the span id as a number
     richness BIGINT,             -- of two spans with the same ids, the one with the greater value is kept
     trace_id VARCHAR,
     span_id VARCHAR,

@@ -40,7 +40,6 @@ from tests.support.collector import (
 from tests.support.collector import send as post
 from tests.support.filling import Filling
 from tests.support.http import request as ask
-from trainspan_collector.maintenance.retention import Retention
 from trainspan_collector.store.database import Database
 from trainspan_collector.store.row_groups import largest_row_bytes, rows_at_once, scan_settings
 from trainspan_schemas import keys
@@ -220,7 +219,7 @@ def test_row_groups_are_bounded_and_given_back_when_their_rows_are_gone(tmp_path
         assert select_all(filling, "SELECT count(*), count(DISTINCT seq) FROM spans") == [(130, 130)]
         assert rows_at_once(largest_row_bytes(filling.cursor)) == 2
         used = _used_bytes(filling)
-        assert Retention(0).apply(filling.cursor) == 130
+        assert filling.expire(days=0) == 130
         database.checkpoint()
         assert used > 20 * MIB
         assert _used_bytes(filling) < 2 * MIB
@@ -239,7 +238,7 @@ def test_rows_that_were_replaced_are_forgotten_beside_empty_rows(tmp_path: Path)
         empty = "SELECT count(*) FROM stored.spans WHERE seq IS NULL"
         replaced = "SELECT count(*) FROM stored.superseded"
         assert select_all(filling, f"{empty} UNION ALL {replaced}") == [(2047,), (1,)]
-        assert Retention(0).apply(filling.cursor) == 2
+        assert filling.expire(days=0) == 2
         assert select_all(filling, f"{empty} UNION ALL {replaced}") == [(2047,), (0,)]
         assert select_all(filling, "SELECT trace_id FROM spans") == [(trace_id(2).hex(),)]
     finally:

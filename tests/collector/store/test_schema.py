@@ -37,4 +37,4 @@ def test_each_named_read_gives_the_columns_it_promises(collector: CollectorProce
 
 
 def test_the_store_says_its_version(collector: CollectorProcess) -> None:
-    assert select(collector.address, "SELECT * FROM meta") == [("schema_version", str(STORE_VERSION))]
+    assert select(collector.address, "SELECT value FROM meta WHERE key = 'schema_version'") == [(str(STORE_VERSION),)]
