@@ -28,7 +28,7 @@ from trainspan_collector.store.insert import load
 
 __all__ = ["measure"]
 
-_SIZES: Final = "250_000,1_000_000,4_000_000"
+_SIZES: Final = "250_000,1_000_000,2_000_000"
 _ROUNDS: Final = 12
 _POOREST, _RICHEST = 0, 2**63 - 1
 _AT_ONCE: Final = 1_000_000
