@@ -11,8 +11,9 @@ Token attributes with their own columns are not repeated in `attributes`.
 from typing import Final
 
 from trainspan_schemas import keys
+from trainspan_schemas.stored import EvaluationRow, LogRow, SpanRow, columns
 
-__all__ = ["CALL_FACTS", "STORE_VERSION", "VIEWS"]
+__all__ = ["CALL_FACTS", "IDENTITY", "STORE_VERSION", "VIEWS"]
 
 STORE_VERSION: Final = 7
 """Version of the tables under the views; kept in the store's `meta` table."""
@@ -25,93 +26,45 @@ CALL_FACTS: Final = (
 )
 """Attributes of a call in the column `call_facts` of the reads `spans` and `calls`, in this order."""
 
+IDENTITY: Final = ("seq", "trace_id", "span_id", "rollout_id", "attempt", "task_id", "run_id", "round", "split")
+"""Columns of a call that are completed from its trace and its rollout; the others are those of its own row."""
+
+
+def _of(row: type, *names: str) -> dict[str, str]:
+    """Columns of a stored row with their types."""
+    types = {column.name: column.sql_type for column in columns(row)}
+    return {name: types[name] for name in names}
+
+
 VIEWS: Final[dict[str, dict[str, str]]] = {
-    "spans": {
-        "seq": "BIGINT",
-        "trace_id": "VARCHAR",
-        "span_id": "VARCHAR",
-        "parent_span_id": "VARCHAR",
-        "name": "VARCHAR",
-        "kind": "INTEGER",
-        "start_ns": "BIGINT",
-        "end_ns": "BIGINT",
-        "status_code": "INTEGER",
-        "status_message": "VARCHAR",
-        "service_name": "VARCHAR",
-        "scope_name": "VARCHAR",
-        "attributes": "VARCHAR",
-        "resource": "VARCHAR",
-        "events": "VARCHAR",
-        "links": "VARCHAR",
-        "trace_state": "VARCHAR",
-        "flags": "BIGINT",
-        "dropped_attributes": "BIGINT",
-        "dropped_events": "BIGINT",
-        "dropped_links": "BIGINT",
-        "untrusted": "BOOLEAN",
-    },
-    "logs": {
-        "seq": "BIGINT",
-        "time_ns": "BIGINT",
-        "trace_id": "VARCHAR",
-        "span_id": "VARCHAR",
-        "event_name": "VARCHAR",
-        "severity": "INTEGER",
-        "body": "VARCHAR",
-        "attributes": "VARCHAR",
-        "resource": "VARCHAR",
-        "untrusted": "BOOLEAN",
-    },
-    "calls": {
-        "seq": "BIGINT",
-        "trace_id": "VARCHAR",
-        "span_id": "VARCHAR",
-        "rollout_id": "VARCHAR",
-        "attempt": "INTEGER",
-        "task_id": "VARCHAR",
-        "run_id": "VARCHAR",
-        "round": "INTEGER",
-        "split": "VARCHAR",
-        "agent": "VARCHAR",
-        "call_index": "INTEGER",
-        "policy_name": "VARCHAR",
-        "policy_version": "INTEGER",
-        "prompt_ids": "INTEGER[]",
-        "completion_ids": "INTEGER[]",
-        "logprobs": "FLOAT[]",
-        "finish_reason": "VARCHAR",
-        "delivered": "BOOLEAN",
-        "start_ns": "BIGINT",
-        "end_ns": "BIGINT",
-        "untrusted": "BOOLEAN",
-    },
-    "evaluations": {
-        "seq": "BIGINT",
-        "trace_id": "VARCHAR",
-        "span_id": "VARCHAR",
-        "rollout_id": "VARCHAR",
-        "name": "VARCHAR",
-        "score": "DOUBLE",
-        "label": "VARCHAR",
-        "explanation": "VARCHAR",
-        "source": "VARCHAR",
-        "time_ns": "BIGINT",
-        "untrusted": "BOOLEAN",
-    },
+    "spans": _of(
+        SpanRow,
+        *("seq", "trace_id", "span_id", "parent_span_id", "name", "kind", "start_ns", "end_ns", "status_code"),
+        *("status_message", "service_name", "scope_name", "attributes", "resource", "events", "links", "trace_state"),
+        *("flags", "dropped_attributes", "dropped_events", "dropped_links", "untrusted"),
+    ),
+    "logs": _of(
+        LogRow,
+        *("seq", "time_ns", "trace_id", "span_id", "event_name", "severity", "body", "attributes", "resource"),
+        "untrusted",
+    ),
+    "calls": _of(
+        SpanRow,
+        *IDENTITY,
+        *("agent", "call_index", "policy_name", "policy_version", "prompt_ids", "completion_ids", "logprobs"),
+        *("finish_reason", "delivered", "start_ns", "end_ns", "untrusted"),
+    ),
+    "evaluations": _of(
+        EvaluationRow,
+        *("seq", "trace_id", "span_id", "rollout_id", "name", "score", "label", "explanation", "source", "time_ns"),
+        "untrusted",
+    ),
     "rollouts": {
-        "rollout_id": "VARCHAR",
-        "attempt": "INTEGER",
-        "trace_id": "VARCHAR",
-        "task_id": "VARCHAR",
-        "run_id": "VARCHAR",
-        "round": "INTEGER",
-        "split": "VARCHAR",
+        **_of(SpanRow, "rollout_id", "attempt", "trace_id", "task_id", "run_id", "round", "split"),
         "status": "VARCHAR",
         "reward": "DOUBLE",
         "n_calls": "INTEGER",
-        "start_ns": "BIGINT",
-        "end_ns": "BIGINT",
-        "untrusted": "BOOLEAN",
+        **_of(SpanRow, "start_ns", "end_ns", "untrusted"),
     },
 }
 """View name → column name → DuckDB type, in order."""

@@ -11,7 +11,7 @@ from typing import Final
 from trainspan_collector.query.scoped_views import PLACES, SEEDS, nearby
 from trainspan_collector.rows.promoted import PROMOTED
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.views import VIEWS
+from trainspan_schemas.views import IDENTITY, VIEWS
 
 __all__ = ["HOLDINGS", "READS", "TOKENS", "Query", "named_read"]
 
@@ -49,11 +49,6 @@ TOKENS: Final = ("trace_id", "span_id", "prompt_ids", "completion_ids", "logprob
 
 _STRETCH: Final = 2048
 """Width in `seq`: about a row group."""
-
-_IDENTITY_COLUMNS: Final = frozenset(
-    ("seq", "trace_id", "span_id", "rollout_id", "attempt", "task_id", "run_id", "round", "split")
-)
-"""Columns of a span or call from `stored.span_identities`; the others come from the span's own row."""
 
 _OF_ROLLOUT: Final = """
 LEFT JOIN (
@@ -217,7 +212,7 @@ def _places(given: Mapping[str, object], bound: dict[str, object]) -> list[tuple
 def _qualified(name: str, column: str) -> str:
     if column == "n_tokens":
         return "coalesce(len(s.prompt_ids), 0) + coalesce(len(s.completion_ids), 0) AS n_tokens"
-    from_span = name in ("spans", "calls") and column not in _IDENTITY_COLUMNS
+    from_span = name in ("spans", "calls") and column not in IDENTITY
     return f"{'s' if from_span else 'i'}.{column}"
 
 

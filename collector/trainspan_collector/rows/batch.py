@@ -18,9 +18,10 @@ from trainspan_collector.rows.evaluations import read_evaluation
 from trainspan_collector.rows.feedback import read_feedback, target_of_events
 from trainspan_collector.rows.logs import read_log
 from trainspan_collector.rows.spans import Origin, read_origin, read_span, signed, span_bytes, span_events
-from trainspan_collector.rows.tables import EvaluationRow, LogRow, SpanRow, evaluation_table, log_table, span_table
+from trainspan_collector.rows.tables import arrow_table
 from trainspan_collector.rows.tally import Tally
 from trainspan_schemas import keys
+from trainspan_schemas.stored import EvaluationRow, LogRow, SpanRow
 
 __all__ = ["Batch", "Tables"]
 
@@ -100,9 +101,9 @@ class Batch:
     def tables(self) -> Tables:
         """Raises ValueError, TypeError or ArithmeticError if a value does not fit its column."""
         return Tables(
-            span_table(self.spans) if self._spans else None,
-            log_table(self.logs) if self._logs else None,
-            evaluation_table(self.evaluations) if self._evaluations else None,
+            arrow_table(self.spans) if self._spans else None,
+            arrow_table(self.logs) if self._logs else None,
+            arrow_table(self.evaluations) if self._evaluations else None,
             self.n_duplicates,
             self.tally,
         )

@@ -6,6 +6,7 @@ from typing import Final, TypeAlias
 
 from trainspan_collector.otlp.values import Json, to_json_text
 from trainspan_schemas import keys
+from trainspan_schemas.stored import SpanRow
 from trainspan_schemas.views import CALL_FACTS
 
 __all__ = ["PROMOTED", "read_promoted"]
@@ -13,14 +14,8 @@ __all__ = ["PROMOTED", "read_promoted"]
 _Text: TypeAlias = str | None
 
 
-PROMOTED: Final = (
-    *("operation", "request_model", "response_id", "state_key", "policy_version_spans"),
-    *("redacted", "call_facts", "attribute_keys"),
-)
-"""Columns of `stored.spans`; NULL if the attribute is absent or has another type.
-
-`redacted` is a JSON array. `call_facts` is a JSON object of those of CALL_FACTS that a call has; the values repeat, so it
-takes almost no space. `attribute_keys` has every key, enclosed in line feeds: `\\nkey\\n` finds one."""
+PROMOTED: Final = SpanRow._fields[SpanRow._fields.index("operation") : SpanRow._fields.index("attribute_keys") + 1]
+"""Columns of `stored.spans`."""
 
 _Promoted: TypeAlias = tuple[_Text, _Text, _Text, _Text, _Text, _Text, _Text, str]
 

@@ -10,6 +10,7 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
+from string import Template
 from typing import Final
 
 import duckdb
@@ -18,15 +19,29 @@ from trainspan_collector.rows.promoted import PROMOTED, read_promoted
 from trainspan_collector.store.duckdb_errors import ReopenError, first_line, lacks_memory
 from trainspan_schemas import keys
 from trainspan_schemas.errors import StoreError
-from trainspan_schemas.views import STORE_VERSION
+from trainspan_schemas.stored import TABLES, columns
+from trainspan_schemas.views import IDENTITY, STORE_VERSION, VIEWS
 
 __all__ = ["prepare"]
 
 log = logging.getLogger(__name__)
 
 _FACTS: Final = f"STRUCT({', '.join(f'{name} VARCHAR' for name in PROMOTED)})"
-_TABLES: Final = files("trainspan_collector.store").joinpath("schema.sql").read_text()
-"""The tables of this version. It can be run on a store that has some or all of them."""
+
+
+def _schema() -> str:
+    """The SQL of this version's tables and views. It can be run on a store that has some or all of them."""
+    tables = (
+        f"CREATE TABLE IF NOT EXISTS stored.{name} ({', '.join(column.definition for column in columns(row))});"
+        for name, row in TABLES.items()
+    )
+    listed = {name: ", ".join(VIEWS[name]) for name in ("spans", "logs", "evaluations")}
+    calls = ", ".join(f"{'i' if name in IDENTITY else 's'}.{name}" for name in VIEWS["calls"])
+    text = files("trainspan_collector.store").joinpath("schema.sql").read_text()
+    return Template(text).substitute(listed, tables="\n".join(tables), calls=calls)
+
+
+_SCHEMA: Final = _schema()
 
 _STEPS: Final[Mapping[int, str]] = {
     2: """
@@ -43,7 +58,7 @@ UPDATE stored.evaluations SET untrusted = false, received_ns = time_ns;
     3: f"""
 ALTER TABLE stored.spans RENAME TO spans_before;
 ALTER TABLE stored.logs ADD COLUMN IF NOT EXISTS untrusted BOOLEAN;
-{_TABLES}
+{_SCHEMA}
 INSERT INTO stored.spans BY NAME SELECT * EXCLUDE (facts), unnest(facts)
 FROM (SELECT *, facts_of(coalesce(attributes, '{{}}'), coalesce(is_call, false)) AS facts FROM stored.spans_before);
 DROP TABLE stored.spans_before;
@@ -97,7 +112,7 @@ def _bring_up(cursor: duckdb.DuckDBPyConnection, name: str, version: int | None)
         if version is not None:
             for step in range(version + 1, STORE_VERSION + 1):
                 cursor.execute(_STEPS[step])
-        cursor.execute(_TABLES)
+        cursor.execute(_SCHEMA)
         cursor.execute("DELETE FROM meta WHERE key IN ('schema_version', 'epoch')")
         values = [str(STORE_VERSION), secrets.token_hex(16)]
         cursor.execute("INSERT INTO meta VALUES ('schema_version', ?), ('epoch', ?)", values)

@@ -1,6 +1,5 @@
 -- Tables (schema `stored`, private) and views (schema `main`, the reading surface of trainspan_schemas/views.py).
--- Ids are lower-case hex, and times are nanoseconds since the epoch. The columns `*_json`, attributes, resource, events,
--- links and body are JSON text that keeps types.
+-- The placeholders are the tables with the columns of trainspan_schemas/stored.py, and the columns of the public views.
 -- A row without `seq` is empty: it only fills its row group (see row_groups.py).
 -- It can also be run on an existing store: columns added by migrations.py are at the end of their table.
 
@@ -16,103 +15,8 @@ INSERT INTO stored.progress SELECT 0, 0, 0 WHERE NOT EXISTS (FROM stored.progres
 -- `seq` of the rows that a richer duplicate replaced, and `seq` of that duplicate.
 CREATE TABLE IF NOT EXISTS stored.superseded (seq BIGINT, by_seq BIGINT);
 
-CREATE TABLE IF NOT EXISTS stored.spans (
-    seq BIGINT,
-    span_key UBIGINT,            -- the span id as a number
-    richness BIGINT,             -- of two spans with the same ids, the one with the greater value is kept
-    trace_id VARCHAR,
-    span_id VARCHAR,
-    parent_span_id VARCHAR,
-    name VARCHAR,
-    kind INTEGER,
-    start_ns BIGINT,
-    end_ns BIGINT,
-    status_code INTEGER,
-    status_message VARCHAR,
-    service_name VARCHAR,
-    scope_name VARCHAR,
-    scope_json VARCHAR,          -- version, attributes, schema URLs, dropped counts: omitted by the view
-    attributes VARCHAR USING COMPRESSION zstd,
-    resource VARCHAR,
-    events VARCHAR USING COMPRESSION zstd,
-    links VARCHAR,
-    trace_state VARCHAR,
-    flags BIGINT,
-    dropped_attributes BIGINT,
-    dropped_events BIGINT,
-    dropped_links BIGINT,
-    rollout_id VARCHAR,          -- promoted attributes from here on
-    attempt INTEGER,
-    task_id VARCHAR,
-    run_id VARCHAR,
-    round INTEGER,
-    split VARCHAR,
-    agent VARCHAR,
-    rollout_status VARCHAR,      -- not NULL: the span is a rollout span
-    rollout_boundary VARCHAR,
-    rollout_judge VARCHAR,
-    rollout_calls INTEGER,
-    is_call BOOLEAN,             -- carries token ids
-    call_index INTEGER,
-    policy_name VARCHAR,
-    policy_version INTEGER,
-    prompt_ids INTEGER[],
-    completion_ids INTEGER[],
-    logprobs FLOAT[],
-    finish_reason VARCHAR,
-    delivered BOOLEAN,
-    untrusted BOOLEAN,           -- its sender may not state this (see journal/trust.py)
-    received_ns BIGINT,          -- when the collector received it; determines its age
-    operation VARCHAR,           -- from here on: attributes that readers query, see rows/promoted.py
-    request_model VARCHAR,
-    response_id VARCHAR,
-    state_key VARCHAR,
-    policy_version_spans VARCHAR,
-    redacted VARCHAR,
-    call_facts VARCHAR,
-    attribute_keys VARCHAR,
-    own_reward BOOLEAN           -- on a rollout span: the runner leaves the reward to the agent
-);
-
-CREATE TABLE IF NOT EXISTS stored.logs (
-    seq BIGINT,
-    content_hash BLOB,
-    time_ns BIGINT,
-    observed_ns BIGINT,
-    trace_id VARCHAR,
-    span_id VARCHAR,
-    event_name VARCHAR,
-    severity INTEGER,
-    severity_text VARCHAR,
-    body VARCHAR USING COMPRESSION zstd,
-    attributes VARCHAR USING COMPRESSION zstd,
-    resource VARCHAR,
-    scope_json VARCHAR,
-    flags BIGINT,
-    dropped_attributes BIGINT,
-    rollout_id VARCHAR,
-    received_ns BIGINT,
-    untrusted BOOLEAN
-);
-
-CREATE TABLE IF NOT EXISTS stored.evaluations (
-    seq BIGINT,
-    key BLOB,                    -- hash of the evaluation id, else of the content; unique except for superseded rows
-    on_span BOOLEAN,             -- it is a span event, else a log record
-    trace_id VARCHAR,
-    span_id VARCHAR,
-    rollout_id VARCHAR,          -- its own attribute, else its span's
-    attempt INTEGER,
-    name VARCHAR,
-    score DOUBLE,
-    label VARCHAR,
-    explanation VARCHAR,
-    source VARCHAR,
-    of_item VARCHAR,             -- trainspan.evaluation.of
-    time_ns BIGINT,
-    untrusted BOOLEAN,
-    received_ns BIGINT
-);
+-- spans, logs and evaluations, with the columns of their rows.
+$tables
 
 CREATE OR REPLACE VIEW stored.live_spans AS
 SELECT * FROM stored.spans s ANTI JOIN stored.superseded d ON d.seq = s.seq WHERE s.seq IS NOT NULL;
@@ -161,22 +65,16 @@ LEFT JOIN stored.rollout_identities i
     ON i.rollout_id = coalesce(s.rollout_id, t.rollout_id) AND i.attempt = coalesce(s.attempt, t.attempt);
 
 CREATE OR REPLACE VIEW spans AS
-SELECT
-    seq, trace_id, span_id, parent_span_id, name, kind, start_ns, end_ns, status_code, status_message, service_name,
-    scope_name, attributes, resource, events, links, trace_state, flags, dropped_attributes, dropped_events,
-    dropped_links, untrusted
+SELECT $spans
 FROM stored.live_spans;
 
 CREATE OR REPLACE VIEW logs AS
-SELECT seq, time_ns, trace_id, span_id, event_name, severity, body, attributes, resource, untrusted
+SELECT $logs
 FROM stored.logs
 WHERE seq IS NOT NULL;
 
 CREATE OR REPLACE VIEW calls AS
-SELECT
-    i.seq, i.trace_id, i.span_id, i.rollout_id, i.attempt, i.task_id, i.run_id, i.round, i.split, s.agent, s.call_index,
-    s.policy_name, s.policy_version, s.prompt_ids, s.completion_ids, s.logprobs, s.finish_reason, s.delivered,
-    s.start_ns, s.end_ns, s.untrusted
+SELECT $calls
 FROM (FROM stored.spans WHERE is_call) s
 JOIN stored.span_identities i ON i.seq = s.seq;
 
@@ -217,7 +115,7 @@ LEFT JOIN stored.trace_rollouts t ON t.trace_id = l.trace_id AND l.rollout_id IS
 WHERE l.seq IS NOT NULL;
 
 CREATE OR REPLACE VIEW evaluations AS
-SELECT seq, trace_id, span_id, rollout_id, name, score, label, explanation, source, time_ns, untrusted
+SELECT $evaluations
 FROM stored.bound_evaluations;
 
 -- One row per (rollout, attempt): its rollout span, a trusted one first, the runner's before the agent's own.

@@ -10,7 +10,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from tests.support.collector import any_value, span_id, trace_id, trace_request
 from trainspan_collector.journal.frames import Frame, Signal
 from trainspan_collector.rows.batch import Batch
-from trainspan_collector.rows.tables import evaluation_table, log_table, span_table
+from trainspan_collector.rows.tables import arrow_table
 from trainspan_schemas import keys
 
 OUR_KEYS = sorted(value for name, value in vars(keys).items() if name.isupper() and "." in str(value))
@@ -86,8 +86,8 @@ def test_every_decodable_request_becomes_rows_with_growing_numbers(
     rows = [*batch.spans, *batch.logs, *batch.evaluations]
     assert len({row.seq for row in rows}) == len(rows)
     assert all(10 < row.seq <= batch.last_seq for row in rows)
-    for make, some in ((span_table, batch.spans), (log_table, batch.logs), (evaluation_table, batch.evaluations)):
+    for some in (batch.spans, batch.logs, batch.evaluations):
         if some:
-            table = make(some)  # type: ignore[arg-type]
+            table = arrow_table(some)
             table.validate(full=True)
             assert table.num_rows == len(some)

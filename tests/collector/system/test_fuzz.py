@@ -36,7 +36,6 @@ from trainspan_collector.receive.http_app import HttpApp
 from trainspan_collector.receive.memory_budget import Budget
 from trainspan_collector.receive.redaction import Redaction
 from trainspan_collector.rows.batch import Batch
-from trainspan_collector.rows.tables import evaluation_table, log_table, span_table
 from trainspan_collector.runtime.metrics import Metrics
 
 MAX_BYTES = 1_000_000
@@ -96,7 +95,7 @@ class InProcess:
                 break
             for entry in entries:
                 self.batch.add(entry.frame)
-        span_table(self.batch.spans), log_table(self.batch.logs), evaluation_table(self.batch.evaluations)
+        self.batch.tables()
         self.batch = Batch(self.batch.last_seq)
 
 
