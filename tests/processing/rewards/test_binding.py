@@ -36,7 +36,7 @@ def test_a_reward_on_a_call_span_or_on_its_client_span_is_the_calls(bench: Bench
     client = _client_call(rollout, 1, 3.0, 4.0)
     rollout.reward(0.5, on=client)
     bench.send(rollout)
-    assert bench.edges() == [("a", "call", 0, 0.25), ("a", "twin", 1, 0.5)]
+    assert bench.edges() == [("a", "call", 0, 0.25), ("a", "client_call", 1, 0.5)]
 
 
 @pytest.mark.parametrize("skew", [-SKEW_S, 0.0, SKEW_S])
