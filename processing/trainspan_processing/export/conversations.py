@@ -42,7 +42,7 @@ class RecordedCall:
     is_whole: bool
     """Whether the answer ended by itself; a truncated answer would teach the model to stop in the middle."""
     tools: tuple[str, ...] = ()
-    """JSON of each offered tool."""
+    """JSON of each offered tool, with its keys in the order of the request: a chat template renders them in this order."""
 
 
 def spoken_calls(spans: Sequence[SpokenSpan]) -> list[RecordedCall]:
@@ -146,5 +146,5 @@ def _speech(span: SpokenSpan, tools: Sequence[dict[str, Any]]) -> RecordedCall:
         prompt=chat_messages(inputs),
         answer=chat_messages(outputs[:1]),
         is_whole=not (set(map(str, reasons)) & _CUT_OFF if isinstance(reasons, list) else str(reasons) in _CUT_OFF),
-        tools=tuple(json.dumps(tool, ensure_ascii=False, sort_keys=True) for tool in tools),
+        tools=tuple(json.dumps(tool, ensure_ascii=False) for tool in tools),
     )

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -117,7 +117,10 @@ def _candidates_in(source: Source, request: ExportRequest, clock: Clock) -> list
     selection = Selection(request.run_id, request.round)
     nothing_used = Ledger(pl.DataFrame(schema=LEDGER))
     traces = index_traces(source, selection, nothing_used, now_ns=clock.now_ns(), settle_s=request.settings.settle_s)
-    rollouts = reward_rollouts(source, traces, request.settings).rollouts
+    # The policy server has no calls of a vendor's model: a rollout whose own span is stored has ended.
+    ended = pl.col("status").is_not_null()
+    known = traces.rollouts.with_columns(ended.alias("complete"), (pl.col("pending") & ~ended).alias("pending"))
+    rollouts = reward_rollouts(source, replace(traces, rollouts=known), request.settings).rollouts
     return _grouped(rollouts.filter(pl.col("reason").is_null()).sort("rollout_id", "attempt"))
 
 
@@ -162,6 +165,8 @@ def _write(request: ExportRequest, examples: Examples) -> None:
     manifest = {
         "kind": request.kind,
         "source": source,
+        "run_id": request.run_id,
+        "round": request.round,
         "min_reward": request.min_reward,
         "agents": sorted(request.agents),
         "decoded_with": request.decoder.model if request.decoder else None,

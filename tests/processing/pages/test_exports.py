@@ -137,7 +137,14 @@ def test_recordings_that_share_a_call_are_one_though_only_the_inner_one_knows_th
     tools = {"gen_ai.tool.definitions": '[{"type": "function", "name": "add"}]', "llm.request.type": "chat"}
     (call,) = spoken_calls([_span("inner", inner, parent="outer"), _span("outer", tools)])
     assert call.answer == [{"role": "assistant", "content": "4"}]
-    assert call.tools == ('{"function": {"name": "add"}, "type": "function"}',)
+    assert call.tools == ('{"type": "function", "function": {"name": "add"}}',)
+
+
+def test_a_tool_keeps_the_order_of_its_keys_which_chat_templates_render() -> None:
+    function = {"name": "add", "parameters": {"type": "object", "properties": {"y": {}, "x": {}}, "required": ["y"]}}
+    tool = {"type": "function", "function": function}
+    (call,) = spoken_calls([_span("a", _chat("2+2?", "4", gen_ai__tool__definitions=json.dumps([tool])))])
+    assert call.tools == (json.dumps(tool),)
 
 
 @pytest.mark.parametrize("dialect", ["official", "traceloop", "traceloop_flat", "openinference", "mixed"])
