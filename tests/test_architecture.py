@@ -47,7 +47,7 @@ FLOORS = {
         "text",
         "tables",
     ),
-    "training": ("session", "rounds", "metrics", "objective", "model", "constraints devices", "data checkpoints"),
+    "training": ("session", "rounds sft", "metrics", "objective", "model", "constraints devices", "data checkpoints"),
     "serving": ("middleware worker", "http", "swap", "capture process", "export checkpoints"),
     "exporters": (
         "_hook",

@@ -19,6 +19,7 @@ COMMANDS = {
     "explain": "Explain one rollout: its calls, rewards and credit, with its tokens in color.",
     "diff": "Show the differences between two datasets.",
     "export": "Write rollouts as SFT or DPO training files for TRL.",
+    "sft": "Train a model on conversations, to start from.",
     "train": "Train on the newest dataset, publish the checkpoint and swap it in.",
     "loop": "Run rollouts, dataset and training for many rounds, supervised.",
     "compare": "Compare runs of the loop over their seeds and settings.",

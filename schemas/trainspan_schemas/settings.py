@@ -18,6 +18,7 @@ __all__ = [
     "RolloutsSettings",
     "ServingSettings",
     "Settings",
+    "SftSettings",
     "TrainSettings",
 ]
 
@@ -294,6 +295,78 @@ class DatasetSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SftSettings:
+    """`[sft]`: conversations in, a model to start from out."""
+
+    model: str | None = None
+    """Model directory or Hugging Face id to start from; default: `[train] model`, else the model last served."""
+    chat_template: str | None = None
+    """Jinja file with the chat template to train and serve with; default: the model's own.
+
+    It is saved with the result, so that `trainspan serve` renders conversations in the same way."""
+    loss_on: str = "assistant"
+    """Tokens in the loss: `assistant` (the model's answers, each with the token that ends it) or `all`."""
+    epochs: float = 3.0
+    """Number of passes over the conversations."""
+    max_steps: int | None = None
+    """Number of optimizer steps, whatever the number of passes; default: `epochs` decides."""
+    batch_tokens: int | None = None
+    """Tokens in the loss of one optimizer step, about; default: a 32nd of an epoch, at least 256 and at most 16384.
+
+    Conversations are never split between steps."""
+    learning_rate: float | None = None
+    """Peak learning rate of AdamW; default: 2e-4 up to 135 million weights, falling to 1e-5 at a billion; ten times that for
+    an adapter."""
+    warmup: float = 0.05
+    """Share of the steps over which the learning rate rises from 0."""
+    decay: str = "cosine"
+    """Learning rate after that: `constant`, or `linear` or `cosine` decay to a tenth of it."""
+    weight_decay: float = 0.0
+    """Weight decay of AdamW; norms and biases are excluded."""
+    max_grad_norm: float = 1.0
+    """Norm to which a larger gradient is clipped."""
+    max_tokens: int | None = None
+    """Greatest number of tokens of a call, prompt and answer; default: the model's context."""
+    too_long: str = "drop"
+    """What happens to a longer call: `drop`, or `cut` (train the beginning of its answer). Both are counted."""
+    eval_fraction: float = 0.05
+    """Share of the conversations that is held out for the evaluation loss.
+
+    Conversations with the same first prompt are held out together."""
+    eval_every: int | None = None
+    """Steps between evaluations; default: one per epoch."""
+    save_every_s: float = 300.0
+    """Seconds between saved states, from which a job that was stopped continues; 0: after each step."""
+    adapter: str = "none"
+    """`none` (train all weights) or `lora` (train a low-rank adapter on frozen weights)."""
+    lora_rank: int | None = None
+    """Rank of the adapter; default: 16."""
+    lora_alpha: float | None = None
+    """The adapter's output is scaled by alpha / rank; default: twice the rank."""
+    lora_targets: str | None = None
+    """Comma-separated names of the adapted modules; default: all linear layers except the output head."""
+    lora_result: str = "merged"
+    """The result with `adapter = "lora"`: `merged` (a whole model) or `adapter` (the adapter alone, to be served on its base).
+
+    Only a whole model can be the start of `trainspan train` and `trainspan loop`."""
+    dtype: str | None = None
+    """Data type of the computation: `float32` or `bfloat16` (autocast); default: bfloat16 on a GPU, else float32.
+
+    Trained weights, gradients and Adam's moments are float32 in both cases."""
+    gradient_checkpointing: bool | None = None
+    """Recompute activations in the backward pass instead of keeping them; default: on a GPU only."""
+    memory_gib: float | None = None
+    """Memory that the training may use on its device; default: the memory that is free at its start."""
+    micro_batch_tokens: int | None = None
+    """Maximum number of tokens in one forward pass, padding included; default: 16384, or as many as fit into memory."""
+    forward: str = "auto"
+    """`padded`, `packed` (rows one after another, no padding), `tree` (shared prefixes are forwarded once), or `auto` (the
+    cheapest)."""
+    seed: int = 0
+    """Seed for the order of conversations, the held-out share and a new adapter."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainSettings:
     """`[train]`: Parquet in, checkpoints out."""
 
@@ -491,5 +564,6 @@ class Settings:
     serving: ServingSettings = field(default_factory=ServingSettings)
     rollouts: RolloutsSettings = field(default_factory=RolloutsSettings)
     dataset: DatasetSettings = field(default_factory=DatasetSettings)
+    sft: SftSettings = field(default_factory=SftSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     loop: LoopSettings = field(default_factory=LoopSettings)

@@ -14,6 +14,7 @@ COMMANDS = (
     "explain",
     "diff",
     "export",
+    "sft",
     "train",
     "loop",
     "compare",

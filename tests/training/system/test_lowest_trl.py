@@ -32,7 +32,8 @@ def test_loss_and_gradient_are_exact_with_the_lowest_supported_trl(tmp_path: Pat
     ]
     subprocess.run(install, check=True, timeout=300)
     program = "import sys, trl, pytest; assert trl.__version__ == sys.argv[1], trl.__file__; sys.exit(pytest.main(sys.argv[2:]))"
-    tests = ["-q", "-p", "no:cacheprovider", "tests/training/objective/test_loss.py", "-k", "not two_processes"]
+    files = ["tests/training/objective/test_loss.py", "tests/training/sft/test_trainer.py"]
+    tests = ["-q", "-p", "no:cacheprovider", *files, "-k", "not two_processes"]
     done = subprocess.run(
         [sys.executable, "-c", program, f"{lowest}.0", *tests],
         cwd=ROOT,

@@ -6,9 +6,10 @@ from typing import Any
 
 from trainspan_schemas.errors import CheckpointError
 
-__all__ = ["check_folder", "find_model", "hollow_model", "load_config", "load_model", "load_tokenizer"]
+__all__ = ["check_folder", "context_of", "find_model", "hollow_model", "load_config", "load_model", "load_tokenizer"]
 
 CONFIG_FILE = "config.json"
+ADAPTER_FILE = "adapter_config.json"
 
 
 def find_model(model: str) -> Path:
@@ -37,6 +38,10 @@ def find_model(model: str) -> Path:
 
 def check_folder(folder: Path) -> Path:
     names = {path.name for path in folder.iterdir()}
+    if ADAPTER_FILE in names and CONFIG_FILE not in names:
+        raise CheckpointError(
+            f'{folder} is an adapter, and training starts from a whole model: train it with lora_result = "merged"'
+        )
     if CONFIG_FILE not in names:
         raise CheckpointError(f"{folder} has no {CONFIG_FILE}: it is not a model folder")
     if not any(name.endswith(".safetensors") for name in names):
@@ -54,6 +59,11 @@ def load_config(folder: Path) -> Any:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read the configuration in {folder}: {error}") from error
+
+
+def context_of(config: Any) -> int:
+    """Maximum sequence length in tokens, from a text model's configuration."""
+    return int(getattr(config, "max_position_embeddings", None) or 2**31)
 
 
 def load_model(folder: Path, *, frozen: bool = False) -> Any:

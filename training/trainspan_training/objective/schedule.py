@@ -1,4 +1,4 @@
-"""The learning rate of each step: a default that fits the model, and warm-up and decay by rounds.
+"""The learning rate of each step: a default that fits the model, and warm-up and decay by rounds, or by steps in `sft`.
 
 It depends only on the policy's version, so that a restarted trainer resumes at the same point.
 """
@@ -31,7 +31,7 @@ class Schedule:
     """Rises from 0 to `rate` over `warmup` rounds, then falls to a tenth of it until round `end`, and stays there."""
 
     rate: float
-    warmup: int
+    warmup: float
     decay: str
     end: int
 

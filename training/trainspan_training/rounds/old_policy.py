@@ -23,7 +23,6 @@ __all__ = [
     "against_old",
     "agreement_of",
     "check_policy",
-    "context_of",
     "largest",
     "staleness_of",
     "with_reference",
@@ -91,11 +90,6 @@ def staleness_of(calls: Sequence[Call], version: int, dropped: int) -> Staleness
         dropped=dropped,
         fresh={call.policy_version for call in calls} == {version},
     )
-
-
-def context_of(config: Any) -> int:
-    """Maximum sequence length in tokens, from a text model's configuration."""
-    return int(getattr(config, "max_position_embeddings", None) or 2**31)
 
 
 def against_old(

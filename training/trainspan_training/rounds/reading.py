@@ -18,9 +18,10 @@ from trainspan_training.data.loss_weights import Rule
 from trainspan_training.data.sequences import TokenSequence, make_sequences
 from trainspan_training.data.steps import Step, plan_steps
 from trainspan_training.devices.team import Team
+from trainspan_training.model.loading import context_of
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.rounds.canary import Prompt, draw_prompts
-from trainspan_training.rounds.old_policy import Staleness, check_policy, context_of, staleness_of
+from trainspan_training.rounds.old_policy import Staleness, check_policy, staleness_of
 from trainspan_training.rounds.result import NO_ROWS
 
 __all__ = ["Outline", "Reading"]

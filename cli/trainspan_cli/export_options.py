@@ -1,0 +1,86 @@
+"""The options that choose rollouts for supervised files, and the request made of them, for `export` and `sft`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from trainspan_schemas.errors import UsageError
+from trainspan_schemas.settings import Settings
+
+if TYPE_CHECKING:
+    from trainspan_processing.export.export import Exported, ExportRequest
+    from trainspan_processing.text.token_text import Decoder
+
+__all__ = ["AgentOption", "FormOption", "MinRewardOption", "RoundOption", "RunOption", "export_request", "run_export"]
+
+RunOption = Annotated[str | None, typer.Option("--run", help="From a store: only rollouts of this run.")]
+RoundOption = Annotated[int | None, typer.Option("--round", help="From a store: only rollouts of this round.")]
+MinRewardOption = Annotated[float | None, typer.Option(help="Skip groups whose best reward is lower.")]
+AgentOption = Annotated[list[str] | None, typer.Option(help="Only this agent's calls; may be repeated.")]
+FormOption = Annotated[
+    str, typer.Option("--form", help="chat: recorded messages; text: the dataset's tokens, decoded exactly.")
+]
+
+
+def export_request(
+    kind: Literal["sft", "dpo"],
+    source: str | None,
+    stores: Sequence[str],
+    out: Path,
+    settings: Settings,
+    *,
+    run: str | None,
+    round: int | None,
+    min_reward: float | None,
+    agents: Sequence[str] | None,
+    form: str,
+    model: str | None,
+) -> "ExportRequest":
+    """The request for an export of `source`: the folder of a dataset, or a store (path or grpc:// address).
+
+    Without `source`, the rollouts are those of the `stores`. Raises UsageError.
+    """
+    from trainspan_processing.dataset.published import open_published
+    from trainspan_processing.export.export import ExportRequest
+
+    if form not in ("chat", "text"):
+        raise UsageError(f"no form {form!r}: use chat or text")
+    is_store = source is None or source.startswith("grpc") or Path(source).is_file()
+    published = None if source is None or is_store else open_published(Path(source))
+    named = [source] if source is not None and is_store else []
+    return ExportRequest(
+        kind=kind,
+        out=out,
+        stores=tuple(stores or (published.stores if published else named)),
+        dataset=published,
+        settings=settings.dataset,
+        run_id=run,
+        round=round,
+        min_reward=min_reward,
+        agents=frozenset(agents or ()),
+        decoder=_decoder(model, settings.serving.model) if form == "text" else None,
+    )
+
+
+def run_export(request: "ExportRequest") -> "Exported":
+    """Writes the file."""
+    import time
+
+    from trainspan_processing.export.export import export
+    from trainspan_processing.traces.trace_index import Clock
+
+    return export(request, Clock(time.time_ns, time.sleep))
+
+
+def _decoder(model: str | None, configured: str | None) -> "Decoder":
+    from trainspan_processing.text.token_text import find_decoder, load_decoder
+    from trainspan_schemas.home import served_model
+
+    if model is not None:
+        return load_decoder(model)
+    found = find_decoder((configured, served_model()))
+    if found is None:
+        raise UsageError("--form text needs a tokenizer: name its model directory with --model")
+    return found

@@ -1,0 +1,71 @@
+"""`trainspan sft` straight from a store: the options of `export`, the examples next to the result, and its origin in the manifest."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processing.conftest import Bench
+from tests.support.tiny_model import make_tiny_model
+from trainspan_cli.main import run
+
+
+def said(role: str, text: str) -> str:
+    return json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]}])
+
+
+@pytest.fixture
+def store(bench: Bench) -> str:
+    """A store with two rollouts of calls to a vendor's model: only the client recorded them."""
+    for name, text, reward in (("a", "4", 1.0), ("b", "5", 0.0)):
+        rollout = bench.rollout(name, stated_calls=1)  # as the agent's side counts: the policy server has none of them
+        messages = {
+            "gen_ai__input__messages": said("user", "2+2?"),
+            "gen_ai__output__messages": said("assistant", text),
+        }
+        rollout.span("client", 1.0, 2.0, gen_ai__operation__name="chat", **messages)
+        bench.send(rollout.reward(reward))
+    return str(bench.collectors[0].store)
+
+
+def test_a_vendors_answers_train_a_model_of_ones_own(
+    store: str, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINSPAN_HOME", str(bench.out / "home"))
+    make_tiny_model(tmp_path / "model", hidden=32, layers=1)
+    command = ["sft", "--store", store, "--run", bench.run_id, "--model", "model", "--out", "warm", "--max-steps", "1"]
+    assert run([*command, "--min-reward", "1", "--epochs", "0"]) == 2
+    assert (
+        run([*command, "--min-reward", "1", "--max-tokens", "1"]) == 3
+    )  # nothing fits: the examples are there, and no job
+    assert capsys.readouterr().err.splitlines()[-1].startswith("  too_long 1, e.g. warm.jsonl:1: ")
+    assert run([*command, "--min-reward", "1"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("1 answers of 1 examples in 1 rows, 0 of them held out; 2 trained tokens of ")
+    assert captured.out.endswith("warm is complete: trainspan serve warm\n")
+    user, assistant = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+    assert json.loads(Path("warm.jsonl").read_text()) == {"prompt": [user], "completion": [assistant]}
+    manifest: dict[str, Any] = json.loads(Path("warm/sft/manifest.json").read_text())
+    assert manifest["data"]["files"][0]["exported_from"] == {"stores": [store]}
+    assert manifest["answers"] == 1
+    assert run([*command, "--min-reward", "1"]) == 0
+    assert capsys.readouterr().out == "warm was complete already: trainspan serve warm\n"
+    assert run([*command, "--min-reward", "0.5"]) == 2
+    assert "warm.jsonl exists: train on it with --data warm.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "name either --data, or --store or --dataset"),
+        (["--data", "d.jsonl", "--store", "s"], "name either --data, or --store or --dataset"),
+        (["--data", "d.jsonl", "--min-reward", "1"], "--min-reward choose rollouts of a store"),
+        (["--data", "d.jsonl", "--loss-on", "user"], "sft.loss_on = 'user' is not known"),
+    ],
+)
+def test_wrong_usage_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sft", "--out", "warm", *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line

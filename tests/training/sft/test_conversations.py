@@ -1,0 +1,150 @@
+"""Rows: answers that continue one another share a row, nothing is dropped without a reason, and some rows are held out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiny_model import CHATML
+from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.settings import SftSettings
+from trainspan_training.data.layout import BatchLayout
+from trainspan_training.model.loading import load_tokenizer
+from trainspan_training.sft.conversations import Conversations, hold_out, make_rows
+from trainspan_training.sft.examples import find_files, read_examples
+from trainspan_training.sft.plan import plan_of
+from trainspan_training.sft.rendering import Renderer
+
+Message = dict[str, Any]
+
+
+def said(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def dialog(question: str, *answers: str) -> list[Message]:
+    messages = [said("user", question)]
+    for answer in answers:
+        messages += [said("assistant", answer), said("tool", f"result of {answer}")]
+    return messages[:-1]
+
+
+def as_export(messages: list[Message]) -> list[dict[str, Any]]:
+    """The same conversation as `trainspan export sft` writes it: a line for each answer."""
+    places = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    return [{"prompt": messages[:index], "completion": [messages[index]]} for index in places]
+
+
+@pytest.fixture
+def rows_of(model_dir: Path, tmp_path: Path) -> Any:
+    tokenizer = load_tokenizer(model_dir)
+
+    def make(*lines: dict[str, Any], template: str = CHATML, **options: Any) -> Conversations:
+        file = tmp_path / "data.jsonl"
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        chosen = {"max_tokens": 512, "cut": False, "loss_on_all": False} | options
+        renderer = Renderer(tokenizer, frozenset([tokenizer.eos_token_id]), template)
+        return make_rows(read_examples([file])[0], renderer, **chosen)
+
+    return make
+
+
+def trained(tokenizer_dir: Path, made: Conversations) -> list[list[str]]:
+    """The trained text of each row, by answer."""
+    tokenizer = load_tokenizer(tokenizer_dir)
+    return [
+        [tokenizer.decode(row.tokens[part.start : part.start + len(part.logprobs)]) for part in row.sampled]
+        for row in made.rows
+    ]
+
+
+def test_messages_and_the_lines_of_an_export_give_the_same_rows(rows_of: Any, model_dir: Path) -> None:
+    one, other = dialog("1+2*3", "calc 2*3", "calc 1+6", "answer 7"), dialog("4", "answer 4")
+    whole = rows_of({"messages": one}, {"messages": other})
+    lines = rows_of(*as_export(one), *as_export(other))
+    expected = [["calc 2*3<|im_end|>", "calc 1+6<|im_end|>", "answer 7<|im_end|>"], ["answer 4<|im_end|>"]]
+    assert trained(model_dir, whole) == trained(model_dir, lines) == expected
+    assert [row.tokens.tolist() for row in whole.rows] == [row.tokens.tolist() for row in lines.rows]
+    assert (whole.answers, whole.rewritten, whole.dropped) == (4, 0, {})
+
+
+def test_agents_that_take_turns_keep_a_row_each(rows_of: Any, model_dir: Path) -> None:
+    a, b = as_export(dialog("plan", "x", "y")), as_export(dialog("code", "u", "v"))
+    made = rows_of(a[0], b[0], a[1], b[1])
+    assert trained(model_dir, made) == [["x<|im_end|>", "y<|im_end|>"], ["u<|im_end|>", "v<|im_end|>"]]
+
+
+def test_a_rewritten_history_is_counted_and_every_answer_still_trained_after_its_own_prompt(
+    rows_of: Any, model_dir: Path
+) -> None:
+    forgets = CHATML.replace(
+        "(message['content'] or '')", "('' if not loop.last and message.role == 'assistant' else message.content)"
+    )
+    for lines in ([{"messages": dialog("q", "one", "two")}], as_export(dialog("q", "one", "two"))):
+        made = rows_of(*lines, template=forgets)
+        assert trained(model_dir, made) == [["one<|im_end|>"], ["two<|im_end|>"]]
+        assert made.rewritten == 1
+        assert len(made.named["rewritten"]) == 1
+
+
+def test_what_is_too_long_is_dropped_or_cut_and_counted(rows_of: Any, model_dir: Path) -> None:
+    lines = [{"messages": dialog("q", "short", "1234567890")}, {"messages": dialog("q" * 90, "never")}]
+    (row,) = rows_of(*lines).rows[:1]
+    limit = len(row.tokens) - 4
+    dropped = rows_of(*lines, max_tokens=limit)
+    assert trained(model_dir, dropped) == [["short<|im_end|>"]]
+    assert (dict(dropped.dropped), dropped.named["too_long"]) == ({"too_long": 2}, ["data.jsonl:1", "data.jsonl:2"])
+    cut = rows_of(*lines, max_tokens=limit, cut=True)
+    assert trained(model_dir, cut) == [["short<|im_end|>", "1234567"]]
+    assert (cut.cut, dict(cut.dropped)) == (1, {"too_long": 1})
+
+
+def test_the_loss_can_be_on_all_tokens(rows_of: Any) -> None:
+    (row,) = rows_of({"messages": dialog("q", "a", "b")}, loss_on_all=True).rows
+    assert row.positions.tolist() == list(range(1, len(row.tokens)))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "is not JSON"),
+        ('{"text": "a"}', 'expected "prompt" and "completion", or "messages", found text'),
+        ('{"messages": [{"content": "a"}]}', 'a message must be an object with a "role"'),
+        ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "content has a part that is no text"),
+        ('{"messages": [], "tools": [{"name": "f"}]}', "a tool must be an object with a function that has a name"),
+    ],
+)
+def test_a_line_that_is_no_conversation_is_named(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "d.jsonl").write_text(line + "\n")
+    with pytest.raises(DatasetError, match=f"d.jsonl, line 1.*{message}"):
+        read_examples(find_files(tmp_path))
+
+
+def test_held_out_conversations_share_no_first_prompt_with_the_trained_ones(rows_of: Any) -> None:
+    lines = [{"messages": dialog(f"q{number % 20}", f"a{number}")} for number in range(40)]
+    rows = rows_of(*lines).rows
+    kept, held = hold_out(rows, 0.1, seed=1)
+    assert (len(kept), len(held)) == (36, 4)
+    assert not {row.group for row in kept} & {row.group for row in held}
+    assert hold_out(rows, 0.0, seed=1) == (rows, [])
+    assert len(hold_out(rows[:1], 0.5, seed=1)[0]) == 1
+    assert [len(part) for part in hold_out(rows, 0.001, seed=1)] == [38, 2]
+
+
+def test_an_epoch_trains_each_row_once_in_steps_of_about_equal_size(rows_of: Any) -> None:
+    lines = [{"messages": dialog(f"q{number}", *["a" * (number % 7 + 1)] * (number % 3 + 1))} for number in range(60)]
+    rows = rows_of(*lines).rows
+    layout = BatchLayout("packed", 512, pair=0.0, dense=True)
+    plan = plan_of(rows, [], layout, SftSettings(batch_tokens=60, epochs=2))
+    assert plan.steps == 2 * plan.steps_per_epoch
+    steps = [sorted(call for batch in step for call in set(batch.calls.tolist())) for step in plan.after(0)]
+    sizes = [step[0].n_step for step in plan.after(0)]
+    first, second = steps[: plan.steps_per_epoch], steps[plan.steps_per_epoch :]
+    assert first != second
+    for epoch in (first, second):
+        assert sorted(call for step in epoch for call in step) == sorted(row.number for row in rows)
+    assert 40 <= min(sizes) <= max(sizes) <= 80
+    assert [step[0].n_step for step in plan.after(5)] == sizes[5:]
+    assert plan_of(rows, [], layout, SftSettings(max_steps=3)).steps == 3
+    assert plan_of(rows[:2], [], layout, SftSettings(batch_tokens=1)).steps_per_epoch == 2

@@ -1,0 +1,248 @@
+"""Whole jobs: what they write, continuing after a stop or a kill, and what they refuse."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.tiny_model import CHATML
+from tests.training.support.sessions import same_weights, weights
+from trainspan_schemas.checkpoint import base_digest, digest_of_model
+from trainspan_schemas.errors import CheckpointError, ConfigError, NothingToTrainError, TrainingError
+from trainspan_schemas.settings import SftSettings
+from trainspan_training.model.loading import check_folder, load_model, load_tokenizer
+from trainspan_training.sft.job import SftJob, fine_tune
+from trainspan_training.sft.options import check, own_names
+from trainspan_training.sft.stopping import Outcome
+
+SETTINGS = SftSettings(epochs=3, batch_tokens=60, learning_rate=3e-3, eval_fraction=0.1, save_every_s=0)
+
+Event = dict[str, Any]
+
+
+def conversations(count: int = 24) -> str:
+    lines = []
+    for number in range(count):
+        a, b = number % 7 + 2, number % 5 + 3
+        said = [
+            ("user", f"{a}*{b}"),
+            ("assistant", f"calc {a}*{b}"),
+            ("tool", f"{a * b}"),
+            ("assistant", f"answer {a * b}"),
+        ]
+        lines.append(json.dumps({"messages": [{"role": role, "content": text} for role, text in said]}))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def fine_tuned(tmp_path: Path, model_dir: Path, home: None) -> Callable[..., Outcome]:
+    """Runs a job on tmp_path/data.jsonl; returns its outcome."""
+    (tmp_path / "data.jsonl").write_text(conversations())
+
+    def run(out: str = "out", hear: Callable[[Event], None] = lambda _: None, **settings: Any) -> Outcome:
+        chosen = dataclasses.replace(SETTINGS, **{"model": str(model_dir), **settings})
+        return fine_tune(SftJob(chosen, tmp_path / "data.jsonl", tmp_path / out), hear)
+
+    return run
+
+
+def figures(out: Path) -> list[Event]:
+    return [json.loads(line) for line in (out / "sft" / "metrics.jsonl").read_text().splitlines()]
+
+
+def unlike(one: Path, other: Path) -> float:
+    """The greatest difference of two models' weights."""
+    first, second = weights(one), weights(other)
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def test_a_job_writes_a_model_that_answers_like_the_conversations(
+    fine_tuned: Callable[..., Outcome], tmp_path: Path, model_dir: Path
+) -> None:
+    events: list[Event] = []
+    done = fine_tuned(hear=events.append, epochs=20, save_every_s=300)
+    out = tmp_path / "out"
+    assert (done.out, done.done, done.signal) == (out, done.steps, None)
+    assert sorted(path.name for path in out.iterdir()) == sorted([*(path.name for path in model_dir.iterdir()), "sft"])
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("out")) == ["out"]
+    assert base_digest(out) == digest_of_model(out) != digest_of_model(model_dir)
+    measured = [record["held_out_loss"] for record in figures(out) if "held_out_loss" in record]
+    assert len(measured) == 21
+    assert measured[0] > 3
+    assert measured[-1] < 1
+    manifest = json.loads((out / "sft" / "manifest.json").read_text())
+    assert (manifest["examples"], manifest["answers"], manifest["dropped"]) == (24, 48, {})
+    assert manifest["base"] == str(model_dir)
+    assert manifest["held_out_loss"] == measured[-1]
+    assert manifest["job"]["settings"]["seed"] == 0
+    assert manifest["versions"]["trl"]
+    model, tokenizer = load_model(check_folder(out)), load_tokenizer(out)
+    asked = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "3*4"}], add_generation_prompt=True, return_tensors="pt"
+    )
+    ids = model.generate(**asked, max_new_tokens=12, do_sample=False)[0, asked["input_ids"].shape[1] :]
+    said = tokenizer.decode(ids)
+    assert said.startswith("calc ")
+    assert said.endswith("<|im_end|>")
+    assert [event["event"] for event in events[:3]] == ["start", "evaluation", "step"]
+    (tmp_path / "out.unfinished").mkdir()  # a kill between the rename and the removal
+    (tmp_path / "out.unfinished" / "job.json").write_text(json.dumps(manifest["job"]))
+    assert fine_tuned(epochs=20, save_every_s=1).steps == 0  # it is complete, and nothing runs again
+    assert not (tmp_path / "out.unfinished").exists()
+    with pytest.raises(CheckpointError, match="is the result of a job with another epochs"):
+        fine_tuned(epochs=2)
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_a_job_that_is_stopped_or_breaks_continues_to_the_same_weights(
+    adapter: str, fine_tuned: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    whole = fine_tuned("whole", adapter=adapter)
+
+    def stop(event: Event) -> None:
+        if event["event"] == "step" and event["step"] == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    stopped = fine_tuned("out", stop, adapter=adapter)
+    assert (stopped.done, stopped.steps, stopped.signal) == (4, whole.steps, signal.SIGTERM)
+    assert not (tmp_path / "out").exists()
+
+    def breaks(event: Event) -> None:
+        if event["event"] == "step" and event["step"] == 9:
+            raise RuntimeError("a kill: step 9 is in the metrics, and not in a state")
+
+    with pytest.raises(RuntimeError, match="a kill"):
+        fine_tuned("out", breaks, adapter=adapter)
+    starts: list[Event] = []
+    done = fine_tuned("out", starts.append, adapter=adapter)
+    assert (starts[0]["step"], done.done) == (8, whole.steps)
+    assert unlike(tmp_path / "out", tmp_path / "whole") < 1e-6
+    steps = [record["step"] for record in figures(tmp_path / "out") if "loss" in record]
+    assert steps == list(range(1, whole.steps + 1))
+
+
+@pytest.mark.slow
+def test_a_killed_job_continues_to_the_same_weights(
+    fine_tuned: Callable[..., Outcome], tmp_path: Path, model_dir: Path
+) -> None:
+    fine_tuned("whole", epochs=10)
+    options = ["--epochs", "10", "--batch-tokens", "60", "--learning-rate", "3e-3", "--eval-fraction", "0.1"]
+    command = [
+        sys.executable,
+        "-m",
+        "trainspan_cli",
+        "sft",
+        "--data",
+        "data.jsonl",
+        "--model",
+        str(model_dir),
+        "--out",
+        "out",
+    ]
+    environ = os.environ | {
+        "TRAINSPAN_HOME": str(tmp_path / "home"),
+        "OMP_NUM_THREADS": "1",
+        "TRAINSPAN_SFT__SAVE_EVERY_S": "0",
+    }
+    for step in (3, 17):
+        with subprocess.Popen(
+            [*command, *options, "--format", "json"], cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if json.loads(line).get("step", 0) >= step:
+                    break
+            process.kill()
+    done = subprocess.run(
+        [*command, *options], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "continued after step" in done.stdout
+    assert done.stdout.endswith("out is complete: trainspan serve out\n")
+    assert unlike(tmp_path / "out", tmp_path / "whole") < 1e-6
+
+
+def test_an_adapter_is_merged_or_kept_with_its_base(
+    fine_tuned: Callable[..., Outcome], tmp_path: Path, model_dir: Path
+) -> None:
+    from peft import PeftModel
+
+    fine_tuned("merged", adapter="lora", lora_rank=4, max_steps=6)
+    fine_tuned("alone", adapter="lora", lora_rank=4, max_steps=6, lora_result="adapter")
+    assert not same_weights(tmp_path / "merged", model_dir)
+    meta = json.loads((tmp_path / "alone" / "trainspan.json").read_text())
+    assert (meta["kind"], meta["version"], meta["base"]) == ("lora", 0, str(model_dir))
+    assert meta["base_digest"] not in (None, digest_of_model(model_dir))
+    tokens = load_tokenizer(model_dir)("answer 12", return_tensors="pt")["input_ids"]
+    adapted = PeftModel.from_pretrained(load_model(model_dir), tmp_path / "alone")
+    with torch.no_grad():
+        one, other = adapted(input_ids=tokens).logits, load_model(tmp_path / "merged")(input_ids=tokens).logits
+        base = load_model(model_dir)(input_ids=tokens).logits
+    assert float((one - other).abs().max()) < 1e-4 < float((one - base).abs().max())
+    with pytest.raises(CheckpointError, match="is an adapter, and training starts from a whole model"):
+        check_folder(tmp_path / "alone")
+
+
+def test_another_chat_template_is_trained_and_served(fine_tuned: Callable[..., Outcome], tmp_path: Path) -> None:
+    template = CHATML.replace("'<|im_end|>' + '\n'", "'<|im_end|>'")
+    assert template != CHATML
+    (tmp_path / "own.jinja").write_text(template)
+    fine_tuned(chat_template=str(tmp_path / "own.jinja"), max_steps=1)
+    assert load_tokenizer(tmp_path / "out").chat_template == template
+
+
+def test_what_cannot_be_done_is_refused_with_its_reason(
+    fine_tuned: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("x")
+    with pytest.raises(CheckpointError, match="full exists and no `trainspan sft` wrote it"):
+        fine_tuned("full")
+    with pytest.raises(NothingToTrainError, match="none of 24 examples can be trained") as nothing:
+        fine_tuned(max_tokens=5)
+    assert nothing.value.details == (
+        "too_long 48, e.g. data.jsonl:1, data.jsonl:2, data.jsonl:3, data.jsonl:4, data.jsonl:5: "
+        "prompt and answer exceed sft.max_tokens",
+    )
+    with pytest.raises(TrainingError, match=r"takes about .* are free: take a smaller model"):
+        fine_tuned(memory_gib=0.001)
+    assert not (tmp_path / "out.unfinished").exists()
+
+    def stop(_: Event) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert fine_tuned(hear=stop).signal == signal.SIGINT
+    with pytest.raises(CheckpointError, match=r"out.unfinished holds an unfinished job with another epochs, seed"):
+        fine_tuned(seed=1, epochs=1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TrainingError, match="sft trains in one process"):
+        fine_tuned()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss_on": "user"}, "sft.loss_on = 'user' is not known; choose assistant or all"),
+        ({"eval_fraction": 1.0}, "sft.eval_fraction = 1.0 must be at least 0 and less than 1"),
+        ({"lora_result": "adapter"}, 'sft.lora_result = "adapter" would do nothing'),
+        ({"lora_rank": 4}, "sft.lora_rank = 4 would do nothing"),
+        ({"dtype": "float16"}, "sft.dtype = 'float16' is not known; choose float32 or bfloat16"),
+        ({"learning_rate": 0.0}, "sft.learning_rate = 0.0 must be greater than 0"),
+        ({"epochs": 0}, "sft.epochs = 0 must be greater than 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(settings: Event, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(SftSettings(**settings))
+
+
+def test_only_settings_are_renamed_in_messages() -> None:
+    with pytest.raises(CheckpointError, match=r"^/data/train.v2/train.json: set sft.adapter$"), own_names():
+        raise CheckpointError("/data/train.v2/train.json: set train.adapter")

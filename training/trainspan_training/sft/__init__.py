@@ -1,0 +1,1 @@
+"""`trainspan sft`: conversations to a model that has learned to answer like them."""

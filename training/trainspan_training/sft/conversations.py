@@ -1,0 +1,136 @@
+"""Conversations as training rows: answers that continue one another share a row, and some rows are held out."""
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trainspan_training.data.sequences import Sampled, TokenSequence
+from trainspan_training.sft.examples import Example, Message
+from trainspan_training.sft.rendering import Call, Renderer
+
+__all__ = ["Conversations", "hold_out", "make_rows"]
+
+_OPEN_ROWS = 16
+"""Rows that a later answer may continue: agents that take turns do not end each other's rows."""
+_NAMED = 5
+"""Examples named for each reason."""
+
+
+@dataclass(slots=True)
+class Conversations:
+    """The rows, and what became of every answer."""
+
+    rows: list[TokenSequence] = field(default_factory=list)
+    examples: int = 0
+    answers: int = 0
+    """Answers that are trained."""
+    cut: int = 0
+    """Those of them that lack their end, because they were too long."""
+    rewritten: int = 0
+    """Answers whose prompt does not begin with the tokens of the previous answer, though its messages do."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Reason → number of answers."""
+    named: dict[str, list[str]] = field(default_factory=dict)
+    """Reason, or `rewritten` → the first examples that it applies to."""
+
+    def drop(self, reason: str, name: str) -> None:
+        self.dropped[reason] += 1
+        self.name(reason, name)
+
+    def name(self, reason: str, name: str) -> None:
+        named = self.named.setdefault(reason, [])
+        if len(named) < _NAMED and name not in named:
+            named.append(name)
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row that may still grow."""
+
+    call: Call
+    """Its last answer."""
+    starts: list[tuple[int, int]]
+    """Start and length of each answer."""
+    group: str
+    number: int
+
+
+def make_rows(
+    examples: Iterable[Example], renderer: Renderer, *, max_tokens: int, cut: bool, loss_on_all: bool
+) -> Conversations:
+    """The training rows of the examples; `cut`: keep the beginning of an answer that is too long.
+
+    An answer whose prompt begins with exactly the tokens of a recent row continues that row: each token is forwarded
+    once. If the template rewrites the history, the answer gets its own row, which costs time and changes nothing.
+    """
+    made = Conversations()
+    rows: list[_Row] = []
+    recent: deque[_Row] = deque(maxlen=_OPEN_ROWS)
+    last: _Row | None = None
+    said: tuple[Message, ...] = ()
+    for example in examples:
+        made.examples += 1
+        if not said or example.messages[: len(said)] != said:
+            last = None
+        said = example.messages
+        for call in _fitting(example, renderer, made, max_tokens=max_tokens, cut=cut):
+            row = next((row for row in recent if _continues(row.call, call)), None)
+            if row is None:
+                group = hashlib.sha256(call.prompt.tobytes()).hexdigest()
+                row = _Row(call, [], group, made.answers)
+                rows.append(row)
+                recent.append(row)
+            if last is not None and row is not last:
+                made.rewritten += 1
+                made.name("rewritten", example.name)
+            row.call = call
+            row.starts.append((len(call.prompt), len(call.answer)))
+            made.answers += 1
+            last = row
+    made.rows = [_sequence(row, loss_on_all=loss_on_all) for row in rows]
+    return made
+
+
+def _fitting(
+    example: Example, renderer: Renderer, made: Conversations, *, max_tokens: int, cut: bool
+) -> Iterator[Call]:
+    for call in renderer.calls(example):
+        if isinstance(call, str):
+            made.drop(call, example.name)
+        elif call.size <= max_tokens:
+            yield call
+        elif cut and len(call.prompt) < max_tokens:
+            made.cut += 1
+            made.name("cut", example.name)
+            yield Call(call.prompt, call.answer[: max_tokens - len(call.prompt)])
+        else:
+            made.drop("too_long", example.name)
+
+
+def _continues(before: Call, call: Call) -> bool:
+    """Whether the call's prompt begins with the tokens of a call before it."""
+    asked = len(before.prompt)
+    return (
+        before.size <= len(call.prompt)
+        and np.array_equal(call.prompt[asked : before.size], before.answer)
+        and np.array_equal(call.prompt[:asked], before.prompt)
+    )
+
+
+def _sequence(row: _Row, *, loss_on_all: bool) -> TokenSequence:
+    tokens = np.concatenate([row.call.prompt, row.call.answer])
+    starts = [(1, len(tokens) - 1)] if loss_on_all else row.starts
+    parts = tuple(Sampled(row.number, start, np.zeros(size, np.float32), 1.0, 1.0) for start, size in starts)
+    return TokenSequence(str(row.number), row.group, tokens, parts)
+
+
+def hold_out(rows: Sequence[TokenSequence], share: float, seed: int) -> tuple[list[TokenSequence], list[TokenSequence]]:
+    """(trained, held out): about this share of the groups is held out, at least one unless the share is 0 or there is only one."""
+    groups = list(dict.fromkeys(row.group for row in rows))
+    count = min(len(groups) - 1, max(1, round(share * len(groups)))) if share else 0
+    chosen = np.random.default_rng([seed, 0]).permutation(len(groups))[: max(0, count)]
+    held = {groups[index] for index in chosen}
+    return [row for row in rows if row.group not in held], [row for row in rows if row.group in held]

@@ -1,0 +1,286 @@
+"""The steps of a job: sets up model and data, continues from the newest state, measures, saves, and writes the result."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from trainspan_schemas.errors import ConfigError, DatasetError, NothingToTrainError, TrainingError
+from trainspan_schemas.settings import SftSettings
+from trainspan_training.data.layout import batch_layout
+from trainspan_training.data.micro_batches import MicroBatch
+from trainspan_training.data.sequences import TokenSequence
+from trainspan_training.devices.team import Team
+from trainspan_training.model.full_weights import FullWeights
+from trainspan_training.model.loading import context_of, load_config, load_model, load_tokenizer
+from trainspan_training.model.lora import AdapterWeights, add_adapter
+from trainspan_training.model.optimizer_state import StateWriter, load_optimizer
+from trainspan_training.model.starting_policy import Policy
+from trainspan_training.objective import attention, memory
+from trainspan_training.objective.options import compute_dtype
+from trainspan_training.objective.schedule import Schedule, fitting_rate
+from trainspan_training.sft.conversations import Conversations, hold_out, make_rows
+from trainspan_training.sft.examples import Example
+from trainspan_training.sft.options import for_training
+from trainspan_training.sft.plan import Plan, plan_of
+from trainspan_training.sft.rendering import Renderer, dropped_lines, stop_tokens
+from trainspan_training.sft.result import merged, versions, write_result
+from trainspan_training.sft.stopping import Outcome, Stop
+from trainspan_training.sft.trainer import ConversationTrainer
+from trainspan_training.sft.work_folder import WorkFolder
+
+__all__ = ["Training"]
+
+log = logging.getLogger(__name__)
+
+_RATE = 10
+"""Supervised training tolerates about ten times the rate of reinforcement learning (docs/decisions.md)."""
+_OPTIMIZER = "optimizer"
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+class Training:
+    """A job in this process. `steps` of `plan` are made by `trainer`, whose weights `weights` saves."""
+
+    def __init__(
+        self,
+        settings: SftSettings,
+        policy: Policy,
+        made: Conversations,
+        plan: Plan,
+        trainer: ConversationTrainer,
+        work: WorkFolder,
+        stop: Stop,
+        on_event: OnEvent,
+        template: str | None,
+    ) -> None:
+        self._settings = settings
+        self._shared = for_training(settings)
+        self._policy = policy
+        self._made = made
+        self._plan = plan
+        self._trainer = trainer
+        self._work = work
+        self._stop = stop
+        self._on_event = on_event
+        self._template = template
+        model = trainer.policy
+        self._weights = AdapterWeights(model) if settings.adapter == "lora" else FullWeights(model)
+        self._schedule = _schedule(settings, model, plan.steps)
+        self._done = 0
+        self._held_out_loss: float | None = None
+
+    @classmethod
+    def set_up(
+        cls,
+        settings: SftSettings,
+        policy: Policy,
+        examples: Sequence[Example],
+        work: WorkFolder,
+        stop: Stop,
+        on_event: OnEvent,
+        template: str | None,
+    ) -> "Training":
+        """Renders the data and loads the model.
+
+        Raises NothingToTrainError if no answer can be trained, DatasetError, ConfigError, CheckpointError or TrainingError.
+        """
+        shared, cuda = for_training(settings), torch.cuda.is_available()
+        if cuda and (devices := torch.cuda.device_count()) > 1:
+            raise TrainingError(f"{devices} GPUs are visible, and sft trains on one: set CUDA_VISIBLE_DEVICES")
+        config, tokenizer = load_config(policy.model), load_tokenizer(policy.model)
+        made = _rows(settings, config, policy.model, tokenizer, examples, template)
+        budget = memory.fit(config, shared, memory.available(shared, cuda=cuda), cuda=cuda, team=Team())
+        _check(made.rows, int(config.get_text_config().vocab_size), budget.longest)
+        halved = compute_dtype(shared, cuda=cuda) == "bfloat16"
+        model = load_model(policy.model, frozen=settings.adapter == "lora" and halved)
+        masks = attention.prepare(model, settings.forward)
+        layout = batch_layout(shared, config, cuda=cuda, budget=budget, masks=masks)
+        plan = plan_of(*hold_out(made.rows, settings.eval_fraction, settings.seed), layout, settings)
+        if settings.adapter == "lora":
+            model = add_adapter(model, shared, policy)
+        trainer = ConversationTrainer(model, tokenizer, shared, [], str(work.path))
+        return cls(settings, policy, made, plan, trainer, work, stop, on_event, template)
+
+    def run(self, out: Path, about: Mapping[str, Any]) -> Outcome:
+        """Makes the steps that are left and writes the result to `out`; `about` enters its manifest."""
+        self._trainer.steps = self._steps()
+        with self._stop.working():
+            self._trainer.train()
+        steps = self._plan.steps
+        if self._stop.signal is not None:
+            return Outcome(out, steps, self._done, self._stop.signal)
+        manifest = {**about, **self._figures(), "versions": versions()}
+        whole = self._settings.lora_result == "merged" and self._settings.adapter == "lora"
+        weights = merged(self._trainer.policy, self._policy, self._shared) if whole else self._weights
+        try:
+            write_result(out, self._work, self._policy, weights, manifest, self._template)
+        except (OSError, SafetensorError) as error:
+            raise TrainingError(f"cannot write {out}: {error}; run it again to continue") from error
+        self._work.remove()
+        return Outcome(out, steps, steps, manifest=manifest)
+
+    def _steps(self) -> Iterator[list[MicroBatch]]:
+        """Yields the steps; what follows a `yield` runs when the weights have moved."""
+        self._resume()
+        self._on_event({"event": "start", "step": self._done, **self._figures()})
+        if not self._done:
+            self._evaluate()
+        saved_at = time.monotonic()
+        for batches in self._plan.after(self._done):
+            self._trainer.rate = self._schedule.at(self._done + 1)
+            yield batches
+            self._done += 1
+            self._note_step(batches)
+            every = self._settings.eval_every or self._plan.steps_per_epoch
+            if self._done % every == 0 or self._done == self._plan.steps:
+                self._evaluate()
+            stopped = self._stop.signal is not None
+            if stopped or time.monotonic() - saved_at >= self._settings.save_every_s:
+                self._save()
+                saved_at = time.monotonic()
+            if stopped:
+                break
+        self._trainer.control.should_training_stop = True
+
+    def _note_step(self, batches: Sequence[MicroBatch]) -> None:
+        figures = self._trainer.figures
+        assert figures is not None, "a step was made"
+        forwarded = sum(batch.n_tokens for batch in batches)
+        record = {
+            "step": self._done,
+            "epoch": self._plan.epoch_of(self._done),
+            "loss": figures.loss,
+            "entropy": figures.entropy,
+            "grad_norm": figures.grad_norm,
+            "learning_rate": self._trainer.rate,
+            "trained_tokens": batches[0].n_step,
+            "forwarded_tokens": forwarded,
+            "padding": 1 - forwarded / sum(batch.tokens.size for batch in batches),
+            "micro_batches": len(batches),
+            "seconds": figures.seconds,
+        }
+        self._work.note(record)
+        self._on_event({"event": "step", "steps": self._plan.steps, **record})
+
+    def _evaluate(self) -> None:
+        """Measures the loss on the conversations that are held out."""
+        if not self._plan.held_out:
+            return
+        began = time.perf_counter()
+        self._held_out_loss = self._trainer.held_out_loss(self._plan.batches(self._plan.held_out))
+        record = {
+            "step": self._done,
+            "epoch": self._plan.epoch_of(self._done),
+            "held_out_loss": self._held_out_loss,
+            "held_out_tokens": sum(row.n_trained for row in self._plan.held_out),
+            "seconds": time.perf_counter() - began,
+        }
+        self._work.note(record)
+        self._on_event({"event": "evaluation", "steps": self._plan.steps, **record})
+
+    def _resume(self) -> None:
+        latest = self._work.latest()
+        if latest is None:
+            self._work.rewind(-1)
+            return
+        self._done, folder = latest
+        self._work.rewind(self._done)
+        policy = self._policy
+        self._weights.restore(Policy(folder, folder.name, policy.base, policy.version, policy.model))
+        files = sorted((folder / _OPTIMIZER).glob("part-*.safetensors"))
+        load_optimizer(self._trainer.optimizer, self._trainer.policy, files)
+
+    def _save(self) -> None:
+        """Saves weights and Adam's state; if the disk is full, the previous state stays."""
+        folder = self._work.begin_state(self._done)
+        try:
+            self._weights.write(folder, Team())
+            writer = StateWriter(self._trainer.optimizer, self._trainer.policy, folder / _OPTIMIZER, 0, 1)
+            writer.start()
+            writer.wait()
+            if not any((folder / _OPTIMIZER).glob("part-*.safetensors")):
+                raise OSError("Adam's state is missing")
+            self._work.commit_state(folder)
+        except (OSError, SafetensorError) as error:
+            log.warning("step=%d cannot be saved, the state before it stays: %s", self._done, error)
+
+    def _figures(self) -> dict[str, Any]:
+        """What was read, and how it is trained."""
+        made, plan = self._made, self._plan
+        return {
+            "steps": plan.steps,
+            "steps_per_epoch": plan.steps_per_epoch,
+            "batch_tokens": plan.batch_tokens,
+            "learning_rate": self._schedule.rate,
+            "examples": made.examples,
+            "answers": made.answers,
+            "rows": len(made.rows),
+            "held_out_rows": len(plan.held_out),
+            "trained_tokens": sum(row.n_trained for row in plan.rows),
+            "tokens": sum(len(row.tokens) for row in plan.rows),
+            "cut": made.cut,
+            "rewritten": made.rewritten,
+            "dropped": dict(made.dropped.most_common()),
+            "named": made.named,
+            "held_out_loss": self._held_out_loss,
+            "base": self._policy.base,
+        }
+
+
+def _rows(
+    settings: SftSettings, config: Any, folder: Path, tokenizer: Any, examples: Sequence[Example], template: str | None
+) -> Conversations:
+    """The training rows. Raises NothingToTrainError with the reasons if there are none."""
+    if template is None and not tokenizer.chat_template and any(example.text is None for example in examples):
+        raise ConfigError(f"{folder} has no chat template: set sft.chat_template to a file")
+    stops = stop_tokens(tokenizer, config.get_text_config(), config, _generation_config(folder))
+    context = context_of(config.get_text_config())
+    made = make_rows(
+        examples,
+        Renderer(tokenizer, stops, template),
+        max_tokens=min(settings.max_tokens or context, context),
+        cut=settings.too_long == "cut",
+        loss_on_all=settings.loss_on == "all",
+    )
+    if not made.rows:
+        raise NothingToTrainError(
+            f"none of {made.examples} examples can be trained", details=list(dropped_lines(made.dropped, made.named))
+        )
+    return made
+
+
+def _generation_config(folder: Path) -> Any:
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+
+
+def _check(rows: Sequence[TokenSequence], vocabulary: int, longest: int) -> None:
+    for row in rows:
+        if len(row.tokens) > longest:
+            raise TrainingError(
+                f"a conversation has {len(row.tokens)} tokens, memory has room for {longest}: set sft.max_tokens, "
+                'sft.gradient_checkpointing = true or sft.adapter = "lora"'
+            )
+        if int(row.tokens.max()) >= vocabulary:
+            raise DatasetError(
+                f"the tokenizer gives token {int(row.tokens.max())}, outside the model's vocabulary of {vocabulary}: "
+                "the model's folder has another model's tokenizer"
+            )
+
+
+def _schedule(settings: SftSettings, model: Any, steps: int) -> Schedule:
+    rate = settings.learning_rate
+    if rate is None:
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        rate = _RATE * fitting_rate(parameters, adapter=settings.adapter == "lora")
+    return Schedule(rate, settings.warmup * steps, settings.decay, steps)
