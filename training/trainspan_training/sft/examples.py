@@ -110,7 +110,7 @@ def _example(name: str, row: Any) -> Example:
 def served_message(message: Any) -> Message:
     """A message as vLLM passes it to a chat template. Raises TypeError or ValueError if it is none.
 
-    Its content is text, and arguments of tool calls are objects. Arguments that are no JSON object stay as they are:
+    Its content is text, and arguments of tool calls are objects. Arguments that are not a JSON object stay as they are:
     vLLM would replace them.
     """
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):

@@ -28,7 +28,7 @@ REASONS: Final = {
     "boundary": "the tokens of prompt and answer, one after the other, are not the text that the template renders",
     "no_end": "no token at which the server stops follows the answer: end the text with it, or set sft.chat_template",
     "stop_inside": "the answer contains a token at which the server would have stopped",
-    "bad_arguments": "the arguments of a tool call are no JSON object, which no server would render",
+    "bad_arguments": "the arguments of a tool call are not a JSON object, which no server would render",
     "too_long": "prompt and answer exceed sft.max_tokens",
 }
 """Why an answer is not trained, and what to do."""
