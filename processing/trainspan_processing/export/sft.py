@@ -23,11 +23,11 @@ def supervised_examples(
             continue
         best = [candidate for candidate in candidates if candidate.reward == highest]
         spoken = [(candidate, calls_of(candidate.key)) for candidate in best]
-        telling = [(candidate, calls) for candidate, calls in spoken if calls]
-        if not telling:
+        recorded = [(candidate, calls) for candidate, calls in spoken if calls]
+        if not recorded:
             made.skipped["no_text"] += 1
             continue
-        chosen, calls = min(telling, key=lambda pair: (len(pair[1]), pair[0].key))
+        chosen, calls = min(recorded, key=lambda pair: (len(pair[1]), pair[0].key))
         kept = kept_calls(calls, agents, made.skipped)
         for call in kept:
             made.rows.append({"prompt": call.prompt, "completion": call.answer, **offered_tools(call)})

@@ -94,14 +94,14 @@ def _uncounted(
 ) -> list[Lack]:
     """Successful calls counted by the agent's processes, if the policy server has fewer."""
     stating = spans.filter(pl.col("stated_calls").is_not_null())
-    of_rollout = stating.filter(pl.col("status").is_not_null())
-    telling = of_rollout if of_rollout.height else stating
-    expected = int(telling["stated_calls"].sum())
+    is_runners = pl.col("status").is_not_null() & (pl.col("boundary") == "runner").fill_null(False)
+    runners = stating.filter(is_runners).sort("untrusted", "start_ns", *SPAN_KEY).head(1)
+    expected = int((runners if runners.height else stating)["stated_calls"].sum())
     requests = _requests(calls) + bare.height
     if requests >= expected:
         return []
     stored = _requests_by_process(calls, bare, spans, stating)
-    processes = stating.filter(pl.col("status").is_null()).select(*SPAN_KEY, "stated_calls")
+    processes = stating.filter(~is_runners).select(*SPAN_KEY, "stated_calls")
     told = [
         f"the process of service {_service(words.get((trace_id, span_id)))} counted {counted}, "
         f"of which {stored[trace_id, span_id]} are stored"

@@ -130,7 +130,7 @@ def narrow_spans(source: Source, selection: Selection) -> pl.DataFrame:
     if not frames:
         return empty(SPANS)
     spans = each_once(pl.concat(frames))
-    if spans["tells_more"].any():
+    if spans["has_more"].any():
         spans = _with_more(spans, source)
     is_any_call = pl.col("is_client_call") | pl.col("is_bare_call")
     return spans.with_columns(
@@ -149,7 +149,7 @@ def system_hashes(source: Source, spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
-    """Spans as far as columns and keys describe them; `tells_more` if the attributes may contain more."""
+    """Spans as far as columns and keys describe them; `has_more` if the attributes may contain more."""
     signs = batch.select("attribute_keys").unique().with_columns(**_SIGNS)
     operation = pl.col("operation")
     batch = (
@@ -167,7 +167,7 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
             pl.lit(None, dtype=pl.UInt64).alias("tool_signature"),
         )
     )
-    tells_more = [
+    has_more = [
         pl.col("of_dialect") | pl.col("is_tool"),
         pl.col("names_agent") & pl.col("agent").is_null(),
         pl.col("has_error") & pl.col("failed"),
@@ -177,17 +177,17 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
     ]
     return batch.with_columns(
         pl.when("failed").then(pl.col("status_message").replace("", None)).alias("error_type"),
-        pl.any_horizontal(tells_more).alias("tells_more"),
+        pl.any_horizontal(has_more).alias("has_more"),
     )
 
 
 def _with_more(spans: pl.DataFrame, source: Source) -> pl.DataFrame:
-    """The spans, in their order, completed from the attributes of spans with `tells_more`."""
+    """The spans, in their order, completed from the attributes of spans with `has_more`."""
     numbered = spans.with_row_index("place")
-    telling = numbered.filter("tells_more")
+    unread = numbered.filter("has_more")
     found = [
-        compact(_searched(telling.join(batch, on=SPAN_KEY, how="inner")).select(numbered.columns))
-        for batch in source.attributes(telling)
+        compact(_searched(unread.join(batch, on=SPAN_KEY, how="inner")).select(numbered.columns))
+        for batch in source.attributes(unread)
     ]
     searched = pl.concat([numbered.clear(), *found])
     rest = numbered.join(searched.select("place"), on="place", how="anti")

@@ -60,6 +60,16 @@ def test_each_process_is_named_with_what_it_counted_and_what_came(bench: Bench) 
     )
 
 
+def test_a_rollout_that_the_agent_started_counts_its_own_process_and_its_children(bench: Bench) -> None:
+    rollout = chain(bench.rollout("a", stated_calls=1), 2)
+    rollout.root_span.attributes["trainspan.rollout.boundary"] = "process"
+    rollout.span("child", 0.5, 90.0, trainspan__rollout__calls=2)
+    (what,) = _lacks(bench, rollout)
+    assert what.startswith(
+        "the agent's side counted 3 successful calls, but the policy server stored 2: the process of "
+    )
+
+
 def test_a_clients_call_without_one_of_the_server_is_named_with_its_instrumentation(bench: Bench) -> None:
     rollout = chain(bench.rollout("a"), 1)
     said = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "policy", "gen_ai.response.id": "chatcmpl-lost"}
