@@ -211,7 +211,7 @@ def test_what_cannot_be_done_is_refused_with_its_reason(
         "too_long 48, e.g. data.jsonl:1, data.jsonl:2, data.jsonl:3, data.jsonl:4, data.jsonl:5: "
         "prompt and answer exceed sft.max_tokens",
     )
-    with pytest.raises(TrainingError, match=r"takes about .* are free: take a smaller model"):
+    with pytest.raises(TrainingError, match=r"takes about .* are free: use a smaller model"):
         fine_tuned(memory_gib=0.001)
     assert not (tmp_path / "out.unfinished").exists()
 
@@ -231,8 +231,8 @@ def test_what_cannot_be_done_is_refused_with_its_reason(
     [
         ({"loss_on": "user"}, "sft.loss_on = 'user' is not known; choose assistant or all"),
         ({"eval_fraction": 1.0}, "sft.eval_fraction = 1.0 must be at least 0 and less than 1"),
-        ({"lora_result": "adapter"}, 'sft.lora_result = "adapter" would do nothing'),
-        ({"lora_rank": 4}, "sft.lora_rank = 4 would do nothing"),
+        ({"lora_result": "adapter"}, 'sft.lora_result = "adapter" has no effect'),
+        ({"lora_rank": 4}, "sft.lora_rank = 4 has no effect"),
         ({"dtype": "float16"}, "sft.dtype = 'float16' is not known; choose float32 or bfloat16"),
         ({"learning_rate": 0.0}, "sft.learning_rate = 0.0 must be greater than 0"),
         ({"epochs": 0}, "sft.epochs = 0 must be greater than 0"),

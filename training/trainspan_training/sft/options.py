@@ -40,7 +40,7 @@ def check(settings: SftSettings) -> None:
     if not settings.save_every_s >= 0:
         raise ConfigError(f"sft.save_every_s = {settings.save_every_s} must not be less than 0")
     if settings.lora_result == "adapter" and settings.adapter == "none":
-        raise ConfigError('sft.lora_result = "adapter" would do nothing: adapter = "none" trains no adapter')
+        raise ConfigError('sft.lora_result = "adapter" has no effect: adapter = "none" trains no adapter')
     with own_names():
         options.check(for_training(settings))
 
