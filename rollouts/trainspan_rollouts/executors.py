@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Sequence
 
 from trainspan_rollouts.command_executor import CommandExecutor, agent_environment
@@ -32,7 +33,8 @@ def choose_executor(settings: RunSettings) -> Executor:
     environ = agent_environment(os.environ, settings.policy_url, settings.collector, _agent_headers(settings))
     if _is_function(settings.target):
         workers = min(settings.workers, settings.concurrency)
-        return WorkerPool(settings.target[0], workers, settings.timeout_s, environ)
+        python = settings.python or sys.executable
+        return WorkerPool(settings.target[0], workers, settings.timeout_s, environ, python)
     return CommandExecutor(settings.target, settings.policy_url, settings.timeout_s, environ)
 
 

@@ -41,8 +41,11 @@ class WorkerPool:
         workers: int,
         timeout_s: float,
         environ: Mapping[str, str],
+        python: str,
     ) -> None:
+        """`python` is the interpreter of the workers; trainspan must be installed in its environment."""
         self._target = target
+        self._python = python
         self._count = workers
         self._timeout_s = timeout_s
         self._environ = {**environ, "TRAINSPAN_BOUNDARY": "explicit"}
@@ -73,7 +76,7 @@ class WorkerPool:
         async with self._slots[slot]:
             worker = self._workers[slot]
             if worker is None or worker.is_lost:
-                worker = await _Worker.start(self._target, self._environ)
+                worker = await _Worker.start(self._target, self._environ, self._python)
                 self._workers[slot] = worker
             return worker
 
@@ -97,12 +100,12 @@ class _Worker:
         self.is_lost = False
 
     @classmethod
-    async def start(cls, target: str, environ: Mapping[str, str]) -> "_Worker":
+    async def start(cls, target: str, environ: Mapping[str, str], python: str) -> "_Worker":
         """Returns a worker that is ready. Raises UsageError or ProcessError if the target cannot be used."""
         ours, theirs = socket.socketpair()
         with theirs:
             command = instrumented(
-                [sys.executable, "-m", "trainspan._worker", "--fd", str(theirs.fileno()), target], environ
+                [python, "-m", "trainspan._worker", "--fd", str(theirs.fileno()), target], environ
             )
             process = await asyncio.create_subprocess_exec(
                 *command,

@@ -24,6 +24,8 @@ class RunSettings:
     round: int = 0
     concurrency: int = 16
     workers: int = 1
+    python: str | None = None
+    """Python of the workers; None: this one."""
     timeout_s: float = 120.0
     retries: int = 1
     deliver_timeout_s: float = 60.0

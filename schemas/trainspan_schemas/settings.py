@@ -166,6 +166,10 @@ class RolloutsSettings:
     """Maximum number of rollouts in progress."""
     workers: int = 1
     """Worker processes for a `module:function` target."""
+    python: str | None = None
+    """Python of these processes, such as `agent-env/bin/python`; default: the runner's own.
+
+    trainspan must be installed in its environment. It is for agents whose packages do not fit next to the trainer's."""
     timeout_s: float = 120.0
     """Seconds after which a rollout is stopped with status `timeout`."""
     retries: int = 1

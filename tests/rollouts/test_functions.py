@@ -1,5 +1,6 @@
 """Function agents: real workers under `opentelemetry-instrument`, with the real openai SDK."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from tests.rollouts.conftest import Run
 from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder, RecordedSpan
+from tests.support.web_agent import AGENTS
 from trainspan_schemas import keys
 from trainspan_schemas.errors import ProcessError, UsageError
 from trainspan_schemas.identity import Identity, TraceParent
@@ -268,3 +270,21 @@ def test_a_function_can_pass_its_rollouts_signed_url_to_another_program(
         for name in ("trainspan.rollout", "trainspan.block")
         for span in recorder.named(name)
     )
+
+
+def test_workers_run_in_the_environment_of_another_python(run: Run, recorder: OtlpRecorder) -> None:
+    source = """
+    import sys
+
+    def solve(task):
+        return float(sys.prefix == task["input"])
+    """
+    result = run(source, tasks(sys.prefix, str(AGENTS)), "agent:solve", python=str(AGENTS / "bin" / "python"))
+    assert result.status == {"ok": 2}
+    values = {task: rewards(span)[0][0] for (task, _), span in rollouts(recorder).items()}
+    assert values == {sys.prefix: 0.0, str(AGENTS): 1.0}
+
+
+def test_a_python_that_does_not_exist_is_named(run: Run) -> None:
+    with pytest.raises(ProcessError, match="no-such-python"):
+        run("def solve(task): ...", tasks("a"), "agent:solve", python="no-such-python")
