@@ -1,0 +1,102 @@
+"""Writes the games of the game agent, made by TextWorld: `python tasks.py FOLDER`.
+
+A game has one or two rooms, two or three objects and two quests, each worth a point; the second begins where the first
+ends. The goal names the last command of each quest, and the commands before it must be found.
+A hash of the goal decides whether a game is for training or held out, so no goal is in both.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+
+from prompt import messages  # noqa: E402
+
+from evaluation.task_files import is_heldout, write_tasks  # noqa: E402
+
+TRAIN_GAMES, HELDOUT_GAMES, DEMONSTRATED_GAMES = 150, 300, 100
+HELDOUT_PERCENT = 50
+MAX_COMMANDS = 8
+"""Commands offered in the first state; games with more are left out."""
+
+
+def games() -> Iterator[Any]:
+    """Yields games endlessly; the number of the game is its seed and decides its size."""
+    import textworld
+    from textworld.generator import make_game
+
+    seed = 0
+    while True:
+        options = textworld.GameOptions()
+        options.nb_rooms = 1 + seed % 2
+        options.nb_objects = 2 + seed % 2
+        options.nb_parallel_quests = 2
+        options.quest_length = 1 + seed // 2 % 2
+        options.seeds = seed
+        seed += 1
+        yield make_game(options)
+
+
+def goal_of(game: Any) -> str:
+    """Returns the last command of each quest: `drop cd, then close bureau`."""
+    return ", then ".join(quest.commands[-1] for quest in game.quests)
+
+
+def walk(path: Path, goal: str) -> list[dict[str, Any]]:
+    """Returns each turn of a perfect player: the agent's prompt, then the completion to learn."""
+    import textworld
+    from agent import offered
+
+    infos = textworld.EnvInfos(admissible_commands=True, policy_commands=True, score=True)
+    environment = textworld.start(str(path), infos)
+    state, score, done, found = environment.reset(), 0, False, []
+    while not done:
+        command = state["policy_commands"][0]
+        answer = [{"role": "assistant", "content": command}]
+        found.append({"prompt": messages(goal, score, offered(state)), "completion": answer})
+        state, score, done = environment.step(command)
+    return found
+
+
+def write_games(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Writes the games' files; returns tasks and demonstrations."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {"train": TRAIN_GAMES, "val": HELDOUT_GAMES}
+    tasks: list[dict[str, Any]] = []
+    demonstrations: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    for game in games():
+        goal = goal_of(game)
+        split = "val" if is_heldout(goal, HELDOUT_PERCENT) else "train"
+        if game.max_score != 2 or goal in seen or not wanted[split]:
+            continue
+        path = folder / f"{split}-{wanted[split]:04d}.json"
+        game.save(str(path))
+        turns = walk(path, goal)
+        commands = turns[0]["prompt"][-1]["content"].rpartition("commands: ")[2].split(", ")
+        if len(turns) < 2 or len(commands) > MAX_COMMANDS:  # a quest may be fulfilled from the beginning
+            path.unlink()
+            continue
+        seen.add(goal)
+        wanted[split] -= 1
+        tasks.append(
+            {
+                "id": path.stem,
+                "input": {"game": str(path.resolve()), "goal": goal},
+                "split": split,
+                "meta": {"goal": goal, "turns": len(turns)},
+            }
+        )
+        if split == "train" and wanted[split] >= TRAIN_GAMES - DEMONSTRATED_GAMES:
+            demonstrations += turns
+        if not any(wanted.values()):
+            break
+    return tasks, demonstrations
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    write_tasks(target, *write_games(target / "games"))
