@@ -1,0 +1,79 @@
+"""`python -m evaluation run TASK` and `python -m evaluation report`; evaluation/README.md describes both."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from evaluation.plans import CONTROLS, RESULTS, TASKS, Plan
+from trainspan_schemas.home import home
+
+DEMO_MODEL = Path("shop") / "model"
+"""The pretrained model that `make demo` gets, in the state folder."""
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(prog="python -m evaluation", description=__doc__)
+    commands = found.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="run a task over several seeds; resumes what is unfinished")
+    run.add_argument("task", choices=TASKS)
+    run.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    run.add_argument("--first-seed", type=int, default=0)
+    run.add_argument("--model", help="folder or Hugging Face id (default: the model of `make demo`)")
+    run.add_argument("--control", choices=CONTROLS, help="a control instead of the loop itself")
+    run.add_argument("--warm-start", type=int, default=0, metavar="STEPS", help="supervised steps before the run")
+    run.add_argument("--rounds", type=int, help="rounds instead of the configured number")
+    run.add_argument("--eval-n", type=int, default=1, help="rollouts per held-out task; 8 gives pass@1 to pass@8")
+    run.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change a setting")
+    run.add_argument("--name", help="name of the variant in the results")
+    run.add_argument("--keep", action="store_true", help="keep the checkpoints of finished runs")
+    report = commands.add_parser("report", help="tables and pictures from the stored results")
+    report.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    return found
+
+
+def plans(options: argparse.Namespace) -> list[Plan]:
+    """Returns a plan for each seed. Raises SystemExit if an option makes no sense."""
+    model = options.model or str(home() / DEMO_MODEL)
+    if Path(model).is_dir():
+        model = str(Path(model).resolve())
+    if options.model is None and not Path(model).is_dir():
+        raise SystemExit(f"evaluation: {model} does not exist: run `make demo` once, or name a model with --model")
+    if options.control == "warm" and not options.warm_start:
+        raise SystemExit("evaluation: --control warm evaluates a warm-started model: give --warm-start STEPS")
+    settings: dict[str, str] = {}
+    for one in options.set:
+        key, found, value = one.partition("=")
+        if not found or key.count(".") != 1:
+            raise SystemExit(f"evaluation: --set {one}: give SECTION.NAME=VALUE, such as dataset.credit=gigpo")
+        settings[key] = value
+    if options.rounds is not None:
+        settings["loop.rounds"] = str(options.rounds)
+    if options.eval_n != 1:
+        settings["loop.eval_n"] = str(options.eval_n)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    return [
+        Plan(options.task, seed, model, options.control, options.warm_start, settings, options.name) for seed in seeds
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    if options.command == "report":
+        from evaluation.report import write_report
+
+        print(write_report(options.results))
+        return 0
+    from evaluation.report import line_of
+    from evaluation.runs import carry_out
+
+    failed = 0
+    for plan in plans(options):
+        result = carry_out(plan, keep=options.keep)
+        failed += len(result["checks"]["failed"])  # type: ignore[index]
+        print(line_of(result), flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

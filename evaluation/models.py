@@ -1,0 +1,99 @@
+"""Models that a run starts from or that a control makes, by supervised training with `trainspan sft`."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from evaluation.plans import ROOT, Plan
+from evaluation.results import run_of
+
+__all__ = ["continued", "rejection_sampled", "warm_started"]
+
+PROBE_STEPS = (2, 8)
+"""Steps of two short trainings, whose difference is the CPU time of a step."""
+SUCCESS = {"math": 1.0, "sql": 1.0, "retrieval": 0.7, "game": 0.99}
+"""Least reward of a rollout that the control `rejection` trains on."""
+
+
+def warm_started(plan: Plan) -> Path:
+    """Returns the pretrained model after `warm_steps` steps on the task's demonstrations; it is made once."""
+    if not plan.warm_model.exists():
+        _fine_tune(plan, plan.model, plan.demonstrations, plan.warm_model, plan.warm_steps)
+    return plan.warm_model
+
+
+def continued(plan: Plan) -> Path:
+    """Returns the start model after supervised training for the CPU time of the run of the same seed."""
+    out = plan.state / "model"
+    if out.exists():
+        return out
+    budget_s = float(_finished(plan.trained_from)["cpu_s"]["run"])
+    used = []
+    for steps in PROBE_STEPS:
+        probe = plan.state / f"probe-{steps}"
+        began_s = _children_s()
+        _fine_tune(plan, plan.start, plan.demonstrations, probe, steps)
+        used.append(_children_s() - began_s)
+        shutil.rmtree(probe)
+    steps = steps_for(budget_s, (used[0], used[1]))
+    print(f"supervised training for {budget_s:.0f} CPU-seconds: {steps} steps", flush=True)
+    _fine_tune(plan, plan.start, plan.demonstrations, out, steps)
+    return out
+
+
+def steps_for(budget_s: float, probes_s: tuple[float, float]) -> int:
+    """Returns the number of steps that take `budget_s`, from the CPU seconds of the two probes; at least 1."""
+    fewer, more = PROBE_STEPS
+    step_s = max((probes_s[1] - probes_s[0]) / (more - fewer), 0.01)
+    start_s = max(probes_s[0] - fewer * step_s, 0.0)
+    return max(1, int((budget_s - start_s) / step_s))
+
+
+def rejection_sampled(plan: Plan) -> Path:
+    """Returns the start model after training on the successful rollouts of all rounds of the run of the same seed.
+
+    These are the best rollout of each group in each round's dataset, with exactly the tokens that were sampled.
+    """
+    out, data = plan.state / "model", plan.state / "successes"
+    if out.exists():
+        return out
+    _finished(plan.trained_from)
+    run = run_of(plan.trained_from)
+    if run is None:
+        raise SystemExit(f"evaluation: {plan.trained_from.state} has no run any more: run it again without --control")
+    shutil.rmtree(data, ignore_errors=True)
+    data.mkdir(parents=True)
+    for dataset in sorted(run.datasets.glob("round-*")):
+        command = ["export", "sft", str(dataset), str(data / f"{dataset.name}.jsonl"), "--form", "text"]
+        _trainspan(*command, "--model", plan.start, "--min-reward", str(SUCCESS[plan.task]))
+    _trainspan("sft", "--data", str(data), "--model", plan.start, "--out", str(out), "--seed", str(plan.seed))
+    return out
+
+
+def _finished(plan: Plan) -> dict[str, dict[str, float]]:
+    if not plan.result.exists():
+        raise SystemExit(f"evaluation: {plan.result.name} is missing: first run seed {plan.seed} without --control")
+    result: dict[str, dict[str, float]] = json.loads(plan.result.read_text())
+    return result
+
+
+def _fine_tune(plan: Plan, model: str, data: Path, out: Path, steps: int) -> None:
+    template = ["--chat-template", plan.chat_template] if plan.chat_template else []
+    out.parent.mkdir(parents=True, exist_ok=True)
+    command = ["sft", "--data", str(data), "--model", model, "--out", str(out), "--max-steps", str(steps)]
+    _trainspan(*command, "--seed", str(plan.seed), *template)
+
+
+def _trainspan(*arguments: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "trainspan_cli", *arguments], cwd=ROOT, env=os.environ, check=False)
+    if done.returncode:
+        raise SystemExit(f"evaluation: trainspan {arguments[0]} ended with exit code {done.returncode}")
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -1,0 +1,123 @@
+"""What one run is: task, variant, seed, and the settings in which the variant differs."""
+
+import hashlib
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainspan_schemas.config import load_settings
+from trainspan_schemas.home import home
+from trainspan_schemas.settings import Settings
+
+__all__ = ["CONTROLS", "FOLDER", "RESULTS", "ROOT", "TASKS", "Plan"]
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parent
+RESULTS = FOLDER / "results"
+TASKS = ("math", "sql", "retrieval", "game")
+CONTROLS = ("random", "warm", "sft", "rejection")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run. Its variant is the loop itself (`rl`) or a control, possibly with other settings."""
+
+    task: str
+    seed: int
+    model: str
+    """Folder or Hugging Face id of the pretrained model."""
+    control: str | None = None
+    warm_steps: int = 0
+    """Optimizer steps of supervised training on demonstrations before the run; 0: none."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """`section.name` → value, for `trainspan loop`."""
+    name: str | None = None
+    """Name of the variant in results; default: made from the fields above."""
+
+    @property
+    def variant(self) -> str:
+        if self.name:
+            return self.name
+        parts = [f"warm{self.warm_steps}"] if self.warm_steps else []
+        parts.append(self.control or "rl")
+        parts += [f"{key.rpartition('.')[2]}={value}" for key, value in sorted(self.settings.items())]
+        return re.sub(r"[^\w.=+-]+", "_", "-".join(parts))
+
+    @property
+    def workspace(self) -> Path:
+        """The task's folder: environment, tasks, warm-started models."""
+        return home().resolve() / "evaluation" / self.task
+
+    @property
+    def state(self) -> Path:
+        """`TRAINSPAN_HOME` of this run."""
+        return self.workspace / self.variant / f"seed-{self.seed}"
+
+    @property
+    def result(self) -> Path:
+        return RESULTS / f"{self.task}-{self.variant}-seed-{self.seed}.json"
+
+    @property
+    def config(self) -> Path:
+        return FOLDER / self.task / "trainspan.toml"
+
+    @property
+    def python(self) -> Path:
+        """Python of the agents."""
+        return self.workspace / "environment" / "bin" / "python"
+
+    @property
+    def tasks(self) -> Path:
+        return self.workspace / "data" / "tasks.jsonl"
+
+    @property
+    def demonstrations(self) -> Path:
+        return self.workspace / "data" / "demonstrations.jsonl"
+
+    @property
+    def warm_model(self) -> Path:
+        """Where the warm-started model is: one for all seeds and variants of a pretrained model."""
+        digest = hashlib.sha256(self.model.encode()).hexdigest()[:8]
+        return self.workspace / f"warm-{self.warm_steps}-{digest}"
+
+    @property
+    def start(self) -> str:
+        """The model that the run starts from."""
+        return str(self.warm_model) if self.warm_steps else self.model
+
+    @property
+    def trained_from(self) -> "Plan":
+        """The finished run of the loop that the controls `sft` and `rejection` refer to."""
+        return Plan(self.task, self.seed, self.model, None, self.warm_steps, self.settings)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template that the task's settings give the server."""
+        flags = shlex.split(self.loaded().loop.server_flags or "")
+        return flags[flags.index("--chat-template") + 1] if "--chat-template" in flags else None
+
+    def loaded(self) -> Settings:
+        """Returns the settings of the task's file, without those of the variant."""
+        return load_settings(self.config, {})
+
+    def environ(self, model: str) -> dict[str, str]:
+        """Returns the variables that configure `trainspan loop` for this run, starting from `model`."""
+        chosen = {
+            "train.model": model,
+            "train.seed": str(self.seed),
+            "train.keep_checkpoints": "1",
+            "rollouts.tasks": str(self.tasks),
+            "rollouts.python": str(self.python),
+            "loop.seed": str(self.seed),
+            "loop.keep_best": "false",
+        }
+        chosen |= self.settings
+        if self.control == "random":
+            chosen["rollouts.judge"] = f"evaluation/{self.task}/judge.py:coin"
+            chosen |= {"dataset.reward_name": "reward", "dataset.credit": "identical"}
+        elif self.control:
+            chosen["loop.rounds"] = "0"
+        variables = {f"TRAINSPAN_{key.upper().replace('.', '__')}": value for key, value in chosen.items()}
+        return {**variables, "TRAINSPAN_HOME": str(self.state)}

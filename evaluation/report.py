@@ -1,0 +1,164 @@
+"""Tables and pictures of the stored results: `results/report.md`, `results/TASK-rollouts.png`, `results/TASK-cpu.png`."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evaluation.results import read_results
+from trainspan_cli.loop.checks.intervals import t_interval
+
+__all__ = ["line_of", "write_report"]
+
+Result = Mapping[str, Any]
+
+
+def line_of(result: Result) -> str:
+    """Returns one line about a run."""
+    checks = result["checks"]
+    bad = (
+        f"{len(checks['failed'])} of {checks['n']} checks failed" if checks["failed"] else f"{checks['n']} checks hold"
+    )
+    return (
+        f"{result['task']} {result['variant']} seed {result['seed']}: {estimate(result['start'])} → "
+        f"{estimate(result['end'])} after {result['rounds']} rounds, {result['rollouts']} rollouts; {bad}"
+    )
+
+
+def estimate(found: Mapping[str, Any]) -> str:
+    """Returns mean and interval, `.065 [.038, .108]`."""
+    if found["mean"] is None:
+        return "–"
+    interval = found["interval"]
+    return _short(found["mean"]) + (f" [{_short(interval[0])}, {_short(interval[1])}]" if interval else "")
+
+
+def is_separate(start: Mapping[str, Any], end: Mapping[str, Any]) -> bool:
+    """Whether the end's interval is above the start's."""
+    return bool(start["interval"] and end["interval"] and start["interval"][1] < end["interval"][0])
+
+
+def write_report(folder: Path) -> Path:
+    """Writes the report and its pictures; returns the report's path. Raises SystemExit without results."""
+    results = read_results(folder)
+    if not results:
+        raise SystemExit(f"evaluation: {folder} has no results: python -m evaluation run TASK")
+    tasks: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        tasks[result["task"]].append(result)
+    lines = ["# Results", "", "Written by `python -m evaluation report`."]
+    for task, found in tasks.items():
+        for axis in ("rollouts", "cpu"):
+            draw(found, axis, folder / f"{task}-{axis}.png")
+        lines += ["", f"## {task}", "", *runs_table(found), "", *variants_table(found)]
+        lines += ["", *passes_table(found), *failures(found)]
+        lines += [f"![{task}, over rollouts]({task}-rollouts.png)", f"![{task}, over CPU time]({task}-cpu.png)"]
+    path = folder / "report.md"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def runs_table(results: Iterable[Result]) -> list[str]:
+    """One row per run."""
+    lines = ["| variant | seed | start | end | separate | rounds | rollouts | CPU min | checks |"]
+    lines.append("|---|---|---|---|---|---|---|---|---|")
+    for result in results:
+        start, end, checks = result["start"], result["end"], result["checks"]
+        used = result["cpu_s"]["run"]
+        cells = [result["variant"], result["seed"], estimate(start), estimate(end)]
+        cells += ["yes" if is_separate(start, end) else "no", result["rounds"], result["rollouts"]]
+        cells += ["–" if used is None else f"{used / 60:.0f}"]
+        cells += [f"{checks['n'] - len(checks['failed'])} of {checks['n']}"]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def variants_table(results: Iterable[Result]) -> list[str]:
+    """One row per variant: means over seeds with Student's interval."""
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        groups[result["variant"]].append(result)
+    lines = ["| variant | seeds | start | end | gain |", "|---|---|---|---|---|"]
+    for variant, group in groups.items():
+        starts, ends = ([result[when]["mean"] for result in group] for when in ("start", "end"))
+        gains = [end - start for start, end in zip(starts, ends, strict=True)]
+        lines.append(f"| {variant} | {len(group)} | {_over(starts)} | {_over(ends)} | {_over(gains)} |")
+    return lines
+
+
+def passes_table(results: Sequence[Result]) -> list[str]:
+    """pass@k before and after, for runs that have it."""
+    measured = [result for result in results if "pass_at" in result["start"] and "pass_at" in result["end"]]
+    if not measured:
+        return []
+    ks = list(measured[0]["end"]["pass_at"])
+    lines = [
+        f"| variant | seed | when | {' | '.join(f'pass@{k}' for k in ks)} |",
+        "|---|---|---" + "|---" * len(ks) + "|",
+    ]
+    for result in measured:
+        for when in ("start", "end"):
+            cells = [_short(result[when]["pass_at"][k]) for k in ks]
+            lines.append(f"| {result['variant']} | {result['seed']} | {when} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def failures(results: Iterable[Result]) -> list[str]:
+    """The failed checks of all runs."""
+    lines = [
+        f"- {result['variant']}, seed {result['seed']}: {check['name']}: {check['detail']}"
+        for result in results
+        for check in result["checks"]["failed"]
+    ]
+    return ["Failed checks:", "", *lines, ""] if lines else []
+
+
+def points(result: Result, axis: str) -> list[tuple[float, float, tuple[float, float]]]:
+    """Returns (rollouts or CPU minutes, mean, interval) of each validation."""
+    found = []
+    for point in result["curve"]:
+        at = point["rollouts"] if axis == "rollouts" else point["cpu_s"]
+        if point["kind"] == "eval" and point["name"] == "validation" and point["mean"] is not None and at is not None:
+            interval = point["interval"] or (point["mean"], point["mean"])
+            found.append((at if axis == "rollouts" else at / 60, point["mean"], (interval[0], interval[1])))
+    return found
+
+
+def draw(results: Iterable[Result], axis: str, path: Path) -> None:
+    """Draws each run's validations with their intervals, one color per variant."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    colors: dict[str, str] = {}
+    for result in results:
+        first = result["variant"] not in colors
+        color = colors.setdefault(result["variant"], f"C{len(colors)}")
+        found = points(result, axis)
+        if not found:
+            continue
+        xs, ys = [at for at, _, _ in found], [mean for _, mean, _ in found]
+        spread = [
+            [max(0.0, mean - low) for _, mean, (low, _) in found],
+            [max(0.0, high - mean) for _, mean, (_, high) in found],
+        ]
+        label = result["variant"] if first else None
+        axes.errorbar(xs, ys, yerr=spread, color=color, marker="o", markersize=3, capsize=2, linewidth=1.2, label=label)
+    axes.set_xlabel("training rollouts" if axis == "rollouts" else "CPU minutes of all processes")
+    axes.set_ylabel("held-out mean, 95 % interval")
+    axes.set_ylim(-0.02, 1.02)
+    axes.grid(alpha=0.3)
+    if colors:
+        axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def _over(values: Sequence[float]) -> str:
+    interval = t_interval(values)
+    mean = _short(statistics.mean(values))
+    return mean + (f" [{_short(interval[0])}, {_short(interval[1])}]" if interval else "")
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"

@@ -1,0 +1,77 @@
+"""Carries out a plan: prepares it, runs `trainspan loop`, stores the result."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+
+from evaluation.cpu_time import CpuMeter
+from evaluation.environments import prepare
+from evaluation.models import continued, rejection_sampled, warm_started
+from evaluation.plans import ROOT, Plan
+from evaluation.results import run_of, settings_of, store_result
+from trainspan_cli.loop.state.run_folder import RunFolder
+
+__all__ = ["carry_out"]
+
+
+def carry_out(plan: Plan, *, keep: bool = False) -> dict[str, object]:
+    """Returns the result of a plan: the stored one, or that of a run, which is resumed if it is unfinished.
+
+    The run's checkpoints are removed at the end unless `keep`. Raises SystemExit if a stage fails.
+    """
+    if plan.result.exists():
+        stored: dict[str, object] = json.loads(plan.result.read_text())
+        if differing := [key for key, value in settings_of(plan).items() if stored[key] != value]:
+            raise SystemExit(
+                f"evaluation: {plan.result.name} was made with other values of {', '.join(differing)}: give --name"
+            )
+        return stored
+    prepare(plan)
+    preparation_s = _children_s()
+    model = _model(plan)
+    preparation_s = _children_s() - preparation_s
+    folder = run_of(plan)
+    if folder is None or folder.read("run.json").get("status") != "finished":
+        folder = _run_loop(plan, model)
+    result = store_result(plan, folder, round(preparation_s, 2))
+    if not keep:
+        for checkpoint in folder.checkpoints.glob("policy-*"):
+            shutil.rmtree(checkpoint, ignore_errors=True)
+    return result
+
+
+def _model(plan: Plan) -> str:
+    """Returns the model that the loop starts from."""
+    if plan.warm_steps:
+        warm_started(plan)
+    if plan.control == "sft":
+        return str(continued(plan))
+    if plan.control == "rejection":
+        return str(rejection_sampled(plan))
+    return plan.start
+
+
+def _run_loop(plan: Plan, model: str) -> RunFolder:
+    """Runs or resumes the loop; its exit code 1 with a finished run means failed checks, which the result lists."""
+    plan.state.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "trainspan_cli", "loop", "--config", str(plan.config), "--resume"]
+    environ = {**os.environ, **plan.environ(model)}
+    with subprocess.Popen(command, cwd=ROOT, env=environ) as process:
+        try:
+            with CpuMeter(plan.state, process.pid):
+                process.wait()
+        except KeyboardInterrupt:
+            process.wait()  # the loop got the same Ctrl-C and ends its children
+            raise
+    folder = run_of(plan)
+    if folder is None or folder.read("run.json").get("status") != "finished":
+        raise SystemExit(f"evaluation: the loop ended with exit code {process.returncode}; the same command resumes it")
+    return folder
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -1,0 +1,216 @@
+"""Plans, CPU time, stored results and their report."""
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation.__main__ import main, parser, plans
+from evaluation.cpu_time import CpuMeter, cpu_at, cpu_seconds, noted
+from evaluation.models import steps_for
+from evaluation.plans import CONTROLS, ROOT, TASKS, Plan
+from evaluation.report import is_separate, points, write_report
+from evaluation.results import evaluations, read_results, store_result
+from evaluation.runs import carry_out
+from trainspan_cli.loop.checks.intervals import Estimate
+from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_schemas.config import load_settings
+from trainspan_schemas.functions import is_function_name
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keeps state and results in the test's own folder; returns that of the results."""
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
+    for module in ("plans", "results"):
+        monkeypatch.setattr(f"evaluation.{module}.RESULTS", tmp_path / "results")
+    return tmp_path / "results"
+
+
+def estimated(*rewards: float) -> dict[str, Any]:
+    return Estimate.of([[reward] for reward in rewards]).record()
+
+
+def validation(round_: int, *rewards: float) -> dict[str, Any]:
+    check = {"name": "every call is stored", "ok": True, "detail": "3, 3, 3"}
+    record = {"kind": "eval", "name": "validation", "round": round_, "tasks": len(rewards), "checks": [check]}
+    return {**record, **estimated(*rewards), "pass_at": {"1": 0.25, "2": 0.5}}
+
+
+def trained(round_: int, *, ok: bool = True) -> dict[str, Any]:
+    return {
+        "kind": "round",
+        "round": round_,
+        "skipped": None,
+        "rollout": {"status": {"ok": 15, "timeout": 1}, "mean_reward": 0.2, "calls": 30, "sampled_tokens": 200},
+        "dataset": {"dropped": {"zero_spread_group": 3}},
+        "train": {"rows": 12, "kl": 0.01},
+        "seconds": {"total": 3.0},
+        "checks": [{"name": "server and trainer agree", "ok": ok, "detail": "4e-5"}],
+    }
+
+
+def finished(plan: Plan, *records: dict[str, Any]) -> RunFolder:
+    """Writes a finished run of a plan to its state folder."""
+    folder = RunFolder(plan.state / "runs" / "20260101-000000-aaaaaaaa")
+    folder.path.mkdir(parents=True)
+    settings = {name: {"seed": 1, "tasks": "/secret"} for name in ("rollouts", "dataset", "train", "loop")}
+    folder.write("run.json", {"run_id": folder.run_id, "status": "finished", "settings": settings})
+    for record in records:
+        folder.append(record)
+    return folder
+
+
+def asked(*arguments: str) -> list[Plan]:
+    return plans(parser().parse_args(["run", *arguments]))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_settings_of_each_task_name_files_that_exist(task: str) -> None:
+    plan = Plan(task, 0, "model")
+    settings = plan.loaded()
+    assert settings.loop.target is not None
+    for name in filter(None, (settings.loop.target, settings.rollouts.judge)):
+        assert is_function_name(name)
+        assert (ROOT / name.partition(":")[0]).is_file()
+    assert plan.chat_template is None or (ROOT / plan.chat_template).is_file()
+    assert settings.loop.eval_tasks >= 300
+    pins = (ROOT / "constraints" / "evaluation" / f"{task}.txt").read_text().splitlines()
+    assert all(line.count("==") == 1 for line in pins)
+    assert pins == sorted(set(pins))
+
+
+def test_an_agent_knows_nothing_of_trainspan() -> None:
+    for task in TASKS:
+        for path in (ROOT / "evaluation" / task).glob("*.py"):
+            assert "import trainspan" not in path.read_text(), path
+            assert "from trainspan" not in path.read_text(), path
+
+
+def test_variants_have_states_and_results_of_their_own() -> None:
+    every = [Plan("math", seed, "m", control) for seed in (0, 1) for control in (None, *CONTROLS)]
+    every += [Plan("math", 0, "m", warm_steps=20), Plan("math", 0, "m", settings={"dataset.credit": "gigpo"})]
+    for one, other in itertools.combinations(every, 2):
+        assert one.state != other.state
+        assert one.result != other.result
+    assert Plan("game", 0, "m", "sft", 20, {"loop.rounds": "3"}).variant == "warm20-sft-rounds=3"
+    assert Plan("game", 0, "m", "sft", 20, {"loop.rounds": "3"}).trained_from.variant == "warm20-rl-rounds=3"
+
+
+def test_the_loop_reads_the_settings_of_a_plan() -> None:
+    plan = Plan("game", 7, "m", settings={"dataset.credit": "gigpo", "loop.eval_n": "8"})
+    settings = load_settings(plan.config, plan.environ("start"))
+    assert (settings.loop.seed, settings.train.seed, settings.train.model) == (7, 7, "start")
+    assert (settings.dataset.credit, settings.loop.eval_n, settings.loop.rounds) == ("gigpo", 8, 12)
+    assert settings.rollouts.python == str(plan.python)
+    assert settings.rollouts.judge is None
+    coin = Plan("game", 7, "m", "random", settings={"dataset.credit": "gigpo"})
+    settings = load_settings(coin.config, coin.environ("start"))
+    assert settings.rollouts.judge == "evaluation/game/judge.py:coin"
+    assert (settings.dataset.credit, settings.dataset.reward_name) == ("identical", "reward")
+    warm = Plan("game", 7, "m", "warm", settings={"loop.rounds": "3"})
+    assert load_settings(warm.config, warm.environ("start")).loop.rounds == 0
+
+
+def test_options_become_plans(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    found = asked("sql", "--seeds", "2", "--first-seed", "3", "--model", str(tmp_path / "model"), "--eval-n", "8")
+    assert [(plan.seed, plan.variant) for plan in found] == [(3, "rl-eval_n=8"), (4, "rl-eval_n=8")]
+    assert asked("sql", "--model", "org/name")[0].model == "org/name"
+    with pytest.raises(SystemExit, match="make demo"):
+        asked("sql")
+    with pytest.raises(SystemExit, match="--warm-start"):
+        asked("sql", "--model", "m", "--control", "warm")
+    with pytest.raises(SystemExit, match=r"SECTION\.NAME=VALUE"):
+        asked("sql", "--model", "m", "--set", "credit=gigpo")
+
+
+def test_cpu_time_includes_descendants_and_a_resumed_run_continues_the_count(tmp_path: Path) -> None:
+    burn = "import time\nwhile time.process_time() < .4: pass\n"
+    start = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {burn!r}])\ntime.sleep(30)"
+    plan = Plan("math", 0, "m")
+    records = plan.state / "runs" / "a" / "rounds.jsonl"
+    records.parent.mkdir(parents=True)
+    for number in (1, 2):
+        with subprocess.Popen([sys.executable, "-c", start]) as process:
+            try:
+                with CpuMeter(plan.state, process.pid):
+                    deadline_s = time.monotonic() + 60
+                    while cpu_seconds(process.pid) < 0.4:
+                        assert time.monotonic() < deadline_s
+                        time.sleep(0.05)
+                    records.write_text("{}\n" * number)
+                    while len(noted(plan.state)) < number:
+                        assert time.monotonic() < deadline_s
+                        time.sleep(0.05)
+            finally:
+                process.kill()
+    (first, first_s), (second, second_s) = noted(plan.state)
+    assert (first, second) == (1, 2)
+    assert 0.4 <= first_s < 5
+    assert second_s >= first_s + 0.4
+    assert (cpu_at(plan.state, 0), cpu_at(plan.state, 1), cpu_at(plan.state, 2)) == (first_s, second_s, None)
+
+
+def test_the_largest_validation_of_a_round_counts() -> None:
+    records = [validation(0, 0, 1), trained(1), validation(1, 1, 1), validation(1, 1, 0, 0, 1)]
+    assert [(record["round"], record["tasks"]) for record in evaluations(records)] == [(0, 2), (1, 4)]
+
+
+def test_a_finished_run_is_stored_once_and_reported(folders: Path) -> None:
+    rewards = [1.0] * 5 + [0.0] * 95
+    for seed, control, end in ((0, None, 80), (1, None, 90), (0, "random", 6)):
+        plan = Plan("math", seed, "m", control)
+        better = [1.0] * end + [0.0] * (100 - end)
+        folder = finished(plan, validation(0, *rewards), trained(1, ok=seed == 0), validation(1, *better))
+        (plan.state / "cpu.jsonl").write_text("[1, 10.0]\n[2, 60.0]\n[3, 120.0]\n")
+        store_result(plan, folder, 1.5)
+        # It is not run again, although neither environment nor model exists.
+        assert carry_out(plan)["end"]["mean"] == end / 100  # type: ignore[index]
+        if control is None:
+            with pytest.raises(SystemExit, match="model"):
+                carry_out(Plan("math", seed, "another"))
+    stored = read_results(folders)
+    assert [(result["variant"], result["seed"]) for result in stored] == [("random", 0), ("rl", 0), ("rl", 1)]
+    result = stored[1]
+    assert len(result["commit"]) == 40
+    assert (result["rounds"], result["rollouts"], result["cpu_s"]) == (1, 16, {"preparation": 1.5, "run": 120.0})
+    assert points(result, "rollouts")[1][:2] == (16, 0.8)
+    assert points(result, "cpu")[1][:2] == (2.0, 0.8)
+    assert (is_separate(result["start"], result["end"]), is_separate(stored[0]["start"], stored[0]["end"])) == (
+        True,
+        False,
+    )
+    assert "/secret" not in json.dumps(stored)
+    assert [check["name"] for check in stored[2]["checks"]["failed"]] == ["server and trainer agree"]
+    text = write_report(folders).read_text()
+    assert "| rl | 0 | .050 [.022, .112] | .800 [.711, .867] | yes | 1 | 16 | 2 | 3 of 3 |" in text
+    assert "| rl | 2 | .050 [.050, .050] | .850 [.215, 1.485] | .800 [.165, 1.435] |" in text
+    assert "| rl | 1 | end | .250 | .500 |" in text
+    assert "- rl, seed 1: server and trainer agree: 4e-5" in text
+    for axis in ("rollouts", "cpu"):
+        assert (folders / f"math-{axis}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_report_without_results_says_what_to_run(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="python -m evaluation run"):
+        main(["report", "--results", str(tmp_path)])
+
+
+def test_the_steps_of_supervised_training_fit_the_budget() -> None:
+    # 5 s to load and 2 s per step: 2 steps take 9 s, 8 take 21 s
+    assert steps_for(105, (9, 21)) == 50
+    assert steps_for(1, (9, 21)) == 1
+
+
+def test_controls_of_a_missing_run_say_what_to_run_first(tmp_path: Path) -> None:
+    from evaluation.models import continued, rejection_sampled
+
+    for control, made in (("sft", continued), ("rejection", rejection_sampled)):
+        with pytest.raises(SystemExit, match="first run seed 2 without --control"):
+            made(Plan("math", 2, "m", control))
