@@ -5,11 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation.plans import CONTROLS, RESULTS, TASKS, Plan
-from trainspan_schemas.home import home
-
-DEMO_MODEL = Path("shop") / "model"
-"""The pretrained model that `make demo` gets, in the state folder."""
+from evaluation.plans import CONTROLS, RESULTS, TASKS, Plan, default_model
 
 
 def parser() -> argparse.ArgumentParser:
@@ -19,7 +15,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("task", choices=TASKS)
     run.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     run.add_argument("--first-seed", type=int, default=0)
-    run.add_argument("--model", help="folder or Hugging Face id (default: the model of `make demo`)")
+    run.add_argument("--model", help="folder or Hugging Face id (default: SmolLM2-135M-Instruct)")
     run.add_argument("--control", choices=CONTROLS, help="a control instead of the loop itself")
     run.add_argument("--warm-start", type=int, default=0, metavar="STEPS", help="supervised steps before the run")
     run.add_argument("--rounds", type=int, help="rounds instead of the configured number")
@@ -34,11 +30,9 @@ def parser() -> argparse.ArgumentParser:
 
 def plans(options: argparse.Namespace) -> list[Plan]:
     """Returns a plan for each seed. Raises SystemExit if an option makes no sense."""
-    model = options.model or str(home() / DEMO_MODEL)
+    model = options.model or str(default_model())
     if Path(model).is_dir():
         model = str(Path(model).resolve())
-    if options.model is None and not Path(model).is_dir():
-        raise SystemExit(f"evaluation: {model} does not exist: run `make demo` once, or name a model with --model")
     if options.control == "warm" and not options.warm_start:
         raise SystemExit("evaluation: --control warm evaluates a warm-started model: give --warm-start STEPS")
     settings: dict[str, str] = {}

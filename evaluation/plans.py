@@ -11,13 +11,18 @@ from trainspan_schemas.config import load_settings
 from trainspan_schemas.home import home
 from trainspan_schemas.settings import Settings
 
-__all__ = ["CONTROLS", "FOLDER", "RESULTS", "ROOT", "TASKS", "Plan"]
+__all__ = ["CONTROLS", "FOLDER", "RESULTS", "ROOT", "TASKS", "Plan", "default_model"]
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent
 RESULTS = FOLDER / "results"
 TASKS = ("math", "sql", "retrieval", "game")
 CONTROLS = ("random", "warm", "sft", "rejection")
+
+
+def default_model() -> Path:
+    """Where SmolLM2-135M-Instruct is; `evaluation.models.get_default` gets it from PyPI."""
+    return home().resolve() / "evaluation" / "model"
 
 
 @dataclass(frozen=True, slots=True)

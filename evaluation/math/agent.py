@@ -51,7 +51,7 @@ def examples() -> list[LLMMessage]:
 
 @functools.cache
 def client() -> OpenAIChatCompletionClient:
-    return OpenAIChatCompletionClient(model="policy", model_info=ABILITIES, max_tokens=48, max_retries=4)
+    return OpenAIChatCompletionClient(model="policy", model_info=ABILITIES, max_tokens=64, max_retries=4)
 
 
 async def solve(task: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from prompt import EXAMPLES, SYSTEM
 MAX_TURNS = 3
 RESULTS = 2
 """Documents in a result of `search`."""
-LINES = 3
+LINES = 2
 """Lines shown of each: those that share the most words with the query."""
 
 
@@ -85,7 +85,7 @@ def clerk() -> Agent[Found]:
         name="clerk",
         instructions=SYSTEM,
         model=OpenAIChatCompletionsModel("policy", AsyncOpenAI(max_retries=4)),
-        model_settings=ModelSettings(max_tokens=48),
+        model_settings=ModelSettings(max_tokens=64),
         tools=[search],
     )
 

@@ -122,8 +122,7 @@ def test_options_become_plans(tmp_path: Path) -> None:
     found = asked("sql", "--seeds", "2", "--first-seed", "3", "--model", str(tmp_path / "model"), "--eval-n", "8")
     assert [(plan.seed, plan.variant) for plan in found] == [(3, "rl-eval_n=8"), (4, "rl-eval_n=8")]
     assert asked("sql", "--model", "org/name")[0].model == "org/name"
-    with pytest.raises(SystemExit, match="make demo"):
-        asked("sql")
+    assert asked("sql")[0].model == str(tmp_path / "home" / "evaluation" / "model")
     with pytest.raises(SystemExit, match="--warm-start"):
         asked("sql", "--model", "m", "--control", "warm")
     with pytest.raises(SystemExit, match=r"SECTION\.NAME=VALUE"):

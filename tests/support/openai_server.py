@@ -31,9 +31,12 @@ class Recorded:
 
 @dataclass
 class OpenAIServer:
-    """Answers `answer(body)` with `status(request number)`, or redirects a path to the base URL from `redirect`."""
+    """Answers `answer(body)` with `status(request number)`, or redirects a path to the base URL from `redirect`.
 
-    answer: Callable[[dict[str, Any]], str] = lambda _body: "ok"
+    An answer is the message's text, or the members of the message (not for streams).
+    """
+
+    answer: Callable[[dict[str, Any]], str | dict[str, Any]] = lambda _body: "ok"
     status: Callable[[int], int] = lambda _number: 200
     redirect: Callable[[str], str | None] = lambda _path: None
     requests: list[Recorded] = field(default_factory=list)
@@ -83,6 +86,7 @@ class OpenAIServer:
 
             def _send(self, status: int, body: dict[str, Any]) -> None:
                 content = outer.answer(body) if status == 200 else "failed"
+                message = content if isinstance(content, dict) else {"content": content}
                 answer: dict[str, Any] = {"error": {"message": content}}
                 if status == 200:
                     answer = {
@@ -93,8 +97,8 @@ class OpenAIServer:
                         "choices": [
                             {
                                 "index": 0,
-                                "message": {"role": "assistant", "content": content},
-                                "finish_reason": "stop",
+                                "message": {"role": "assistant", "content": None, **message},
+                                "finish_reason": "tool_calls" if "tool_calls" in message else "stop",
                             }
                         ],
                         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
