@@ -1,15 +1,17 @@
 """Models that a run starts from or that a control makes, by supervised training with `trainspan sft`."""
 
 import json
-import os
 import resource
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import polars as pl
+
 from evaluation.plans import ROOT, Plan, default_model
 from evaluation.results import run_of
+from trainspan_schemas.dataset import dataset_dirs
 
 __all__ = ["continued", "get_default", "rejection_sampled", "warm_started"]
 
@@ -75,11 +77,24 @@ def rejection_sampled(plan: Plan) -> Path:
         raise SystemExit(f"evaluation: {plan.trained_from.state} has no run any more: run it again without --control")
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
-    for dataset in sorted(run.datasets.glob("round-*")):
+    datasets = with_success(run.datasets, SUCCESS[plan.task])
+    if not datasets:
+        raise SystemExit(f"evaluation: no rollout of {run.path} succeeded, so there is nothing to train on")
+    for dataset in datasets:
         command = ["export", "sft", str(dataset), str(data / f"{dataset.name}.jsonl"), "--form", "text"]
-        _trainspan(*command, "--model", plan.start, "--min-reward", str(SUCCESS[plan.task]))
-    _trainspan("sft", "--data", str(data), "--model", plan.start, "--out", str(out), "--seed", str(plan.seed))
+        _trainspan(plan, *command, "--model", plan.start, "--min-reward", str(SUCCESS[plan.task]))
+    _trainspan(plan, "sft", "--data", str(data), "--model", plan.start, "--out", str(out), "--seed", str(plan.seed))
     return out
+
+
+def with_success(datasets: Path, least: float) -> list[Path]:
+    """Returns the datasets of a run, by round, that contain a rollout with a reward of at least `least`."""
+    found = []
+    for dataset in dataset_dirs(datasets):
+        best = pl.read_parquet(dataset / "*.parquet", columns=["rollout_reward"])["rollout_reward"].max()
+        if isinstance(best, float) and best >= least:
+            found.append(dataset)
+    return found
 
 
 def _finished(plan: Plan) -> dict[str, dict[str, float]]:
@@ -90,14 +105,14 @@ def _finished(plan: Plan) -> dict[str, dict[str, float]]:
 
 
 def _fine_tune(plan: Plan, model: str, data: Path, out: Path, steps: int) -> None:
-    template = ["--chat-template", plan.chat_template] if plan.chat_template else []
     out.parent.mkdir(parents=True, exist_ok=True)
     command = ["sft", "--data", str(data), "--model", model, "--out", str(out), "--max-steps", str(steps)]
-    _trainspan(*command, "--seed", str(plan.seed), *template)
+    _trainspan(plan, *command, "--seed", str(plan.seed))
 
 
-def _trainspan(*arguments: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "trainspan_cli", *arguments], cwd=ROOT, env=os.environ, check=False)
+def _trainspan(plan: Plan, *arguments: str) -> None:
+    command = [sys.executable, "-m", "trainspan_cli", *arguments, "--config", str(plan.config)]
+    done = subprocess.run(command, cwd=ROOT, check=False)
     if done.returncode:
         raise SystemExit(f"evaluation: trainspan {arguments[0]} ended with exit code {done.returncode}")
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,12 +95,6 @@ class Plan:
     def trained_from(self) -> "Plan":
         """The finished run of the loop that the controls `sft` and `rejection` refer to."""
         return Plan(self.task, self.seed, self.model, None, self.warm_steps, self.settings)
-
-    @property
-    def chat_template(self) -> str | None:
-        """The chat template that the task's settings give the server."""
-        flags = shlex.split(self.loaded().loop.server_flags or "")
-        return flags[flags.index("--chat-template") + 1] if "--chat-template" in flags else None
 
     def loaded(self) -> Settings:
         """Returns the settings of the task's file, without those of the variant."""

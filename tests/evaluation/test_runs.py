@@ -8,11 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from evaluation.__main__ import main, parser, plans
 from evaluation.cpu_time import CpuMeter, cpu_at, cpu_seconds, noted
-from evaluation.models import steps_for
+from evaluation.models import continued, rejection_sampled, steps_for, with_success
 from evaluation.plans import CONTROLS, ROOT, TASKS, Plan
 from evaluation.report import is_separate, points, write_report
 from evaluation.results import evaluations, read_results, store_result
@@ -78,7 +79,10 @@ def test_the_settings_of_each_task_name_files_that_exist(task: str) -> None:
     for name in filter(None, (settings.loop.target, settings.rollouts.judge)):
         assert is_function_name(name)
         assert (ROOT / name.partition(":")[0]).is_file()
-    assert plan.chat_template is None or (ROOT / plan.chat_template).is_file()
+    template, flags = settings.sft.chat_template, settings.loop.server_flags or ""
+    assert template is None or (ROOT / template).is_file()
+    assert ("--chat-template" in flags) == (template is not None)
+    assert template is None or template in flags
     assert settings.loop.eval_tasks >= 300
     pins = (ROOT / "constraints" / "evaluation" / f"{task}.txt").read_text().splitlines()
     assert all(line.count("==") == 1 for line in pins)
@@ -207,9 +211,19 @@ def test_the_steps_of_supervised_training_fit_the_budget() -> None:
     assert steps_for(1, (9, 21)) == 1
 
 
-def test_controls_of_a_missing_run_say_what_to_run_first(tmp_path: Path) -> None:
-    from evaluation.models import continued, rejection_sampled
+def test_rejection_sampling_takes_the_rounds_with_a_success(tmp_path: Path) -> None:
+    for number, rewards in ((1, [0.0, 0.5]), (2, [1.0, 0.0]), (3, [])):
+        dataset = tmp_path / f"round-{number:04d}"
+        dataset.mkdir()
+        (tmp_path / f"{dataset.name}.about").mkdir()
+        pl.DataFrame({"rollout_reward": rewards}, schema={"rollout_reward": pl.Float64}).write_parquet(
+            dataset / "part-00000.parquet"
+        )
+    assert [path.name for path in with_success(tmp_path, 1.0)] == ["round-0002"]
+    assert [path.name for path in with_success(tmp_path, 0.5)] == ["round-0001", "round-0002"]
 
+
+def test_controls_of_a_missing_run_say_what_to_run_first(tmp_path: Path) -> None:
     for control, made in (("sft", continued), ("rejection", rejection_sampled)):
         with pytest.raises(SystemExit, match="first run seed 2 without --control"):
             made(Plan("math", 2, "m", control))
