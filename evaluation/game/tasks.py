@@ -5,6 +5,7 @@ ends. The goal names the last command of each quest, and the commands before it 
 A hash of the goal decides whether a game is for training or held out, so no goal is in both.
 """
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ def games() -> Iterator[Any]:
     """Yields games endlessly; the number of the game is its seed and decides its size."""
     import textworld
     from textworld.generator import make_game
+    from textworld.generator.chaining import QuestGenerationError
 
     seed = 0
     while True:
@@ -37,7 +39,8 @@ def games() -> Iterator[Any]:
         options.quest_length = 1 + seed // 2 % 2
         options.seeds = seed
         seed += 1
-        yield make_game(options)
+        with contextlib.suppress(QuestGenerationError):
+            yield make_game(options)
 
 
 def goal_of(game: Any) -> str:
@@ -46,7 +49,7 @@ def goal_of(game: Any) -> str:
 
 
 def walk(path: Path, goal: str) -> list[dict[str, Any]]:
-    """Returns each turn of a perfect player: the agent's prompt, then the completion to learn."""
+    """Returns each turn of a perfect player: the agent's prompt, then the completion to learn. Empty if it cannot win."""
     import textworld
     from agent import offered
 
@@ -54,11 +57,18 @@ def walk(path: Path, goal: str) -> list[dict[str, Any]]:
     environment = textworld.start(str(path), infos)
     state, score, done, found = environment.reset(), 0, False, []
     while not done:
+        if not state["policy_commands"]:
+            return []
         command = state["policy_commands"][0]
         answer = [{"role": "assistant", "content": command}]
         found.append({"prompt": messages(goal, score, offered(state)), "completion": answer})
         state, score, done = environment.step(command)
     return found
+
+
+def n_commands(turn: dict[str, Any]) -> int:
+    """Returns the number of commands that a turn offers."""
+    return len(turn["prompt"][-1]["content"].rpartition("commands: ")[2].split(", "))
 
 
 def write_games(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -76,8 +86,8 @@ def write_games(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]
         path = folder / f"{split}-{wanted[split]:04d}.json"
         game.save(str(path))
         turns = walk(path, goal)
-        commands = turns[0]["prompt"][-1]["content"].rpartition("commands: ")[2].split(", ")
-        if len(turns) < 2 or len(commands) > MAX_COMMANDS:  # a quest may be fulfilled from the beginning
+        # A quest may be fulfilled from the beginning; then one turn, or none, is enough.
+        if len(turns) < 2 or n_commands(turns[0]) > MAX_COMMANDS:
             path.unlink()
             continue
         seen.add(goal)

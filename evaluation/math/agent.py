@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from autogen_agentchat.agents import AssistantAgent
+from autogen_agentchat.messages import TextMessage
 from autogen_core import FunctionCall
 from autogen_core.model_context import UnboundedChatCompletionContext
 from autogen_core.models import (
@@ -55,7 +56,7 @@ def client() -> OpenAIChatCompletionClient:
 
 
 async def solve(task: dict[str, Any]) -> str:
-    """Returns the model's last words, which should be the number alone."""
+    """Returns the model's last words, which should be the number alone; "" if it only called the tool."""
     solver = AssistantAgent(
         "solver",
         client(),
@@ -65,7 +66,8 @@ async def solve(task: dict[str, Any]) -> str:
         max_tool_iterations=MAX_CALLS,
     )
     result = await solver.run(task=task["input"])
-    return str(getattr(result.messages[-1], "content", "")).strip()
+    last = result.messages[-1]
+    return last.content.strip() if isinstance(last, TextMessage) else ""
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from prompt import Messages, checked, rewritten, written
 
 MAX_ROWS = 5
 TIME_LIMIT_S = 2.0
+MAX_BYTES = 1_000_000
+"""Length of a value or a query."""
 
 
 class State(TypedDict, total=False):
@@ -37,6 +39,8 @@ def execute(database: str, query: str) -> str:
     """Returns the first rows of a query, or `error: …`. The database cannot be changed, and slow queries are stopped."""
     try:
         with closing(sqlite3.connect(f"{Path(database).resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
             timer = threading.Timer(TIME_LIMIT_S, connection.interrupt)
             timer.start()
             try:

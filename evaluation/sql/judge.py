@@ -9,6 +9,8 @@ from typing import Any
 
 MAX_ROWS = 1000
 TIME_LIMIT_S = 2.0
+MAX_BYTES = 1_000_000
+"""Length of a value or a query."""
 
 Rows = list[tuple[Any, ...]]
 
@@ -17,6 +19,8 @@ def rows(database: str, query: str) -> Rows | None:
     """Returns a query's rows in a fixed order; None if it fails, returns too many, or takes too long."""
     try:
         with closing(sqlite3.connect(f"{Path(database).resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
             timer = threading.Timer(TIME_LIMIT_S, connection.interrupt)
             timer.start()
             try:

@@ -67,7 +67,9 @@ def test_a_query_cannot_write_or_run_forever(judged: str, monkeypatch: pytest.Mo
     (judge,) = load("sql", "judge")
     monkeypatch.setattr(judge, "TIME_LIMIT_S", 0.2)
     assert judge.rows(judged, "DELETE FROM orders") is None
-    assert judge.rows(judged, "ATTACH DATABASE '/tmp/other.sqlite' AS other; SELECT 1") is None
+    assert judge.rows(judged, f"ATTACH DATABASE '{judged}' AS other") is None
+    assert judge.rows(judged, "SELECT 1; SELECT 2") is None
+    assert judge.rows(judged, "SELECT zeroblob(2000000)") is None
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
     assert judge.rows(judged, endless) is None
     many = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 5000) SELECT x FROM n"
