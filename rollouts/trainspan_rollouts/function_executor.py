@@ -104,9 +104,7 @@ class _Worker:
         """Returns a worker that is ready. Raises UsageError or ProcessError if the target cannot be used."""
         ours, theirs = socket.socketpair()
         with theirs:
-            command = instrumented(
-                [python, "-m", "trainspan._worker", "--fd", str(theirs.fileno()), target], environ
-            )
+            command = instrumented([python, "-m", "trainspan._worker", "--fd", str(theirs.fileno()), target], environ)
             process = await asyncio.create_subprocess_exec(
                 *command,
                 env=dict(environ),

@@ -22,7 +22,18 @@ if TYPE_CHECKING:
 
 @setting_options(
     "rollouts",
-    *("tasks", "n", "concurrency", "workers", "python", "timeout_s", "retries", "judge", "judge_concurrency", "judge_timeout_s"),
+    *(
+        "tasks",
+        "n",
+        "concurrency",
+        "workers",
+        "python",
+        "timeout_s",
+        "retries",
+        "judge",
+        "judge_concurrency",
+        "judge_timeout_s",
+    ),
     *("policy_url", "collector", "token_file"),
 )
 def rollout(
