@@ -3,6 +3,8 @@ PYTHON ?= python3
 TORCH_INDEX_URL ?= https://download.pytorch.org/whl/cpu
 ROUNDS ?=
 WORKERS ?= 2
+MODEL ?=
+DEMO_OPTIONS = $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(HELDOUT),--heldout $(HELDOUT))
 BIN := .venv/bin
 SETUP := .venv/setup-done
 AGENTS := .venv-agents/setup-done
@@ -11,11 +13,12 @@ export MAKE_GOAL := $(firstword $(MAKECMDGOALS))
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo demo-control setup test test-slow check format collector serve dataset train bench clean
+.PHONY: demo demo-control demo-pretrained setup test test-slow check format collector serve dataset train bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo          run the whole loop on a small agent until it is better (about 8 minutes on 2 cores)"
+	@echo "make demo-pretrained  the same with a pretrained model (SmolLM2, 135 million weights); MODEL=… takes another"
 	@echo "make test          run the tests, including the end-to-end test with a real vLLM server"
 	@echo "make demo-control  the demo with random rewards: success must stay within .10"
 	@echo "make check         ruff, mypy, pyright;  make test-slow: the long tests;  make bench: measurements"
@@ -34,10 +37,13 @@ $(AGENTS): pyproject.toml constraints/agents.txt tools/agents.sh | $(SETUP)
 setup: $(SETUP)
 
 demo: $(SETUP)
-	@$(BIN)/python examples/calculator/demo.py $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(HELDOUT),--heldout $(HELDOUT))
+	@$(BIN)/python examples/calculator/demo.py $(DEMO_OPTIONS)
 
 demo-control: $(SETUP)
-	@$(BIN)/python examples/calculator/demo.py --control $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(HELDOUT),--heldout $(HELDOUT))
+	@$(BIN)/python examples/calculator/demo.py --control $(DEMO_OPTIONS)
+
+demo-pretrained: $(SETUP)
+	@$(BIN)/python examples/shop/demo.py $(DEMO_OPTIONS) $(if $(MODEL),--model $(MODEL))
 
 test: $(SETUP) $(AGENTS)
 	@$(BIN)/pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not slow and not gpu"
