@@ -89,8 +89,14 @@ def main(demo: Demo) -> int:
     if not options.control:
         _show_one_task(folder, records, console)
     _say(console, f"  {time.monotonic() - began:.0f} s; report: {page}; curves: {page.with_name('curves.png')}")
-    _say(console, f"  try the trained model: trainspan serve {RunFolder(folder).checkpoints}")
+    _say(console, f"  try the trained model: trainspan serve {_best_model(RunFolder(folder))}")
     return 0 if all(ok for _, ok, _ in found) else 1
+
+
+def _best_model(run: RunFolder) -> Path:
+    """Returns the best validated checkpoint; the newest one if none was better than the model at the start."""
+    best = run.read("run.json").get("best")
+    return Path(best["checkpoint"]) if best else run.checkpoints / (run.checkpoints / "latest").read_text().strip()
 
 
 def _options(demo: Demo) -> argparse.Namespace:

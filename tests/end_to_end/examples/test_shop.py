@@ -1,6 +1,7 @@
 """The shopping demo's problems and agent; with `slow`, one round of the demo with the pretrained model."""
 
 import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,4 +89,5 @@ def test_the_demo_runs_with_the_pretrained_model(tmp_path: Path) -> None:
     assert "✗" not in done.stderr
     for name in ("success at the start", "server and trainer agree", "the swap is fresh", "rounds train the policy"):
         assert f"✓ {name}: " in done.stderr
-    assert "trainspan serve " in done.stderr
+    (folder,) = re.findall(r"trainspan serve (\S+)$", done.stderr, re.MULTILINE)
+    assert (Path(folder) / "config.json").exists()

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +50,11 @@ def test_each_round_made_a_policy_that_then_answered(demo: DemoRun) -> None:
         assert record["dataset"]["calls_kept"] > 100
         # Rollouts with a common prefix share its tokens, so fewer may be forwarded than are trained.
         assert min(record["train"]["tokens"][kind] for kind in ("forwarded", "trained")) > 100
+
+
+def test_the_command_that_it_ends_with_names_a_model(demo: DemoRun) -> None:
+    (folder,) = re.findall(r"trainspan serve (\S+)$", demo.process.stderr, re.MULTILINE)
+    assert (Path(folder) / "config.json").exists()
 
 
 def test_the_report_shows_the_curves_and_loads_nothing(demo: DemoRun) -> None:
