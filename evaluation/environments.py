@@ -5,23 +5,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-from evaluation.plans import ROOT, Plan
+from evaluation.plans import ROOT, Plan, folder_of, pins_of
 
 __all__ = ["prepare"]
 
 
 def prepare(plan: Plan) -> None:
     """Installs the environment and writes the tasks, if they are missing or the pins have changed."""
-    pins = ROOT / "constraints" / "evaluation" / f"{plan.task}.txt"
-    environment = plan.workspace / "environment"
-    if not _is_current(environment, pins):
+    pins, environment = pins_of(plan.task), plan.workspace / "environment"
+    if pins and not _is_current(environment, pins):
         print(f"installing {environment} with {pins.relative_to(ROOT)}", flush=True)
         shutil.rmtree(environment, ignore_errors=True)
         install(environment, pins)
         shutil.copy(pins, environment / "pins.txt")
     if not plan.tasks.exists():
         print(f"writing tasks to {plan.tasks.parent}", flush=True)
-        subprocess.run([plan.python, ROOT / "evaluation" / plan.task / "tasks.py", plan.tasks.parent], check=True)
+        subprocess.run([plan.python, folder_of(plan.task) / "tasks.py", plan.tasks.parent], check=True)
 
 
 def install(environment: Path, pins: Path) -> None:

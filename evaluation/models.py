@@ -17,7 +17,7 @@ __all__ = ["continued", "get_default", "rejection_sampled", "warm_started"]
 
 PROBE_STEPS = (2, 8)
 """Steps of two short trainings, whose difference is the CPU time of a step."""
-SUCCESS = {"math": 1.0, "sql": 1.0, "retrieval": 0.7, "game": 0.99}
+SUCCESS = {"shop": 1.0, "math": 1.0, "sql": 1.0, "retrieval": 0.7, "game": 0.99}
 """Least reward of a rollout that the control `rejection` trains on."""
 
 

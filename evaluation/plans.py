@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,13 +11,24 @@ from trainspan_schemas.config import load_settings
 from trainspan_schemas.home import home
 from trainspan_schemas.settings import Settings
 
-__all__ = ["CONTROLS", "FOLDER", "RESULTS", "ROOT", "TASKS", "Plan", "default_model"]
+__all__ = ["CONTROLS", "FOLDER", "RESULTS", "ROOT", "TASKS", "Plan", "default_model", "folder_of", "pins_of"]
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent
 RESULTS = FOLDER / "results"
-TASKS = ("math", "sql", "retrieval", "game")
+TASKS = ("shop", "math", "sql", "retrieval", "game")
 CONTROLS = ("random", "warm", "sft", "rejection")
+
+
+def folder_of(task: str) -> Path:
+    """The task's agent, judge, task source and settings; `shop` is the demo's."""
+    return ROOT / "examples" / "shop" if task == "shop" else FOLDER / task
+
+
+def pins_of(task: str) -> Path | None:
+    """Versions of the packages that only the agents need; None: they run in this environment."""
+    path = ROOT / "constraints" / "evaluation" / f"{task}.txt"
+    return path if path.exists() else None
 
 
 def default_model() -> Path:
@@ -65,12 +77,12 @@ class Plan:
 
     @property
     def config(self) -> Path:
-        return FOLDER / self.task / "trainspan.toml"
+        return folder_of(self.task) / "trainspan.toml"
 
     @property
     def python(self) -> Path:
         """Python of the agents."""
-        return self.workspace / "environment" / "bin" / "python"
+        return self.workspace / "environment" / "bin" / "python" if pins_of(self.task) else Path(sys.executable)
 
     @property
     def tasks(self) -> Path:
@@ -113,7 +125,7 @@ class Plan:
         }
         chosen |= self.settings
         if self.control == "random":
-            chosen["rollouts.judge"] = f"evaluation/{self.task}/judge.py:coin"
+            chosen["rollouts.judge"] = f"{folder_of(self.task).relative_to(ROOT)}/judge.py:coin"
             chosen |= {"dataset.reward_name": "reward", "dataset.credit": "identical"}
         elif self.control:
             chosen["loop.rounds"] = "0"

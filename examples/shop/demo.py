@@ -1,4 +1,4 @@
-"""`make demo-pretrained`: a real pretrained model learns to solve shopping problems with a calculator."""
+"""`make demo`: a real pretrained model learns to solve shopping problems with a calculator."""
 
 import subprocess
 import sys
@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from problems import Problem, problems
 from rich.console import Console
+from tasks import HELDOUT_TASKS, tasks
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from demo_run import Demo, main  # noqa: E402 -- beside this folder
-
-SEED = 0
-TRAIN_TASKS, HELDOUT_TASKS = 1000, 300
 
 
 def make_model(folder: Path, console: Console) -> None:
@@ -28,18 +25,6 @@ def make_model(folder: Path, console: Console) -> None:
     if made.returncode:
         reason = (made.stderr.strip().splitlines() or ["no message"])[-1]
         sys.exit(f"trainspan: no model: {reason}; name another one with --model")
-
-
-def task(problem: Problem, name: str, split: str) -> dict[str, Any]:
-    """Returns a line of a task file."""
-    meta = {"numbers": problem.numbers, "calculation": problem.calculation}
-    return {"id": name, "input": problem.text, "answer": problem.answer, "split": split, "meta": meta}
-
-
-def make_tasks() -> dict[str, list[dict[str, Any]]]:
-    train, heldout = problems("train", SEED), problems("heldout", SEED)
-    tasks = [task(next(train), f"train-{n:04d}", "train") for n in range(TRAIN_TASKS)]
-    return {"tasks.jsonl": tasks + [task(next(heldout), f"heldout-{n:04d}", "val") for n in range(HELDOUT_TASKS)]}
 
 
 def shared(trained: Sequence[dict[str, Any]], heldout: Sequence[dict[str, Any]]) -> int:
@@ -55,7 +40,7 @@ if __name__ == "__main__":
         start_range=(0.0, 0.15),
         least_gain=0.45,
         make_model=make_model,
-        make_tasks=make_tasks,
+        make_tasks=lambda: {"tasks.jsonl": tasks()},
         shared=shared,
         takes_model=True,
     )

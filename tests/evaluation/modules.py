@@ -4,20 +4,23 @@ import importlib
 import sys
 from types import ModuleType
 
-from evaluation.plans import FOLDER
+from evaluation.plans import folder_of
 
 __all__ = ["load"]
 
 
 def load(task: str, *names: str) -> list[ModuleType]:
-    """Imports modules of a task's folder and forgets them and what they imported from it."""
-    folder = str(FOLDER / task)
-    path, known = list(sys.path), set(sys.modules)
-    sys.path.insert(0, folder)
+    """Imports modules of a task's folder, and leaves `sys.modules` as it was."""
+    folder = folder_of(task)
+    path, known = list(sys.path), dict(sys.modules)
+    for namesake in folder.glob("*.py"):
+        sys.modules.pop(namesake.stem, None)
+    sys.path.insert(0, str(folder))
     try:
         return [importlib.import_module(name) for name in names]
     finally:
         sys.path[:] = path
-        for name, module in list(sys.modules.items()):
-            if name not in known and str(getattr(module, "__file__", None) or "").startswith(folder):
-                del sys.modules[name]
+        for namesake in folder.glob("*.py"):
+            sys.modules.pop(namesake.stem, None)
+            if namesake.stem in known:
+                sys.modules[namesake.stem] = known[namesake.stem]

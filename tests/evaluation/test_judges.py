@@ -1,4 +1,4 @@
-"""The rewards of the four tasks."""
+"""The rewards of the five tasks."""
 
 import sqlite3
 from contextlib import closing

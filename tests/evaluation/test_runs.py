@@ -14,7 +14,7 @@ import pytest
 from evaluation.__main__ import main, parser, plans
 from evaluation.cpu_time import CpuMeter, cpu_at, cpu_seconds, noted
 from evaluation.models import continued, rejection_sampled, steps_for, with_success
-from evaluation.plans import CONTROLS, ROOT, TASKS, Plan
+from evaluation.plans import CONTROLS, ROOT, TASKS, Plan, folder_of, pins_of
 from evaluation.report import is_separate, points, write_report
 from evaluation.results import evaluations, read_results, store_result
 from evaluation.runs import carry_out
@@ -84,14 +84,15 @@ def test_the_settings_of_each_task_name_files_that_exist(task: str) -> None:
     assert ("--chat-template" in flags) == (template is not None)
     assert template is None or template in flags
     assert settings.loop.eval_tasks >= 300
-    pins = (ROOT / "constraints" / "evaluation" / f"{task}.txt").read_text().splitlines()
+    assert (pins_of(task) is None) == (task == "shop")
+    pins = path.read_text().splitlines() if (path := pins_of(task)) else []
     assert all(line.count("==") == 1 for line in pins)
     assert pins == sorted(set(pins))
 
 
 def test_an_agent_knows_nothing_of_trainspan() -> None:
     for task in TASKS:
-        for path in (ROOT / "evaluation" / task).glob("*.py"):
+        for path in folder_of(task).glob("*.py"):
             assert "import trainspan" not in path.read_text(), path
             assert "from trainspan" not in path.read_text(), path
 
