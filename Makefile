@@ -13,14 +13,14 @@ export MAKE_GOAL := $(firstword $(MAKECMDGOALS))
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo demo-control demo-pretrained setup test test-slow check format collector serve dataset train bench clean
+.PHONY: demo demo-control demo-tiny setup test test-slow check format collector serve dataset train bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo          run the whole loop on a small agent until it is better (about 8 minutes on 2 cores)"
-	@echo "make demo-pretrained  the same with a pretrained model (SmolLM2, 135 million weights); MODEL=… takes another"
-	@echo "make test          run the tests, including the end-to-end test with a real vLLM server"
+	@echo "make demo          train a pretrained model (SmolLM2, 135 million weights; MODEL=… takes another) until it is better"
 	@echo "make demo-control  the demo with random rewards: success must stay within .10"
+	@echo "make demo-tiny     the demo with a model of 0.6 million weights made from scratch (about 8 minutes on 2 cores)"
+	@echo "make test          run the tests, including the end-to-end test with a real vLLM server"
 	@echo "make check         ruff, mypy, pyright;  make test-slow: the long tests;  make bench: measurements"
 	@echo "make collector | serve | dataset | train   one process of the loop, like the command of that name"
 	@echo "make setup         only install into .venv;  make clean: remove .venv, .venv-agents and caches (never .trainspan)"
@@ -37,13 +37,13 @@ $(AGENTS): pyproject.toml constraints/agents.txt tools/agents.sh | $(SETUP)
 setup: $(SETUP)
 
 demo: $(SETUP)
-	@$(BIN)/python examples/calculator/demo.py $(DEMO_OPTIONS)
+	@$(BIN)/python examples/shop/demo.py $(DEMO_OPTIONS) $(if $(MODEL),--model $(MODEL))
 
 demo-control: $(SETUP)
-	@$(BIN)/python examples/calculator/demo.py --control $(DEMO_OPTIONS)
+	@$(BIN)/python examples/shop/demo.py --control $(DEMO_OPTIONS) $(if $(MODEL),--model $(MODEL))
 
-demo-pretrained: $(SETUP)
-	@$(BIN)/python examples/shop/demo.py $(DEMO_OPTIONS) $(if $(MODEL),--model $(MODEL))
+demo-tiny: $(SETUP)
+	@$(BIN)/python examples/calculator/demo.py $(DEMO_OPTIONS)
 
 test: $(SETUP) $(AGENTS)
 	@$(BIN)/pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not slow and not gpu"

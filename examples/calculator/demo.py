@@ -1,4 +1,4 @@
-"""`make demo`: creates a small model from scratch, which learns to calculate with a tool."""
+"""`make demo-tiny`: creates a small model from scratch, which learns to calculate with a tool."""
 
 import json
 import os

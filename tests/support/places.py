@@ -72,7 +72,7 @@ def write_loop_config(path: Path, calculator: Path, **sections: Mapping[str, obj
 
 @dataclass(frozen=True, slots=True)
 class DemoRun:
-    """The finished `make demo ROUNDS=2`."""
+    """The finished `make demo-tiny ROUNDS=2`."""
 
     place: Place
     process: "subprocess.CompletedProcess[str]"

@@ -77,7 +77,7 @@ def test_the_judges() -> None:
 def test_the_demo_runs_with_the_pretrained_model(tmp_path: Path) -> None:
     place = make_place(tmp_path / "home")
     done = subprocess.run(
-        ["make", "demo-pretrained", "ROUNDS=1", "HELDOUT=60"],
+        ["make", "demo", "ROUNDS=1", "HELDOUT=60"],
         cwd=ROOT,
         env=place.environ,
         capture_output=True,

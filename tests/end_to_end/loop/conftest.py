@@ -14,7 +14,7 @@ from tests.support.places import ROOT, DemoRun, make_place
 def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
     place = make_place(tmp_path_factory.mktemp("demo") / "home")
     process = subprocess.Popen(
-        ["make", "demo", "ROUNDS=2", "HELDOUT=100"],
+        ["make", "demo-tiny", "ROUNDS=2", "HELDOUT=100"],
         cwd=ROOT,
         env=place.environ,
         stdout=subprocess.PIPE,
@@ -27,7 +27,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)
         out, err = process.communicate()
-        pytest.fail(f"make demo ROUNDS=2 took more than 840 s: {err[-2000:]}")
+        pytest.fail(f"make demo-tiny ROUNDS=2 took more than 840 s: {err[-2000:]}")
     return DemoRun(place, subprocess.CompletedProcess(process.args, process.returncode, out, err))
 
 
