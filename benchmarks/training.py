@@ -1,6 +1,6 @@
 """Training: seconds of a round, and of one optimizer step compared with TRL's padded per-call batches in the same process.
 
-Round: 256 transitions of 300 tokens on average, about 3.5M parameters. Step: 6 turns, 8 rollouts of each of 2 tasks,
+Round: 256 transitions of 300 tokens on average, about 3.5M parameters; also without per-token figures. Step: 6 turns, 8 rollouts of each of 2 tasks,
 prompt/completion/observation 400/24/24, the same model.
 """
 
@@ -48,8 +48,12 @@ def measure(rounds: int = 3) -> dict[str, Any]:
             "parameters": load_model(model_dir).num_parameters(),
             "transitions": len(ROUND.calls(config.vocab_size)),
         }
-        for name, settings in {"merged": base, "per_call": replace(base, merge=False)}.items():
-            measured[name] = _run(settings, folder / "dataset", folder / name, rounds)
+        ways = {"per_call": {"merge": False}, "merged": {}, "merged_without_figures": {"token_figures_mib": 0.0}}
+        for name, changed in ways.items():
+            measured[name] = _run(replace(base, **changed), folder / "dataset", folder / name, rounds)
+        measured["times_without_figures"] = round(
+            measured["merged"]["cpu_seconds"] / measured["merged_without_figures"]["cpu_seconds"], 3
+        )
         measured["step"] = _steps(model_dir, folder)
     return measured
 

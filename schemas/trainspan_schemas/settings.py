@@ -498,6 +498,10 @@ class TrainSettings:
     """Number of newest checkpoints kept on disk.
 
     `latest`, its parent and the served checkpoint are always kept."""
+    token_figures_mib: float = 64.0
+    """Maximum MiB of per-token figures that a round writes (17 bytes a token, before compression); 0: none are written.
+
+    They are the trainer's log-probability, entropy, ratio and clip of each trained token, for `trainspan view`."""
     report_to: str = "none"
     """Trackers of each round's figures in addition to `metrics.jsonl`: `tensorboard`, `trackio`, `wandb`, several with
     commas, or `none`."""

@@ -19,6 +19,7 @@ from typing import Any
 from tests.training.support.imports import import_once
 from trainspan_schemas.checkpoint import CheckpointMeta
 from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.trained_tokens import parts
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.session import Job, train
 
@@ -83,7 +84,7 @@ def _count_events(checkpoints: Path, moment: int | None) -> dict[str, list[int]]
 
     def audit(event: str, arguments: Any) -> None:
         if event in _OPERATIONS and arguments and str(arguments[0]).startswith(str(checkpoints)):
-            note("state" if event == "os.rename" and ".tmp-part-" in str(arguments[0]) else None)
+            note("state" if event == "os.rename" and "optimizer/" in str(arguments[0]) else None)
 
     step = TransitionGRPOTrainer.training_step
 
@@ -97,14 +98,18 @@ def _count_events(checkpoints: Path, moment: int | None) -> dict[str, list[int]]
 
 
 def _state(checkpoints: Path) -> dict[str, Any]:
-    """State that must not depend on a kill: weights, their datasets and parents, Adam's state, and leftover files."""
-    metas = [CheckpointMeta.read(folder) for folder in sorted(checkpoints.glob("policy-??????"))]
+    """State that must not depend on a kill: weights, their datasets and parents, Adam's state, tokens, and leftovers."""
+    names = sorted(folder.name for folder in checkpoints.glob("policy-??????"))
+    metas = [CheckpointMeta.read(checkpoints / name) for name in names]
     optimizer = checkpoints / f"optimizer/policy-{DATASETS:06d}/part-00001-of-00001.safetensors"
     return {
         "latest": (checkpoints / "latest").read_text().strip(),
         "policies": [[meta.version, meta.parent, meta.dataset_sha256, meta.weights_sha256] for meta in metas],
         "optimizer": hashlib.sha256(optimizer.read_bytes()).hexdigest() if optimizer.exists() else None,
-        "temporary": [path.name for path in checkpoints.glob(".tmp-*")],
+        "tokens": [
+            [hashlib.sha256(part.read_bytes()).hexdigest() for part in parts(checkpoints, name)] for name in names
+        ],
+        "temporary": [path.name for path in checkpoints.rglob(".tmp-*")],
     }
 
 

@@ -4,11 +4,13 @@
 checkpoints/policy-000003/             loaded by a policy server
 checkpoints/policy-000004.refused/     refused by a policy server; kept for inspection
 checkpoints/optimizer/policy-000003/part-00001-of-00002.safetensors
+checkpoints/tokens/policy-000003/part-00001-of-00002.parquet
 checkpoints/latest  ledger.jsonl  metrics.jsonl  curves.png
 ```
 A checkpoint is written under a temporary name, then renamed; then `latest` is updated. After a kill at any moment,
 `Checkpoints._recover` rolls forward to the nearest complete state. Adam's state is written after the checkpoint: a kill
 in between leaves a checkpoint without it, and the trainer rebuilds the state from the parent's state and the dataset.
+The figures of trained tokens are written before it, so that a checkpoint with a state has all that it will have.
 """
 
 import fcntl
@@ -20,6 +22,7 @@ from pathlib import Path
 from trainspan_schemas.checkpoint import CheckpointMeta, checkpoint_name, read_latest, write_latest
 from trainspan_schemas.durable import sync
 from trainspan_schemas.errors import CheckpointError
+from trainspan_schemas.trained_tokens import tokens_dir
 from trainspan_training.checkpoints.ledger import Entry, Ledger
 
 __all__ = ["KEEP_OPTIMIZERS", "PROJECT", "Checkpoints", "run_name"]
@@ -81,6 +84,13 @@ class Checkpoints:
         expected = int(files[0].stem.rpartition("-")[2]) if files else 0
         return files if len(files) == expected else []
 
+    def begin_tokens(self, name: str) -> Path:
+        """The folder for the figures of the tokens that a checkpoint was trained on; deletes any earlier ones."""
+        folder = tokens_dir(self.root, name)
+        if folder.exists():
+            _delete(folder)
+        return folder
+
     def begin(self, meta: CheckpointMeta) -> Path:
         """Creates an empty folder for a new checkpoint; `commit` or `discard` it."""
         name = checkpoint_name(meta.version)
@@ -110,7 +120,7 @@ class Checkpoints:
     def discard(self, meta: CheckpointMeta) -> None:
         """Deletes everything written since `begin` for a checkpoint and its optimizer state."""
         name = checkpoint_name(meta.version)
-        for leftover in (self.root / (_TEMPORARY + name), self.state_folder(name)):
+        for leftover in (self.root / (_TEMPORARY + name), self.state_folder(name), tokens_dir(self.root, name)):
             if leftover.exists():
                 _delete(leftover)
 
@@ -122,7 +132,7 @@ class Checkpoints:
         return self.latest()
 
     def prune(self, keep: int, served: Collection[str] = ()) -> None:
-        """Deletes all but the newest `keep` checkpoints, and old optimizer states.
+        """Deletes all but the newest `keep` checkpoints with their tokens' figures, and old optimizer states.
 
         Never deletes `latest`, its parent, or what a policy server serves and falls back to if a swap fails: the
         folders that it reports (`served`), and the last checkpoint swapped in.
@@ -138,6 +148,13 @@ class Checkpoints:
         for state in self._states()[:-KEEP_OPTIMIZERS]:
             if state.name not in kept:
                 _delete(state)
+        self._drop_tokens()
+
+    def _drop_tokens(self) -> None:
+        """Deletes the figures of tokens whose checkpoint is gone."""
+        for folder in (self.root / "tokens").glob("policy-*"):
+            if not (self.root / folder.name).exists():
+                _delete(folder)
 
     def _states(self) -> list[Path]:
         """Folders of optimizer states, oldest first."""
@@ -149,8 +166,12 @@ class Checkpoints:
         return sorted(folders, key=lambda path: int(path.name.removeprefix("policy-")))
 
     def _recover(self) -> None:
-        for leftover in [*self.root.glob(f"{_TEMPORARY}*"), *(self.root / "optimizer").glob(f"{_TEMPORARY}*")]:
+        for place in (self.root, self.root / "optimizer", self.root / "tokens"):
+            for leftover in place.glob(f"{_TEMPORARY}*"):
+                _delete(leftover)
+        for leftover in (self.root / "tokens").glob(f"policy-*/{_TEMPORARY}*"):
             _delete(leftover)
+        self._drop_tokens()
         for state in self._states():
             if not self.state_files(state.name) or not (self.root / state.name).exists():
                 _delete(state)
@@ -184,8 +205,9 @@ class Checkpoints:
         aside = folder.with_name(folder.name + _REFUSED)
         if aside.exists():
             _delete(aside)
-        if self.state_folder(folder.name).exists():
-            _delete(self.state_folder(folder.name))
+        for companion in (self.state_folder(folder.name), tokens_dir(self.root, folder.name)):
+            if companion.exists():
+                _delete(companion)
         folder.rename(aside)
         sync(self.root)
 

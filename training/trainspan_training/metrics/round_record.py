@@ -97,6 +97,8 @@ class RoundRecord:
     """Number of calls trained under the masks or biases they were sampled under."""
     unreplayed_calls: dict[str, int]
     """Number of constrained calls that were not trained, by reason."""
+    unrecorded_tokens: int
+    """Number of trained tokens beyond `token_figures_mib`, without figures of their own."""
     old_policy: str
     """`logged` or `recompute`: the log-probabilities that the importance ratio was taken against."""
     effective_sample_share: float

@@ -5,6 +5,7 @@ Nothing may change the state while it is being written: call `StateWriter.wait` 
 
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,9 @@ class StateWriter:
         self._file = TensorFile(self._path.with_name(f".tmp-{self._path.name}"), layout, rows)
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Starts writing in a thread."""
-        self._thread = threading.Thread(target=self._write, name="adam", daemon=True)
+    def start(self, before: Callable[[], None] = lambda: None) -> None:
+        """Starts writing in a thread, after `before`, which does not fail."""
+        self._thread = threading.Thread(target=self._write, args=[before], name="adam", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
@@ -57,7 +58,8 @@ class StateWriter:
         """Deletes the reserved file; only before `start`."""
         self._file.discard()
 
-    def _write(self) -> None:
+    def _write(self, before: Callable[[], None]) -> None:
+        before()
         try:
             for name, tensor in self._tensors.items():
                 self._file.write(name, local(tensor))

@@ -22,7 +22,7 @@ import copy
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -41,9 +41,19 @@ from trainspan_training.objective.logprobs import Scorer, Scores
 from trainspan_training.objective.schedule import Schedule
 from trainspan_training.objective.token_stats import StepStats, call_means, fault_of
 
-__all__ = ["TransitionGRPOTrainer"]
+__all__ = ["Recorder", "TransitionGRPOTrainer"]
 
 log = logging.getLogger(__name__)
+
+
+class Recorder(Protocol):
+    """Receives what the steps measure at each token."""
+
+    def add(self, batch: MicroBatch, scores: Scores) -> None:
+        """Called with the scores of each micro-batch, before its backward pass."""
+
+    def end_step(self) -> None:
+        """Called after the last micro-batch of a step, once the device has finished."""
 
 
 class TransitionGRPOTrainer(GRPOTrainer):
@@ -75,6 +85,7 @@ class TransitionGRPOTrainer(GRPOTrainer):
         self._scores: Scores | None = None
         self._measured: list[Tensor] = []
         self._stats: list[StepStats] = []
+        self.recorder: Recorder | None = None
         self.failure: str | None = None
         """Why the last step was not applied."""
         arguments = grpo_config(settings, output_dir)
@@ -137,6 +148,8 @@ class TransitionGRPOTrainer(GRPOTrainer):
         loss = self.accumulate(model, inputs)
         norm: Any = self.accelerator.clip_grad_norm_(model.parameters(), self._limits.max_grad_norm)
         sums = self.scorer.over_team(self._measured)
+        if self.recorder:
+            self.recorder.end_step()
         mean = float(np.mean(self.team.gather(float(loss))))
         stats = StepStats(sums, mean, float(whole(norm)), time.perf_counter() - began)
         self._stats.append(stats)
@@ -187,6 +200,8 @@ class TransitionGRPOTrainer(GRPOTrainer):
         assert batch is not None, "only called within a training step"
         self._scores = scores = self.scorer.score(model, batch)
         self._measured.append(self.scorer.sums(batch, scores))
+        if self.recorder:
+            self.recorder.add(batch, scores)
         logprobs = scores.logprobs
         if self._limits.ratio == "call":
             logprobs = call_means(logprobs, self.scorer.tensor(batch.calls))

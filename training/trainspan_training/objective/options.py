@@ -134,7 +134,7 @@ def _check_numbers(settings: TrainSettings) -> None:
     for name in _ABOVE_ONE:
         if (value := getattr(settings, name)) is not None and not value > 1:
             raise ConfigError(f"train.{name} = {value} must be greater than 1")
-    for name in ("kl_coef", "max_staleness", "warmup_rounds", "weight_decay"):
+    for name in ("kl_coef", "max_staleness", "warmup_rounds", "weight_decay", "token_figures_mib"):
         if (value := getattr(settings, name)) is not None and not value >= 0:
             raise ConfigError(f"train.{name} = {value} must not be less than 0")
     for name in ("adam_beta1", "adam_beta2"):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trainspan_schemas.settings import TrainSettings
 
-__all__ = ["StepStats", "TokenSums", "call_means", "fault_of", "kl_fault"]
+__all__ = ["StepStats", "TokenSums", "call_means", "clip_sides", "fault_of", "importance_ratios", "kl_fault"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,9 @@ class TokenSums:
         """
         if not len(logprobs):
             return torch.zeros(len(fields(cls)), dtype=torch.float64, device=logprobs.device)
-        low, high = clip
         now = logprobs.double()
         diff, moved = now - sampled, now - old
-        unit = moved if calls is None else call_means(moved, calls)
-        ratio = unit.exp()
+        sides = clip_sides(importance_ratios(now, old, calls), advantages, forced, clip)
         apart = torch.zeros_like(diff) if reference is None else now - reference
         free = torch.ones_like(diff, dtype=torch.bool) if forced is None else ~forced
         return torch.stack(
@@ -88,8 +86,8 @@ class TokenSums:
                 (diff.exp() - 1 - diff).sum(),
                 (moved.exp() - 1 - moved).sum(),
                 ((-apart).exp() - 1 + apart).sum(),
-                (free & (ratio < low) & (advantages < 0)).sum().double(),
-                (free & (ratio > high) & (advantages > 0)).sum().double(),
+                (sides < 0).sum().double(),
+                (sides > 0).sum().double(),
                 entropies.double().sum(),
                 diff.abs().max(),
                 moved.exp().max(),
@@ -115,6 +113,23 @@ class StepStats:
     """Before clipping."""
     seconds: float
     """Time of forward and backward passes and clipping."""
+
+
+def importance_ratios(logprobs: Tensor, old: Tensor, calls: Tensor | None) -> Tensor:
+    """π_θ/π_old of each token (N,) in float64, or the geometric mean over its call if `calls` (N,) are given."""
+    moved = logprobs.double() - old
+    return (moved if calls is None else call_means(moved, calls)).exp()
+
+
+def clip_sides(ratios: Tensor, advantages: Tensor, forced: Tensor | None, clip: tuple[float, float]) -> Tensor:
+    """(N,) int8: −1 for a token below the clip with a negative advantage, 1 above it with a positive one, else 0.
+
+    The loss gives these tokens no gradient, or caps their ratio. A token without an alternative (`forced`) is 0.
+    """
+    low, high = clip
+    above = ((ratios > high) & (advantages > 0)).to(torch.int8)
+    below = ((ratios < low) & (advantages < 0)).to(torch.int8)
+    return above - below if forced is None else (above - below).masked_fill(forced, 0)
 
 
 def call_means(values: Tensor, calls: Tensor) -> Tensor:

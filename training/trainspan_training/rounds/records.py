@@ -28,6 +28,8 @@ class Trained:
     """Statistics of the steps that ran."""
     kl: float
     """k3 against the old policy after the last step."""
+    unrecorded_tokens: int
+    """Number of trained tokens, of all processes, without figures of their own."""
     failure: str | None
     """Why the round is discarded, if it is."""
     rate: float
@@ -62,6 +64,7 @@ class Trained:
             stale_calls=staleness.dropped,
             constrained_calls=outline.constrained,
             unreplayed_calls=outline.unreplayed,
+            unrecorded_tokens=self.unrecorded_tokens,
             old_policy=self.prepared.old_policy,
             micro_batch_tokens=self.micro_batch_tokens,
             effective_sample_share=off.effective_share,

@@ -28,6 +28,8 @@ from trainspan_training.data.steps import Step
 from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics.alarms import raised
 from trainspan_training.metrics.round_record import RoundRecord
+from trainspan_training.metrics.token_files import TokenFile
+from trainspan_training.metrics.token_recorder import BYTES, TokenRecorder
 from trainspan_training.model.full_weights import FullWeights, load_slices
 from trainspan_training.model.lora import AdapterWeights
 from trainspan_training.model.starting_policy import Policy
@@ -97,6 +99,7 @@ class Rounds:
         self._publication: Publication
         self._canary: CanaryKeeper
         self._replayer: Replayer
+        self._recorder: TokenRecorder | None = None
 
     @property
     def _policy(self) -> Policy:
@@ -156,7 +159,8 @@ class Rounds:
             return
         # The canary's dtype is the coarser of server's and trainer's, by which the old policy was chosen at the time.
         self._server_dtype = Canary.read(owed.policy.folder).dtype
-        yield from self._steps(self._prepare(steps, outline.staleness))
+        prepared = self._prepare(steps, outline.staleness)
+        yield from self._steps(prepared)
         self.trainer.take_stats()
         if not self._files.restore(owed.policy):
             log.warning(
@@ -165,7 +169,7 @@ class Rounds:
             )
         self.trainer.failure = None
         self._publication.policy = owed.policy
-        self._files.make_state(owed.policy)
+        self._files.make_state(owed.policy, self._tokens(owed.dataset, prepared))
 
     def _round(self, dataset: DatasetFolder) -> Generator[list[MicroBatch], None, Result]:
         try:
@@ -194,7 +198,8 @@ class Rounds:
         try:
             with self._timed("save"):
                 scores = self._canary.score(self.trainer.policy)
-                saved = self._files.save(self._policy, dataset, self._canary.canary(scores), self._layout.tokens)
+                canary, tokens = self._canary.canary(scores), self._tokens(dataset, trained.prepared)
+                saved = self._files.save(self._policy, dataset, canary, self._layout.tokens, tokens)
         except (OSError, SafetensorError) as error:
             return self._abort(dataset, record, f"cannot save {record.checkpoint}: {error}", consume=False)
         with self._timed("swap"):
@@ -209,11 +214,24 @@ class Rounds:
 
     def _steps(self, prepared: Prepared) -> Iterator[list[MicroBatch]]:
         """Yields the optimizer steps until one fails."""
+        self.trainer.recorder = self._recorder = self._new_recorder(len(prepared.steps))
         for index, step in enumerate(prepared.steps, start=1):
             self.trainer.rate = self.trainer.schedule.at(self._policy.version + index / len(prepared.steps))
             yield list(step.micro_batches)
             if self.trainer.failure:
                 break
+
+    def _new_recorder(self, steps: int) -> TokenRecorder | None:
+        trainer, settings = self.trainer, self._settings
+        most = int(settings.token_figures_mib * 2**20 / BYTES / trainer.team.size)
+        return TokenRecorder(trainer.scorer, settings, steps=steps, most=most) if settings.token_figures_mib else None
+
+    def _tokens(self, dataset: DatasetFolder, prepared: Prepared) -> TokenFile | None:
+        """The figures of the tokens that the steps trained; None if they are not wanted."""
+        if (recorder := self._recorder) is None:
+            return None
+        steps, old_policy = len(prepared.steps), prepared.old_policy
+        return TokenFile(dataset, recorder.take(), recorder.left_out, steps, old_policy, self._settings)
 
     def _read(self, dataset: DatasetFolder, layout: BatchLayout) -> tuple[Outline, list[Step]]:
         """The plan for all processes, and this process's steps with their rows."""
@@ -272,6 +290,7 @@ class Rounds:
             prepared=prepared,
             stats=stats,
             kl=moved.mean("k3_old"),
+            unrecorded_tokens=sum(self.trainer.team.gather(self._recorder.left_out)) if self._recorder else 0,
             failure=failure,
             rate=self.trainer.rate,
             micro_batch_tokens=self._layout.tokens,

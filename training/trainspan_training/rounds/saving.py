@@ -1,11 +1,13 @@
-"""Saves and restores the live policy: weights first, then Adam's state in the background.
+"""Saves and restores the live policy: weights first, then the tokens' figures and Adam's state in the background.
 
 Every process writes its part of both. A policy server waits only for the weights; the next step waits for Adam's state.
 After a kill in between, the checkpoint has no state: see `owed_state`.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -15,6 +17,7 @@ from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.swap_request import served_folders
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.devices.leader import Leader
+from trainspan_training.metrics.token_files import TokenFile
 from trainspan_training.model.full_weights import FullWeights, Written, hash_of
 from trainspan_training.model.lora import AdapterWeights
 from trainspan_training.model.optimizer_state import StateWriter, load_optimizer
@@ -41,8 +44,16 @@ class PolicyFiles:
         self._trainer = trainer
         self._keep = keep
         self._state: StateWriter | None = None
+        self._write_tokens: Callable[[], None] = _nothing
 
-    def save(self, parent: Policy, dataset: DatasetFolder, canary: Canary, micro_batch_tokens: int) -> Policy:
+    def save(
+        self,
+        parent: Policy,
+        dataset: DatasetFolder,
+        canary: Canary,
+        micro_batch_tokens: int,
+        tokens: TokenFile | None,
+    ) -> Policy:
         """Writes the new policy to disk; only reserves space for Adam's state. See `keep_state`, `drop_state`.
 
         Raises OSError (and leaves nothing behind) if it cannot be written.
@@ -61,7 +72,7 @@ class PolicyFiles:
         )
         temporary: Path = self._leader.share(lambda book: book.begin(meta))
         try:
-            self._reserve(temporary.name.removeprefix(".tmp-"))
+            self._reserve(temporary.name.removeprefix(".tmp-"), tokens)
             written = {
                 name: file
                 for files in team.every(lambda: self._weights.write(temporary, team), (OSError, SafetensorError))
@@ -94,9 +105,12 @@ class PolicyFiles:
 
         self._leader.share(delete)
 
-    def _reserve(self, name: str) -> None:
+    def _reserve(self, name: str, tokens: TokenFile | None) -> None:
         """Reserves space for Adam's state. Raises OSError in every process if one has too little."""
         trainer = self._trainer
+        if tokens:
+            place: Path = self._leader.share(lambda book: book.begin_tokens(name))
+            self._write_tokens = partial(tokens.write, place, trainer.team.rank, trainer.team.size)
         folder: Path = self._leader.share(lambda book: book.state_folder(name))
 
         def reserve() -> None:
@@ -105,26 +119,28 @@ class PolicyFiles:
         trainer.team.every(reserve)
 
     def keep_state(self) -> None:
-        """Starts writing Adam's state; nothing may change it before `settle`."""
+        """Starts writing the tokens' figures and Adam's state; nothing may change the state before `settle`."""
         if self._state:
-            self._state.start()
+            self._state.start(self._write_tokens)
+        self._write_tokens = _nothing
 
     def settle(self) -> None:
-        """Waits until Adam's state is on disk."""
+        """Waits until all is on disk."""
         if self._state:
             self._state.wait()
             self._state = None
 
     def drop_state(self) -> None:
         """Releases the space reserved for Adam's state: the policy was not accepted."""
+        self._write_tokens = _nothing
         if self._state:
             self._state.discard()
             self._state = None
 
-    def make_state(self, policy: Policy) -> None:
+    def make_state(self, policy: Policy, tokens: TokenFile | None) -> None:
         """Writes the live optimizer's state for a checkpoint without one; logs a warning if it cannot be written."""
         try:
-            self._reserve(policy.folder.name)
+            self._reserve(policy.folder.name, tokens)
         except OSError as error:
             self.drop_state()
             log.warning("checkpoint=%s has no Adam state: %s", policy.name, error)
@@ -142,3 +158,7 @@ class PolicyFiles:
         if name and not files:
             log.warning("no optimizer state of %s: Adam starts afresh", name)
         load_optimizer(self._trainer.optimizer, self._trainer.policy, files)
+
+
+def _nothing() -> None:
+    pass
