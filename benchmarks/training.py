@@ -1,7 +1,7 @@
 """Training: seconds of a round, and of one optimizer step compared with TRL's padded per-call batches in the same process.
 
-Round: 256 transitions of 300 tokens on average, about 3.5M parameters; also without per-token figures. Step: 6 turns, 8 rollouts of each of 2 tasks,
-prompt/completion/observation 400/24/24, the same model.
+Round: 256 transitions of 300 tokens on average, about 3.5M parameters; also without figures of each token. Step: 6
+turns, 8 rollouts of each of 2 tasks, prompt/completion/observation 400/24/24, the same model.
 """
 
 import os
