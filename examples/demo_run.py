@@ -24,6 +24,7 @@ from trainspan_cli.loop.checks.intervals import Estimate
 from trainspan_cli.loop.report.run_report import write_report
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.config import load_settings
+from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.home import home, store_path
 from trainspan_schemas.store import running_collector
 
@@ -128,8 +129,11 @@ def _prepare(demo: Demo, console: Console, *, own_model: bool) -> None:
 
 
 def _check_ports(demo: Demo) -> None:
-    """Exits with one line if something else listens on a port that the loop needs."""
-    settings = load_settings(demo.config, os.environ)
+    """Exits with one line if a setting is wrong, or if something else listens on a port that the loop needs."""
+    try:
+        settings = load_settings(demo.config, os.environ)
+    except ConfigError as error:
+        sys.exit(f"trainspan: {error}")
     wanted = [("policy server", settings.serving.host, settings.serving.port, "TRAINSPAN_SERVING__PORT")]
     if running_collector(store_path(settings.collector.store)) is None:
         for name, address, variable in (

@@ -93,3 +93,19 @@ def test_a_port_in_use_ends_the_demo_with_one_line(variable: str, taken_port: in
         f"stop what listens there, or set {variable}"
     )
     assert not (tmp_path / "home").exists()
+
+
+def test_a_setting_that_does_not_exist_ends_the_demo_with_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/calculator/demo.py"],
+        cwd=ROOT,
+        env={**make_place(tmp_path / "home").environ, "TRAINSPAN_LOOP__ROUND": "2"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("trainspan: ")
+    assert "TRAINSPAN_LOOP__ROUND" in line

@@ -36,6 +36,7 @@ def make_place(home: Path) -> Place:
     environ = {
         **{name: value for name, value in os.environ.items() if not re.match("TRAINSPAN_|OTEL_|OPENAI_|MAKE", name)},
         "PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",  # tests share the cores: more threads would only wait for each other
         "TRAINSPAN_HOME": str(home),
         "TRAINSPAN_COLLECTOR__GRPC": f"127.0.0.1:{otlp}",
         "TRAINSPAN_COLLECTOR__HTTP": "127.0.0.1:0",

@@ -240,6 +240,14 @@ def test_a_ticket_of_200_mib_is_refused_and_takes_little_memory(collector: Colle
             client.do_get(ticket, call_options(collector.address)).read_all()
 
 
+@pytest.fixture(scope="module")
+def small_queries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
+    """A collector with one span, in which a query may take 200 MiB."""
+    with running(tmp_path_factory.mktemp("small") / "spans.duckdb", sql_memory_bytes=200 * MIB) as started:
+        export(started.address, span(1, 1))
+        yield started
+
+
 @pytest.mark.parametrize(
     "sql",
     [
@@ -249,26 +257,24 @@ def test_a_ticket_of_200_mib_is_refused_and_takes_little_memory(collector: Colle
         "WITH RECURSIVE t(s) AS (SELECT 'x' UNION ALL SELECT s || s FROM t WHERE len(s) < 5000000000) FROM t",
     ],
 )
-def test_a_query_that_needs_too_much_memory_is_ended_by_name(tmp_path: Path, sql: str) -> None:
-    with running(tmp_path / "spans.duckdb", sql_memory_bytes=200 * MIB) as collector:
-        export(collector.address, span(1, 1))
-        peaks: list[int] = []
-        done = threading.Event()
+def test_a_query_that_needs_too_much_memory_is_ended_by_name(small_queries: CollectorProcess, sql: str) -> None:
+    peaks: list[int] = []
+    done = threading.Event()
 
-        def watch() -> None:
-            while not done.wait(0.01):
-                peaks.append(_of_all_mib(collector))
+    def watch() -> None:
+        while not done.wait(0.02):
+            peaks.append(_of_all_mib(small_queries))
 
-        watching = threading.Thread(target=watch)
-        watching.start()
-        try:
-            with pytest.raises(flight.FlightServerError, match="sql_memory_bytes"):
-                select(collector.address, sql)
-        finally:
-            done.set()
-            watching.join()
-        assert max(peaks) < 600  # the collector, the query launcher, a query's 200; 13,800 in one process
-        assert select(collector.address, "SELECT count(*) FROM spans") == [(1,)]
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        with pytest.raises(flight.FlightServerError, match="sql_memory_bytes"):
+            select(small_queries.address, sql)
+    finally:
+        done.set()
+        watching.join()
+    assert max(peaks) < 600  # the collector, the query launcher, a query's 200; 13,800 in one process
+    assert select(small_queries.address, "SELECT count(*) FROM spans") == [(1,)]
 
 
 def _of_all_mib(collector: CollectorProcess) -> int:

@@ -9,6 +9,9 @@ import pytest
 
 from tests.support.places import ROOT, DemoRun, make_place
 
+SMALLER = {"WARM_UP_STEPS": "250", "TRAINSPAN_LOOP__TASKS_PER_ROUND": "16"}
+"""Half the warm-up, which still ends in the demo's range of success at the start, and half the tasks of a round."""
+
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
@@ -16,7 +19,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
     process = subprocess.Popen(
         ["make", "demo-tiny", "ROUNDS=2", "HELDOUT=100"],
         cwd=ROOT,
-        env=place.environ,
+        env=place.environ | SMALLER,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -20,7 +20,6 @@ from trainspan_training.model.lora import add_adapter
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective import attention
 from trainspan_training.objective.off_policy import Correction, correct
-from trainspan_training.rounds.old_policy import with_reference
 
 
 def double_gpt2(vocabulary: int) -> Any:
@@ -85,6 +84,8 @@ def make_trainer(
 
 def prepared(trainer: Any, case: Case, step: Step, model: Any) -> Step:
     """The step of the case, with the log-probabilities of an old policy and of a reference model."""
+    from trainspan_training.rounds.old_policy import with_reference  # TRL, which would import vLLM during collection
+
     trainer.scorer.chunk = case.chunk
     if case.kl:
         (step,) = with_reference(trainer, [step], None if case.adapter == "lora" else shaken(model, 2))
