@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.places import ROOT, DemoRun, make_place
 
-SMALLER = {"WARM_UP_STEPS": "250", "TRAINSPAN_LOOP__TASKS_PER_ROUND": "16"}
-"""Half the warm-up, which still ends in the demo's range of success at the start, and half the tasks of a round."""
+SMALLER = {"WARM_UP_STEPS": "300", "TRAINSPAN_LOOP__TASKS_PER_ROUND": "16"}
+"""A shorter warm-up, which still ends in the demo's range of success at the start, and half the tasks of a round."""
 
 
 @pytest.fixture(scope="session")

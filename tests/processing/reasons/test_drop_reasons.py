@@ -100,16 +100,19 @@ def _call(rollout: TestRollout, index: int, change: dict[str, Any]) -> None:
     rollout.call(index, prompt, [3, 4], version=version, **change)
 
 
-@pytest.mark.parametrize("reason", _CALLS)
-def test_an_unsound_call_is_dropped_by_name_and_leaves_its_rollout(bench: Bench, reason: str) -> None:
-    for name, reward in (("a", 1.0), ("b", 0.0)):
-        rollout = bench.rollout(name).reward(reward)
-        for index, change in enumerate([{}, *_CALLS[reason]]):
-            _call(rollout, index, change)
-        bench.send(rollout)
+def test_an_unsound_call_is_dropped_by_name_and_leaves_its_rollout(bench: Bench) -> None:
+    rollouts = []
+    for reason, changes in _CALLS.items():
+        for reward in (1.0, 0.0):
+            rollout = bench.rollout(f"{reason}-{reward}", task=reason).reward(reward)
+            for index, change in enumerate([{}, *changes]):
+                _call(rollout, index, change)
+            rollouts.append(rollout)
+    bench.send(*rollouts)
     built = bench.build(round_=0, max_staleness=4, max_tokens=50, min_coverage=0.0)
-    assert built.manifest["dropped"] == {reason: 2 * len(_CALLS[reason])}
-    assert rows(built)["call_index"].to_list() == [0, 0]
+    assert built.manifest["dropped"] == {reason: 2 * len(changes) for reason, changes in _CALLS.items()}
+    kept = rows(built).select("task_id", "call_index").sort("task_id").rows()
+    assert kept == [(reason, 0) for reason in sorted(_CALLS) for _ in range(2)]
 
 
 def test_constrained_calls_are_kept_with_what_constrained_them_each_text_once(bench: Bench) -> None:
@@ -215,16 +218,16 @@ def test_sound_calls_are_all_kept(bench: Bench) -> None:
     assert rows(built)["policy_version_spans"].drop_nulls().to_list() == ["[[4, 0, 1], [5, 1, 2]]"] * 2
 
 
-@pytest.mark.parametrize("status", ["agent_error", "timeout", "cancelled", "infra_error", "judge_error"])
-def test_a_failed_rollout_is_dropped_by_its_status_and_does_not_count_as_reward_zero(bench: Bench, status: str) -> None:
+def test_a_failed_rollout_is_dropped_by_its_status_and_does_not_count_as_reward_zero(bench: Bench) -> None:
+    statuses = ("agent_error", "timeout", "cancelled", "infra_error", "judge_error")
     bench.send(
         chain(bench.rollout("a"), 1).reward(1.0),
         chain(bench.rollout("b"), 1).reward(0.5),
-        chain(bench.rollout("c", status=status), 2),
+        *(chain(bench.rollout(status, status=status), 2) for status in statuses),
     )
     built = bench.build(round_=0, min_coverage=0.0)
-    assert built.manifest["dropped"] == {status: 2}
-    assert built.manifest["dropped_rollouts"] == {status: 1}
+    assert built.manifest["dropped"] == dict.fromkeys(statuses, 2)
+    assert built.manifest["dropped_rollouts"] == dict.fromkeys(statuses, 1)
     assert built.manifest["rewards"]["mean"] == 0.75
 
 

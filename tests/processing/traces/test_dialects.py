@@ -32,23 +32,20 @@ def _stored(bench: Bench) -> StoredRollout:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_with_our_capture_each_call_counts_once_whatever_recorded_it_too(bench: Bench, dialect: str) -> None:
-    bench.send(_recording(bench, "a").replay(dialect).serve().reward(1.0))
-    built = bench.build(round_=0, baseline="none")
-    table = rows(built)
-    assert table["completion_ids"].to_list() == _TOKENS
-    assert table["tokens_source"].unique().to_list() == ["engine"]
-    assert (built.manifest["calls_seen"], built.manifest["dropped"]) == (5, {})
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_the_text_of_each_call_is_read_in_every_dialect(bench: Bench, dialect: str) -> None:
+def test_with_our_capture_each_call_counts_once_with_its_text_whatever_recorded_it_too(
+    bench: Bench, dialect: str
+) -> None:
     bench.send(_recording(bench, "a").replay(dialect).serve().reward(1.0))
     calls = _stored(bench).calls
     assert [call.text for call in calls] == ["", "answer 1.0", "answer 2.0", "answer 3.0", "answer 3.1"]
     assert [message["role"] for message in calls[1].messages] == ["system", "user", "assistant", "tool"]
     assert calls[2].messages[0] == {"role": "system", "content": "You are a calculator."}
     assert calls[2].messages[1]["content"] == "stream"
+    built = bench.build(round_=0, baseline="none")
+    table = rows(built)
+    assert table["completion_ids"].to_list() == _TOKENS
+    assert table["tokens_source"].unique().to_list() == ["engine"]
+    assert (built.manifest["calls_seen"], built.manifest["dropped"]) == (5, {})
 
 
 def test_system_instructions_come_first_and_each_tool_result_is_a_message_of_the_tool() -> None:
@@ -198,16 +195,21 @@ _NAMED = {
 }
 
 
-@pytest.mark.parametrize("framework", _NAMED)
-def test_the_nearest_ancestor_names_the_agent(bench: Bench, framework: str) -> None:
-    rollout = bench.rollout("a")
-    outer = rollout.span("outer", 0.1, 9.0, **{"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "outer"})
-    inner = rollout.span("inner", 0.2, 8.0, parent=outer, **_NAMED[framework])
-    rollout.call(0, [1], [2], parent=rollout.span("task", 0.3, 7.0, parent=inner))
-    rollout.call(1, [1], [3], parent=outer)
-    rollout.call(2, [1], [4], parent=inner, agent="own")
-    bench.send(rollout)
-    assert bench.traces().calls["agent"].to_list() == ["planner", "outer", "own"]
+def test_the_nearest_ancestor_names_the_agent(bench: Bench) -> None:
+    rollouts = []
+    for framework, named in _NAMED.items():
+        rollout = bench.rollout(framework)
+        outer = rollout.span(
+            "outer", 0.1, 9.0, **{"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "outer"}
+        )
+        inner = rollout.span("inner", 0.2, 8.0, parent=outer, **named)
+        rollout.call(0, [1], [2], parent=rollout.span("task", 0.3, 7.0, parent=inner))
+        rollout.call(1, [1], [3], parent=outer)
+        rollout.call(2, [1], [4], parent=inner, agent="own")
+        rollouts.append(rollout)
+    bench.send(*rollouts)
+    agents = bench.traces().calls.sort("call_index").group_by("rollout_id").agg("agent").rows()
+    assert dict(agents) == {rollout.rollout_id: ["planner", "outer", "own"] for rollout in rollouts}
 
 
 def test_a_tool_step_is_told_in_every_dialect_with_its_status(bench: Bench) -> None:
