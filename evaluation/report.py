@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.results import read_results
-from trainspan_cli.loop.checks.intervals import t_interval
+from trainspan_schemas.intervals import t_interval
 
 __all__ = ["line_of", "write_report"]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from evaluation.cpu_time import cpu_at, noted
 from evaluation.plans import RESULTS, ROOT, Plan
-from trainspan_cli.loop.checks.intervals import Estimate
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_schemas.intervals import Estimate
 
 __all__ = ["evaluations", "read_results", "run_of", "settings_of", "store_result"]
 

@@ -24,6 +24,7 @@ EXTRAS = {
     "serving": ("serve", "serve-cpu"),
     "collector": ("collector",),
     "processing": ("processing",),
+    "viewer": ("viewer",),
     "training": ("training",),
     "cli": (),
 }

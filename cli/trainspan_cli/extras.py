@@ -30,6 +30,7 @@ class Part:
 PARTS: Final = (
     Part("trainspan_collector", ("collector",), "duckdb", ("collector", "sql", "store")),
     Part("trainspan_processing", ("processing",), "polars", ("dataset", "explain", "diff", "export")),
+    Part("trainspan_viewer", ("viewer",), "starlette", ("view",)),
     Part(
         *("trainspan_training", ("training",), "trl", ("sft", "train", "loop", "compare")),
         loader="trainspan_training.objective.heavy_imports:import_training",  # keeps TRL from importing vLLM, which takes half of the time

@@ -10,6 +10,6 @@ In reading order:
 - `merging/`: finds calls that continue earlier calls, token for token.
 - `assembly/`: builds one dataset, chunk by chunk.
 - `dataset/`: datasets on disk.
-- `report/`, `explain/`, `export/`: reports on and exports from stores and datasets.
+- `explain/`, `export/`: accounts of rollouts, and training files for other tools.
 - `tables`, `stored_rollout`, `text/`: schemas between the stages, input of users' functions, and safe text.
 """

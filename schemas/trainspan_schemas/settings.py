@@ -20,6 +20,7 @@ __all__ = [
     "Settings",
     "SftSettings",
     "TrainSettings",
+    "ViewSettings",
 ]
 
 
@@ -565,6 +566,31 @@ class LoopSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ViewSettings:
+    """`[view]`: pages about what is stored."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8088
+    """Port to listen on; 0: any free one."""
+    allowed_hosts: str = ""
+    """Comma-separated names that are accepted in the Host header of a request.
+
+    They are in addition to localhost, this machine's own name and `host`. Addresses are always accepted."""
+    token_file: str | None = None
+    """TOML file with the tokens of the roles reader and runner, either of which opens the pages; default:
+    `$TRAINSPAN_HOME/tokens.toml`."""
+    open_to_all: bool = False
+    """Require no token: every user of this machine can then read everything. Only for loopback addresses."""
+    tls_cert: str | None = None
+    """PEM certificate chain of the server; default: no TLS."""
+    tls_key: str | None = None
+    """PEM key of `tls_cert`; default: no TLS."""
+    insecure_allow_remote: bool = False
+    """Listen without TLS on an address that other machines can reach."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All sections of `trainspan.toml`."""
 
@@ -575,3 +601,4 @@ class Settings:
     sft: SftSettings = field(default_factory=SftSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     loop: LoopSettings = field(default_factory=LoopSettings)
+    view: ViewSettings = field(default_factory=ViewSettings)

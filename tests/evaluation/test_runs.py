@@ -18,10 +18,10 @@ from evaluation.plans import CONTROLS, ROOT, TASKS, Plan, folder_of, pins_of
 from evaluation.report import is_separate, points, write_report
 from evaluation.results import evaluations, read_results, store_result
 from evaluation.runs import carry_out
-from trainspan_cli.loop.checks.intervals import Estimate
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.config import load_settings
 from trainspan_schemas.functions import is_function_name
+from trainspan_schemas.intervals import Estimate
 
 
 @pytest.fixture(autouse=True)

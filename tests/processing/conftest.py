@@ -16,7 +16,7 @@ import pytest
 
 from tests.processing.support.traces import SECOND, START_NS, TestRollout, send
 from tests.support.collector import remember
-from trainspan_processing.assembly.build import BuiltDataset, Request, build_dataset
+from trainspan_processing.assembly.build import BuiltDataset, Pages, Request, build_dataset
 from trainspan_processing.dataset.ledger import read_ledger
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.rewards.evaluation_rewards import bind_rewards
@@ -97,7 +97,13 @@ class Bench:
         self.collectors[store].send(rollouts)
 
     def build(
-        self, *, stores: Sequence[int] = (0,), round_: int | None = None, out: Path | None = None, **settings: Any
+        self,
+        *,
+        stores: Sequence[int] = (0,),
+        round_: int | None = None,
+        out: Path | None = None,
+        pages: Pages | None = None,
+        **settings: Any,
     ) -> BuiltDataset:
         request = Request(
             stores=[str(self.collectors[number].store) for number in stores],
@@ -106,7 +112,7 @@ class Bench:
             run_id=self.run_id,
             round=round_,
         )
-        return build_dataset(request, self.clock)
+        return build_dataset(request, self.clock, pages)
 
     @property
     def clock(self) -> Clock:

@@ -78,9 +78,10 @@ def _built(request: "Request", *, as_json: bool) -> "BuiltDataset":
     from trainspan_processing.assembly.build import build_dataset
     from trainspan_processing.traces.trace_index import Clock
     from trainspan_schemas.errors import NothingToTrainError
+    from trainspan_viewer.pages.quality import QUALITY_PAGE, quality_page
 
     try:
-        return build_dataset(request, Clock(time.time_ns, time.sleep))
+        return build_dataset(request, Clock(time.time_ns, time.sleep), {QUALITY_PAGE: quality_page})
     except NothingToTrainError as error:
         if as_json:
             print(json.dumps({"nothing_to_train": str(error), **error.figures}))
@@ -94,8 +95,9 @@ def _rebuilt(original: Path, request: "Request", stores: list[str] | None) -> "B
     from trainspan_processing.assembly.rebuild import rebuild
     from trainspan_processing.traces.trace_index import Clock
     from trainspan_schemas.errors import DatasetError
+    from trainspan_viewer.pages.quality import QUALITY_PAGE, quality_page
 
-    rebuilt = rebuild(original, request.out, stores, Clock(time.time_ns, time.sleep))
+    rebuilt = rebuild(original, request.out, stores, Clock(time.time_ns, time.sleep), {QUALITY_PAGE: quality_page})
     if rebuilt.differences:
         told = "; ".join(rebuilt.differences)
         raise DatasetError(f"{original} differs from its rebuild at {rebuilt.built.path}: {told}")
@@ -104,8 +106,8 @@ def _rebuilt(original: Path, request: "Request", stores: list[str] | None) -> "B
 
 def _print(built: "BuiltDataset") -> None:
     from trainspan_cli.views.dataset_quality import print_quality
-    from trainspan_processing.report.quality_page import QUALITY_PAGE
     from trainspan_schemas.dataset import about_dir
+    from trainspan_viewer.pages.quality import QUALITY_PAGE
 
     report = about_dir(built.path) / QUALITY_PAGE
     print_quality(built.manifest, built.path, was_there=built.was_there, page=report if report.exists() else None)

@@ -29,7 +29,7 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
 
 
 def _show_run(run: dict[str, Any]) -> None:
-    from trainspan_cli.loop.checks.intervals import Estimate
+    from trainspan_schemas.intervals import Estimate
 
     state = run["ended"] or f"{run['status']}, last record {run['seconds_since_last_record']:.0f} s ago"
     print("newest run ", f"round {run['round']} of {run['rounds']}; {state}")

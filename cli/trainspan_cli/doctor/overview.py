@@ -5,12 +5,12 @@ from dataclasses import asdict
 from typing import Any
 
 from trainspan_cli.clients.policy_server import policy_at
-from trainspan_cli.loop.checks.intervals import Estimate
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.dataset import dataset_dirs
 from trainspan_schemas.errors import TrainspanError
 from trainspan_schemas.home import checkpoints_dir, datasets_dir, runs_dir, store_path
+from trainspan_schemas.intervals import Estimate
 from trainspan_schemas.settings import Settings
 from trainspan_schemas.store import running_collector
 

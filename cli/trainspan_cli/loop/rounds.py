@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainspan_cli.loop.checks.integrity import Check, dataset_checks, reward_checks, training_checks
-from trainspan_cli.loop.checks.intervals import Estimate
 from trainspan_cli.loop.checks.pass_at import pass_at
 from trainspan_cli.loop.checks.skipping import skip_check, skip_reason, skipped_rounds
 from trainspan_cli.loop.checks.stopping import best_validation, stop_reason
@@ -18,6 +17,7 @@ from trainspan_cli.loop.state.reward_records import read_rewards
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import LoopTasks, TaskPool
 from trainspan_schemas.dataset import dataset_dir, manifest_path
+from trainspan_schemas.intervals import Estimate
 from trainspan_schemas.settings import Settings
 
 __all__ = ["Loop", "settings_record"]

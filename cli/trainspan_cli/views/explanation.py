@@ -205,7 +205,7 @@ def _tool_text(tool: "ToolAccount", *, full: bool) -> Text:
 
 
 def _style(call: "CallAccount", greatest: float) -> str:
-    from trainspan_processing.explain.timeline import color
+    from trainspan_viewer.pages.timeline import color
 
     name = color(call.advantage, greatest, trained=call.reason is None)
     if name == "u":

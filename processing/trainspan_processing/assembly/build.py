@@ -3,7 +3,7 @@
 import hashlib
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +30,6 @@ from trainspan_processing.reasons.coverage import (
 )
 from trainspan_processing.reasons.reason_counts import NO_ROLLOUT, count_reasons
 from trainspan_processing.reasons.reason_examples import Reason, describe_reasons, first_examples
-from trainspan_processing.report.quality_page import QUALITY_PAGE, quality_page
 from trainspan_processing.tables import compact
 from trainspan_processing.traces.trace_index import Clock
 from trainspan_schemas.dataset import MANIFEST, dataset_dir, manifest_path, round_of
@@ -68,6 +67,10 @@ class Request:
         return dataset_dir(self.out, next_round(self.out) if given is None else given)
 
 
+Pages = Mapping[str, Callable[[Mapping[str, Any]], str]]
+"""File name → function from the manifest to the file's text."""
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltDataset:
     """A published dataset."""
@@ -80,8 +83,8 @@ class BuiltDataset:
     """Whether it had already been built with the same settings and was left unchanged."""
 
 
-def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
-    """Builds the dataset and publishes its folder.
+def build_dataset(request: Request, clock: Clock, pages: Pages | None = None) -> BuiltDataset:
+    """Builds the dataset and publishes its folder, with `pages` next to the manifest.
 
     Raises NothingToTrainError if no call or too few calls are trainable, DatasetError if the folder is in the way or the
     calls come from several policies, StoreError if a store cannot be read, UsageError if a credit, baseline or function
@@ -141,7 +144,8 @@ def build_dataset(request: Request, clock: Clock) -> BuiltDataset:
             earlier=ledger.folders,
         )
         write_manifest(scratch.about / MANIFEST, manifest)
-        (scratch.about / QUALITY_PAGE).write_text(quality_page(manifest), encoding="utf-8")
+        for name, write in (pages or {}).items():
+            (scratch.about / name).write_text(write(manifest), encoding="utf-8")
         publish(scratch, target)
     return _opened(target, was_there=False)
 

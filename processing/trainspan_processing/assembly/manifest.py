@@ -12,12 +12,12 @@ from typing import Any
 import polars as pl
 
 from trainspan_processing.assembly.chunks import Assembly
+from trainspan_processing.assembly.distribution import distribution, group_spread
 from trainspan_processing.assembly.rows import RowCounts
 from trainspan_processing.credit.plan import Plan
 from trainspan_processing.dataset.ledger import LEDGER_FILE, ledger_path
 from trainspan_processing.dataset.parquet import FileEntry
 from trainspan_processing.reasons.coverage import Coverage
-from trainspan_processing.report.distribution import distribution, group_spread
 from trainspan_schemas.dataset import DATASET_VERSION
 from trainspan_schemas.functions import is_function_name, load_function
 

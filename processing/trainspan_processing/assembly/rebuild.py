@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from trainspan_processing.assembly.build import BuiltDataset, Request, build_dataset
+from trainspan_processing.assembly.build import BuiltDataset, Pages, Request, build_dataset
 from trainspan_processing.assembly.recorded import recorded
 from trainspan_processing.dataset.published import Published, open_published
 from trainspan_processing.tables import ROLLOUT_KEY
@@ -24,7 +24,9 @@ class Rebuilt:
     """Differences from the original; empty if every file has the same bytes."""
 
 
-def rebuild(original: Path, out: Path, stores: Sequence[str] | None, clock: Clock) -> Rebuilt:
+def rebuild(
+    original: Path, out: Path, stores: Sequence[str] | None, clock: Clock, pages: Pages | None = None
+) -> Rebuilt:
     """Rebuilds the dataset `original` in the folder `out`, from its own stores or from `stores` that hold its rollouts.
 
     Raises DatasetError if `out` is the original's own folder, or if an earlier dataset that it depends on is gone or
@@ -46,7 +48,7 @@ def rebuild(original: Path, out: Path, stores: Sequence[str] | None, clock: Cloc
         number=published.manifest["round"],
         recorded=recorded(published, chosen),
     )
-    built = build_dataset(request, clock)
+    built = build_dataset(request, clock, pages)
     return Rebuilt(built, _differences(published, open_published(built.path)))
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from trainspan_cli.loop.checks.intervals import Estimate
 from trainspan_cli.loop.report.comparison import group_runs
 from trainspan_cli.loop.report.run_report import write_report
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.series import SeedSeries
 from trainspan_cli.main import run
+from trainspan_schemas.intervals import Estimate
 from trainspan_schemas.settings import LoopSettings, Settings
 
 

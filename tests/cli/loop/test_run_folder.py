@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from trainspan_cli.loop.checks.intervals import Estimate
 from trainspan_cli.loop.state.run_folder import RunFolder, newest_unfinished
 from trainspan_schemas.errors import ProcessError
+from trainspan_schemas.intervals import Estimate
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.console import Console
 
-from trainspan_cli.loop.checks.intervals import Estimate
 from trainspan_cli.loop.processes.screen import Screen
+from trainspan_schemas.intervals import Estimate
 
 OK = {"name": "every call is stored", "ok": True, "detail": "3"}
 EVAL: dict[str, Any] = {

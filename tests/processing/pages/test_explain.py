@@ -16,12 +16,12 @@ from trainspan_processing.assembly.build import BuiltDataset
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.explain import Question, explain_rollout
-from trainspan_processing.explain.page import explanation_page
-from trainspan_processing.explain.timeline import color
 from trainspan_processing.reasons.advice import ADVICE
 from trainspan_schemas.dataset import manifest_path
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.settings import DatasetSettings
+from trainspan_viewer.pages.explanation import explanation_page
+from trainspan_viewer.pages.timeline import color
 
 
 def _explain(bench: Bench, name: str, dataset: BuiltDataset | None = None, **settings: Any) -> RolloutAccount:

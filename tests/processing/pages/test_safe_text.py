@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.byte_tokenizer import encode, make_byte_tokenizer
-from trainspan_processing.report.html import element, page
 from trainspan_processing.text.safe_text import visible
 from trainspan_processing.text.token_text import Decoder, find_decoder, load_decoder
 from trainspan_schemas.errors import UsageError
+from trainspan_viewer.html.document import Page, standalone
+from trainspan_viewer.html.elements import element
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_no_control_is_left_whatever_the_text(text: str) -> None:
 
 @given(st.text())
 def test_a_page_gives_every_text_back_as_text(text: str) -> None:
-    made = page("t", element("p", text, title=text))
+    made = standalone(Page("t", [element("p", text, title=text)]))
     made.encode()
     assert made.count("<p ") == 1
     assert "<script" not in made

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainspan_cli.loop.checks.intervals import Estimate
+from trainspan_schemas.intervals import Estimate
 from trainspan_schemas.settings import LoopSettings
 
 __all__ = ["best_validation", "stop_reason"]

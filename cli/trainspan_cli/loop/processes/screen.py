@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainspan_cli.loop.checks.intervals import Estimate
+from trainspan_schemas.intervals import Estimate
 
 __all__ = ["Screen"]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainspan_cli.loop.checks.intervals import Estimate, measured, t_interval
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.intervals import Estimate, measured, t_interval
 
 __all__ = ["Band", "Outcome", "Series", "group_runs", "measured_in"]
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from trainspan_cli.loop.report.comparison import Series, measured_in
 from trainspan_cli.loop.report.curves import draw_comparison
 from trainspan_cli.loop.report.page import write_page
-from trainspan_processing.report.html import element, picture, table
+from trainspan_viewer.html.elements import element, picture, table
 
 __all__ = ["comparison_record", "comparison_table", "write_comparison"]
 

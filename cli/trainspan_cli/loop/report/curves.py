@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainspan_cli.loop.checks.intervals import Estimate, measured
 from trainspan_cli.loop.report.comparison import Band, Series, measured_in
+from trainspan_schemas.intervals import Estimate, measured
 
 __all__ = ["draw_comparison", "draw_curves", "draw_training"]
 

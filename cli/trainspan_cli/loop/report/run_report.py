@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainspan_cli.loop.checks.intervals import Estimate, measured
 from trainspan_cli.loop.checks.skipping import skipped_rounds
 from trainspan_cli.loop.report.curves import draw_curves, draw_training
 from trainspan_cli.loop.report.page import write_page
 from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_processing.report.html import Element, element, picture, table
+from trainspan_schemas.intervals import Estimate, measured
+from trainspan_viewer.html.elements import Element, element, picture, table
 
 __all__ = ["write_report"]
 

@@ -16,6 +16,7 @@ from typing import Any
 from trainspan_cli.loop.state.task_pool import TaskPool
 from trainspan_schemas.errors import ProcessError
 from trainspan_schemas.home import make_home, runs_dir
+from trainspan_schemas.run_files import RunFiles, json_lines
 
 __all__ = ["RunFolder", "newest_unfinished"]
 
@@ -24,10 +25,8 @@ LEDGER_REST_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class RunFolder:
+class RunFolder(RunFiles):
     """Paths and records of a run; files are replaced atomically or appended in whole lines."""
-
-    path: Path
 
     @classmethod
     def create(cls, settings: Mapping[str, Any]) -> "RunFolder":
@@ -38,18 +37,6 @@ class RunFolder:
         folder.path.mkdir(parents=True)
         folder.write("run.json", {"run_id": run_id, "status": "running", "settings": settings})
         return folder
-
-    @property
-    def run_id(self) -> str:
-        return self.path.name
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def datasets(self) -> Path:
-        return self.path / "dataset"
 
     @property
     def logs(self) -> Path:
@@ -65,30 +52,11 @@ class RunFolder:
                 raise ProcessError(f"run {self.run_id} is in progress in another `trainspan loop`") from error
             yield
 
-    def is_held(self) -> bool:
-        """Whether a live process holds the lock."""
-        try:
-            with (self.path / "lock").open() as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
-
     def write(self, name: str, value: Mapping[str, Any]) -> None:
         """Replaces a JSON file atomically."""
         temporary = self.path / f".{name}.tmp"
         temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
         temporary.replace(self.path / name)
-
-    def read(self, name: str) -> dict[str, Any]:
-        """A JSON file's object; {} if it is missing."""
-        try:
-            value: dict[str, Any] = json.loads((self.path / name).read_text())
-        except FileNotFoundError:
-            return {}
-        return value
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Appends a record to `rounds.jsonl`, after a line break if a kill cut off the last line."""
@@ -97,26 +65,18 @@ class RunFolder:
         with path.open("a") as file:
             file.write(("\n" if torn else "") + json.dumps(record, default=str) + "\n")
 
-    def records(self) -> list[dict[str, Any]]:
-        """All complete records of `rounds.jsonl`; a line cut off by a kill is skipped."""
-        return _json_lines(self.path / "rounds.jsonl")
-
-    def metrics(self) -> dict[int, dict[str, Any]]:
-        """The trainer's lines of `metrics.jsonl` by round; the later one for a round that was tried twice."""
-        return {line["round"]: line for line in _json_lines(self.checkpoints / "metrics.jsonl")}
-
     def trained_before(self, dataset_sha256: str) -> dict[str, Any] | None:
         """The trainer's record of a finished dataset: from its metrics, else from its ledger.
 
         The ledger is written first. It is used without metrics only after 20 s without a write: the trainer was then killed.
         """
-        for line in _json_lines(self.checkpoints / "metrics.jsonl"):
+        for line in json_lines(self.checkpoints / "metrics.jsonl"):
             if line.get("dataset") == dataset_sha256:
                 return line
         ledger = self.checkpoints / "ledger.jsonl"
         if not ledger.exists() or time.time() - ledger.stat().st_mtime < LEDGER_REST_S:
             return None
-        for entry in _json_lines(ledger):
+        for entry in json_lines(ledger):
             if entry.get("dataset") != dataset_sha256:
                 continue
             reason = entry.get("reason") or f"{entry['event']}, then interrupted before its metrics"
@@ -152,16 +112,6 @@ class RunFolder:
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(line + "\n" for line in tasks.draw(count, seed)))
         return path
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    records = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return records
 
 
 def newest_unfinished(settings: Mapping[str, Any]) -> RunFolder | None:

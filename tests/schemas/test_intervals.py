@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from trainspan_cli.loop.checks.intervals import Estimate, measured, t_interval
+from trainspan_schemas.intervals import Estimate, measured, t_interval
 
 
 def solved(successes: int, n: int) -> list[list[float]]:

@@ -1,10 +1,10 @@
-"""Small plots as SVG elements: a histogram, and horizontal bars. Colors come from the page's style."""
+"""Small plots as SVG elements: a histogram, horizontal bars, a sparkline. Colors come from the page's style."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from trainspan_processing.report.html import Element, element
+from trainspan_viewer.html.elements import Element, element
 
-__all__ = ["bars", "histogram"]
+__all__ = ["bars", "histogram", "sparkline"]
 
 _WIDTH, _HEIGHT = 300, 110
 
@@ -49,6 +49,35 @@ def bars(caption: str, items: Sequence[tuple[str, int, str]]) -> Element:
         drawn.append(element("rect", class_=color, x=140, y=y + 3, width=max(width, 0.5), height=11))
         drawn.append(element("text", count, x=round(146 + width, 2), y=y + 12))
     return _figure(caption, 18 * len(items) + 4, drawn, width=350)
+
+
+def sparkline(points: Sequence[tuple[float, float]], label: str) -> Element:
+    """(x, y) as a line without axes; `label` and the ends are its text."""
+    width, height = 110, 24
+    (left, right), (low, high) = _range(x for x, _ in points), _range(y for _, y in points)
+    places = [
+        (3 + (width - 6) * (x - left) / (right - left), height - 3 - (height - 6) * (y - low) / (high - low))
+        for x, y in points
+    ]
+    text = f"{label}: from {_short(points[0][1])} to {_short(points[-1][1])}"
+    return element(
+        "svg",
+        element("title", text),
+        element("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in places), class_="line c0"),
+        element("circle", cx=round(places[-1][0], 1), cy=round(places[-1][1], 1), r=2.5, class_="dot c0"),
+        width=width,
+        height=height,
+        role="img",
+        viewBox=f"0 0 {width} {height}",
+        **{"aria-label": text},
+    )
+
+
+def _range(values: Iterable[float]) -> tuple[float, float]:
+    """The least and the greatest value, apart from each other."""
+    found = list(values)
+    low, high = min(found), max(found)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def _figure(caption: str, height: int, drawn: Sequence[Element], width: int = _WIDTH) -> Element:

@@ -5,9 +5,10 @@ from typing import Final
 
 from trainspan_processing.explain.account import CallAccount, EdgeAccount, ForeignAccount, RolloutAccount, ToolAccount
 from trainspan_processing.explain.arithmetic import number
-from trainspan_processing.explain.timeline import COLORS, color, timeline
-from trainspan_processing.report.html import Child, Element, element, page, table
 from trainspan_processing.text.dialects import Message
+from trainspan_viewer.html.document import Page, standalone
+from trainspan_viewer.html.elements import Child, Element, element, table
+from trainspan_viewer.pages.timeline import COLORS, color, timeline
 
 __all__ = ["explanation_page"]
 
@@ -33,9 +34,7 @@ summary { color: #57606a; cursor: pointer; font-size: 13px } .role { font-weight
 def explanation_page(account: RolloutAccount) -> str:
     """HTML without scripts; all text from models, tools and users is escaped."""
     title = f"Rollout {account.rollout_id}"
-    return page(
-        title,
-        element("h1", title),
+    body: list[Child] = [
         _facts(account),
         element("h2", "Calls by agent"),
         timeline(account),
@@ -47,8 +46,8 @@ def explanation_page(account: RolloutAccount) -> str:
         element("h2", "Calls in order"),
         _legend(account),
         *_steps(account),
-        style=_STYLE,
-    )
+    ]
+    return standalone(Page(title, body), _STYLE)
 
 
 def _facts(account: RolloutAccount) -> Element:

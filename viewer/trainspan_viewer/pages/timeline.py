@@ -5,7 +5,7 @@ from typing import Final
 
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.arithmetic import number
-from trainspan_processing.report.html import Element, element
+from trainspan_viewer.html.elements import Element, element
 
 __all__ = ["COLORS", "color", "timeline"]
 

@@ -5,10 +5,11 @@ from typing import Any, Final
 
 from trainspan_processing.credit.group_advice import group_advice
 from trainspan_processing.reasons.advice import advice_on
-from trainspan_processing.report.html import Child, Element, element, page, table
-from trainspan_processing.report.plots import bars, histogram
+from trainspan_viewer.html.charts import bars, histogram
+from trainspan_viewer.html.document import Page, standalone
+from trainspan_viewer.html.elements import Child, Element, element, table
 
-__all__ = ["QUALITY_PAGE", "quality_page"]
+__all__ = ["QUALITY_PAGE", "quality_body", "quality_page"]
 
 QUALITY_PAGE: Final = "quality.html"
 
@@ -22,9 +23,14 @@ _TITLES: Final = {
 
 
 def quality_page(manifest: Mapping[str, Any]) -> str:
-    """HTML with inline SVG and without scripts."""
-    spread, dropped = manifest["groups_spread"], manifest["dropped"]
+    """A document with inline SVG and without scripts."""
     title = f"Dataset of round {manifest['round']}" + (f" of {manifest['run_id']}" if manifest["run_id"] else "")
+    return standalone(Page(title, quality_body(manifest)))
+
+
+def quality_body(manifest: Mapping[str, Any]) -> list[Child]:
+    """The quality of a dataset: what was seen, kept and dropped, groups, merging, and distributions."""
+    spread, dropped = manifest["groups_spread"], manifest["dropped"]
     reason_counts = [
         ("kept", manifest["calls_kept"], "kept"),
         *((name, count, "lost") for name, count in dropped.items()),
@@ -34,9 +40,7 @@ def quality_page(manifest: Mapping[str, Any]) -> str:
         ("all rewards equal", spread["zero_spread"], "lost"),
         ("of one rollout", spread["singleton"], "lost"),
     ]
-    return page(
-        title,
-        element("h1", title),
+    return [
         _facts(manifest),
         element("h2", "Calls and groups"),
         element(
@@ -58,7 +62,7 @@ def quality_page(manifest: Mapping[str, Any]) -> str:
             class_="plots",
         ),
         _statistics(manifest["distributions"]),
-    )
+    ]
 
 
 def _facts(manifest: Mapping[str, Any]) -> Element:

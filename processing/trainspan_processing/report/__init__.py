@@ -1,1 +1,0 @@
-"""Draws pages and plots about a dataset."""

@@ -1,0 +1,1 @@
+"""HTML from elements, so that every text is escaped."""

@@ -1,0 +1,95 @@
+"""Elements of pages. Pages are built from them and never by concatenation, so that the serializer escapes every text.
+
+Text is made visible first: it cannot reorder a page (see safe_text.py). An element cannot have a handler or a style attribute,
+and every address is a path on this server or a picture within the page, so that no text becomes code or a foreign link.
+"""
+
+import base64
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree
+
+from trainspan_processing.text.safe_text import visible
+
+__all__ = ["Child", "Element", "element", "link", "picture", "table"]
+
+Element = ElementTree.Element
+Child = Element | str | int | None
+
+_ADDRESSES: Final = frozenset({"href", "src", "action", "formaction"})
+_OWN: Final = re.compile(r"/(?![/\\])|[#?]|data:image/png;base64,[A-Za-z0-9+/=]*\Z")
+"""The beginning of a path on this server, a fragment, a query, or a whole picture."""
+
+
+def element(tag: str, /, *children: Child, **attributes: str | float | bool | None) -> Element:
+    """An element; `class_="x"` becomes the attribute class, `stroke_width` becomes stroke-width.
+
+    Children and attributes that are None or False are skipped; an attribute that is True has no value.
+    Raises ValueError for an attribute that could run code or lead to another site.
+    """
+    made = Element(tag)
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        name, text = key.removesuffix("_").replace("_", "-"), "" if value is True else visible(str(value))
+        if name == "style" or name.startswith("on"):
+            raise ValueError(f"the attribute {name} is not allowed: use a class, or app.js")
+        if name in _ADDRESSES and not _OWN.match(text):
+            raise ValueError(f"the address {text[:80]!r} is not a path on this server")
+        made.set(name, text)
+    for child in children:
+        if isinstance(child, ElementTree.Element):
+            made.append(child)
+        elif child is not None:
+            _append_text(made, visible(str(child)))
+    return made
+
+
+def link(href: str, *children: Child, **attributes: str | float | bool | None) -> Element:
+    """A link within this server; a page that is a file shows only its text."""
+    return element("a", *children, href=href, **attributes)
+
+
+def picture(file: Path, text: str) -> Element:
+    """A PNG file, embedded; `text` says what it shows."""
+    image = base64.b64encode(file.read_bytes()).decode()
+    return element("p", element("img", alt=text, src=f"data:image/png;base64,{image}"))
+
+
+def table(
+    head: Sequence[Child],
+    rows: Iterable[Sequence[Child]],
+    *,
+    text: frozenset[int] = frozenset({0}),
+    this: int = -1,
+    caption: str | None = None,
+) -> Element:
+    """A table that scrolls by itself if it is too wide; columns in `text` are left-aligned, row `this` is highlighted."""
+    columns = [
+        element("th", value, class_="l" if column in text else "r", scope="col") for column, value in enumerate(head)
+    ]
+    body = [
+        element(
+            "tr",
+            *(element("td", value, class_="l" if column in text else "r") for column, value in enumerate(row)),
+            class_="this" if number == this else None,
+        )
+        for number, row in enumerate(rows)
+    ]
+    parts = [
+        element("caption", caption) if caption else None,
+        element("thead", element("tr", *columns)) if any(value not in ("", None) for value in head) else None,
+        element("tbody", *body),
+    ]
+    return element(
+        "div", element("table", *parts), class_="scroll", tabindex=0, role="region", aria_label=caption or "table"
+    )
+
+
+def _append_text(made: Element, text: str) -> None:
+    if len(made):
+        made[-1].tail = (made[-1].tail or "") + text
+    else:
+        made.text = (made.text or "") + text

@@ -1,0 +1,46 @@
+"""Numbers, times and sizes as text."""
+
+import math
+from datetime import UTC, datetime
+
+__all__ = ["age", "count", "moment", "number", "seconds", "share"]
+
+_NONE = "–"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """`digits` significant digits; "–" for None and NaN."""
+    if value is None or math.isnan(value):
+        return _NONE
+    return f"{value:.{digits}g}"
+
+
+def count(value: int | None) -> str:
+    """With thin spaces between thousands."""
+    return _NONE if value is None else f"{value:,}".replace(",", "\u2009")
+
+
+def share(value: float | None) -> str:
+    return _NONE if value is None else f"{value:.1%}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration, in the unit that suits its size."""
+    if value is None:
+        return _NONE
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < 100:
+        return f"{value:.3g} s"
+    minutes = round(value / 60)
+    return f"{minutes} min" if minutes < 100 else f"{value / 3600:.1f} h"
+
+
+def age(value: float) -> str:
+    """How long ago something happened."""
+    return "now" if value < 1 else f"{seconds(value)} ago"
+
+
+def moment(ns: int | None) -> str:
+    """A time in UTC, from nanoseconds since the epoch."""
+    return _NONE if ns is None else f"{datetime.fromtimestamp(ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}"

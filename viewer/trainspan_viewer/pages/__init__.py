@@ -1,0 +1,1 @@
+"""The pages: pure functions from a model to elements."""

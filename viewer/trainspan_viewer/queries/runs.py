@@ -1,0 +1,145 @@
+"""The runs of the loop, from their folders: status, validations, best, alarms."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainspan_schemas.intervals import Estimate
+from trainspan_schemas.run_files import RunFiles
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.sources import Sources
+
+__all__ = ["RunRecords", "RunSummary", "RunsModel", "Validation", "load_runs", "read_run"]
+
+Record = Mapping[str, Any]
+
+_MOST_RUNS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecords:
+    """What is on disk of one run."""
+
+    run_id: str
+    run: Record
+    """run.json"""
+    records: Sequence[Record]
+    """rounds.jsonl"""
+    metrics: Mapping[int, Record]
+    """Round → the trainer's line."""
+    is_held: bool
+    """Whether a loop is running it now."""
+
+    @property
+    def status(self) -> str:
+        status = str(self.run.get("status", "unknown"))
+        return "interrupted" if status == "running" and not self.is_held else status
+
+    @property
+    def rounds(self) -> list[Record]:
+        return [record for record in self.records if record["kind"] == "round"]
+
+    def evals(self, name: str = "validation") -> "list[Validation]":
+        """The evaluations of this name, in order of rounds."""
+        found = [record for record in self.records if record["kind"] == "eval" and record["name"] == name]
+        estimates = [Validation(record["round"], Estimate.of_record(record)) for record in found]
+        return sorted(estimates, key=lambda one: one.round)
+
+    @property
+    def alarms(self) -> list[tuple[int, str, str]]:
+        """(round, check, detail) of the checks that do not hold."""
+        return [
+            (record["round"], check["name"], check["detail"])
+            for record in self.records
+            for check in record["checks"]
+            if not check["ok"]
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """A validation after a round."""
+
+    round: int
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A row of the list of runs."""
+
+    run_id: str
+    status: str
+    target: str
+    """The agent."""
+    model: str
+    rounds_done: int
+    rounds: int | None
+    validations: Sequence[Validation]
+    best: Validation | None
+    alarms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunsModel:
+    """The page with all runs."""
+
+    runs: Sequence[RunSummary]
+    n_runs: int
+    params: Params
+
+
+_cache: dict[Path, tuple[tuple[int, ...], RunRecords]] = {}
+_lock = threading.Lock()
+
+
+def load_runs(sources: Sources, params: Params) -> RunsModel:
+    """The newest runs."""
+    found = sources.places.all_runs()
+    return RunsModel([_summary(read_run(run)) for run in found[:_MOST_RUNS]], len(found), params)
+
+
+def read_run(run: RunFiles) -> RunRecords:
+    """The records of a run, parsed again only if a file has changed."""
+    parts = [run.path / "run.json", run.path / "rounds.jsonl", run.checkpoints / "metrics.jsonl"]
+    seen = tuple(part for path in parts for part in _stamp(path))
+    held = run.is_held()
+    stamp = (*seen, int(held))
+    with _lock:
+        kept = _cache.get(run.path)
+    if kept and kept[0] == stamp:
+        return kept[1]
+    records = RunRecords(run.run_id, run.read("run.json"), run.records(), run.metrics(), held)
+    with _lock:
+        if len(_cache) >= 2 * _MOST_RUNS:
+            _cache.clear()
+        _cache[run.path] = (stamp, records)
+    return records
+
+
+def _summary(run: RunRecords) -> RunSummary:
+    validations = run.evals()
+    settings = run.run.get("settings", {})
+    loop, train = settings.get("loop", {}), settings.get("train", {})
+    best = run.run.get("best")
+    return RunSummary(
+        run_id=run.run_id,
+        status=run.status,
+        target=str(loop.get("target") or ""),
+        model=str(train.get("model") or ""),
+        rounds_done=len(run.rounds),
+        rounds=loop.get("rounds"),
+        validations=validations,
+        best=Validation(best["round"], Estimate.of_record(best)) if best else None,
+        alarms=len(run.alarms),
+    )
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size

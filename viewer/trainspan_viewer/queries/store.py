@@ -1,0 +1,132 @@
+"""SELECTs on the store for pages: bounded in rows and bytes, over one connection that is kept while pages are viewed."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trainspan_schemas.errors import StoreError
+from trainspan_schemas.store import open_store
+
+__all__ = ["Result", "StoreReader"]
+
+_MOST_BYTES: Final = 8 * 1024 * 1024
+_IDLE_S: Final = 30.0
+"""After this time without a page, the connection is closed: a collector that was started only for readers then ends."""
+_WAIT_MS: Final = 500
+"""How long a read waits for the loader. A page shows what is loaded, and says so if that is not everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Rows of a SELECT."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    is_cut: bool
+    """Whether there are more rows than were asked for or fit."""
+    is_behind: bool
+    """Whether the store has acknowledged spans that are not loaded yet."""
+
+    def records(self) -> list[dict[str, Any]]:
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+class StoreReader:
+    """The store at a path or address; safe for threads. Raises StoreError if it cannot be read."""
+
+    def __init__(self, store: str) -> None:
+        self.store = store
+        self._lock = threading.Lock()
+        self._open: tuple[Any, Any, contextlib.ExitStack] | None = None
+        self._users = 0
+        self._used = 0.0
+
+    def select(self, sql: str, most: int = 1000) -> Result:
+        """The first `most` rows of one SELECT."""
+        from pyarrow import ArrowException, flight
+
+        ticket = flight.Ticket(json.dumps({"sql": sql, "wait_ms": _WAIT_MS}).encode())
+        with self._connection() as (client, options):
+            try:
+                with contextlib.closing(client.do_get(ticket, options)) as reader:
+                    return _taken(reader, most)
+            except ArrowException as error:
+                raise StoreError(_message(error)) from error
+
+    def close_if_idle(self) -> None:
+        """Closes the connection if it has not been used for a while."""
+        with self._lock:
+            if self._open and not self._users and time.monotonic() - self._used > _IDLE_S:
+                self._shut()
+
+    def close(self) -> None:
+        with self._lock:
+            self._shut()
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[tuple[Any, Any]]:
+        with self._lock:
+            if self._open is None:
+                self._open = self._connect()
+            client, options, stack = self._open
+            self._users += 1
+        try:
+            yield client, options
+        except StoreError:
+            with self._lock:
+                if self._open and self._open[2] is stack and self._users == 1:
+                    self._shut()  # the collector may have moved: the next read looks for it again
+            raise
+        finally:
+            with self._lock:
+                self._users -= 1
+                self._used = time.monotonic()
+
+    def _connect(self) -> tuple[Any, Any, contextlib.ExitStack]:
+        from pyarrow import flight
+
+        with contextlib.ExitStack() as stack:
+            endpoint = stack.enter_context(open_store(self.store))
+            client = flight.connect(endpoint.location, **endpoint.connect_options)
+            stack.callback(client.close)
+            return client, flight.FlightCallOptions(headers=endpoint.call_headers, timeout=60.0), stack.pop_all()
+
+    def _shut(self) -> None:
+        if self._open is not None:
+            self._open[2].close()
+            self._open = None
+
+
+def _taken(reader: Any, most: int) -> Result:
+    names = _distinct(reader.schema.names)
+    behind = (reader.schema.metadata or {}).get(b"behind") == b"true"
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    for chunk in reader:
+        size += chunk.data.nbytes
+        rows.extend(zip(*(column.to_pylist() for column in chunk.data.columns), strict=True))
+        if len(rows) > most or size > _MOST_BYTES:
+            reader.cancel()
+            return Result(names, rows[:most], is_cut=True, is_behind=behind)
+    return Result(names, rows, is_cut=False, is_behind=behind)
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Makes names unique: a second `a` becomes `a_1`."""
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        before = seen.get(name, 0)
+        seen[name] = before + 1
+        result.append(f"{name}_{before}" if before else name)
+    return tuple(result)
+
+
+def _message(error: Exception) -> str:
+    """The first line of the server's message."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return line.partition(". Detail:")[0].partition(". gRPC client debug context:")[0]

@@ -1,0 +1,140 @@
+"""The web application: connects addresses with models and pages. It reads only; nothing it serves comes from a file's path."""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import URL
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trainspan_schemas.errors import StoreError, TrainspanError, UsageError
+from trainspan_viewer.html.document import Page, fragment, served, static_file
+from trainspan_viewer.html.elements import element, link
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.places import NotFoundError
+from trainspan_viewer.queries.sources import Sources
+from trainspan_viewer.server.guard import HEADERS, Guard
+from trainspan_viewer.server.routes import ROUTES, View
+
+__all__ = ["make_app"]
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 4
+"""Pages that are made at the same time; others wait."""
+_STATIC: Final = {
+    "style.css": "text/css; charset=utf-8",
+    "app.js": "text/javascript; charset=utf-8",
+    "icon.png": "image/png",
+}
+_VERSION: Final = hashlib.sha256(b"".join(static_file(name) for name in _STATIC)).hexdigest()[:12]
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(sources: Sources, guard: Guard) -> ASGIApp:
+    """The application with all routes behind the guard."""
+    turns = asyncio.Semaphore(_AT_ONCE)
+    routes = [Route("/static/{name}", _static)]
+    routes += [Route(view.path, _endpoint(view, sources, turns)) for view in ROUTES]
+    return _Guarded(Starlette(routes=routes, exception_handlers={404: _not_found}), guard)
+
+
+def _endpoint(view: View, sources: Sources, turns: asyncio.Semaphore) -> Endpoint:
+    def answer(params: Params) -> Response:
+        try:
+            made = view.render(view.load(sources, params))
+        except NotFoundError as error:
+            return _error_page(404, "Not found", str(error))
+        except UsageError as error:
+            return _error_page(400, "Not understood", str(error))
+        except TrainspanError as error:
+            return _error_page(503, "Not readable", str(error), is_store=isinstance(error, StoreError))
+        return _html(fragment(made) if not isinstance(made, Page) else served(made, _VERSION))
+
+    async def endpoint(request: Request) -> Response:
+        query = {name: request.query_params.getlist(name) for name in request.query_params}
+        params = Params(request.url.path, {name: str(value) for name, value in request.path_params.items()}, query)
+        async with turns:
+            made = await run_in_threadpool(answer, params)
+        if made.headers.get("etag") and request.headers.get("if-none-match") == made.headers["etag"]:
+            return Response(status_code=304, headers={"etag": made.headers["etag"]})
+        return made
+
+    return endpoint
+
+
+def _html(text: str, status: int = 200) -> Response:
+    content = text.encode()
+    # A page asks for itself again while it is viewed; the tag saves the transfer if nothing has changed.
+    headers = {"cache-control": "no-store", "etag": f'"{hashlib.sha256(content).hexdigest()[:24]}"'}
+    return Response(content, status, headers, media_type="text/html; charset=utf-8")
+
+
+def _error_page(status: int, title: str, message: str, *, is_store: bool = False) -> Response:
+    hint = "The page tries again by itself." if is_store else None
+    body = [
+        element("p", message, class_="bad"),
+        element("p", hint) if hint else None,
+        element("p", link("/", "All runs")),
+    ]
+    return _html(served(Page(title, body), _VERSION), status)
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    return _error_page(404, "Not found", f"no page at {request.url.path[:200]}")
+
+
+async def _static(request: Request) -> Response:
+    name = str(request.path_params["name"])
+    if name not in _STATIC:
+        return _error_page(404, "Not found", f"no file {name[:200]!r}")
+    kept = "public, max-age=31536000, immutable" if request.query_params.get("v") == _VERSION else "no-cache"
+    return Response(static_file(name), headers={"content-type": _STATIC[name], "cache-control": kept})
+
+
+class _Guarded:
+    """Lets requests through to the application as the guard says, and adds the headers."""
+
+    def __init__(self, app: ASGIApp, guard: Guard) -> None:
+        self._app, self._guard = app, guard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", []), *added]}
+            await send(message)
+
+        answer = self._answer(Request(scope)) or self._app
+        await answer(scope, receive, send_with_headers)
+
+    def _answer(self, request: Request) -> Response | None:
+        guard, headers = self._guard, request.headers
+        if refused := guard.refusal(request.method, headers):
+            return Response(refused.message + "\n", refused.status, media_type="text/plain")
+        if (token := request.query_params.get("token")) is not None and guard.is_token(token):
+            url = URL(request.url.path).include_query_params(
+                **{name: value for name, value in request.query_params.items() if name != "token"}
+            )
+            return RedirectResponse(str(url), 303, {"set-cookie": guard.cookie(token), "cache-control": "no-store"})
+        if request.url.path.startswith("/static/") or guard.admits(headers):
+            return None
+        message = (
+            "This needs a token: open the address that `trainspan view` printed, or send `Authorization: Bearer TOKEN`."
+        )
+        made = _error_page(401, "Who is there?", message)
+        made.headers["www-authenticate"] = "Bearer"
+        return made

@@ -1,0 +1,27 @@
+"""The addresses of the server: path → how its model is loaded and rendered."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from trainspan_viewer.html.document import Page
+from trainspan_viewer.html.elements import Element
+from trainspan_viewer.pages.runs import render_runs
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.runs import load_runs
+from trainspan_viewer.queries.sources import Sources
+
+__all__ = ["ROUTES", "View"]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One address. `load` reads, in a thread; `render` is pure: a page, or an element for the script to insert."""
+
+    path: str
+    """As in Starlette: `/runs/{run}`."""
+    load: Callable[[Sources, Params], Any]
+    render: Callable[[Any], Page | Element]
+
+
+ROUTES: tuple[View, ...] = (View("/", load_runs, render_runs),)

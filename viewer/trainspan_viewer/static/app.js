@@ -1,0 +1,75 @@
+// The one script of the pages: theme, live updates, keyboard. Every page works without it.
+
+const root = document.documentElement;
+const main = document.querySelector("main");
+
+// Theme: follows the system until the reader chooses.
+const theme = document.querySelector("#theme");
+const kept = localStorage.getItem("theme");
+if (kept) root.dataset.theme = kept;
+if (theme) {
+  theme.hidden = false;
+  theme.addEventListener("click", () => {
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = dark ? "light" : "dark";
+    localStorage.setItem("theme", root.dataset.theme);
+  });
+}
+
+// Live pages: the element #live is replaced by the one of a new answer, unless the reader is using it.
+const EVERY_MS = 3000;
+let tag = null;
+let failures = 0;
+
+async function refresh() {
+  const live = document.querySelector("#live");
+  const inUse = live?.contains(document.activeElement) || (live && getSelection()?.containsNode(live, true) && !getSelection().isCollapsed);
+  if (document.hidden || inUse) return;
+  try {
+    const headers = tag ? { "If-None-Match": tag } : {};
+    const answer = await fetch(main.dataset.live, { headers, signal: AbortSignal.timeout(60000) });
+    failures = 0;
+    if (answer.status === 304 || !answer.ok) return;
+    const first = tag === null;
+    tag = answer.headers.get("etag");
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#live");
+    if (!fresh || !live || (first && fresh.innerHTML === live.innerHTML)) return;
+    const open = new Set([...live.querySelectorAll("details[open][id]")].map((one) => one.id));
+    for (const id of open) fresh.querySelector(`#${CSS.escape(id)}`)?.setAttribute("open", "");
+    live.replaceWith(fresh);
+    main.dispatchEvent(new CustomEvent("refreshed"));
+  } catch {
+    failures += 1; // the server may have ended; the page keeps what it has and asks less often
+  }
+}
+
+if (main?.dataset.live) {
+  const loop = async () => {
+    await refresh();
+    setTimeout(loop, EVERY_MS * 2 ** Math.min(failures, 4));
+  };
+  setTimeout(loop, EVERY_MS);
+}
+
+// Keyboard: j and k move through the rows of tables that lead somewhere, Enter opens, / goes to the first filter.
+function rows() {
+  return [...document.querySelectorAll("main tbody tr")].filter((row) => row.querySelector("a[href]"));
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+  if (event.key === "j" || event.key === "k") {
+    const all = rows();
+    if (!all.length) return;
+    const here = all.findIndex((row) => row.contains(document.activeElement));
+    const next = here < 0 ? (event.key === "j" ? 0 : all.length - 1) : here + (event.key === "j" ? 1 : -1);
+    all[Math.min(Math.max(next, 0), all.length - 1)].querySelector("a[href]").focus();
+    event.preventDefault();
+  } else if (event.key === "/") {
+    const first = document.querySelector("main form input:not([type=hidden]), main form textarea");
+    if (first) {
+      first.focus();
+      event.preventDefault();
+    }
+  }
+});
