@@ -12,13 +12,19 @@ def render_runs(model: RunsModel) -> Page:
     if not model.runs:
         empty = element("p", "No runs yet: `trainspan loop` makes one.", class_="note")
         return Page("Runs", [empty], section="runs", live=model.params.link())
-    head = ("run", "status", "rounds", "validation", "last [95 %]", "best [95 %]", "alarms", "agent", "model")
+    head = ("", "run", "status", "rounds", "validation", "last [95 %]", "best [95 %]", "alarms", "agent", "model")
     listed = table(
-        head, [_row(run) for run in model.runs], text=frozenset({0, 1, 3, 7, 8}), caption="runs, newest first"
+        head, [_row(run) for run in model.runs], text=frozenset({0, 1, 2, 4, 8, 9}), caption="runs, newest first"
     )
     more = model.n_runs - len(model.runs)
     body: list[Child] = [
-        element("div", listed, id="live"),
+        element(
+            "form",
+            element("div", listed, id="live"),
+            element("button", "compare the marked runs", type="submit"),
+            action="/compare",
+            method="get",
+        ),
         element("p", f"{more} older runs are not listed.", class_="note") if more else None,
     ]
     return Page("Runs", body, section="runs", live=model.params.link())
@@ -28,6 +34,7 @@ def _row(run: RunSummary) -> list[Child]:
     values = [(one.round, one.estimate.mean) for one in run.validations if one.estimate.n]
     rounds = f"{run.rounds_done} of {run.rounds}" if run.rounds is not None else str(run.rounds_done)
     return [
+        element("input", type="checkbox", name="run", value=run.run_id, aria_label=f"mark {run.run_id}"),
         link(f"/runs/{run.run_id}", run.run_id),
         element("span", run.status, class_=f"status {run.status}"),
         rounds,

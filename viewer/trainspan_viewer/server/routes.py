@@ -6,8 +6,13 @@ from typing import Any
 
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Element
+from trainspan_viewer.pages.compare import render_compare
+from trainspan_viewer.pages.run import render_run
 from trainspan_viewer.pages.runs import render_runs
+from trainspan_viewer.pages.stage import render_stage
+from trainspan_viewer.queries.check import load_stage
 from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.run import load_compare, load_run
 from trainspan_viewer.queries.runs import load_runs
 from trainspan_viewer.queries.sources import Sources
 
@@ -24,4 +29,10 @@ class View:
     render: Callable[[Any], Page | Element]
 
 
-ROUTES: tuple[View, ...] = (View("/", load_runs, render_runs),)
+ROUTES: tuple[View, ...] = (
+    View("/", load_runs, render_runs),
+    View("/compare", load_compare, render_compare),
+    View("/runs/{run}", load_run, render_run),
+    View("/runs/{run}/compare/{other}", load_compare, render_compare),
+    View("/runs/{run}/records/{place}", load_stage, render_stage),
+)

@@ -35,6 +35,7 @@ async function refresh() {
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#live");
     if (!fresh || !live || (first && fresh.innerHTML === live.innerHTML)) return;
     const open = new Set([...live.querySelectorAll("details[open][id]")].map((one) => one.id));
+    for (const box of live.querySelectorAll("input:checked")) fresh.querySelector(`input[value="${CSS.escape(box.value)}"]`)?.setAttribute("checked", "");
     for (const id of open) fresh.querySelector(`#${CSS.escape(id)}`)?.setAttribute("open", "");
     live.replaceWith(fresh);
     main.dispatchEvent(new CustomEvent("refreshed"));

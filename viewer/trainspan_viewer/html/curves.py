@@ -1,0 +1,201 @@
+"""Line charts as SVG: values by round, with 95 % intervals as bands; colors come from the style sheet."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from trainspan_viewer.html.elements import Element, element
+
+__all__ = ["Curve", "Point", "chart"]
+
+_LEFT, _TOP, _BOTTOM, _RIGHT = 46, 8, 20, 10
+_COLORS: Final = 8
+_MOST_DOTS: Final = 60
+"""Longer curves get no dots."""
+
+_Scale = Callable[[float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A value; `low` and `high` are the ends of its interval."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    text: str = ""
+    """Shown next to the pointer, instead of the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line and its name in the legend."""
+
+    name: str
+    points: Sequence[Point]
+    color: int | None = None
+    """0 to 7; None: its place among the curves."""
+
+
+def chart(
+    caption: str,
+    curves: Sequence[Curve],
+    *,
+    limit: float | None = None,
+    limits: tuple[float, float] | None = None,
+    is_log: bool = False,
+    size: tuple[int, int] = (430, 190),
+) -> Element | None:
+    """The curves over a common x axis; None if there is no finite value.
+
+    `limit` is drawn as a dashed line. `limits` are the ends of the y axis, else those of the values. With `is_log`, values of
+    0 or less are left out.
+    """
+    shown = [
+        (place if curve.color is None else curve.color, curve.name, _finite(curve.points, is_log=is_log))
+        for place, curve in enumerate(curves)
+    ]
+    shown = [one for one in shown if one[2]]
+    if not shown:
+        return None
+    width, height = size
+    every = [point for _, _, points in shown for point in points]
+    left, right = _ends(point.x for point in every)
+    values = [value for point in every for value in (point.y, point.low, point.high) if value is not None]
+    values += [limit] if limit is not None and limit <= 4 * max(values) else []
+    low, high = limits or _ends(values, is_log=is_log)
+
+    def x_of(value: float) -> float:
+        return _LEFT + (width - _LEFT - _RIGHT) * (value - left) / (right - left)
+
+    def y_of(value: float) -> float:
+        at, first, last = (math.log(max(one, low)) for one in (value, low, high)) if is_log else (value, low, high)
+        part = (at - first) / (last - first)
+        return _TOP + (height - _TOP - _BOTTOM) * (1 - min(max(part, -0.02), 1.02))
+
+    drawn: list[Element] = []
+    for value, text in _ticks(low, high, is_log=is_log):
+        y = round(y_of(value), 1)
+        drawn.append(element("line", class_="rule", x1=_LEFT, x2=width - _RIGHT, y1=y, y2=y))
+        drawn.append(element("text", text, x=_LEFT - 5, y=y + 4, **{"text-anchor": "end"}))
+    for value in _whole_ticks(left, right, 8 if width > 300 else 4):
+        anchor = "end" if value == right else "middle"
+        drawn.append(element("text", value, x=round(x_of(value), 1), y=height - 4, **{"text-anchor": anchor}))
+    drawn.append(element("line", class_="axis", x1=_LEFT, x2=width - _RIGHT, y1=height - _BOTTOM, y2=height - _BOTTOM))
+    if limit is not None and low <= limit <= high:
+        y = round(y_of(limit), 1)
+        line = element("line", class_="limit", x1=_LEFT, x2=width - _RIGHT, y1=y, y2=y)
+        line.append(element("title", f"limit {_short(limit)}"))
+        drawn.append(line)
+    for color, name, points in shown:
+        drawn += _curve(name, points, f"c{color % _COLORS}", x_of, y_of)
+    svg = element(
+        "svg",
+        *drawn,
+        width=width,
+        height=height,
+        role="img",
+        viewBox=f"0 0 {width} {height}",
+        **{"aria-label": f"{caption}. {_described(shown)}"},
+    )
+    legend = [
+        element("span", element("i", class_=f"key c{color % _COLORS}"), f" {name}", class_="legend")
+        for color, name, _ in shown
+        if len(curves) > 1
+    ]
+    return element("figure", element("figcaption", element("b", caption), *legend), svg)
+
+
+def _curve(name: str, points: Sequence[Point], color: str, x_of: _Scale, y_of: _Scale) -> list[Element]:
+    drawn = []
+    with_interval = [point for point in points if point.low is not None and point.high is not None]
+    if len(with_interval) > 1:
+        upper = [f"{x_of(point.x):.1f},{y_of(point.high or 0.0):.1f}" for point in with_interval]
+        lower = [f"{x_of(point.x):.1f},{y_of(point.low or 0.0):.1f}" for point in reversed(with_interval)]
+        drawn.append(element("polygon", points=" ".join([*upper, *lower]), class_=f"band {color}"))
+    elif with_interval:
+        (one,) = with_interval
+        x = round(x_of(one.x), 1)
+        ends = {"y1": round(y_of(one.low or 0.0), 1), "y2": round(y_of(one.high or 0.0), 1)}
+        drawn.append(element("line", class_=f"whisker {color}", x1=x, x2=x, **ends))
+    if len(points) > 1:
+        places = " ".join(f"{x_of(point.x):.1f},{y_of(point.y):.1f}" for point in _thinned(points))
+        drawn.append(element("polyline", points=places, class_=f"line {color}"))
+    if len(points) <= _MOST_DOTS:
+        drawn += [
+            element(
+                "circle",
+                element("title", point.text or f"{name}, round {point.x:g}: {_told(point)}"),
+                cx=round(x_of(point.x), 1),
+                cy=round(y_of(point.y), 1),
+                r=2.6,
+                class_=f"dot {color}",
+            )
+            for point in points
+        ]
+    return drawn
+
+
+def _finite(points: Sequence[Point], *, is_log: bool) -> list[Point]:
+    return [point for point in points if math.isfinite(point.y) and (point.y > 0 or not is_log)]
+
+
+def _thinned(points: Sequence[Point]) -> Sequence[Point]:
+    step = max(1, len(points) // 400)
+    return points if step == 1 else [*points[::step], points[-1]]
+
+
+def _ends(values: Iterable[float], *, is_log: bool = False) -> tuple[float, float]:
+    """The least and the greatest, apart from each other."""
+    found = [value for value in values if math.isfinite(value)]
+    low, high = min(found), max(found)
+    if is_log:
+        return 10.0 ** math.floor(math.log10(low)), 10.0 ** max(
+            math.ceil(math.log10(high)), math.floor(math.log10(low)) + 1
+        )
+    if high > low:
+        room = 0.04 * (high - low)
+        return (low if low == 0 else low - room), high + room
+    return (low - 0.5, high + 0.5) if abs(low) < 1e6 else (0.9 * low, 1.1 * high)
+
+
+def _ticks(low: float, high: float, *, is_log: bool) -> list[tuple[float, str]]:
+    if is_log:
+        first, last = round(math.log10(low)), round(math.log10(high))
+        step = max(1, (last - first) // 4)
+        return [
+            (10.0**power, f"1e{power}" if abs(power) > 3 else f"{10.0**power:g}")
+            for power in range(first, last + 1, step)
+        ]
+    rough = (high - low) / 4
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    found = [first * step + number * step for number in range(7)]
+    return [(value, _short(0.0 if abs(value) < step / 1e6 else value)) for value in found if value <= high + step / 1e6]
+
+
+def _whole_ticks(left: float, right: float, most: int) -> list[int]:
+    first, last = math.ceil(left), math.floor(right)
+    step = max(1, math.ceil((last - first) / most)) if last > first else 1
+    return list(range(first, last + 1, step))
+
+
+def _described(shown: Sequence[tuple[int, str, Sequence[Point]]]) -> str:
+    return "; ".join(
+        f"{name}: from {_told(points[0])} at round {points[0].x:g} to {_told(points[-1])} at round {points[-1].x:g}"
+        for _, name, points in shown
+    )
+
+
+def _told(point: Point) -> str:
+    interval = (
+        f" [{_short(point.low)}, {_short(point.high)}]" if point.low is not None and point.high is not None else ""
+    )
+    return f"{_short(point.y)}{interval}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"

@@ -1,0 +1,70 @@
+"""The evidence of one round or evaluation: every check with its figures, its stored rows, and the log if it failed."""
+
+import json
+from urllib.parse import quote
+
+from trainspan_schemas.intervals import Estimate
+from trainspan_viewer.html.document import Page
+from trainspan_viewer.html.elements import Child, Element, element, link, table
+from trainspan_viewer.html.formats import count, number, seconds
+from trainspan_viewer.queries.check import Evidence, StageModel
+
+__all__ = ["render_stage"]
+
+
+def render_stage(model: StageModel) -> Page:
+    run = f"/runs/{model.run_id}"
+    around = element(
+        "p",
+        link(f"{run}/records/{model.earlier}", "← earlier", rel="prev") if model.earlier is not None else None,
+        link(f"{run}/records/{model.later}", "later →", rel="next") if model.later is not None else None,
+        link(f"/datasets/{quote(model.dataset, safe=':')}", "its dataset") if model.dataset else None,
+        class_="pages",
+    )
+    body: list[Child] = [around, _facts(model), element("h2", "Checks"), *map(_evidence, model.checks)]
+    whole = element("pre", json.dumps(model.record, indent=1, ensure_ascii=False))
+    body.append(element("details", element("summary", "the whole record"), whole))
+    return Page(model.title, body, section="runs", crumbs=[("runs", "/"), (model.run_id, run)])
+
+
+def _facts(model: StageModel) -> Element:
+    record = model.record
+    if record["kind"] == "round":
+        rollout, data = record["rollout"], record["dataset"]
+        status = ", ".join(f"{name} {n}" for name, n in (rollout.get("status") or {}).items())
+        rows: list[list[Child]] = [
+            ["policy version after it", record["policy_version"] if record["policy_version"] is not None else "–"],
+            ["rollouts", f"{count(rollout.get('total'))} ({status or '–'})"],
+            ["mean reward", number(rollout.get("mean_reward"))],
+            ["calls seen, trained", f"{count(data.get('calls_seen'))}, {count(data.get('calls_kept'))}"],
+            ["time", ", ".join(f"{name} {seconds(spent)}" for name, spent in record["seconds"].items())],
+        ]
+        if record.get("skipped"):
+            rows.append(["skipped because", str(record["skipped"])])
+    else:
+        status = ", ".join(f"{name} {n}" for name, n in record["status"].items())
+        rows = [
+            ["policy version", record["policy_version"] if record["policy_version"] is not None else "–"],
+            ["result", str(Estimate.of_record(record))],
+            ["tasks", count(record.get("tasks"))],
+            ["rollouts", status],
+            ["calls", count(record.get("calls"))],
+            ["time", seconds(record.get("seconds"))],
+        ]
+    return table(["", ""], rows, text=frozenset({0, 1}), caption="what happened")
+
+
+def _evidence(check: Evidence) -> Element:
+    sign, kind = ("✓", "ok") if check.holds else ("✗", "bad")
+    links = [part for text, address in check.links for part in (link(address, text), " ")]
+    return element(
+        "section",
+        element("h3", element("span", sign, class_=kind), f" {check.name}"),
+        element("p", check.detail, class_=None if check.holds else "bad"),
+        element("p", *links) if links else None,
+        element("details", element("summary", "figures"), element("pre", check.figures)) if check.figures else None,
+        element("details", element("summary", "end of the log"), element("pre", check.log), open=True)
+        if check.log
+        else None,
+        class_=f"check {kind}",
+    )

@@ -1,0 +1,159 @@
+"""The evidence for one stage of a run: every check with its figures, and where to look further."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.places import NotFoundError
+from trainspan_viewer.queries.runs import Record, read_run
+from trainspan_viewer.queries.sources import Sources
+
+__all__ = ["Evidence", "StageModel", "load_stage"]
+
+_ROLLOUT: Final = re.compile(r"rollout ([0-9A-Za-z._-]{8,})/(\d+)")
+_LOG_BYTES: Final = 64 * 1024
+_LOG_LINES: Final = 60
+
+_ROUND_CALLS: Final = """SELECT rollout_id, attempt, call_index, agent, policy_version, finish_reason, delivered,
+  len(prompt_ids) AS prompt_tokens, len(completion_ids) AS completion_tokens, len(logprobs) AS logprobs
+FROM calls WHERE run_id = '{run}' AND round = {round}"""
+_QUERIES: Final = {
+    "every call is stored": _ROUND_CALLS + "\nORDER BY start_ns",
+    "no acknowledged span is missing": (
+        "SELECT rollout_id, attempt, task_id, status, n_calls, reward FROM rollouts\n"
+        "WHERE run_id = '{run}' AND round = {round} ORDER BY start_ns"
+    ),
+    "ids and logprobs have equal length": _ROUND_CALLS
+    + "\n  AND (completion_ids IS NULL OR logprobs IS NULL OR len(completion_ids) <> len(logprobs))",
+    "rewards are those of the runner": (
+        "SELECT e.rollout_id, e.name, e.score, e.source, e.untrusted FROM evaluations e\n"
+        "JOIN rollouts r ON r.rollout_id = e.rollout_id WHERE r.run_id = '{run}' AND r.round = {round}"
+    ),
+}
+"""Check → the stored rows that it counts."""
+_LOGS: Final = {
+    "every call is stored": "policy-server",
+    "no acknowledged span is missing": "collector",
+    "every drop is named": "dataset",
+    "server and trainer agree": "trainer",
+    "the swap is fresh": "policy-server",
+    "the server has the round's policy": "policy-server",
+    "rounds train the policy": "trainer",
+}
+"""Check → the log of the process that could explain a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One check at one stage."""
+
+    name: str
+    holds: bool
+    detail: str
+    links: Sequence[tuple[str, str]]
+    """Text and address of what the check counted."""
+    figures: str
+    """The record's part that the check is about, as JSON."""
+    log: str
+    """The end of a log, only if the check failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageModel:
+    """The page of a round or an evaluation of a run."""
+
+    run_id: str
+    title: str
+    record: Record
+    checks: Sequence[Evidence]
+    earlier: int | None
+    later: int | None
+    dataset: str | None
+    params: Params
+
+
+def load_stage(sources: Sources, params: Params) -> StageModel:
+    """The record at `place` in the run's rounds.jsonl. Raises NotFoundError."""
+    files = sources.places.run(params.text("run"))
+    records = read_run(files).records
+    place = params.integer("place", -1, least=-1)
+    if not 0 <= place < len(records):
+        raise NotFoundError(f"run {files.run_id} has no record {params.text('place')[:40]!r}")
+    record = records[place]
+    is_round = record["kind"] == "round"
+    number = record["round"]
+    wanted = [item.name for item in sources.places.datasets_of(files) if item.path.name.endswith(f"-{number:04d}")]
+    dataset = wanted[0] if wanted and is_round else None
+    title = f"Round {number}" if is_round else f"{str(record['name']).capitalize()} after round {number}"
+    checks = [
+        Evidence(
+            name=check["name"],
+            holds=check["ok"],
+            detail=check["detail"],
+            links=_links(check, files.run_id, record, dataset),
+            figures=_figures(check["name"], record),
+            log="" if check["ok"] else _log_end(files.path / "logs" / f"{_LOGS.get(check['name'], 'trainer')}.log"),
+        )
+        for check in record["checks"]
+    ]
+    return StageModel(
+        run_id=files.run_id,
+        title=title,
+        record=record,
+        checks=sorted(checks, key=lambda one: one.holds),
+        earlier=place - 1 if place > 0 else None,
+        later=place + 1 if place + 1 < len(records) else None,
+        dataset=dataset,
+        params=params,
+    )
+
+
+def _links(check: Mapping[str, Any], run_id: str, record: Record, dataset: str | None) -> list[tuple[str, str]]:
+    found = []
+    if query := _QUERIES.get(check["name"]):
+        sql = query.format(run=run_id.replace("'", "''"), round=int(record["round"]))
+        if record["kind"] != "round":
+            sql = sql.replace("WHERE ", "WHERE split = 'val' AND ", 1) if " r ON " not in sql else sql
+        found.append(("the stored rows", f"/query?{urlencode({'sql': sql})}"))
+    if dataset and check["name"] in ("every drop is named", "rewards are those of the runner"):
+        found.append(("the dataset", f"/datasets/{quote(dataset, safe=':')}"))
+    found += [
+        (f"rollout {rollout[:8]}…", f"/rollouts/{quote(rollout, safe='')}?attempt={attempt}")
+        for rollout, attempt in _ROLLOUT.findall(check["detail"])
+    ]
+    return found
+
+
+def _figures(name: str, record: Record) -> str:
+    train = record.get("train") or {}
+    part: Any = None
+    if name == "server and trainer agree":
+        part = {key: value for key, value in train.items() if key.startswith("logp_diff") or key == "agreement"}
+    elif name in ("the swap is fresh", "the server has the round's policy"):
+        part = train.get("swap")
+    elif name == "every drop is named":
+        part = record.get("dataset")
+    elif name == "rounds train the policy":
+        part = {"skipped": record.get("skipped"), "error": train.get("error")}
+    elif record["kind"] == "round":
+        part = record.get("rollout")
+    else:
+        part = {key: record.get(key) for key in ("tasks", "n", "status", "calls", "seconds")}
+    return json.dumps(part, indent=1, ensure_ascii=False) if part else ""
+
+
+def _log_end(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            size = file.tell()
+            file.seek(max(0, size - _LOG_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-_LOG_LINES:])

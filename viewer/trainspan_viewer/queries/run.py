@@ -1,0 +1,159 @@
+"""One run: its figures by round, the integrity checks, the configuration and how it differs from another run's."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainspan_schemas.settings import Settings
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.places import NotFoundError
+from trainspan_viewer.queries.runs import Record, RunRecords, read_run
+from trainspan_viewer.queries.sources import Sources
+
+__all__ = ["CheckRow", "CompareModel", "RunModel", "SettingRow", "Stage", "load_compare", "load_run"]
+
+_PAGE = 50
+_MOST_COMPARED = 8
+_MOST_STAGES = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What was checked together: a round, or an evaluation."""
+
+    place: int
+    """Its place in rounds.jsonl, which is its address."""
+    round: int
+    kind: str
+    """`round`, or the name of the evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """One check over the stages: True, False, or None if it was not made there."""
+
+    name: str
+    holds: Sequence[bool | None]
+    details: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """A setting of the run."""
+
+    section: str
+    name: str
+    value: Any
+    default: Any
+
+    @property
+    def is_default(self) -> bool:
+        return bool(self.value == self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class RunModel:
+    """The page of a run."""
+
+    records: RunRecords
+    stages: Sequence[Stage]
+    """The newest ones, in order."""
+    n_stages: int
+    checks: Sequence[CheckRow]
+    rounds: Sequence[Record]
+    """One page of rounds, newest first."""
+    start: int
+    n_rounds: int
+    page_size: int
+    settings: Sequence[SettingRow]
+    datasets: Mapping[int, str]
+    """Round → name of its dataset, for the rounds of this page."""
+    others: Sequence[str]
+    """Other runs, newest first."""
+    params: Params
+
+
+@dataclass(frozen=True, slots=True)
+class CompareModel:
+    """Several runs side by side."""
+
+    runs: Sequence[RunRecords]
+    differences: Sequence[tuple[str, Sequence[Any]]]
+    """Setting → its value in each run, if they differ."""
+    params: Params
+
+
+def load_run(sources: Sources, params: Params) -> RunModel:
+    """Raises NotFoundError."""
+    places = sources.places
+    files = places.run(params.text("run"))
+    records = read_run(files)
+    rounds = list(reversed(records.rounds))
+    start = params.integer("from", 0, most=max(0, len(rounds) - 1))
+    shown = rounds[start : start + _PAGE]
+    numbers = {record["round"] for record in shown}
+    datasets = {
+        int(place.path.name.rpartition("-")[2]): place.name
+        for place in places.datasets_of(files)
+        if place.path.name.rpartition("-")[2].isdigit()
+    }
+    checked = list(enumerate(records.records))[-_MOST_STAGES:]
+    return RunModel(
+        records=records,
+        stages=[Stage(place, record["round"], _kind(record)) for place, record in checked],
+        n_stages=len(records.records),
+        checks=_checks([record for _, record in checked]),
+        rounds=shown,
+        start=start,
+        n_rounds=len(rounds),
+        page_size=_PAGE,
+        settings=_settings(records.run.get("settings", {})),
+        datasets={number: name for number, name in datasets.items() if number in numbers},
+        others=[run.run_id for run in places.all_runs()[:200] if run.run_id != records.run_id],
+        params=params,
+    )
+
+
+def load_compare(sources: Sources, params: Params) -> CompareModel:
+    """The runs named by `run` (and `other` in the path), at most eight. Raises NotFoundError if there are none."""
+    wanted = [name for name in (params.path.get("run"), params.path.get("other")) if name] + params.all("run")
+    names = list(dict.fromkeys(wanted))[:_MOST_COMPARED]
+    if not names:
+        raise NotFoundError("no run was chosen: mark some in the list of runs")
+    runs = [read_run(sources.places.run(name)) for name in names]
+    flat = [_flat(run.run.get("settings", {})) for run in runs]
+    keys = list(dict.fromkeys(key for one in flat for key in one))
+    rows = [(key, [one.get(key) for one in flat]) for key in keys]
+    differences = [(key, values) for key, values in rows if any(value != values[0] for value in values)]
+    return CompareModel(runs, differences, params)
+
+
+def _kind(record: Record) -> str:
+    return "round" if record["kind"] == "round" else str(record["name"])
+
+
+def _checks(records: Sequence[Record]) -> list[CheckRow]:
+    names = list(dict.fromkeys(check["name"] for record in records for check in record["checks"]))
+    found = [{check["name"]: check for check in record["checks"]} for record in records]
+    return [
+        CheckRow(
+            name,
+            [checks[name]["ok"] if name in checks else None for checks in found],
+            [checks[name]["detail"] if name in checks else "" for checks in found],
+        )
+        for name in names
+    ]
+
+
+def _settings(stored: Mapping[str, Mapping[str, Any]]) -> list[SettingRow]:
+    defaults = dataclasses.asdict(Settings())
+    return [
+        SettingRow(section, name, value, defaults.get(section, {}).get(name))
+        for section, values in stored.items()
+        for name, value in values.items()
+    ]
+
+
+def _flat(stored: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {f"[{section}] {name}": value for section, values in stored.items() for name, value in values.items()}
