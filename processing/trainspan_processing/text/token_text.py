@@ -34,6 +34,11 @@ class Decoder:
         decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return decoded
 
+    def texts(self, answers: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each of several answers; faster than one after another."""
+        decoded: list[str] = self._tokenizer.decode_batch([list(ids) for ids in answers], skip_special_tokens=False)
+        return decoded
+
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """(T,) texts added by each token, which join to the whole text; a character of several tokens goes to the last one."""
         made: list[str] = []

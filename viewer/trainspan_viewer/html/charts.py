@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from trainspan_viewer.html.elements import Element, element
+from trainspan_viewer.html.elements import Element, element, link
 
-__all__ = ["bars", "histogram", "sparkline"]
+__all__ = ["bars", "dots", "histogram", "sparkline"]
 
 _WIDTH, _HEIGHT = 300, 110
 
@@ -70,6 +70,46 @@ def sparkline(points: Sequence[tuple[float, float]], label: str) -> Element:
         role="img",
         viewBox=f"0 0 {width} {height}",
         **{"aria-label": text},
+    )
+
+
+def dots(marks: Sequence[tuple[float, str, str, bool]], ends: tuple[float, float], label: str) -> Element:
+    """(value, address, text, whether it is filled) as dots between `ends`; equal values are stacked."""
+    width, step, radius = 220, 7, 3.0
+    low, high = ends if ends[1] > ends[0] else (ends[0] - 0.5, ends[1] + 0.5)
+    stacks: dict[int, int] = {}
+    placed = []
+    for value, address, text, is_filled in marks:
+        x = round((8 + (width - 16) * (value - low) / (high - low)) / step) * step
+        level = stacks.get(x, 0)
+        stacks[x] = level + 1
+        placed.append((x, level, address, text, is_filled))
+    tallest = min(max(stacks.values()), 8)
+    height = 6 + step * tallest
+    drawn = [
+        link(
+            address,
+            element(
+                "circle",
+                element("title", text),
+                cx=x + 3 * (level // 8),
+                cy=height - 4 - step * (level % 8),
+                r=radius,
+                class_="dot c0" if is_filled else "hollow",
+            ),
+            aria_label=text,
+        )
+        for x, level, address, text, is_filled in placed
+    ]
+    return element(
+        "svg",
+        element("line", class_="rule", x1=2, x2=width - 2, y1=height - 0.5, y2=height - 0.5),
+        *drawn,
+        width=width,
+        height=height,
+        role="group",
+        viewBox=f"0 0 {width} {height}",
+        **{"aria-label": label},
     )
 
 

@@ -7,10 +7,12 @@ from typing import Any
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Element
 from trainspan_viewer.pages.compare import render_compare
+from trainspan_viewer.pages.dataset import render_dataset, render_datasets
 from trainspan_viewer.pages.run import render_run
 from trainspan_viewer.pages.runs import render_runs
 from trainspan_viewer.pages.stage import render_stage
 from trainspan_viewer.queries.check import load_stage
+from trainspan_viewer.queries.dataset import load_dataset, load_datasets
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.run import load_compare, load_run
 from trainspan_viewer.queries.runs import load_runs
@@ -32,6 +34,8 @@ class View:
 ROUTES: tuple[View, ...] = (
     View("/", load_runs, render_runs),
     View("/compare", load_compare, render_compare),
+    View("/datasets", load_datasets, render_datasets),
+    View("/datasets/{dataset}", load_dataset, render_dataset),
     View("/runs/{run}", load_run, render_run),
     View("/runs/{run}/compare/{other}", load_compare, render_compare),
     View("/runs/{run}/records/{place}", load_stage, render_stage),

@@ -1,0 +1,365 @@
+"""One dataset: its groups and rollouts with filters, and why calls were dropped."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from trainspan_processing.credit.groups import with_groups
+from trainspan_processing.dataset.diff import Difference, compare_datasets
+from trainspan_processing.dataset.ledger import LEDGER, ledger_path
+from trainspan_processing.dataset.published import Published, open_published
+from trainspan_processing.tables import ROLLOUT_KEY
+from trainspan_schemas.dataset import manifest_path
+from trainspan_schemas.errors import DatasetError, StoreError
+from trainspan_viewer.queries.answers import rollouts_with_text
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.places import DatasetPlace
+from trainspan_viewer.queries.sources import Sources
+
+__all__ = ["DatasetModel", "DatasetRow", "DatasetsModel", "Filters", "Group", "Member", "load_dataset", "load_datasets"]
+
+_PAGE: Final = 50
+_MOST_DATASETS: Final = 200
+_MOST_DOTS: Final = 64
+_SORTS: Final = ("spread", "reward", "least reward", "tokens", "task")
+_VIEWS: Final = ("groups", "rollouts", "quality", "diff")
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRow:
+    """A row of the list of datasets."""
+
+    place: DatasetPlace
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetsModel:
+    """The page with all datasets."""
+
+    datasets: Sequence[DatasetRow]
+    n_datasets: int
+    params: Params
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """What the reader asked for; empty or None: everything."""
+
+    text: str
+    """Part of a task id, of a rollout id, or of a trained answer."""
+    reason: str
+    """`kept`, or a reason for which rollouts were dropped."""
+    status: str
+    agent: str
+    finish: str
+    """Finish reason of a trained call, such as `length`."""
+    least_reward: float | None
+    most_reward: float | None
+    least_tokens: float | None
+    most_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A rollout of the dataset."""
+
+    rollout_id: str
+    attempt: int
+    task_id: str | None
+    group_id: str | None
+    reward: float | None
+    calls: int
+    kept: int
+    reason: str | None
+    tokens: int | None
+    """Trained tokens; None if no call was kept."""
+    agents: str
+    finish: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rollouts that are compared with each other."""
+
+    group_id: str | None
+    task_id: str | None
+    n: int
+    mean: float | None
+    spread: float | None
+    """Standard deviation of the rewards."""
+    kept: int
+    reasons: Sequence[str]
+    members: Sequence[Member]
+    """At most 64, by reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetModel:
+    """The page of a dataset."""
+
+    place: DatasetPlace
+    manifest: Mapping[str, Any]
+    view: str
+    views: Sequence[str]
+    filters: Filters
+    sorts: Sequence[str]
+    sort: str
+    groups: Sequence[Group]
+    rollouts: Sequence[Member]
+    start: int
+    page_size: int
+    n_found: int
+    """Groups, or rollouts, that the filters leave."""
+    agents: Sequence[str]
+    finishes: Sequence[str]
+    reward_range: tuple[float, float]
+    notes: Sequence[str]
+    """What the filters could not do."""
+    others: Sequence[str]
+    difference: Difference | None
+    other: str
+    params: Params
+
+
+def load_datasets(sources: Sources, params: Params) -> DatasetsModel:
+    """The newest datasets."""
+    places = list(sources.places.all_datasets())
+    rows = [
+        DatasetRow(place, open_published(place.path).manifest)
+        for place in places[:_MOST_DATASETS]
+        if manifest_path(place.path).exists()
+    ]
+    return DatasetsModel(rows, len(places), params)
+
+
+def load_dataset(sources: Sources, params: Params) -> DatasetModel:
+    """Raises NotFoundError, UsageError, or DatasetError for a damaged dataset."""
+    place = sources.places.dataset(params.text("dataset"))
+    published = open_published(place.path)
+    filters = _filters(params)
+    view = params.choice("view", _VIEWS, "groups")
+    sort = params.choice("sort", _SORTS, "spread")
+    all_members = _members(published)
+    notes: list[str] = []
+    members = (
+        _filtered(sources, published, all_members, filters, notes) if view in ("groups", "rollouts") else all_members
+    )
+    start = params.integer("from", 0)
+    groups: list[Group] = []
+    rollouts: list[Member] = []
+    found = members.height
+    if view == "groups":
+        table = _sorted_groups(members, sort)
+        found = table.height
+        groups = _groups(table.slice(start, _PAGE), members)
+    elif view == "rollouts":
+        rollouts = _as_members(_sorted_rollouts(members, sort).slice(start, _PAGE))
+    other = params.text("other")
+    difference = compare_datasets(published, _other(sources, other)) if view == "diff" and other else None
+    known = all_members.filter(pl.col("kept") > 0)
+    rewards = all_members["reward"].drop_nulls()
+    least, most = (float(rewards.min()), float(rewards.max())) if len(rewards) else (0.0, 1.0)  # type: ignore[arg-type]
+    return DatasetModel(
+        place=place,
+        manifest=published.manifest,
+        view=view,
+        views=_VIEWS,
+        filters=filters,
+        sorts=_SORTS,
+        sort=sort,
+        groups=groups,
+        rollouts=rollouts,
+        start=start,
+        page_size=_PAGE,
+        n_found=found,
+        agents=sorted({name for names in known["agents"].unique() for name in names.split(", ") if name})[:100],
+        finishes=sorted({name for names in known["finish"].unique() for name in names.split(", ") if name})[:20],
+        reward_range=(least, most),
+        notes=notes,
+        others=[item.name for item in sources.places.all_datasets() if item.name != place.name][:_MOST_DATASETS]
+        if view == "diff"
+        else [],
+        difference=difference,
+        other=other,
+        params=params,
+    )
+
+
+def _other(sources: Sources, name: str) -> Published:
+    return open_published(sources.places.dataset(name).path)
+
+
+def _filters(params: Params) -> Filters:
+    return Filters(
+        text=params.text("text").strip(),
+        reason=params.text("reason"),
+        status=params.text("status"),
+        agent=params.text("agent"),
+        finish=params.text("finish"),
+        least_reward=params.number("least_reward"),
+        most_reward=params.number("most_reward"),
+        least_tokens=params.number("least_tokens"),
+        most_tokens=params.number("most_tokens"),
+    )
+
+
+_cache: dict[Path, tuple[int, pl.DataFrame]] = {}
+_lock = threading.Lock()
+_KEPT_DATASETS: Final = 4
+
+
+def _members(published: Published) -> pl.DataFrame:
+    """A row per rollout that the dataset saw, with its group and figures of its rows. A published dataset never changes."""
+    stamp = manifest_path(published.path).stat().st_mtime_ns
+    with _lock:
+        found = _cache.get(published.path)
+    if found and found[0] == stamp:
+        return found[1]
+    members = _read_members(published)
+    with _lock:
+        while len(_cache) >= _KEPT_DATASETS:
+            _cache.pop(next(iter(_cache)))
+        _cache[published.path] = (stamp, members)
+    return members
+
+
+def _read_members(published: Published) -> pl.DataFrame:
+    path = ledger_path(published.path)
+    try:
+        seen = pl.read_ndjson(path, schema=LEDGER)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DatasetError(f"{path} cannot be read ({error}): the dataset is damaged; build it again") from error
+    tokens = pl.col("completion_ids").list.len()
+    rows = published.rows([*ROLLOUT_KEY, "group_id", "agent", "finish_reason", tokens.alias("tokens")])
+    figures = rows.group_by(ROLLOUT_KEY).agg(
+        pl.col("group_id").first().alias("row_group"),
+        pl.col("tokens").sum().cast(pl.Int64),
+        pl.col("agent").fill_null("–").unique(maintain_order=True).head(8).str.join(", ").alias("agents"),
+        pl.col("finish_reason").fill_null("–").unique(maintain_order=True).str.join(", ").alias("finish"),
+    )
+    hashes = pl.DataFrame(schema={"rollout_id": pl.String, "attempt": pl.Int32, "prompt_hash": pl.String})
+    by_task = pl.when(pl.col("task_id").is_not_null()).then("group_id")
+    return (
+        with_groups(seen, hashes)
+        .join(figures, on=ROLLOUT_KEY, how="left", maintain_order="left")
+        .with_columns(pl.coalesce("row_group", by_task).alias("group_id"), pl.col("agents", "finish").fill_null(""))
+        .drop("row_group", "parts")
+    )
+
+
+def _filtered(
+    sources: Sources, published: Published, members: pl.DataFrame, filters: Filters, notes: list[str]
+) -> pl.DataFrame:
+    conditions: list[pl.Expr] = []
+    if filters.reason == "kept":
+        conditions.append(pl.col("kept") > 0)
+    elif filters.reason:
+        whole = pl.col("reason") == filters.reason
+        if members.filter(whole).is_empty():
+            notes.append(
+                f"No whole rollout was dropped as {filters.reason}: these have single calls that were not kept."
+            )
+            whole = pl.col("kept") < pl.col("calls")
+        conditions.append(whole)
+    if filters.agent:
+        conditions.append(pl.col("agents").str.split(", ").list.contains(filters.agent))
+    if filters.finish:
+        conditions.append(pl.col("finish").str.split(", ").list.contains(filters.finish))
+    for column, least, most in (
+        ("reward", filters.least_reward, filters.most_reward),
+        ("tokens", filters.least_tokens, filters.most_tokens),
+    ):
+        if least is not None:
+            conditions.append(pl.col(column) >= least)
+        if most is not None:
+            conditions.append(pl.col(column) <= most)
+    if conditions:
+        members = members.filter(conditions)
+    if filters.status:
+        members = _with_status(sources, published, members, filters.status, notes)
+    if filters.text:
+        named = pl.col("task_id").fill_null("").str.contains(filters.text, literal=True)
+        named |= pl.col("rollout_id").str.starts_with(filters.text)
+        said = rollouts_with_text(sources, published, filters.text, notes)
+        members = members.filter(named | pl.col("rollout_id").is_in(said))
+    return members
+
+
+def _with_status(
+    sources: Sources, published: Published, members: pl.DataFrame, status: str, notes: list[str]
+) -> pl.DataFrame:
+    """The store knows how rollouts ended; a dataset does not."""
+    runs = members["run_id"].drop_nulls().unique().to_list()[:20]
+    quoted = ", ".join("'" + run.replace("'", "''") + "'" for run in runs)
+    where = f"run_id IN ({quoted})" if runs else "run_id IS NULL"
+    text = status.replace("'", "''")
+    try:
+        found = sources.store.select(
+            f"SELECT rollout_id FROM rollouts WHERE status = '{text}' AND {where}", most=200_000
+        )
+    except StoreError as error:
+        notes.append(f"The status of rollouts is in the store, which cannot be read: {error}")
+        return members
+    return members.filter(pl.col("rollout_id").is_in([row[0] for row in found.rows]))
+
+
+def _sorted_groups(members: pl.DataFrame, sort: str) -> pl.DataFrame:
+    """A row per group, in order."""
+    key = pl.coalesce("group_id", pl.format("rollout:{}", "rollout_id")).alias("key")
+    groups = members.group_by(key, maintain_order=True).agg(
+        pl.col("group_id", "task_id").first(),
+        pl.len().alias("n"),
+        pl.col("reward").mean().alias("mean"),
+        pl.col("reward").std(ddof=0).alias("spread"),
+        pl.col("tokens").sum(),
+        pl.col("kept").sum().cast(pl.Int64),
+        pl.col("reason").drop_nulls().unique(maintain_order=True).alias("reasons"),
+    )
+    column, descending = {
+        "spread": ("spread", True),
+        "reward": ("mean", True),
+        "least reward": ("mean", False),
+        "tokens": ("tokens", True),
+        "task": ("task_id", False),
+    }[sort]
+    return groups.sort(column, "key", descending=[descending, False], nulls_last=True)
+
+
+def _sorted_rollouts(members: pl.DataFrame, sort: str) -> pl.DataFrame:
+    column, descending = {
+        "spread": ("reward", True),
+        "reward": ("reward", True),
+        "least reward": ("reward", False),
+        "tokens": ("tokens", True),
+        "task": ("task_id", False),
+    }[sort]
+    return members.sort(column, "rollout_id", descending=[descending, False], nulls_last=True)
+
+
+def _groups(table: pl.DataFrame, members: pl.DataFrame) -> list[Group]:
+    key = pl.coalesce("group_id", pl.format("rollout:{}", "rollout_id")).alias("key")
+    inside = members.with_columns(key).filter(pl.col("key").is_in(table["key"].implode()))
+    parts = {str(name): part for (name,), part in inside.partition_by("key", as_dict=True).items()}
+    return [
+        Group(
+            group_id=row["group_id"],
+            task_id=row["task_id"],
+            n=row["n"],
+            mean=row["mean"],
+            spread=row["spread"],
+            kept=row["kept"],
+            reasons=row["reasons"],
+            members=_as_members(parts[row["key"]].sort("reward", "rollout_id", nulls_last=True).head(_MOST_DOTS)),
+        )
+        for row in table.iter_rows(named=True)
+    ]
+
+
+def _as_members(rows: pl.DataFrame) -> list[Member]:
+    names = list(Member.__dataclass_fields__)
+    return [Member(*row) for row in rows.select(names).iter_rows()]
