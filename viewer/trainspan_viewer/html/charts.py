@@ -74,27 +74,27 @@ def sparkline(points: Sequence[tuple[float, float]], label: str) -> Element:
 
 
 def dots(marks: Sequence[tuple[float, str, str, bool]], ends: tuple[float, float], label: str) -> Element:
-    """(value, address, text, whether it is filled) as dots between `ends`; equal values are stacked."""
-    width, step, radius = 220, 7, 3.0
+    """(value, address, text, whether it is filled) as dots between `ends`; almost equal values are stacked."""
+    width, step, abreast = 220, 7, 4
     low, high = ends if ends[1] > ends[0] else (ends[0] - 0.5, ends[1] + 0.5)
     stacks: dict[int, int] = {}
     placed = []
     for value, address, text, is_filled in marks:
-        x = round((8 + (width - 16) * (value - low) / (high - low)) / step) * step
-        level = stacks.get(x, 0)
-        stacks[x] = level + 1
-        placed.append((x, level, address, text, is_filled))
-    tallest = min(max(stacks.values()), 8)
-    height = 6 + step * tallest
+        column = round((width - 16) * (value - low) / (high - low) / (step * abreast))
+        place = stacks.get(column, 0)
+        stacks[column] = place + 1
+        x = 8 + step * abreast * column + step * (place % abreast)
+        placed.append((min(x, width - 8 - step * (place % abreast)), place // abreast, address, text, is_filled))
+    height = 6 + step * (1 + max(level for _, level, _, _, _ in placed))
     drawn = [
         link(
             address,
             element(
                 "circle",
                 element("title", text),
-                cx=x + 3 * (level // 8),
-                cy=height - 4 - step * (level % 8),
-                r=radius,
+                cx=x,
+                cy=height - 4 - step * level,
+                r=3,
                 class_="dot c0" if is_filled else "hollow",
             ),
             aria_label=text,

@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import quote
 
 from trainspan_processing.reasons.advice import advice_on
-from trainspan_viewer.html.charts import bars, dots
+from trainspan_viewer.html.charts import dots, histogram
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, table
 from trainspan_viewer.html.formats import count, number, share
@@ -105,14 +105,13 @@ def _overview(model: DatasetModel) -> Element:
         ["credit × baseline", f"{manifest['credit']['credit']} × {manifest['credit']['baseline']}"],
         ["policy versions", f"{manifest['min_policy_version']} to {manifest['max_policy_version']}"],
     ]
-    outcomes = [
-        ("kept", manifest["calls_kept"], "kept"),
-        *((name, n, "lost") for name, n in manifest["dropped"].items()),
-    ]
+    found = manifest["distributions"]["reward"]
     return element(
         "div",
         table(["", ""], facts, text=frozenset({0, 1}), caption="the dataset"),
-        bars("calls by outcome", outcomes) if manifest["dropped"] else None,
+        histogram("rewards of the rollouts", found["edges"], found["counts"], (found["min"], found["max"]))
+        if found["n"]
+        else None,
         _reasons(model, manifest["dropped"]),
         class_="plots",
     )

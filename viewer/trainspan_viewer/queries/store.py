@@ -16,6 +16,8 @@ __all__ = ["Result", "StoreReader"]
 _MOST_BYTES: Final = 8 * 1024 * 1024
 _IDLE_S: Final = 30.0
 """After this time without a page, the connection is closed: a collector that was started only for readers then ends."""
+_NEVER: Final = 2**62
+"""A `seq` that no row has."""
 _WAIT_MS: Final = 500
 """How long a read waits for the loader. A page shows what is loaded, and says so if that is not everything."""
 
@@ -30,6 +32,8 @@ class Result:
     """Whether there are more rows than were asked for or fit."""
     is_behind: bool
     """Whether the store has acknowledged spans that are not loaded yet."""
+    watermark: int = 0
+    """The `seq` of the newest row that was loaded."""
 
     def records(self) -> list[dict[str, Any]]:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
@@ -47,13 +51,23 @@ class StoreReader:
 
     def select(self, sql: str, most: int = 1000) -> Result:
         """The first `most` rows of one SELECT."""
+        return self._get({"sql": sql}, most)
+
+    def read(self, name: str, columns: Sequence[str], most: int = 10_000, **parameters: object) -> Result:
+        """The first `most` rows of a named read, which examines only what its parameters name."""
+        return self._get({"read": name, "parameters": {**parameters, "columns": list(columns)}}, most)
+
+    def last_seq(self) -> int:
+        """The `seq` of the newest row."""
+        return self.read("rollouts", ["rollout_id"], since_seq=_NEVER).watermark
+
+    def _get(self, asked: dict[str, object], most: int) -> Result:
         from pyarrow import ArrowException, flight
 
-        ticket = flight.Ticket(json.dumps({"sql": sql, "wait_ms": _WAIT_MS}).encode())
+        ticket = flight.Ticket(json.dumps({**asked, "wait_ms": _WAIT_MS}).encode())
         with self._connection() as (client, options):
             try:
-                with contextlib.closing(client.do_get(ticket, options)) as reader:
-                    return _taken(reader, most)
+                return _taken(client.do_get(ticket, options), most)
             except ArrowException as error:
                 raise StoreError(_message(error)) from error
 
@@ -103,7 +117,11 @@ class StoreReader:
 
 def _taken(reader: Any, most: int) -> Result:
     names = _distinct(reader.schema.names)
-    behind = (reader.schema.metadata or {}).get(b"behind") == b"true"
+    told = reader.schema.metadata or {}
+    state: dict[str, Any] = {
+        "is_behind": told.get(b"behind") == b"true",
+        "watermark": int(told.get(b"watermark", b"0")),
+    }
     rows: list[tuple[Any, ...]] = []
     size = 0
     for chunk in reader:
@@ -111,8 +129,8 @@ def _taken(reader: Any, most: int) -> Result:
         rows.extend(zip(*(column.to_pylist() for column in chunk.data.columns), strict=True))
         if len(rows) > most or size > _MOST_BYTES:
             reader.cancel()
-            return Result(names, rows[:most], is_cut=True, is_behind=behind)
-    return Result(names, rows, is_cut=False, is_behind=behind)
+            return Result(names, rows[:most], is_cut=True, **state)
+    return Result(names, rows, is_cut=False, **state)
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

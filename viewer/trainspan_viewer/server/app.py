@@ -44,7 +44,9 @@ def make_app(sources: Sources, guard: Guard) -> ASGIApp:
     turns = asyncio.Semaphore(_AT_ONCE)
     routes = [Route("/static/{name}", _static)]
     routes += [Route(view.path, _endpoint(view, sources, turns)) for view in ROUTES]
-    return _Guarded(Starlette(routes=routes, exception_handlers={404: _not_found}), guard)
+    return _Guarded(
+        Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found, Exception: _failed}), guard
+    )
 
 
 def _endpoint(view: View, sources: Sources, turns: asyncio.Semaphore) -> Endpoint:
@@ -90,6 +92,12 @@ def _error_page(status: int, title: str, message: str, *, is_store: bool = False
 
 async def _not_found(request: Request, error: Exception) -> Response:
     return _error_page(404, "Not found", f"no page at {request.url.path[:200]}")
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """The server logs the error with its traceback."""
+    message = f"This page failed: {type(error).__name__}. The log of `trainspan view` has the details."
+    return _error_page(500, "It failed", message)
 
 
 async def _static(request: Request) -> Response:

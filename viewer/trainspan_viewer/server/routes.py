@@ -8,12 +8,16 @@ from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Element
 from trainspan_viewer.pages.compare import render_compare
 from trainspan_viewer.pages.dataset import render_dataset, render_datasets
+from trainspan_viewer.pages.live import render_live
+from trainspan_viewer.pages.query import render_query
 from trainspan_viewer.pages.run import render_run
 from trainspan_viewer.pages.runs import render_runs
 from trainspan_viewer.pages.stage import render_stage
 from trainspan_viewer.queries.check import load_stage
 from trainspan_viewer.queries.dataset import load_dataset, load_datasets
+from trainspan_viewer.queries.live import load_live
 from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.query import load_query
 from trainspan_viewer.queries.run import load_compare, load_run
 from trainspan_viewer.queries.runs import load_runs
 from trainspan_viewer.queries.sources import Sources
@@ -36,6 +40,8 @@ ROUTES: tuple[View, ...] = (
     View("/compare", load_compare, render_compare),
     View("/datasets", load_datasets, render_datasets),
     View("/datasets/{dataset}", load_dataset, render_dataset),
+    View("/live", load_live, render_live),
+    View("/query", load_query, render_query),
     View("/runs/{run}", load_run, render_run),
     View("/runs/{run}/compare/{other}", load_compare, render_compare),
     View("/runs/{run}/records/{place}", load_stage, render_stage),
