@@ -1,5 +1,75 @@
-"""Stores and datasets of the viewer's tests: those of processing's tests."""
+"""Stores and datasets of the viewer's tests (those of processing's tests), a running viewer, and a browser on it."""
 
-from tests.processing.conftest import bench, collectors, run_id
+import contextlib
+from collections.abc import Iterator
+from typing import Any
 
-__all__ = ["bench", "collectors", "run_id"]
+import pytest
+
+from tests.processing.conftest import RunningCollector, bench, run_id
+from tests.support.browser import find_chromium
+from tests.viewer.support.world import Viewer, World, make_world, serving
+
+__all__ = ["bench", "run_id"]
+
+
+@pytest.fixture(scope="session")
+def collectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningCollector]]:
+    """One collector with its store."""
+    running = RunningCollector(tmp_path_factory.mktemp("store"))
+    try:
+        yield [running.wait()]
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="session")
+def world(collectors: list[RunningCollector], tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(collectors, tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="session")
+def viewer(world: World) -> Iterator[Viewer]:
+    with serving(world.home, world.store) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A browser without pages."""
+    path = find_chromium()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        with contextlib.suppress(Exception):
+            browser.close()
+
+
+@pytest.fixture(scope="session")
+def browser_context(chromium: Any, viewer: Viewer) -> Iterator[Any]:
+    """A browser that has shown the token."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900}, base_url=viewer.url)
+    context.set_default_timeout(20_000)
+    with contextlib.closing(context.new_page()) as first:
+        first.goto(f"/?token={viewer.token}")
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(browser_context: Any, viewer: Viewer) -> Iterator[Any]:
+    """A page at the list of runs. The test fails if the console has an error, as for a violated policy, or a foreign request."""
+    errors: list[str] = []
+    with contextlib.closing(browser_context.new_page()) as made:
+        made.on(
+            "console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None
+        )
+        made.on("pageerror", lambda error: errors.append(str(error)))
+        made.on(
+            "request", lambda request: errors.append(request.url) if not request.url.startswith(viewer.url) else None
+        )
+        made.goto("/")
+        yield made
+    assert errors == []

@@ -79,12 +79,13 @@ def dots(marks: Sequence[tuple[float, str, str, bool]], ends: tuple[float, float
     low, high = ends if ends[1] > ends[0] else (ends[0] - 0.5, ends[1] + 0.5)
     stacks: dict[int, int] = {}
     placed = []
+    cells = (width - 16) // (step * abreast) - 1
     for value, address, text, is_filled in marks:
-        column = round((width - 16) * (value - low) / (high - low) / (step * abreast))
-        place = stacks.get(column, 0)
-        stacks[column] = place + 1
-        x = 8 + step * abreast * column + step * (place % abreast)
-        placed.append((min(x, width - 8 - step * (place % abreast)), place // abreast, address, text, is_filled))
+        cell = round(cells * (value - low) / (high - low))
+        place = stacks.get(cell, 0)
+        stacks[cell] = place + 1
+        x = 8 + step * (abreast * cell + place % abreast)
+        placed.append((x, place // abreast, address, text, is_filled))
     height = 6 + step * (1 + max(level for _, level, _, _, _ in placed))
     drawn = [
         link(

@@ -164,16 +164,16 @@ def _ends(values: Iterable[float], *, is_log: bool = False) -> tuple[float, floa
 def _ticks(low: float, high: float, *, is_log: bool) -> list[tuple[float, str]]:
     if is_log:
         first, last = round(math.log10(low)), round(math.log10(high))
-        step = max(1, (last - first) // 4)
+        powers = max(1, (last - first) // 4)
         return [
             (10.0**power, f"1e{power}" if abs(power) > 3 else f"{10.0**power:g}")
-            for power in range(first, last + 1, step)
+            for power in range(first, last + 1, powers)
         ]
     rough = (high - low) / 4
     size = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    found = [first * step + number * step for number in range(7)]
+    step: float = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
+    lowest = math.ceil(low / step - 1e-9)
+    found = [(lowest + number) * step for number in range(7)]
     return [(value, _short(0.0 if abs(value) < step / 1e6 else value)) for value in found if value <= high + step / 1e6]
 
 

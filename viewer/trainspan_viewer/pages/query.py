@@ -1,6 +1,7 @@
 """Read-only SQL on the store's views, with a table and a simple chart. The script keeps queries in the browser."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -90,28 +91,24 @@ def _chart(model: QueryModel, result: Result) -> Element | None:
         return None
     places = {name: place for place, name in enumerate(result.columns)}
     values = [row[places[model.x]] for row in result.rows]
+    pairs = list(zip(values, result.rows, strict=True))
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values) and model.kind == "line":
-        curves = [
-            Curve(
-                name,
-                [
-                    Point(x, row[places[name]])
-                    for x, row in zip(values, result.rows, strict=True)
-                    if _fits(row[places[name]])
-                ],
+        drawn = [
+            chart(
+                f"{name} by {model.x}",
+                [Curve(name, [Point(x, row[places[name]]) for x, row in pairs if _fits(row[places[name]])], color)],
             )
-            for name in model.y
+            for color, name in enumerate(model.y)
         ]
-        drawn = chart(f"{', '.join(model.y)} by {model.x}", curves, size=(700, 240))
     else:
         first = model.y[0]
-        items = [(str(x)[:20], row[places[first]], "bar") for x, row in zip(values, result.rows, strict=True)]
+        items = [(str(x)[:20], row[places[first]], "bar") for x, row in pairs]
         shown = [(label, value, kind) for label, value, kind in items if _fits(value) and value >= 0][:_MOST_BARS]
-        drawn = bars(f"{first} by {model.x}", shown) if shown else None
+        drawn = [bars(f"{first} by {model.x}", shown) if shown else None]
     return _with_choices(model, result, drawn)
 
 
-def _with_choices(model: QueryModel, result: Result, drawn: Element | None) -> Element:
+def _with_choices(model: QueryModel, result: Result, drawn: Sequence[Element | None]) -> Element:
     form = element(
         "form",
         element("input", type="hidden", name="sql", value=model.sql),
@@ -123,7 +120,7 @@ def _with_choices(model: QueryModel, result: Result, drawn: Element | None) -> E
         method="get",
         class_="filters",
     )
-    return element("div", drawn, form)
+    return element("div", element("div", *drawn, class_="plots"), form)
 
 
 def _select(label: str, name: str, choices: Any, chosen: str) -> Element:

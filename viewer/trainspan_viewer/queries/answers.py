@@ -43,5 +43,5 @@ def decoder_of(sources: Sources, published: Published) -> Decoder | None:
             continue
     candidates = [*latest, sources.settings.serving.model, served_model(), sources.settings.train.model]
     decoder = find_decoder(candidates)
-    sample = published.rows([pl.col("completion_ids").list.max().alias("greatest")])["greatest"].max()
-    return decoder if decoder is not None and decoder.covers([int(sample or 0)]) else None  # type: ignore[call-overload]
+    greatest = published.rows([pl.col("completion_ids").list.max().alias("id")])["id"].to_list()
+    return decoder if decoder is not None and decoder.covers([one for one in greatest if one is not None]) else None

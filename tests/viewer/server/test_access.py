@@ -1,0 +1,127 @@
+"""Who may read the pages, and what other sites' pages cannot do."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.tls import make_certificate
+from tests.viewer.support.world import RUN, Viewer, World, serving
+from trainspan_schemas.roles import Role, token_of
+from trainspan_viewer.server.app import make_app
+from trainspan_viewer.server.guard import Guard
+
+LINK = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
+
+
+def test_without_a_token_nobody_reads(viewer: Viewer, world: World) -> None:
+    for path in ("/", f"/runs/{RUN}", f"/datasets/{world.dataset}", "/query?sql=SELECT+1", "/live", "/nothing"):
+        answer = viewer.get(path, authorized=False)
+        assert answer.status == 401, path
+        assert RUN not in answer.text
+    assert viewer.get("/", authorization="Bearer wrong").status == 401
+    assert viewer.get("/", authorized=False, cookie=f"trainspan-view={viewer.token}").status == 401
+    assert viewer.get("/?token=wrong", authorized=False).status == 401
+
+
+def test_readers_and_runners_tokens_open_the_pages_and_no_other_roles(viewer: Viewer, world: World) -> None:
+    file = world.home / "tokens.toml"
+    found = {role: viewer.get("/", authorization=f"Bearer {token_of(file, role)}").status for role in Role}
+    assert found == {Role.READER: 200, Role.RUNNER: 200, Role.AGENT: 401, Role.SERVING: 401, Role.USER: 401}
+    assert viewer.token == token_of(file, Role.READER)
+
+
+def test_the_cookie_takes_the_tokens_place_and_does_not_contain_it(viewer: Viewer) -> None:
+    first = viewer.get(f"/runs/{RUN}?from=1&token={viewer.token}", authorized=False)
+    assert (first.status, first.headers["location"]) == (303, f"/runs/{RUN}?from=1")
+    cookie = first.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=Lax", "Path=/"} <= set(cookie.split("; "))
+    assert viewer.token not in cookie
+    assert viewer.get("/", authorized=False, cookie=cookie.partition(";")[0]).status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 421),
+        ({"host": "localhost"}, 200),
+        ({"host": "[::1]:8088"}, 200),
+        ({"host": "127.0.0.1@evil.example"}, 421),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec_fetch_site": "cross-site"}, 403),
+        ({"sec_fetch_site": "same-site"}, 403),
+        ({**LINK, "sec_fetch_dest": "iframe"}, 403),
+        (LINK, 200),
+        ({"sec_fetch_site": "same-origin"}, 200),
+    ],
+)
+def test_other_hosts_and_other_sites_pages_are_refused(viewer: Viewer, headers: dict[str, str], status: int) -> None:
+    assert viewer.get("/", **headers).status == status
+
+
+def test_every_answer_forbids_foreign_code_and_frames(viewer: Viewer) -> None:
+    for path, authorized in (
+        ("/", True),
+        ("/", False),
+        ("/nothing", True),
+        ("/static/app.js", False),
+        ("/?from=x&run=../x", True),
+    ):
+        headers = viewer.get(path, authorized=authorized).headers
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; ")
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in headers
+
+
+def test_nothing_is_written_and_no_path_leads_out(viewer: Viewer) -> None:
+    for method in ("POST", "PUT", "DELETE"):
+        assert viewer.get("/", method=method).status in (404, 405)
+    for path in (
+        "/static/..%2f..%2fpyproject.toml",
+        "/runs/..%2f..",
+        "/datasets/..:round-0001",
+        "/runs/%2e%2e",
+        "/static/x",
+    ):
+        assert viewer.get(path).status == 404, path
+
+
+def test_an_unchanged_page_is_not_sent_again(viewer: Viewer) -> None:
+    first = viewer.get(f"/runs/{RUN}")
+    again = viewer.get(f"/runs/{RUN}", if_none_match=first.headers["etag"])
+    assert (first.status, again.status, again.text) == (200, 304, "")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/runs/nothing", 404, "no run"),
+        ("/datasets/nothing:round-0001", 404, "no run"),
+        ("/datasets/round-9999", 404, "no dataset"),
+        (f"/runs/{RUN}/records/99", 404, "no record"),
+        ("/compare", 404, "no run was chosen"),
+        (f"/runs/{RUN}?from=x", 400, "not a whole number"),
+        ("/datasets/round-0001?least_reward=inf", 400, "not finite"),
+        ("/datasets/round-0001?view=x", 400, "not one of"),
+        (f"/query?sql={'x' * 30_000}", 400, "at most"),
+    ],
+)
+def test_a_wrong_address_is_answered_with_a_reason(viewer: Viewer, path: str, status: int, said: str) -> None:
+    answer = viewer.get(path)
+    assert (answer.status, said in answer.text) == (status, True)
+
+
+def test_a_store_that_is_gone_is_said_and_the_run_pages_stay(world: World, tmp_path: Path) -> None:
+    with serving(world.home, str(tmp_path / "none.duckdb"), "--run", "newest") as running:
+        assert running.get("/").status == 200
+        answer = running.get("/live")
+        assert (answer.status, "no store at" in answer.text) == (503, True)
+
+
+def test_the_cookie_of_tls_is_secure() -> None:
+    assert "; Secure" in Guard(frozenset(), ("token",), 1, is_secure=True).cookie("token")
+    assert make_app
+    assert make_certificate

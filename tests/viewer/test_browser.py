@@ -1,0 +1,135 @@
+"""A walk through the pages in a real browser: they load, filter, lead to evidence, update, and keep hostile text as text."""
+
+import json
+from typing import Any
+
+from tests.viewer.support.world import RUN, Viewer, World
+
+
+def test_the_address_with_the_token_opens_the_pages_and_leaves_no_token_behind(page: Any, viewer: Viewer) -> None:
+    assert page.url == f"{viewer.url}/"
+    assert page.locator("h1").inner_text() == "Runs"
+    assert viewer.token not in page.content()
+    assert all(cookie["value"] != viewer.token and cookie["httpOnly"] for cookie in page.context.cookies())
+
+
+def test_a_red_check_leads_to_its_evidence(page: Any) -> None:
+    page.get_by_role("link", name=RUN).click()
+    assert page.locator("figure svg").count() >= 5
+    red = page.locator(".grid td a.bad")
+    assert red.count() == 1
+    red.click()
+    first = page.locator("section.check").first
+    assert "server and trainer agree" in first.inner_text()
+    assert "the last line of the log" in first.inner_text()
+    page.go_back()
+    assert page.url.endswith(f"/runs/{RUN}")
+
+
+def test_marked_runs_are_compared(page: Any) -> None:
+    for box in page.get_by_role("checkbox").all():
+        box.check()
+    page.get_by_role("button", name="compare the marked runs").click()
+    assert page.locator("h1").inner_text() == "2 runs"
+    assert page.locator("svg .band").count() == 2
+    assert "learning_rate" in page.get_by_role("table", name="settings that differ").inner_text()
+
+
+def test_groups_are_filtered_and_a_reason_leads_to_its_rollouts(page: Any, world: World) -> None:
+    page.goto(f"/datasets/{world.dataset}")
+    groups = page.get_by_role("table", name="groups").locator("tbody tr")
+    assert groups.count() == 3
+    assert "mixed" in groups.first.inner_text()  # the largest spread first
+    assert groups.first.locator("circle").count() == 4
+    page.get_by_label("search in ids and answers").fill("equal")
+    page.get_by_role("button", name="show").click()
+    assert page.get_by_role("table", name="groups").locator("tbody tr").count() == 1
+    assert "text=equal" in page.url
+    page.goto(f"/datasets/{world.dataset}")
+    page.get_by_role("link", name="zero_spread_group", exact=True).click()
+    rollouts = page.get_by_role("table", name="rollouts").locator("tbody tr")
+    assert sorted(rollouts.locator("td:first-child").all_inner_texts()) == ["view-e0", "view-e1"]
+    page.get_by_role("link", name="quality").click()
+    assert page.locator("figure svg").count() >= 5
+
+
+def test_a_query_draws_a_chart_and_is_kept_in_the_browser(page: Any) -> None:
+    page.goto("/query")
+    sql = f"SELECT row_number() OVER () AS n, reward FROM rollouts WHERE run_id = '{RUN}' ORDER BY reward"
+    page.locator("#sql").fill(sql)
+    page.locator("#sql").press("Control+Enter")
+    page.get_by_role("table", name="result").wait_for()
+    assert page.get_by_role("table", name="result").locator("tbody tr").count() == 8
+    assert page.locator("figure svg .line").count() == 1
+    page.get_by_label("name of this query").fill("rewards")
+    page.get_by_role("button", name="keep").click()
+    page.goto("/query")
+    page.get_by_label("kept queries").select_option("rewards")
+    assert page.locator("#sql").input_value() == sql
+    page.locator("#sql").fill("DROP TABLE spans")
+    page.get_by_role("button", name="run").click()
+    assert page.get_by_role("alert").inner_text()
+
+
+def test_an_update_arrives_by_itself(page: Any, world: World) -> None:
+    folder = world.home / "runs" / "20260103-000000-11111111"
+    folder.mkdir()
+    run = json.loads((world.home / "runs" / RUN / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**run, "run_id": folder.name, "best": None}))
+    page.get_by_role("link", name=folder.name).wait_for(timeout=15_000)
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+
+
+def test_keys_move_through_rows_and_the_theme_can_be_chosen(page: Any) -> None:
+    page.keyboard.press("j")
+    first = page.evaluate("document.activeElement.textContent")
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.textContent") != first
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/runs/*")
+    background = "getComputedStyle(document.body).backgroundColor"
+    before = page.evaluate(background)
+    page.get_by_role("button", name="light or dark").click()
+    assert page.evaluate(background) != before
+    page.reload()
+    assert page.evaluate(background) != before
+
+
+def test_every_page_keeps_hostile_text_as_text_and_fits_a_narrow_window(page: Any, world: World) -> None:
+    page.set_viewport_size({"width": 360, "height": 700})
+    for path in _paths(world):
+        answer = page.goto(path)
+        assert answer.status == 200, path
+        assert len(answer.body()) < 1_000_000, path
+        found = page.evaluate(LOOK)
+        assert found.pop("width") <= 360, path
+        assert found == {"title": False, "code": 0, "foreign": 0, "controls": False}, path
+
+
+LOOK = """() => ({
+  width: document.documentElement.scrollWidth,
+  title: document.title === "owned",
+  code: document.querySelectorAll("main img, main script, main [onload], main [onerror], [style]").length,
+  foreign: [...document.links].filter((one) => one.origin !== location.origin).length,
+  controls: /[\\u202e\\x1b]/.test(document.querySelector("main").textContent),
+})"""
+"""What a page must not have."""
+
+
+def _paths(world: World) -> list[str]:
+    evil = "SELECT attributes, '<script>document.title=1</script>' AS x FROM spans WHERE len(attributes) > 1000000"
+    return [
+        "/",
+        "/datasets",
+        "/live",
+        f"/runs/{RUN}",
+        f"/runs/{RUN}/records/2",
+        f"/compare?run={RUN}&run=20260101-000000-ffffffff",
+        *(f"/datasets/{world.dataset}?view={view}" for view in ("groups", "rollouts", "quality")),
+        f"/datasets/{world.dataset}?view=diff&other=round-0001",
+        f"/query?sql={evil.replace(' ', '+')}",
+        f"/query?sql=SELECT+task_id,+agent+FROM+calls+WHERE+run_id='{RUN}'",
+    ]
