@@ -18,6 +18,7 @@ COMMANDS = (
     "train",
     "loop",
     "compare",
+    "view",
     "sql",
     "store",
     "status",
