@@ -16,7 +16,7 @@ from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.swap_request import Swap
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.loss_weights import Rule, find_rule
-from trainspan_training.devices.cores import share_cores
+from trainspan_training.devices.cores import share_cores, wait_passively
 from trainspan_training.devices.leader import Leader
 from trainspan_training.devices.team import Team
 from trainspan_training.metrics.trackers import places
@@ -60,6 +60,7 @@ def train(job: Job, on_ready: Callable[[], None], on_result: Callable[[Result], 
     ConfigError, CheckpointError or DatasetError if the job cannot be done; in a single process, before any heavy
     import.
     """
+    wait_passively()
     check(job.settings)
     rule = find_rule(job.settings)
     if job.rounds is not None and not (job.follow and job.rounds > 0):

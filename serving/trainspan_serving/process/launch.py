@@ -31,12 +31,16 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 _PRIVATE = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _CPU = {
-    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
     "TORCHDYNAMO_DISABLE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
-"""Startup takes a third of the time, and the first request with log-probabilities compiles nothing. Not for GPUs."""
+"""Startup takes a third of the time, and the first request with log-probabilities compiles nothing. Not for GPUs.
+
+A waiting thread sleeps: one that spins takes the core of the trainer, the agents and its own peers."""
+_SMALL_MODEL_BYTES = 64 * 2**20
+"""A smaller model's layers are not worth dividing among threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,9 @@ def prepare(
     plan = make_plan(settings, model, adapter.folder if adapter else None, version_, port, environ, store)
     on_cpu = _is_cpu_build()
     defaults = {**_PRIVATE, **(_CPU if on_cpu else {}), "VLLM_LOGGING_LEVEL": "WARNING"}
+    if on_cpu:
+        small = is_local and _weight_bytes(Path(model)) < _SMALL_MODEL_BYTES
+        defaults["OMP_NUM_THREADS"] = "1" if small else str(len(os.sched_getaffinity(0)))
     if is_local:
         defaults["HF_HUB_OFFLINE"] = "1"
     if not settings.strict_tools:
@@ -124,6 +131,10 @@ def _check_model(folder: Path) -> None:
         raise CheckpointError(f"{folder} has no tokenizer: save one there (tokenizer.save_pretrained)")
     if not any(folder.glob("*.safetensors")):
         raise CheckpointError(f"{folder} has no *.safetensors file")
+
+
+def _weight_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 def _check_port(host: str, port: int) -> int:

@@ -50,8 +50,9 @@ def test_flags_and_environment_are_those_of_the_design(home: Path, models: Model
     assert launch.flags[-2:] == ("--max-num-seqs", "4")
     assert launch.port > 0
     environment = launch.environment
-    assert {name: environment[name] for name in ("OMP_NUM_THREADS", "TORCHDYNAMO_DISABLE")} == {
+    assert {name: environment[name] for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "TORCHDYNAMO_DISABLE")} == {
         "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
         "TORCHDYNAMO_DISABLE": "1",
     }
     quiet = ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_OFFLINE")
@@ -183,6 +184,14 @@ def test_tools_are_strict_unless_the_settings_say_otherwise(home: Path, models: 
 def test_the_users_environment_wins(home: Path, models: Models) -> None:
     settings = ServingSettings(model=str(models.base), port=0, checkpoints=str(home))
     assert prepare(settings, (), {"OMP_NUM_THREADS": "8"}).environment["OMP_NUM_THREADS"] == "8"
+
+
+def test_a_large_model_uses_every_core_on_a_cpu(home: Path, models: Models) -> None:
+    assert launch_of(home, model=str(models.base)).environment["OMP_NUM_THREADS"] == "1"
+    large = home / "large"
+    shutil.copytree(models.base, large)
+    os.truncate(large / "model.safetensors", 64 * 2**20)  # sparse
+    assert launch_of(home, model=str(large)).environment["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
 
 
 def test_without_a_model_the_newest_checkpoint_is_served_with_its_version(home: Path, models: Models) -> None:

@@ -13,7 +13,7 @@ from trainspan_schemas.checkpoint import digest_of_model
 from trainspan_schemas.errors import CheckpointError, ConfigError, TrainingError
 from trainspan_schemas.home import served_model
 from trainspan_schemas.settings import SftSettings
-from trainspan_training.devices.cores import share_cores
+from trainspan_training.devices.cores import share_cores, wait_passively
 from trainspan_training.model.loading import find_model
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective.heavy_imports import import_training
@@ -46,6 +46,7 @@ def fine_tune(job: SftJob, on_event: Callable[[dict[str, Any]], None]) -> Outcom
     A signal ends it cleanly after the current step; the same job continues from there. Raises ConfigError, DatasetError,
     NothingToTrainError, CheckpointError or TrainingError; before any heavy import if the reason can be known.
     """
+    wait_passively()
     check(job.settings)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise TrainingError("WORLD_SIZE is set, and sft trains in one process: start it without a launcher, on one GPU")
