@@ -49,11 +49,12 @@ def write_report(folder: Path) -> Path:
         tasks[result["task"]].append(result)
     lines = ["# Results", "", "Written by `python -m evaluation report`."]
     for task, found in tasks.items():
-        for axis in ("rollouts", "cpu"):
-            draw(found, axis, folder / f"{task}-{axis}.png")
         lines += ["", f"## {task}", "", *runs_table(found), "", *variants_table(found)]
         lines += ["", *passes_table(found), *failures(found)]
-        lines += [f"![{task}, over rollouts]({task}-rollouts.png)", f"![{task}, over CPU time]({task}-cpu.png)"]
+        for axis, title in (("rollouts", "over rollouts"), ("cpu", "over CPU time")):
+            if any(points(result, axis) for result in found):
+                draw(found, axis, folder / f"{task}-{axis}.png")
+                lines.append(f"![{task}, {title}]({task}-{axis}.png)")
     path = folder / "report.md"
     path.write_text("\n".join(lines) + "\n")
     return path
