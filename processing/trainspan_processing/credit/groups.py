@@ -9,7 +9,7 @@ import polars as pl
 
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 
-__all__ = ["first_calls", "hash_prompts", "with_groups", "with_states"]
+__all__ = ["first_calls", "group_id", "hash_prompts", "with_groups", "with_states"]
 
 _GROUP_KEY: Final = ["run_id", "round", "task_id", "prompt_hash"]
 
@@ -48,12 +48,14 @@ def with_groups(rollouts: pl.DataFrame, prompt_hashes: pl.DataFrame) -> pl.DataF
         pl.when(pl.col("task_id").is_null()).then("prompt_hash").alias("prompt_hash")
     )
     names = keyed.select(_GROUP_KEY).unique()
-    labels = [_label(row) for row in names.iter_rows()]
+    labels = [group_id(*row) for row in names.iter_rows()]
     names = names.with_columns(pl.Series("group_id", labels, dtype=pl.String))
     return keyed.join(names, on=_GROUP_KEY, how="left", nulls_equal=True, maintain_order="left").drop("prompt_hash")
 
 
-def _label(key: tuple[object, ...]) -> str:
+def group_id(run_id: str | None, round_: int | None, task_id: str | None, prompt_hash: str | None = None) -> str:
+    """The id of a group; `prompt_hash` only if its rollouts have no task id."""
+    key = (run_id, round_, task_id, prompt_hash)
     return hashlib.blake2b(json.dumps(key, ensure_ascii=False).encode(), digest_size=8).hexdigest()
 
 

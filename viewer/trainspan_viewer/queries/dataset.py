@@ -1,14 +1,14 @@
 """One dataset: its groups and rollouts with filters, and why calls were dropped."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
 
-from trainspan_processing.credit.groups import with_groups
+from trainspan_processing.credit.groups import group_id
 from trainspan_processing.dataset.diff import Difference, compare_datasets
 from trainspan_processing.dataset.ledger import LEDGER, ledger_path
 from trainspan_processing.dataset.published import Published, open_published
@@ -71,7 +71,6 @@ class Member:
     rollout_id: str
     attempt: int
     task_id: str | None
-    group_id: str | None
     reward: float | None
     calls: int
     kept: int
@@ -144,7 +143,12 @@ def load_dataset(sources: Sources, params: Params) -> DatasetModel:
     filters = _filters(params)
     view = params.choice("view", _VIEWS, "groups")
     sort = params.choice("sort", _SORTS, "spread")
-    all_members = _members(published)
+    all_members = _cached(published, "members", _members)
+    if view == "rollouts" or sort == "tokens" or filters.least_tokens is not None or filters.most_tokens is not None:
+        tokens = _cached(published, "tokens", _tokens)
+        all_members = all_members.join(tokens, on=ROLLOUT_KEY, how="left", maintain_order="left")
+    else:
+        all_members = all_members.with_columns(pl.lit(None, pl.Int64).alias("tokens"))
     notes: list[str] = []
     members = (
         _filtered(sources, published, all_members, filters, notes) if view in ("groups", "rollouts") else all_members
@@ -161,7 +165,6 @@ def load_dataset(sources: Sources, params: Params) -> DatasetModel:
         rollouts = _as_members(_sorted_rollouts(members, sort).slice(start, _PAGE))
     other = params.text("other")
     difference = compare_datasets(published, _other(sources, other)) if view == "diff" and other else None
-    known = all_members.filter(pl.col("kept") > 0)
     rewards = all_members["reward"].drop_nulls()
     least, most = (float(rewards.min()), float(rewards.max())) if len(rewards) else (0.0, 1.0)  # type: ignore[arg-type]
     return DatasetModel(
@@ -177,8 +180,8 @@ def load_dataset(sources: Sources, params: Params) -> DatasetModel:
         start=start,
         page_size=_PAGE,
         n_found=found,
-        agents=sorted({name for names in known["agents"].unique() for name in names.split(", ") if name})[:100],
-        finishes=sorted({name for names in known["finish"].unique() for name in names.split(", ") if name})[:20],
+        agents=sorted({name for names in all_members["agents"].unique() for name in names.split(", ") if name})[:100],
+        finishes=sorted({name for names in all_members["finish"].unique() for name in names.split(", ") if name})[:20],
         reward_range=(least, most),
         notes=notes,
         others=[item.name for item in sources.places.all_datasets() if item.name != place.name][:_MOST_DATASETS]
@@ -208,48 +211,54 @@ def _filters(params: Params) -> Filters:
     )
 
 
-_cache: dict[Path, tuple[int, pl.DataFrame]] = {}
+_cache: dict[tuple[Path, int, str], pl.DataFrame] = {}
 _lock = threading.Lock()
-_KEPT_DATASETS: Final = 4
+_KEPT_FRAMES: Final = 8
+
+
+def _cached(published: Published, name: str, make: Callable[[Published], pl.DataFrame]) -> pl.DataFrame:
+    """What `make` returns; it is kept, since a published dataset never changes."""
+    key = (published.path, manifest_path(published.path).stat().st_mtime_ns, name)
+    with _lock:
+        found = _cache.get(key)
+    if found is None:
+        found = make(published)
+        with _lock:
+            while len(_cache) >= _KEPT_FRAMES:
+                _cache.pop(next(iter(_cache)))
+            _cache[key] = found
+    return found
 
 
 def _members(published: Published) -> pl.DataFrame:
-    """A row per rollout that the dataset saw, with its group and figures of its rows. A published dataset never changes."""
-    stamp = manifest_path(published.path).stat().st_mtime_ns
-    with _lock:
-        found = _cache.get(published.path)
-    if found and found[0] == stamp:
-        return found[1]
-    members = _read_members(published)
-    with _lock:
-        while len(_cache) >= _KEPT_DATASETS:
-            _cache.pop(next(iter(_cache)))
-        _cache[published.path] = (stamp, members)
-    return members
-
-
-def _read_members(published: Published) -> pl.DataFrame:
+    """A row per rollout that the dataset saw, with names from its rows; `key` names its group."""
     path = ledger_path(published.path)
     try:
         seen = pl.read_ndjson(path, schema=LEDGER)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise DatasetError(f"{path} cannot be read ({error}): the dataset is damaged; build it again") from error
-    tokens = pl.col("completion_ids").list.len()
-    rows = published.rows([*ROLLOUT_KEY, "group_id", "agent", "finish_reason", tokens.alias("tokens")])
-    figures = rows.group_by(ROLLOUT_KEY).agg(
+    rows = published.rows([*ROLLOUT_KEY, "group_id", "agent", "finish_reason"])
+    names = rows.group_by(ROLLOUT_KEY).agg(
         pl.col("group_id").first().alias("row_group"),
-        pl.col("tokens").sum().cast(pl.Int64),
         pl.col("agent").fill_null("–").unique(maintain_order=True).head(8).str.join(", ").alias("agents"),
         pl.col("finish_reason").fill_null("–").unique(maintain_order=True).str.join(", ").alias("finish"),
     )
-    hashes = pl.DataFrame(schema={"rollout_id": pl.String, "attempt": pl.Int32, "prompt_hash": pl.String})
-    by_task = pl.when(pl.col("task_id").is_not_null()).then("group_id")
+    by_task = pl.concat_str("run_id", "round", "task_id", separator="\n", ignore_nulls=True)
+    alone = pl.coalesce("row_group", pl.format("rollout:{}", "rollout_id"))
     return (
-        with_groups(seen, hashes)
-        .join(figures, on=ROLLOUT_KEY, how="left", maintain_order="left")
-        .with_columns(pl.coalesce("row_group", by_task).alias("group_id"), pl.col("agents", "finish").fill_null(""))
-        .drop("row_group", "parts")
+        seen.drop("parts")
+        .join(names, on=ROLLOUT_KEY, how="left", maintain_order="left")
+        .with_columns(
+            pl.when(pl.col("task_id").is_not_null()).then(by_task).otherwise(alone).alias("key"),
+            pl.col("agents", "finish").fill_null(""),
+        )
     )
+
+
+def _tokens(published: Published) -> pl.DataFrame:
+    """Trained tokens of each rollout with rows. This reads all answers."""
+    rows = published.rows([*ROLLOUT_KEY, pl.col("completion_ids").list.len().alias("tokens")])
+    return rows.group_by(ROLLOUT_KEY).agg(pl.col("tokens").sum().cast(pl.Int64))
 
 
 def _filtered(
@@ -310,9 +319,8 @@ def _with_status(
 
 def _sorted_groups(members: pl.DataFrame, sort: str) -> pl.DataFrame:
     """A row per group, in order."""
-    key = pl.coalesce("group_id", pl.format("rollout:{}", "rollout_id")).alias("key")
-    groups = members.group_by(key, maintain_order=True).agg(
-        pl.col("group_id", "task_id").first(),
+    groups = members.group_by("key").agg(
+        pl.col("run_id", "round", "task_id", "row_group").first(),
         pl.len().alias("n"),
         pl.col("reward").mean().alias("mean"),
         pl.col("reward").std(ddof=0).alias("spread"),
@@ -342,12 +350,13 @@ def _sorted_rollouts(members: pl.DataFrame, sort: str) -> pl.DataFrame:
 
 
 def _groups(table: pl.DataFrame, members: pl.DataFrame) -> list[Group]:
-    key = pl.coalesce("group_id", pl.format("rollout:{}", "rollout_id")).alias("key")
-    inside = members.with_columns(key).filter(pl.col("key").is_in(table["key"].implode()))
+    inside = members.filter(pl.col("key").is_in(table["key"].implode()))
     parts = {str(name): part for (name,), part in inside.partition_by("key", as_dict=True).items()}
     return [
         Group(
-            group_id=row["group_id"],
+            group_id=row["row_group"]
+            if row["task_id"] is None
+            else group_id(row["run_id"], row["round"], row["task_id"]),
             task_id=row["task_id"],
             n=row["n"],
             mean=row["mean"],
