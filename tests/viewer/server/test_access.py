@@ -1,14 +1,21 @@
 """Who may read the pages, and what other sites' pages cannot do."""
 
+import http.client
+import ssl
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from tests.support.tls import make_certificate
 from tests.viewer.support.world import RUN, Viewer, World, serving
+from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.roles import Role, token_of
-from trainspan_viewer.server.app import make_app
-from trainspan_viewer.server.guard import Guard
+from trainspan_schemas.settings import Settings, ViewSettings
+from trainspan_viewer.queries.places import Places
+from trainspan_viewer.queries.sources import Sources
+from trainspan_viewer.queries.store import StoreReader
+from trainspan_viewer.server.process import serve
 
 LINK = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
 
@@ -121,7 +128,32 @@ def test_a_store_that_is_gone_is_said_and_the_run_pages_stay(world: World, tmp_p
         assert (answer.status, "no store at" in answer.text) == (503, True)
 
 
-def test_the_cookie_of_tls_is_secure() -> None:
-    assert "; Secure" in Guard(frozenset(), ("token",), 1, is_secure=True).cookie("token")
-    assert make_app
-    assert make_certificate
+def test_with_tls_pages_and_cookie_are_only_for_tls(world: World, tmp_path: Path) -> None:
+    made = make_certificate(tmp_path)
+    with serving(world.home, world.store, tls_cert=made.certificate, tls_key=made.key) as running:
+        assert running.url.startswith("https://127.0.0.1:")
+        context = ssl.create_default_context(cafile=str(made.certificate))
+        connection = http.client.HTTPSConnection(running.url.removeprefix("https://"), context=context, timeout=30)
+        connection.request("GET", f"/?token={running.token}")
+        answer = connection.getresponse()
+        assert (answer.status, "; Secure" in (answer.getheader("set-cookie") or "")) == (303, True)
+        connection.close()
+        with pytest.raises(OSError):  # noqa: PT011
+            urllib.request.urlopen(running.url.replace("https", "http"), timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (ViewSettings(host="0.0.0.0", port=0), "can be reached by other machines"),
+        (ViewSettings(port=0, tls_cert="x.pem"), "are needed together"),
+        (ViewSettings(host="0.0.0.0", port=0, open_to_all=True, insecure_allow_remote=True), "for this machine only"),
+        (ViewSettings(port=0, token_file="/nowhere/tokens.toml"), "cannot be read"),
+    ],
+)
+def test_settings_that_would_open_the_pages_to_others_are_refused(
+    settings: ViewSettings, said: str, tmp_path: Path
+) -> None:
+    sources = Sources(Places("none", tmp_path, tmp_path), StoreReader("none"), Settings())
+    with pytest.raises(ConfigError, match=said):
+        serve(settings, sources, lambda url, token: pytest.fail(f"it serves at {url} {token}"))

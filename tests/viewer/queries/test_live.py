@@ -1,0 +1,46 @@
+"""What happens now, from the newest rows of a store."""
+
+from pathlib import Path
+
+from tests.processing.conftest import Bench
+from tests.processing.support.traces import chain
+from trainspan_schemas.settings import Settings
+from trainspan_viewer.queries.live import load_live
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.places import Places
+from trainspan_viewer.queries.sources import Sources
+from trainspan_viewer.queries.store import StoreReader
+
+
+def test_a_rollout_runs_until_its_span_arrives_and_failures_are_named(bench: Bench, tmp_path: Path) -> None:
+    running, failed = bench.rollout("running", status=None), bench.rollout("failed", status="timeout")
+    failed.span("broken", 1.0, 2.0)
+    failed.spans[-1].failed = True
+    bench.send(chain(running, 3), chain(failed, 1), chain(bench.rollout("fine"), 2).reward(1.0))
+    store = str(bench.collectors[0].store)
+    sources = Sources(Places(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
+    model = load_live(sources, Params("/live", {}, {}))
+    mine = [one for one in model.running if one.rollout_id == running.rollout_id]
+    assert [(one.calls, one.task_id) for one in mine] == [(3, "t0")]
+    assert mine[0].tokens == (3 + 5) + (3 + 6 + 5) + (3 + 12 + 5)
+    assert [row["rollout_id"] for row in model.failures if row["rollout_id"].startswith(bench.run_id)] == [
+        failed.rollout_id
+    ]
+    assert model.errors[0]["trace_id"] == failed.trace_id
+    fine = next(row for row in model.finished if row["rollout_id"] == f"{bench.run_id}-fine")
+    assert (fine["status"], fine["reward"]) == ("ok", 1.0)
+    bench.send(chain(bench.rollout("running"), 3))
+    after = load_live(sources, Params("/live", {}, {}))
+    assert running.rollout_id not in [one.rollout_id for one in after.running]
+
+
+def test_rows_and_bytes_of_a_select_are_bounded(bench: Bench) -> None:
+    reader = StoreReader(str(bench.collectors[0].store))
+    cut = reader.select("SELECT range AS n FROM range(1000000)", most=10)
+    assert (len(cut.rows), cut.is_cut) == (10, True)
+    large = reader.select("SELECT repeat('x', 1000000) AS a FROM range(100)", most=1000)
+    assert large.is_cut
+    assert len(large.rows) < 20
+    whole = reader.select("SELECT 1 AS a, 2 AS a")
+    assert (whole.columns, whole.rows, whole.is_cut) == (("a", "a_1"), [(1, 2)], False)
+    reader.close()
