@@ -13,7 +13,7 @@ from tests.rollouts.conftest import Run, write_tasks
 from tests.rollouts.test_functions import rewards, rollouts, statuses, tasks
 from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder
-from tests.support.programs import environment, write
+from tests.support.programs import WITHOUT_OPENAI, environment, write
 from trainspan_cli import main
 from trainspan_rollouts import command_executor
 from trainspan_schemas import keys
@@ -129,7 +129,9 @@ def test_the_command_prints_progress_and_result_as_json_lines(
             "json",
             "agent.py:solve",
         ],
-        env=environment({"OPENAI_BASE_URL": policy.url, "OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint}),
+        env=environment(
+            {**WITHOUT_OPENAI, "OPENAI_BASE_URL": policy.url, "OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint}
+        ),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -192,7 +194,11 @@ def test_all_rollouts_failing_is_exit_code_one_and_a_missing_collector_is_report
     done = subprocess.run(
         [*TRAINSPAN, "--tasks", str(path), "--n", "2", "--format", "json", "agent:solve"],
         env=environment(
-            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "TRAINSPAN_ROLLOUTS__DELIVER_TIMEOUT_S": "0.5"}
+            {
+                **WITHOUT_OPENAI,
+                "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9",
+                "TRAINSPAN_ROLLOUTS__DELIVER_TIMEOUT_S": "0.5",
+            }
         ),
         cwd=tmp_path,
         capture_output=True,
@@ -222,7 +228,7 @@ def test_an_interrupt_ends_the_agents_and_sends_their_rollouts_as_cancelled(
     path = write_tasks(tmp_path, {"id": "a", "input": "x"}, {"id": "b", "input": "x"}, {"id": "c", "input": "x"})
     process = subprocess.Popen(
         [*TRAINSPAN, "--tasks", str(path), "--n", "1", "--concurrency", "2", "--format", "json", "agent:solve"],
-        env=environment({"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint}),
+        env=environment({**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint}),
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
     )

@@ -14,7 +14,7 @@ import pytest
 from tests.rollouts.conftest import Run
 from tests.support.collector import CollectorProcess, running, select
 from tests.support.openai_server import OpenAIServer
-from tests.support.programs import environment, write
+from tests.support.programs import WITHOUT_OPENAI, environment, write
 from trainspan_rollouts.command_executor import agent_environment
 from trainspan_rollouts.rollout_spans import RolloutSpans
 from trainspan_rollouts.run_ledger import RunLedger
@@ -168,7 +168,7 @@ def test_a_program_that_the_user_starts_by_hand_may_reward_itself_if_it_finds_th
 ) -> None:
     path = write(tmp_path, "import trainspan\nwith trainspan.rollout(task_id='t'):\n    trainspan.reward(1.0)\n")
     own = {"TRAINSPAN_HOME": str(home)} if knows_the_state_folder else {}
-    environ = environment({"OTEL_EXPORTER_OTLP_ENDPOINT": _endpoint(collector), **own})
+    environ = environment({**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": _endpoint(collector), **own})
     subprocess.run(["opentelemetry-instrument", "python", str(path)], env=environ, cwd=tmp_path, timeout=60, check=True)
     found = select(collector.address, "SELECT reward, untrusted FROM rollouts WHERE task_id = 't'")
     assert found == ([(1.0, False)] if knows_the_state_folder else [(None, True)])
@@ -179,7 +179,7 @@ def test_the_users_tokens_go_to_no_other_listener(tmp_path: Path, home: Path, co
     path = write(tmp_path, f"import os\nprint(os.environ.get({HEADERS!r}))\n")
     shown = []
     for endpoint in (_endpoint(collector), "http://127.0.0.1:1", "http://collector.example:4317"):
-        environ = environment({"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "TRAINSPAN_HOME": str(home)})
+        environ = environment({**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "TRAINSPAN_HOME": str(home)})
         done = subprocess.run(
             ["opentelemetry-instrument", "python", str(path)],
             env={**environ, "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}, cwd=tmp_path, timeout=60, check=True, capture_output=True, text=True,

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from tests.rollouts.conftest import Run, write_tasks
 from tests.rollouts.test_functions import tasks
 from tests.support.otlp_sink import OtlpSink, ReceivedSpan, free_port, otlp_sink
-from tests.support.programs import environment, write
+from tests.support.programs import WITHOUT_OPENAI, environment, write
 from trainspan_rollouts.delivery import VerdictSender
 from trainspan_rollouts.rollout_spans import RolloutSpan
 from trainspan_schemas import keys
@@ -108,7 +108,7 @@ def test_a_run_killed_while_the_collector_is_unreachable_sends_its_verdicts_when
     write_tasks(tmp_path, *({"id": str(number), "input": "x"} for number in range(5)))
     command = [sys.executable, "-m", "trainspan_cli", "rollout", "--tasks", "tasks.jsonl", "--n", "1", "--run", "r"]
     command += ["--collector", f"http://127.0.0.1:{port}", "--format", "json", "agent.py:solve"]
-    environ = environment({"TRAINSPAN_HOME": str(tmp_path / "home")})
+    environ = environment({**WITHOUT_OPENAI, "TRAINSPAN_HOME": str(tmp_path / "home")})
     killed = subprocess.Popen(command, env=environ, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     ledger = tmp_path / "home" / "rollouts" / "r" / "round-0000.jsonl"
     deadline = time.monotonic() + 60

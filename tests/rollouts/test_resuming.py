@@ -14,7 +14,7 @@ import pytest
 from tests.rollouts.conftest import Run, write_tasks
 from tests.rollouts.test_functions import rollouts, statuses, tasks
 from tests.support.otlp_recorder import OtlpRecorder
-from tests.support.programs import environment, write
+from tests.support.programs import WITHOUT_OPENAI, environment, write
 from trainspan_schemas import keys
 from trainspan_schemas.errors import UsageError
 
@@ -33,7 +33,8 @@ def solve(task):
 def trainspan_rollout(tmp_path: Path, recorder: OtlpRecorder, *arguments: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "trainspan_cli", "rollout", "--tasks", "tasks.jsonl", "--n", "2", "--run", "r"]
     command += ["--round", "4", "--concurrency", "3", "--format", "json", *arguments, "agent.py:solve"]
-    environ = environment({"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint, "TRAINSPAN_HOME": str(tmp_path / "home")})
+    own = {"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint, "TRAINSPAN_HOME": str(tmp_path / "home")}
+    environ = environment({**WITHOUT_OPENAI, **own})
     return subprocess.Popen(command, env=environ, cwd=tmp_path, text=True, stdout=subprocess.PIPE)
 
 

@@ -26,7 +26,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
         start_new_session=True,
     )
     try:
-        out, err = process.communicate(timeout=840)
+        out, err = process.communicate(timeout=3000)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)
         out, err = process.communicate()
