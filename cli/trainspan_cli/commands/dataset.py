@@ -114,11 +114,11 @@ def _print(built: "BuiltDataset") -> None:
 
 
 def _print_merge_failures(built: "BuiltDataset", chosen: Settings, model: str | None) -> None:
-    from trainspan_cli.clients.tokenizers import tokenizer_places
     from trainspan_cli.views.dataset_quality import print_merge_failures
     from trainspan_processing.dataset.published import Published
     from trainspan_processing.merging.unmerged import first_of_each, unmerged_rows
     from trainspan_processing.text.token_text import find_decoder
+    from trainspan_processing.text.tokenizer_places import tokenizer_places
 
     decoder = find_decoder(tokenizer_places(model, chosen))
     published = Published(built.path, built.manifest)

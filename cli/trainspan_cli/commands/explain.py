@@ -36,14 +36,15 @@ def explain(
     """
     import time
 
-    from trainspan_cli.clients.tokenizers import tokenizer_places
     from trainspan_processing.dataset.published import open_published
-    from trainspan_processing.explain.explain import Question, explain_rollout
+    from trainspan_processing.explain.explain import explain_rollout
+    from trainspan_processing.explain.inquiry import Question
+    from trainspan_processing.text.tokenizer_places import tokenizer_places
     from trainspan_processing.traces.trace_index import Clock
     from trainspan_schemas.config import override
     from trainspan_schemas.errors import UsageError
     from trainspan_schemas.home import store_path
-    from trainspan_viewer.pages.explanation import explanation_page
+    from trainspan_viewer.pages.rollout.rollout import explanation_page
 
     chosen = settings(config)
     published = open_published(dataset) if dataset else None

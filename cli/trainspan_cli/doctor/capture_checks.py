@@ -118,10 +118,10 @@ def rollout_findings(store: str, settings: Settings) -> list[Finding]:
     """Unfinished rollouts among the newest, and calls that were constrained or do not merge, with an example of each."""
     if importlib.util.find_spec("polars") is None:
         return []
-    from trainspan_cli.clients.tokenizers import tokenizer_places
     from trainspan_processing.explain.checkup import check_rollouts
     from trainspan_processing.read.source import Source
     from trainspan_processing.text.token_text import find_decoder
+    from trainspan_processing.text.tokenizer_places import tokenizer_places
     from trainspan_processing.traces.trace_index import Clock
 
     decoder = find_decoder(tokenizer_places(None, settings))

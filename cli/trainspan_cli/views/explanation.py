@@ -205,9 +205,9 @@ def _tool_text(tool: "ToolAccount", *, full: bool) -> Text:
 
 
 def _style(call: "CallAccount", greatest: float) -> str:
-    from trainspan_viewer.pages.timeline import color
+    from trainspan_processing.explain.shades import shade
 
-    name = color(call.advantage, greatest, trained=call.reason is None)
+    name = shade(call.advantage, greatest, trained=call.reason is None)
     if name == "u":
         return "strike"
     return "" if name == "z" else f"#1b1f24 on {_SHADES[name[0]][int(name[1]) - 1]}"

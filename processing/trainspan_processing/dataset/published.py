@@ -36,11 +36,10 @@ class Published:
         """SEEN, sorted by rollout. Raises DatasetError if the ledger is missing or malformed."""
         path = ledger_path(self.path)
         try:
-            lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            rows = [[line.get(name) for name in SEEN] for line in lines]
-        except (OSError, ValueError, AttributeError) as error:
+            lines = pl.read_ndjson(path, schema=LEDGER)
+        except (OSError, pl.exceptions.PolarsError) as error:
             raise DatasetError(f"{path} cannot be read ({error}): the dataset is damaged; build it again") from error
-        return pl.DataFrame(rows, schema=SEEN, orient="row").sort(ROLLOUT_KEY)
+        return lines.select(*SEEN).sort(ROLLOUT_KEY)
 
     def columns(self) -> list[str]:
         """The names of the columns of its rows. Raises DatasetError if a file is missing or damaged."""
@@ -54,6 +53,12 @@ class Published:
         """
         with self._undamaged() as files:
             return pl.concat([pl.scan_parquet(file).select(columns).collect() for file in files])
+
+    def rows_of(self, rollout_ids: Sequence[str], columns: Sequence[str]) -> pl.DataFrame:
+        """Columns of the rows of these rollouts. Raises DatasetError if a file is missing or damaged."""
+        own = pl.col("rollout_id").is_in(list(rollout_ids))
+        with self._undamaged() as files:
+            return pl.concat([pl.scan_parquet(file).filter(own).select(columns).collect() for file in files])
 
     def rows_at(self, places: Sequence[int], columns: Sequence[str]) -> pl.DataFrame:
         """Columns of the rows at these places (from 0, ascending). Raises DatasetError if a file is missing or damaged."""

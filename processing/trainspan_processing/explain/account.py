@@ -58,7 +58,7 @@ class CallAccount:
     prompt_text: str | None
     """Text of `prompt_ids[prefix_len:]`; None without a tokenizer."""
     pieces: list[str] | None
-    """(C,) text added by each completion token; None without a tokenizer."""
+    """(C,) text added by each completion token; None without a tokenizer, or if not asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,11 @@ _EXCERPT: Final = 12
 """Tokens shown of each side at the point where two calls diverge."""
 
 
-def describe_rollout(evidence: Evidence, decoder: Decoder | None) -> RolloutAccount:
-    """The account of the rollout; `decoder` is used if its vocabulary covers all of the rollout's ids."""
+def describe_rollout(evidence: Evidence, decoder: Decoder | None, *, pieces: bool = True) -> RolloutAccount:
+    """The account of the rollout; `decoder` is used if its vocabulary covers all of the rollout's ids.
+
+    Without `pieces`, the text of single tokens is left out, which takes the most time.
+    """
     rollout = evidence.rollout
     start_ns = rollout["start_ns"] or 0
     if decoder is not None and not decoder.covers(_all_ids(evidence.calls)):
@@ -42,7 +45,7 @@ def describe_rollout(evidence: Evidence, decoder: Decoder | None) -> RolloutAcco
         **{name: rollout[name] for name in (*ROLLOUT_KEY, "run_id", "round", "task_id", "split", "status", "reason")},
         start_ns=start_ns,
         seconds=seconds(start_ns, rollout["end_ns"]),
-        calls=_calls(evidence, start_ns, decoder),
+        calls=_calls(evidence, start_ns, decoder, pieces=pieces),
         foreign=_foreign(evidence, start_ns),
         tools=_tools(evidence, start_ns),
         edges=describe_edges(evidence, start_ns),
@@ -80,7 +83,7 @@ def _all_ids(calls: pl.DataFrame) -> Iterable[int]:
             yield from (value for value in calls[name].list.max().drop_nulls())
 
 
-def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None) -> list[CallAccount]:
+def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None, *, pieces: bool) -> list[CallAccount]:
     rows = {} if evidence.rows is None else {(row["trace_id"], row["span_id"]): row for row in evidence.rows.to_dicts()}
     before = {(row["segment_id"], row["segment_pos"]): row["call_index"] for row in rows.values()}
     broken = _broken(evidence.rows, decoder)
@@ -123,7 +126,7 @@ def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None) -> list[C
                 messages=inputs,
                 answer=outputs[-1] if outputs else None,
                 prompt_text=decoder.text(prompt[prefix_len:]) if decoder else None,
-                pieces=decoder.pieces(completion) if decoder else None,
+                pieces=decoder.pieces(completion) if decoder and pieces else None,
             )
         )
     return told

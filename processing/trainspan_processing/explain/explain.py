@@ -1,244 +1,213 @@
-"""Finds one rollout and everything that determines its credit, with the dataset step's own functions."""
+"""Explains one rollout, or the rollouts of its group, with the dataset step's own functions."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import polars as pl
 
-from trainspan_processing.assembly.recorded import recorded
-from trainspan_processing.assembly.rows import ROW_ORDER, RowCounts, make_rows
-from trainspan_processing.dataset.ledger import NOTHING_USED
-from trainspan_processing.dataset.published import Published
+from trainspan_processing.assembly.rows import ROW_ORDER, RowCounts, rows_of
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.describe import describe_rollout
-from trainspan_processing.explain.dry_run import DryRun, dry_run
-from trainspan_processing.explain.evidence import Evidence, SpanText
+from trainspan_processing.explain.evidence import Evidence, Key, SpanText
+from trainspan_processing.explain.inquiry import Inquiry, Question, inquire
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import read_tokens
 from trainspan_processing.reasons.missing_calls import find_lacks
-from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
-from trainspan_processing.reasons.waiting import find_groups
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
-from trainspan_processing.text.token_text import find_decoder
+from trainspan_processing.text.token_text import Decoder, find_decoder
 from trainspan_processing.traces.message_records import read_records, with_records
-from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_traces
-from trainspan_schemas.errors import DatasetError, UsageError
-from trainspan_schemas.settings import DatasetSettings
+from trainspan_processing.traces.trace_index import Clock
+from trainspan_schemas.errors import DatasetError
 
-__all__ = ["Question", "explain_rollout"]
+__all__ = ["GroupAccount", "compare_credit", "explain_group", "explain_rollout"]
 
-NEWEST: Final = "newest"
-_MOST_EXAMPLES: Final = 5
-_SPAN_TEXT: Final = [*SPAN_KEY, "name", "start_ns", "end_ns", "status_code", "attributes"]
+RolloutKey = tuple[str, int]
+"""(rollout_id, attempt)."""
 
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """The rollout to explain, and how it is credited."""
-
-    stores: Sequence[str]
-    """Paths or grpc:// addresses."""
-    rollout: str
-    """Its id or the beginning of it; `newest`: the rollout that ended last, within `dataset` if given."""
-    settings: DatasetSettings
-    attempt: int | None = None
-    """None: the last attempt."""
-    dataset: Published | None = None
-    """Explain the credit given by this dataset: with its settings, compared with the rollouts that it saw."""
-    models: Sequence[str | None] = ()
-    """Models to try for a tokenizer, best guess first."""
+_SPAN_TEXT: Final = [*ROLLOUT_KEY, *SPAN_KEY, "name", "start_ns", "end_ns", "status_code", "attributes"]
+_COMPARED: Final = [*SPAN_KEY, "advantage"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    rollout_id: str
-    attempt: int
-    run_id: str | None
-    round: int | None
+class GroupAccount:
+    """The rollouts that are compared with each other, and those of the same task that are not."""
+
+    rollouts: list[RolloutAccount]
+    """Sorted by (rollout_id, attempt); only those asked for."""
+    keys: list[RolloutKey]
+    """All of them."""
 
 
-def explain_rollout(question: Question, clock: Clock) -> RolloutAccount:
+def explain_rollout(question: Question, clock: Clock, *, pieces: bool = True) -> RolloutAccount:
     """Everything about one rollout; its credit is as `trainspan dataset` computes it over the rollouts of its round.
 
-    Raises UsageError if the id matches no rollout or several, StoreError if a store cannot be read.
+    With `pieces`, the text of each token is part of the account. Raises UsageError if the id matches no rollout or several,
+    StoreError if a store cannot be read.
     """
-    settings, dataset = _settings(question), question.dataset
-    if dataset is not None:
-        return _explained_by(dataset, question, settings, clock)
-    with Source(question.stores, allow_behind=True) as source:
-        found = _find(source, question.rollout, question.attempt)
-        company, now_ns = _company(source, found), clock.now_ns()
-        traces = index_traces(source, company, NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s)
-        decided = dry_run(source, traces, settings, NOTHING_USED)
-        evidence = _evidence(source, traces, decided, found, settings)
-    return describe_rollout(evidence, find_decoder(question.models) if evidence.calls.height else None)
+    with inquire(question, clock) as inquiry:
+        found = inquiry.found
+        [evidence] = _gather(inquiry, [(found.rollout_id, found.attempt)])
+    return describe_rollout(evidence, _decoder([evidence], question), pieces=pieces)
 
 
-def _explained_by(dataset: Published, question: Question, settings: DatasetSettings, clock: Clock) -> RolloutAccount:
-    """The account from what the dataset's run saw and computed."""
-    view = recorded(dataset, question.stores)
-    clock, earlier = view.clock(clock), view.earlier
-    wanted, attempt = question.rollout, question.attempt
-    if wanted == NEWEST:
-        wanted, attempt = _newest_of(dataset)
-    with view.open(question.stores, allow_behind=True) as source:
-        found = _find(source, wanted, None)
-        at_hand = view.rollouts_at_hand(source)
-        traces = index_traces(source, at_hand, earlier, now_ns=clock.now_ns(), settle_s=settings.settle_s)
-        found = _seen(found, attempt, traces.rollouts, dataset)
-        # A round has no later dataset that its groups could wait for.
-        wait_s = settings.group_wait_s if view.selection.round is None else 0.0
-        groups = find_groups(traces.rollouts, earlier, clock.now_ns(), wait_s)
-        decided = dry_run(source, traces, settings, earlier, groups.held)
-        evidence = _evidence(source, traces, decided, found, settings)
-    judged = replace(
-        evidence,
-        dataset=dataset,
-        agrees=_agrees(dataset, evidence),
-        unlike=_unlike(dataset, decided),
-    )
-    return describe_rollout(judged, find_decoder(question.models) if evidence.calls.height else None)
+def explain_group(question: Question, clock: Clock, *, start: int = 0, most: int | None = None) -> GroupAccount:
+    """The rollouts of the same run, round and task as the one in question, or with the same first prompt if it has no task.
+
+    The accounts are those of explain_rollout without pieces, for at most `most` of them from number `start`. Raises the same
+    errors.
+    """
+    with inquire(question, clock) as inquiry:
+        keys = _siblings(inquiry)
+        gathered = _gather(inquiry, _part(keys, start, most))
+    return _described(gathered, keys, question)
 
 
-def _settings(question: Question) -> DatasetSettings:
-    """The settings of the question, or of its dataset if it has one."""
-    if question.dataset is None:
-        return question.settings
-    known = {field.name for field in fields(DatasetSettings)}
-    said = {key: value for key, value in question.dataset.manifest["settings"].items() if key in known}
-    return replace(question.settings, **said)
+def compare_credit(
+    question: Question, changes: Mapping[str, Any], clock: Clock, *, start: int = 0, most: int | None = None
+) -> tuple[GroupAccount, GroupAccount]:
+    """The group as explain_group gives it, and the same with `changes` of settings. Raises the same errors."""
+    with inquire(question, clock) as inquiry:
+        keys = _siblings(inquiry)
+        part = _part(keys, start, most)
+        content = _read(inquiry, part)
+        before = _gather(inquiry, part, content)
+        other = inquiry.changed(changes)
+        after = None if other is None else _gather(other, part, content)
+    told = _described(before, keys, question)
+    if after is not None:
+        return told, _described(after, keys, question)
+    return told, explain_group(replace(question, changes=changes), clock, start=start, most=most)
 
 
-def _newest_of(dataset: Published) -> tuple[str, int]:
-    """The last rollout to end among those with rows in the dataset, else among all that the dataset saw."""
-    seen = dataset.seen().filter(~pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
-    if seen.is_empty():
-        raise UsageError(f"{dataset.path} covers no rollout: name another dataset")
-    rollout_id, attempt = seen.sort(pl.col("kept") > 0, "end_ns").select(*ROLLOUT_KEY).row(-1)
-    return rollout_id, attempt
+def _part(keys: Sequence[RolloutKey], start: int, most: int | None) -> Sequence[RolloutKey]:
+    return keys[start : None if most is None else start + most]
 
 
-def _find(source: Source, wanted: str, attempt: int | None) -> _Found:
-    columns = "rollout_id, attempt, run_id, round"
-    if wanted == NEWEST:
-        sql = f"SELECT {columns} FROM rollouts ORDER BY end_ns DESC NULLS LAST, start_ns DESC LIMIT 1"
-    else:
-        quoted = wanted.replace("'", "''")
-        sql = f"SELECT {columns} FROM rollouts WHERE starts_with(rollout_id, '{quoted}') ORDER BY 1, 2 LIMIT 1000"
-    rows = [_Found(*row) for batch in source.query(sql) for row in batch.select(columns.split(", ")).iter_rows()]
-    named = [row for row in rows if row.rollout_id == wanted] or rows
-    ids = sorted({row.rollout_id for row in named})
-    where = " and ".join(source.stores)
-    if not ids:
-        raise UsageError(f'no rollout {wanted!r} in {where}: see `trainspan sql "SELECT rollout_id FROM rollouts"`')
-    if len(ids) > 1:
-        shown = ", ".join(ids[:_MOST_EXAMPLES])
-        raise UsageError(f"{wanted!r} is a prefix of {len(ids)} rollout ids in {where} ({shown}): use a longer one")
-    attempts = sorted({row.attempt or 0 for row in named})
-    chosen = attempts[-1] if attempt is None else attempt
-    if chosen not in attempts:
-        raise UsageError(f"rollout {ids[0]} has no attempt {attempt}: it has {_listed(attempts)}")
-    found = next(row for row in named if (row.attempt or 0) == chosen)
-    return replace(found, attempt=chosen)
+def _described(gathered: Sequence[Evidence], keys: list[RolloutKey], question: Question) -> GroupAccount:
+    decoder = _decoder(gathered, question)
+    return GroupAccount([describe_rollout(evidence, decoder, pieces=False) for evidence in gathered], keys)
 
 
-def _seen(found: _Found, attempt: int | None, rollouts: pl.DataFrame, dataset: Published) -> _Found:
-    """The given attempt, else the last one that the dataset saw. Raises UsageError if the dataset did not see it."""
-    seen = rollouts.filter(pl.col("rollout_id") == found.rollout_id)["attempt"].sort().to_list()
-    if not seen:
-        raise UsageError(f"{dataset.path} does not cover rollout {found.rollout_id}: name the dataset that does")
-    if attempt is not None and attempt not in seen:
-        raise UsageError(
-            f"{dataset.path} does not cover attempt {attempt} of rollout {found.rollout_id}: it covers {_listed(seen)}"
-        )
-    return replace(found, attempt=seen[-1] if attempt is None else attempt)
+def _decoder(gathered: Sequence[Evidence], question: Question) -> Decoder | None:
+    return find_decoder(question.models) if any(evidence.calls.height for evidence in gathered) else None
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
-
-
-def _company(source: Source, found: _Found) -> Selection:
-    """The rollouts that it is compared with: all rollouts of its run and round."""
-    if found.run_id is not None and found.round is not None:
-        return Selection(found.run_id, found.round)
-    run = "run_id IS NULL" if found.run_id is None else f"run_id = '{found.run_id.replace(chr(39), chr(39) * 2)}'"
-    round_ = "round IS NULL" if found.round is None else f"round = {found.round}"
-    sql = f"SELECT DISTINCT rollout_id FROM rollouts WHERE {run} AND {round_} ORDER BY 1"
-    ids = {row[0] for batch in source.query(sql) for row in batch.select("rollout_id").iter_rows()}
-    return Selection(rollout_ids=sorted({*ids, found.rollout_id}))
-
-
-def _evidence(
-    source: Source, traces: TraceIndex, decided: DryRun, found: _Found, settings: DatasetSettings
-) -> Evidence:
+def _siblings(inquiry: Inquiry) -> list[RolloutKey]:
+    """The rollouts of its task, compared or not; without a task, those that it is compared with."""
+    found, decided = inquiry.found, inquiry.decided
     own = (pl.col("rollout_id") == found.rollout_id) & (pl.col("attempt") == found.attempt)
-    alone = Selection(rollout_ids=[found.rollout_id])
+    rollouts = decided.rewarded.rollouts
+    if found.task_id is not None:
+        task = ["run_id", "round", "task_id"]
+        same = rollouts.join(rollouts.filter(own).select(task), on=task, how="semi", nulls_equal=True)
+    else:
+        compared = decided.compared
+        same = compared.join(compared.filter(own).select("group_id"), on="group_id", how="semi")
+    together = {(found.rollout_id, found.attempt), *((row[0], row[1]) for row in same.select(*ROLLOUT_KEY).iter_rows())}
+    return sorted(together)
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What the stores hold of some rollouts, whatever their credit."""
+
+    payload: pl.DataFrame
+    """TOKENS of their calls."""
+    texts: Mapping[RolloutKey, Mapping[Key, SpanText]]
+
+
+def _read(inquiry: Inquiry, keys: Sequence[RolloutKey]) -> _Content:
+    ids = sorted({rollout_id for rollout_id, _ in keys})
+    calls = inquiry.decided.calls.filter(pl.col("rollout_id").is_in(ids))
+    payload = read_tokens(inquiry.source, calls, answers=inquiry.traces.answers)
+    return _Content(payload, _texts(inquiry.source, ids))
+
+
+def _gather(inquiry: Inquiry, keys: Sequence[RolloutKey], content: _Content | None = None) -> list[Evidence]:
+    """The evidence of each of these rollouts; what they share is read once."""
+    content = content or _read(inquiry, keys)
+    gathered = [_evidence(inquiry, key, content.payload, content.texts.get(key, {})) for key in keys]
+    dataset = inquiry.dataset
+    if dataset is None:
+        return gathered
+    written = dataset.rows_of([rollout_id for rollout_id, _ in keys], [*ROLLOUT_KEY, *_COMPARED])
+    unlike = _unlike(inquiry)
+    return [replace(one, dataset=dataset, agrees=_agrees(written, one), unlike=unlike) for one in gathered]
+
+
+def _evidence(inquiry: Inquiry, key: RolloutKey, payload: pl.DataFrame, texts: Mapping[Key, SpanText]) -> Evidence:
+    rollout_id, attempt = key
+    source, decided, traces = inquiry.source, inquiry.decided, inquiry.traces
+    own = (pl.col("rollout_id") == rollout_id) & (pl.col("attempt") == attempt)
     rollout = decided.rewarded.rollouts.filter(own)
     if rollout.is_empty():
-        raise DatasetError(
-            f"rollout {found.rollout_id} is in the store, but none of its spans is: wait for them to arrive"
-        )
+        raise DatasetError(f"rollout {rollout_id} is in the store, but none of its spans is: wait for them to arrive")
     calls = decided.calls.filter(own)
     worth = decided.compared.select("rollout", pl.col("reward").alias("rollout_reward"))
-    sound = (
-        decided.sound.filter(own).join(worth, on="rollout", how="left").sort(*ROW_ORDER, "position", nulls_last=False)
-    )
-    chunks = [(sound, traces.answers)] if sound.height else []
-    made = list(make_rows(source, chunks, decided.limits, RowCounts()))
-    payload = read_tokens(source, calls, answers=traces.answers) if calls.height else None
-    judged = _with_outcome(calls, [outcome for _, outcome in made])
+    sound = decided.sound.filter(own).join(worth, on="rollout", how="left")
+    sound = _with_tokens(sound.sort(*ROW_ORDER, "position", nulls_last=False), payload)
+    rows, outcome = rows_of(sound, decided.limits, RowCounts()) if sound.height else (None, None)
     return Evidence(
         rollout=rollout.row(0, named=True),
-        calls=judged if payload is None else judged.join(payload, on=SPAN_KEY, how="left", maintain_order="left"),
-        rows=pl.concat([rows for rows, _ in made]) if made else None,
+        calls=_with_tokens(calls if outcome is None else _with_outcome(calls, outcome), payload),
+        rows=rows,
         decided=decided,
         traces=traces,
-        texts=_texts(source, alone),
-        settings=settings,
-        lacks=find_lacks(source, traces, found.rollout_id, found.attempt),
+        texts=texts,
+        settings=inquiry.settings,
+        lacks=find_lacks(source, traces, rollout_id, attempt),
     )
 
 
-def _with_outcome(calls: pl.DataFrame, outcomes: Sequence[pl.DataFrame]) -> pl.DataFrame:
+def _with_tokens(calls: pl.DataFrame, payload: pl.DataFrame) -> pl.DataFrame:
+    return calls.join(payload, on=SPAN_KEY, how="left", maintain_order="left")
+
+
+def _with_outcome(calls: pl.DataFrame, outcome: pl.DataFrame) -> pl.DataFrame:
     """The calls with their final reasons."""
-    for outcome in outcomes:
-        told = outcome.select(*SPAN_KEY, pl.col("reason").alias("token_reason"))
-        calls = calls.join(told, on=SPAN_KEY, how="left", maintain_order="left")
-        calls = calls.with_columns(pl.coalesce("reason", "token_reason").alias("reason")).drop("token_reason")
-    return calls
+    told = outcome.select(*SPAN_KEY, pl.col("reason").alias("token_reason"))
+    calls = calls.join(told, on=SPAN_KEY, how="left", maintain_order="left")
+    return calls.with_columns(pl.coalesce("reason", "token_reason").alias("reason")).drop("token_reason")
 
 
-def _texts(source: Source, alone: Selection) -> dict[tuple[str, str], SpanText]:
-    """The content of the rollout's spans, by span."""
+def _texts(source: Source, rollout_ids: list[str]) -> dict[RolloutKey, dict[Key, SpanText]]:
+    """Rollout → the content of its spans, by span."""
     rows = [
         row
-        for batch in source.read("spans", alone, _SPAN_TEXT)
+        for batch in source.read("spans", Selection(rollout_ids=rollout_ids), _SPAN_TEXT)
         for row in batch.select(_SPAN_TEXT).iter_rows(named=True)
     ]
     records = read_records(source, {row["trace_id"] for row in rows})
-    found = {}
+    found: dict[RolloutKey, dict[Key, SpanText]] = {}
     for row in rows:
         key = (row["trace_id"], row["span_id"])
         attributes = with_records(json.loads(row["attributes"] or "{}"), records, key)
         failed = row["status_code"] == 2
-        found[key] = SpanText(row["name"] or "", row["start_ns"], row["end_ns"], failed, attributes)
+        text = SpanText(row["name"] or "", row["start_ns"], row["end_ns"], failed, attributes)
+        found.setdefault((row["rollout_id"], row["attempt"] or 0), {})[key] = text
     return found
 
 
-def _agrees(dataset: Published, evidence: Evidence) -> bool:
-    """Whether the dataset's rows equal the rows computed now, with exactly the same advantages."""
-    columns = [*SPAN_KEY, "advantage"]
-    written = evidence.own(dataset.rows([*ROLLOUT_KEY, *columns])).select(columns).sort(SPAN_KEY)
+def _agrees(written: pl.DataFrame, evidence: Evidence) -> bool:
+    """Whether a dataset's rows equal the rows computed now, with exactly the same advantages."""
+    own = evidence.own(written).select(_COMPARED).sort(SPAN_KEY)
     if evidence.rows is None:
-        return written.is_empty()
-    return written.equals(evidence.rows.select(columns).sort(SPAN_KEY))
+        return own.is_empty()
+    return own.equals(evidence.rows.select(_COMPARED).sort(SPAN_KEY))
 
 
-def _unlike(dataset: Published, decided: DryRun) -> int:
-    """Number of rollouts compared by the dataset that are missing in the stores or have a different reward there."""
-    then = dataset.seen().drop_nulls("reward").select(*ROLLOUT_KEY, "reward")
-    now = decided.rewarded.rollouts.filter(pl.col("reason").is_null()).select(*ROLLOUT_KEY, "reward")
-    return then.join(now, on=[*ROLLOUT_KEY, "reward"], how="anti").height
+def _unlike(inquiry: Inquiry) -> int:
+    """Number of rollouts compared by the dataset that are missing in the stores or have a different reward there.
+
+    Only rollouts of the same task count if no others were read.
+    """
+    assert inquiry.dataset is not None
+    then = inquiry.dataset.seen().drop_nulls("reward")
+    if inquiry.is_narrow:
+        found = inquiry.found
+        task = {"run_id": found.run_id, "round": found.round, "task_id": found.task_id}
+        then = then.filter(pl.col(name).eq_missing(pl.lit(value)) for name, value in task.items())
+    now = inquiry.decided.rewarded.rollouts.filter(pl.col("reason").is_null()).select(*ROLLOUT_KEY, "reward")
+    return then.select(*ROLLOUT_KEY, "reward").join(now, on=[*ROLLOUT_KEY, "reward"], how="anti").height

@@ -8,20 +8,20 @@ from trainspan_processing.tables import EDGES, ROLLOUT_KEY
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.settings import DatasetSettings
 
-__all__ = ["OVERLONG", "is_overlong", "overlong_edges", "overlong_mode", "overlong_penalty"]
+__all__ = ["MODES", "OVERLONG", "is_overlong", "overlong_edges", "overlong_mode", "overlong_penalty"]
 
 OVERLONG: Final = "overlong"
 """The name of the penalty among the rewards, its rule, and the drop reason of masked calls."""
 
-_MODES: Final = ("keep", "mask", "punish")
+MODES: Final = ("keep", "mask", "punish")
 _GREATEST_PENALTY: Final = 1.0
 """Penalty of an answer beyond the limit, equation 13."""
 
 
 def overlong_mode(settings: DatasetSettings) -> str:
     """`keep`, `mask` or `punish`. Raises UsageError for any other mode, and for a penalty that would have no effect."""
-    if settings.overlong not in _MODES:
-        raise UsageError(f"overlong = {settings.overlong!r}: use one of {', '.join(_MODES)}")
+    if settings.overlong not in MODES:
+        raise UsageError(f"overlong = {settings.overlong!r}: use one of {', '.join(MODES)}")
     if settings.overlong_penalty is not None and settings.overlong != "punish":
         raise UsageError(
             f"overlong_penalty = {settings.overlong_penalty:g} has no effect: overlong is {settings.overlong!r}; "

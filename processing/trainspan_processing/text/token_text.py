@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,7 +70,7 @@ def find_decoder(candidates: Iterable[str | None]) -> Decoder | None:
 
 def _load(model: str) -> Decoder | None:
     try:
-        from tokenizers import Tokenizer
+        import tokenizers  # noqa: F401
     except ModuleNotFoundError:
         log.info("event=no_tokenizers advice=%r", "pip install tokenizers")
         return None
@@ -77,9 +78,17 @@ def _load(model: str) -> Decoder | None:
     if path is None:
         return None
     try:
-        return Decoder(model, Tokenizer.from_file(str(path)))
+        return Decoder(model, _tokenizer(str(path), path.stat().st_mtime_ns))
     except Exception as error:
         raise UsageError(f"{path} is not a readable tokenizer: {error}") from error
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(path: str, changed_ns: int) -> Any:
+    """The tokenizer of a file; a large vocabulary takes a second to parse, so the last ones are kept."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(path)
 
 
 def _file_of(model: str) -> Path | None:

@@ -11,7 +11,8 @@ from trainspan_processing.assembly.build import BuiltDataset
 from trainspan_processing.assembly.rebuild import rebuild
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.account import RolloutAccount
-from trainspan_processing.explain.explain import NEWEST, Question, explain_rollout
+from trainspan_processing.explain.explain import explain_rollout
+from trainspan_processing.explain.inquiry import NEWEST, Question
 from trainspan_schemas import keys
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.settings import DatasetSettings

@@ -15,13 +15,14 @@ from tests.support.byte_tokenizer import encode, make_byte_tokenizer
 from trainspan_processing.assembly.build import BuiltDataset
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.account import RolloutAccount
-from trainspan_processing.explain.explain import Question, explain_rollout
+from trainspan_processing.explain.explain import explain_rollout
+from trainspan_processing.explain.inquiry import Question
+from trainspan_processing.explain.shades import shade
 from trainspan_processing.reasons.advice import ADVICE
 from trainspan_schemas.dataset import manifest_path
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.settings import DatasetSettings
-from trainspan_viewer.pages.explanation import explanation_page
-from trainspan_viewer.pages.timeline import color
+from trainspan_viewer.pages.rollout.rollout import explanation_page
 
 
 def _explain(bench: Bench, name: str, dataset: BuiltDataset | None = None, **settings: Any) -> RolloutAccount:
@@ -155,7 +156,7 @@ def test_calls_stand_in_their_segments_by_agent_with_tools_between(bench: Bench)
     assert (tool.name, tool.arguments, tool.result, tool.start_s) == ("run", '{"x": 1}', "2", 2.6)
     page = explanation_page(account)
     assert page.index("call 1 · coder") < page.index("tool run") < page.index("call 2 · planner")
-    assert "⟨3 tokens of call 0 and before⟩" in page
+    assert "⟨3 tokens as in call 0⟩" in page
 
 
 def test_a_dataset_is_explained_with_its_own_settings_and_rollouts(bench: Bench) -> None:
@@ -225,7 +226,7 @@ def test_rollouts_of_no_run_are_compared_with_each_other(bench: Bench) -> None:
     [(2.0, True, "p5"), (0.1, True, "p1"), (-1.0, True, "n3"), (-9.0, True, "n5"), (0.0, True, "z"), (2.0, False, "u")],
 )
 def test_the_color_tells_sign_size_and_mask(advantage: float, trained: bool, name: str) -> None:
-    assert color(advantage, 2.0, trained=trained) == name
+    assert shade(advantage, 2.0, trained=trained) == name
 
 
 def test_the_command_prints_writes_the_page_and_answers_in_json(bench: Bench, tmp_path: Path) -> None:
@@ -246,7 +247,8 @@ def test_the_command_prints_writes_the_page_and_answers_in_json(bench: Bench, tm
     assert done.returncode == 0, done.stderr
     assert "sure?yes" in done.stdout
     assert "A(call 0) = (1 − 0.5) / 0.70721 = 0.70701" in done.stdout
-    assert page.read_text().count('class="t p5"') == 3
+    assert page.read_text().count('<span class="p5"><i title="id ') == 1
+    assert page.read_text().count("<i title=") == 3
     record = json.loads(run("--format", "json").stdout)
     assert record["calls"][0]["pieces"] == ["y", "e", "s"]
     assert record["calls"][0]["prompt_text"] == "sure?"

@@ -7,7 +7,8 @@ import pytest
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import TestRollout, chain
 from trainspan_processing.explain.account import RolloutAccount
-from trainspan_processing.explain.explain import Question, explain_rollout
+from trainspan_processing.explain.explain import explain_rollout
+from trainspan_processing.explain.inquiry import Question
 from trainspan_processing.read.source import Source
 from trainspan_processing.reasons.missing_calls import find_lacks
 from trainspan_schemas.errors import NothingToTrainError

@@ -1,23 +1,19 @@
 """Candidate models for the tokenizer that decodes stored token ids."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from trainspan_schemas.settings import Settings
+from trainspan_processing.text.token_text import load_decoder
+from trainspan_schemas.checkpoint import read_latest
+from trainspan_schemas.errors import TrainspanError
+from trainspan_schemas.home import checkpoints_dir, served_model
+from trainspan_schemas.settings import Settings
 
 __all__ = ["tokenizer_places"]
 
 
-def tokenizer_places(model: str | None, chosen: "Settings") -> tuple[str | None, ...]:
+def tokenizer_places(model: str | None, chosen: Settings) -> tuple[str | None, ...]:
     """Models whose tokenizer may fit, most likely first; only `model` if the user named one.
 
     Raises UsageError if `model` has no tokenizer.
     """
-    from trainspan_processing.text.token_text import load_decoder
-    from trainspan_schemas.checkpoint import read_latest
-    from trainspan_schemas.errors import TrainspanError
-    from trainspan_schemas.home import checkpoints_dir, served_model
-
     if model is not None:
         load_decoder(model)
         return (model,)

@@ -1,0 +1,257 @@
+"""Finds a rollout, the rollouts that it is compared with, and what the dataset step decides about all of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+import polars as pl
+
+from trainspan_processing.assembly.recorded import Recorded, recorded
+from trainspan_processing.credit.plan import make_plan
+from trainspan_processing.dataset.ledger import NOTHING_USED, Ledger
+from trainspan_processing.dataset.published import Published
+from trainspan_processing.explain.dry_run import DryRun, dry_run
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
+from trainspan_processing.reasons.waiting import find_groups
+from trainspan_processing.tables import ROLLOUT_KEY
+from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_traces
+from trainspan_schemas.errors import UsageError
+from trainspan_schemas.settings import DatasetSettings
+
+__all__ = ["Found", "Inquiry", "Question", "inquire"]
+
+NEWEST: Final = "newest"
+_MOST_EXAMPLES: Final = 5
+_ALONE: Final = ("grpo", "dr_grpo", "rloo", "none")
+"""Baselines by which the other groups of a dataset do not affect a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The rollout to explain, and how it is credited."""
+
+    stores: Sequence[str]
+    """Paths or grpc:// addresses."""
+    rollout: str
+    """Its id or the beginning of it; `newest`: the rollout that ended last, within `dataset` if given."""
+    settings: DatasetSettings
+    attempt: int | None = None
+    """None: the last attempt."""
+    dataset: Published | None = None
+    """Explain the credit given by this dataset: with its settings, compared with the rollouts that it saw."""
+    models: Sequence[str | None] = ()
+    """Models to try for a tokenizer, best guess first."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Settings to use instead of those of `settings` or of the dataset: what if?"""
+    whole: bool = True
+    """Read the whole round. Otherwise only the rollouts of its task are read if no other can affect its credit."""
+
+    @property
+    def chosen(self) -> DatasetSettings:
+        """The settings to credit by: those of the dataset if there is one, with the changes."""
+        said: dict[str, Any] = {}
+        if self.dataset is not None:
+            known = {field.name for field in fields(DatasetSettings)}
+            said = {key: value for key, value in self.dataset.manifest["settings"].items() if key in known}
+        return replace(self.settings, **{**said, **self.changes})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A rollout of the store."""
+
+    rollout_id: str
+    attempt: int
+    run_id: str | None
+    round: int | None
+    task_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """What the dataset step decides about a rollout and those that it is compared with; the source is open."""
+
+    source: Source
+    found: Found
+    settings: DatasetSettings
+    traces: TraceIndex
+    decided: DryRun
+    dataset: Published | None
+    is_narrow: bool
+    """Whether only rollouts of its task were read."""
+    earlier: Ledger = NOTHING_USED
+    """The datasets that the dataset's run knew."""
+    held: pl.DataFrame | None = None
+    """rollout_id, attempt of rollouts that waited for their group."""
+
+    def changed(self, changes: Mapping[str, Any]) -> "Inquiry | None":
+        """The same with other settings; None if rollouts that were not read would matter."""
+        settings = replace(self.settings, **changes)
+        if self.is_narrow and not _stands_alone(settings, self.found):
+            return None
+        decided = dry_run(self.source, self.traces, settings, self.earlier, self.held)
+        return replace(self, settings=settings, decided=decided)
+
+
+_FOUND: Final = [item.name for item in fields(Found)]
+
+
+@contextmanager
+def inquire(question: Question, clock: Clock) -> Iterator[Inquiry]:
+    """Finds and credits the rollout of the question among the rollouts that it is compared with.
+
+    Raises UsageError if the id matches no rollout or several, StoreError if a store cannot be read.
+    """
+    settings, dataset = question.chosen, question.dataset
+    if dataset is not None:
+        with _inquire_of(dataset, question, settings, clock) as inquiry:
+            yield inquiry
+        return
+    with Source(question.stores, allow_behind=True) as source:
+        found = _find(source, question.rollout, question.attempt)
+        company = _task(source, found) if not question.whole and _stands_alone(settings, found) else None
+        selection, now_ns = company or _round(source, found), clock.now_ns()
+        traces = index_traces(source, selection, NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s)
+        decided = dry_run(source, traces, settings, NOTHING_USED)
+        yield Inquiry(source, found, settings, traces, decided, None, company is not None)
+
+
+@contextmanager
+def _inquire_of(dataset: Published, question: Question, settings: DatasetSettings, clock: Clock) -> Iterator[Inquiry]:
+    """The same from what the dataset's run saw and computed."""
+    view = recorded(dataset, question.stores)
+    clock, earlier = view.clock(clock), view.earlier
+    wanted, attempt = question.rollout, question.attempt
+    if wanted == NEWEST:
+        wanted, attempt = _newest_of(dataset)
+    with view.open(question.stores, allow_behind=True) as source:
+        found = _find(source, wanted, None)
+        company = _task(source, found) if not question.whole and _stands_alone(settings, found) else None
+        at_hand = _within(view, company).rollouts_at_hand(source)
+        traces = index_traces(source, at_hand, earlier, now_ns=clock.now_ns(), settle_s=settings.settle_s)
+        found = _seen(found, attempt, traces.rollouts, dataset)
+        # A round has no later dataset that its groups could wait for.
+        wait_s = settings.group_wait_s if view.selection.round is None else 0.0
+        groups = find_groups(traces.rollouts, earlier, clock.now_ns(), wait_s)
+        decided = dry_run(source, traces, settings, earlier, groups.held)
+        yield Inquiry(source, found, settings, traces, decided, dataset, company is not None, earlier, groups.held)
+
+
+def _stands_alone(settings: DatasetSettings, found: Found) -> bool:
+    """Whether only rollouts of its task can affect the rollout's credit.
+
+    A user's own functions may compare in any way, and `max_staleness` counts from the newest call of all.
+    """
+    if None in (found.task_id, found.run_id, found.round) or settings.max_staleness is not None:
+        return False
+    plan = make_plan(settings, has_tasks=True)
+    credits = [estimator.credit for estimator in plan.estimators]
+    own = any(":" in name for name in credits)
+    return plan.combine == "sum" and not own and all(name in _ALONE for name in plan.baselines)
+
+
+def _newest_of(dataset: Published) -> tuple[str, int]:
+    """The last rollout to end among those with rows in the dataset, else among all that the dataset saw."""
+    seen = dataset.seen().filter(~pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
+    if seen.is_empty():
+        raise UsageError(f"{dataset.path} covers no rollout: name another dataset")
+    rollout_id, attempt = seen.sort(pl.col("kept") > 0, "end_ns").select(*ROLLOUT_KEY).row(-1)
+    return rollout_id, attempt
+
+
+def _find(source: Source, wanted: str, attempt: int | None) -> Found:
+    named = [] if wanted == NEWEST else _rows(source.read("rollouts", Selection(rollout_ids=[wanted]), _FOUND))
+    named = named or _search(source, wanted)
+    ids = sorted({row.rollout_id for row in named})
+    where = " and ".join(source.stores)
+    if not ids:
+        raise UsageError(f'no rollout {wanted!r} in {where}: see `trainspan sql "SELECT rollout_id FROM rollouts"`')
+    if len(ids) > 1:
+        shown = ", ".join(ids[:_MOST_EXAMPLES])
+        raise UsageError(f"{wanted!r} is a prefix of {len(ids)} rollout ids in {where} ({shown}): use a longer one")
+    attempts = sorted({row.attempt or 0 for row in named})
+    chosen = attempts[-1] if attempt is None else attempt
+    if chosen not in attempts:
+        raise UsageError(f"rollout {ids[0]} has no attempt {attempt}: it has {_listed(attempts)}")
+    found = next(row for row in named if (row.attempt or 0) == chosen)
+    return replace(found, attempt=chosen)
+
+
+def _search(source: Source, wanted: str) -> list[Found]:
+    """The newest rollout, or those whose id begins with `wanted`."""
+    columns = ", ".join(_FOUND)
+    if wanted == NEWEST:
+        sql = f"SELECT {columns} FROM rollouts ORDER BY end_ns DESC NULLS LAST, start_ns DESC LIMIT 1"
+    else:
+        quoted = wanted.replace("'", "''")
+        sql = f"SELECT {columns} FROM rollouts WHERE starts_with(rollout_id, '{quoted}') ORDER BY 1, 2 LIMIT 1000"
+    return _rows(source.query(sql))
+
+
+def _rows(batches: Iterator[pl.DataFrame]) -> list[Found]:
+    return [Found(*row) for batch in batches for row in batch.select(_FOUND).iter_rows()]
+
+
+def _seen(found: Found, attempt: int | None, rollouts: pl.DataFrame, dataset: Published) -> Found:
+    """The given attempt, else the last one that the dataset saw. Raises UsageError if the dataset did not see it."""
+    seen = rollouts.filter(pl.col("rollout_id") == found.rollout_id)["attempt"].sort().to_list()
+    if not seen:
+        raise UsageError(f"{dataset.path} does not cover rollout {found.rollout_id}: name the dataset that does")
+    if attempt is not None and attempt not in seen:
+        raise UsageError(
+            f"{dataset.path} does not cover attempt {attempt} of rollout {found.rollout_id}: it covers {_listed(seen)}"
+        )
+    return replace(found, attempt=seen[-1] if attempt is None else attempt)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _round(source: Source, found: Found) -> Selection:
+    """The rollouts that it is compared with: all rollouts of its run and round."""
+    if found.run_id is not None and found.round is not None:
+        return Selection(found.run_id, found.round)
+    run = "run_id IS NULL" if found.run_id is None else f"run_id = '{found.run_id.replace(chr(39), chr(39) * 2)}'"
+    round_ = "round IS NULL" if found.round is None else f"round = {found.round}"
+    sql = f"SELECT DISTINCT rollout_id FROM rollouts WHERE {run} AND {round_} ORDER BY 1"
+    ids = {row[0] for batch in source.query(sql) for row in batch.select("rollout_id").iter_rows()}
+    return Selection(rollout_ids=sorted({*ids, found.rollout_id}))
+
+
+def _task(source: Source, found: Found) -> Selection | None:
+    """The rollouts of its task and those in their traces; None if none of them made a call with tokens.
+
+    A trace may hold several rollouts, and a call's ancestors may be part of another one. Without a call of the policy
+    server, only the rest of the round tells which models it serves.
+    """
+    same = Selection(found.run_id, found.round)
+    columns = ["rollout_id", "task_id"]
+    ids = {found.rollout_id}
+    for batch in source.read("rollouts", same, columns):
+        ids |= set(batch.filter(pl.col("task_id") == found.task_id)["rollout_id"].to_list())
+    return _with_relatives(source, ids)
+
+
+def _with_relatives(source: Source, ids: set[str]) -> Selection | None:
+    known: set[str] = set()
+    held = pl.DataFrame()
+    while ids - known:
+        known = set(ids)
+        frames = list(source.read("holdings", Selection(rollout_ids=sorted(ids)), ["rollout_id", "calls"]))
+        if not frames:
+            return None
+        held = pl.concat(frames)
+        ids = {*ids, *held["rollout_id"].to_list()}
+    return Selection(rollout_ids=sorted(ids)) if held["calls"].sum() else None
+
+
+def _within(view: Recorded, company: Selection | None) -> Recorded:
+    """The view limited to these rollouts; the whole view if None."""
+    if company is None or company.rollout_ids is None:
+        return view
+    own = view.selection.rollout_ids
+    ids = [name for name in company.rollout_ids if own is None or name in set(own)]
+    return replace(view, selection=replace(view.selection, rollout_ids=ids))
