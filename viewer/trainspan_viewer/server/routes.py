@@ -10,6 +10,10 @@ from trainspan_viewer.pages.compare import render_compare
 from trainspan_viewer.pages.dataset import render_dataset, render_datasets
 from trainspan_viewer.pages.live import render_live
 from trainspan_viewer.pages.query import render_query
+from trainspan_viewer.pages.rollout.group import render_group
+from trainspan_viewer.pages.rollout.rollout import render_rollout
+from trainspan_viewer.pages.rollout.spans import render_spans
+from trainspan_viewer.pages.rollout.tokens import render_tokens
 from trainspan_viewer.pages.run import render_run
 from trainspan_viewer.pages.runs import render_runs
 from trainspan_viewer.pages.stage import render_stage
@@ -18,6 +22,10 @@ from trainspan_viewer.queries.dataset import load_dataset, load_datasets
 from trainspan_viewer.queries.live import load_live
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.query import load_query
+from trainspan_viewer.queries.rollout.group import load_group
+from trainspan_viewer.queries.rollout.raw_spans import load_spans
+from trainspan_viewer.queries.rollout.rollout import load_rollout
+from trainspan_viewer.queries.rollout.tokens import load_tokens
 from trainspan_viewer.queries.run import load_compare, load_run
 from trainspan_viewer.queries.runs import load_runs
 from trainspan_viewer.queries.sources import Sources
@@ -45,4 +53,9 @@ ROUTES: tuple[View, ...] = (
     View("/runs/{run}", load_run, render_run),
     View("/runs/{run}/compare/{other}", load_compare, render_compare),
     View("/runs/{run}/records/{place}", load_stage, render_stage),
+    View("/groups/{dataset}/{group}", load_group, render_group),
+    View("/rollouts/{rollout}", load_rollout, render_rollout),
+    View("/rollouts/{rollout}/group", load_group, render_group),
+    View("/rollouts/{rollout}/spans", load_spans, render_spans),
+    View("/rollouts/{rollout}/calls/{call}", load_tokens, render_tokens),
 )

@@ -120,3 +120,90 @@ if (query) {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) query.requestSubmit();
   });
 }
+// Rollouts and groups
+// Tokens: what is known about the one that is pointed at, or that the arrow keys reach.
+const parsed = new WeakMap();
+
+function numbersOf(pre) {
+  if (!parsed.has(pre)) {
+    const list = (name) => (pre.dataset[name] === undefined ? null : pre.dataset[name].split(","));
+    parsed.set(pre, { tokens: [...pre.querySelectorAll("i")], ids: list("ids"), logprobs: list("logprobs"), values: list("values") });
+  }
+  return parsed.get(pre);
+}
+
+function tell(pre, token) {
+  const { tokens, ids, logprobs, values } = numbersOf(pre);
+  const place = tokens.indexOf(token);
+  const say = pre.closest("section")?.querySelector(".say");
+  if (place < 0 || !say) return;
+  pre.querySelector("i.at")?.classList.remove("at");
+  token.classList.add("at");
+  const parts = [`token ${Number(pre.dataset.start) + place}`, JSON.stringify(token.textContent), `id ${ids[place]}`];
+  const value = values && (values.length === 1 ? values[0] : values[place]);
+  if (value !== null) parts.push(`${pre.dataset.name} ${value || "–"}`);
+  parts.push(`log-probability ${logprobs[place] || "–"}`);
+  say.textContent = parts.join(" · ");
+}
+
+document.addEventListener("pointerover", (event) => {
+  const token = event.target.closest?.("pre.tokens[data-ids] i");
+  if (token) tell(token.closest("pre"), token);
+});
+
+document.addEventListener("keydown", (event) => {
+  const pre = event.target.closest?.("pre.tokens[data-ids]");
+  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 20, ArrowUp: -20 }[event.key];
+  if (!pre || !step || event.ctrlKey || event.metaKey || event.altKey) return;
+  const { tokens } = numbersOf(pre);
+  const here = tokens.indexOf(pre.querySelector("i.at"));
+  const token = tokens[Math.min(Math.max(here + step, 0), tokens.length - 1)];
+  tell(pre, token);
+  token.scrollIntoView({ block: "nearest" });
+  event.preventDefault();
+});
+
+// Another overlay replaces the tokens in place, and the address says which one it is.
+async function exchange(address) {
+  const answer = await fetch(address, { signal: AbortSignal.timeout(60000) });
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#tokens");
+  if (!answer.ok || !fresh) throw new Error("no tokens");
+  document.querySelector("#tokens").replaceWith(fresh);
+}
+
+document.addEventListener("click", async (event) => {
+  const chosen = event.target.closest?.("#tokens nav a");
+  if (!chosen || event.button || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  try {
+    await exchange(chosen.href);
+    history.pushState({ tokens: true }, "", chosen.href);
+    document.querySelector("#tokens nav a[aria-current]")?.focus();
+  } catch {
+    location.assign(chosen.href);
+  }
+});
+
+addEventListener("popstate", () => {
+  if (document.querySelector("#tokens")) exchange(location.href).catch(() => location.reload());
+});
+
+// What if: a changed setting is computed at once.
+document.addEventListener("change", async (event) => {
+  const form = event.target.closest?.("#what-if form");
+  if (!form) return;
+  const address = `${form.getAttribute("action").split("#")[0]}?${new URLSearchParams(new FormData(form))}`;
+  const place = form.closest("#what-if");
+  place.setAttribute("aria-busy", "true");
+  try {
+    const answer = await fetch(address, { signal: AbortSignal.timeout(60000) });
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#what-if");
+    if (!fresh) throw new Error("no answer");
+    place.replaceWith(fresh);
+    fresh.open = true;
+    history.replaceState(null, "", address);
+    fresh.querySelector(`[name="${CSS.escape(event.target.name)}"]`)?.focus();
+  } catch {
+    form.requestSubmit();
+  }
+});

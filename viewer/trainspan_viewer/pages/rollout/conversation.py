@@ -1,0 +1,126 @@
+"""The conversation of a rollout: calls, calls to other models and tool steps, in the order of time."""
+
+from typing import Final
+
+from trainspan_processing.explain.account import CallAccount, ForeignAccount, RolloutAccount, ToolAccount
+from trainspan_processing.explain.arithmetic import number
+from trainspan_processing.explain.shades import SHADES, shade
+from trainspan_viewer.html.elements import Child, Element, element, link
+from trainspan_viewer.html.formats import seconds
+from trainspan_viewer.pages.rollout.marks import titled_marks
+from trainspan_viewer.pages.rollout.texts import pre, text_parts
+from trainspan_viewer.queries.rollout.conversation import Said, Step, Text, Turn, said_of
+from trainspan_viewer.queries.rollout.links import Links
+
+__all__ = ["advantage_legend", "conversation"]
+
+_MOST_TOOL: Final = 1_500
+
+
+def conversation(
+    account: RolloutAccount, steps: list[Step], links: Links | None, *, in_full: bool = False
+) -> list[Child]:
+    """One section per step; without `links` for a page that stands alone, and with `in_full` each token has a title."""
+    return [_step(account, step, links, in_full=in_full) for step in steps]
+
+
+def advantage_legend(account: RolloutAccount) -> Element:
+    greatest = number(account.credit.greatest)
+    return element(
+        "p",
+        element("span", "from the environment, not trained (mask 0)", class_="env"),
+        element("span", f"trained, advantage −{greatest}", class_=f"n{SHADES}"),
+        element("span", "0", class_="z"),
+        element("span", f"+{greatest}", class_=f"p{SHADES}"),
+        element("span", "sampled, but not trained", class_="u"),
+        class_="legend",
+    )
+
+
+def _step(account: RolloutAccount, step: Step, links: Links | None, *, in_full: bool) -> Element:
+    if isinstance(step, Turn):
+        return _call(account, step, links, in_full=in_full)
+    return _tool(step) if isinstance(step, ToolAccount) else _foreign(step)
+
+
+def _call(account: RolloutAccount, turn: Turn, links: Links | None, *, in_full: bool) -> Element:
+    call = turn.call
+    whose = f"call {call.index} · {call.agent or 'no agent named'} · turn {call.turn}"
+    address = links.call(account.rollout_id, account.attempt, call.index) if links else None
+    verdict = f"advantage {number(call.advantage)}" if call.reason is None else f"not trained: {call.reason}"
+    value = f"step reward {number(call.step_reward)}, value {number(call.value)}, {verdict}"
+    known = f"⟨{turn.known} tokens as in call {turn.like}⟩ " if turn.known else ""
+    kind = shade(call.advantage, account.credit.greatest, trained=call.reason is None)
+    return element(
+        "section",
+        element("h3", link(address, whose) if address else whose),
+        element("div", _facts(call), class_="note"),
+        element("div", value, class_="note" if call.reason is None else "bad"),
+        element("div", f"does not merge: {call.broken}", class_="warn") if call.broken else None,
+        _recorded(turn.said, turn.said_before),
+        pre(turn.added, "env", before=known),
+        _in_full(call, kind) if in_full and call.pieces is not None else pre(turn.answer, f"answer {kind}"),
+        element("p", link(address, "tokens: log-probability, entropy, ratio …"), class_="more") if address else None,
+        class_="step",
+        id=f"call-{call.index}",
+    )
+
+
+def _facts(call: CallAccount) -> str:
+    told = [
+        f"{seconds(call.seconds)} from {call.start_s:.2f} s",
+        f"policy {call.policy_name or '–'} version {'–' if call.policy_version is None else call.policy_version}",
+        f"temperature {number(call.temperature)}",
+        f"{len(call.prompt_ids)} prompt tokens, {len(call.completion_ids)} sampled",
+        f"finished: {call.finish_reason or '–'}",
+    ]
+    if call.segment is not None:
+        continues = f"continues call {call.continues}" if call.continues is not None else "its first call"
+        told.append(f"segment {call.segment}, {continues}")
+    return " · ".join(told)
+
+
+def _in_full(call: CallAccount, kind: str) -> Element:
+    pieces = call.pieces or []
+    logprobs: list[float | None] = [*call.logprobs, *[None] * (len(pieces) - len(call.logprobs))]
+    titles = [
+        f"id {token}, log-probability {number(logprob)}"
+        for token, logprob in zip(call.completion_ids, logprobs, strict=False)
+    ]
+    return titled_marks(pieces, kind, titles)
+
+
+def _recorded(said: list[Said], before: int) -> Element | None:
+    """The request as the client recorded it."""
+    if not said and not before:
+        return None
+    earlier = f", {before} as in the call before" if before else ""
+    shown = [
+        element("div", element("span", f"{one.role}: ", class_="role"), *text_parts(one.text), class_="message")
+        for one in said
+    ]
+    summary = element("summary", f"request as the client recorded it: {len(said)} messages{earlier}")
+    return element("details", summary, *shown)
+
+
+def _foreign(call: ForeignAccount) -> Element:
+    answer = said_of([call.answer]) if call.answer else []
+    return element(
+        "section",
+        element("h3", f"call to {call.model or 'an unnamed model'} · {call.agent or 'no agent named'}"),
+        element("div", f"no tokens recorded, not trained: {call.reason}", class_="bad"),
+        _recorded(said_of(call.messages), 0),
+        *(pre(one.text, "env") for one in answer),
+        class_="step",
+    )
+
+
+def _tool(tool: ToolAccount) -> Element:
+    heading = f"tool {tool.name}{' · failed' if tool.failed else ''} · {seconds(tool.seconds)}"
+    return element(
+        "section",
+        element("h3", heading, class_="bad" if tool.failed else None),
+        pre(Text.of(tool.arguments, _MOST_TOOL), "env") if tool.arguments else None,
+        pre(Text.of(f"→ {tool.result}", _MOST_TOOL), "env") if tool.result else None,
+        class_="step tool",
+    )

@@ -1,0 +1,148 @@
+"""The page of a group: siblings side by side, turn by turn, rewards and advantages above each."""
+
+from trainspan_processing.explain.account import RolloutAccount
+from trainspan_processing.explain.arithmetic import number
+from trainspan_processing.explain.shades import shade
+from trainspan_viewer.html.document import Page
+from trainspan_viewer.html.elements import Child, Element, element, link
+from trainspan_viewer.html.formats import count, seconds
+from trainspan_viewer.pages.rollout.conversation import advantage_legend
+from trainspan_viewer.pages.rollout.texts import text_parts
+from trainspan_viewer.pages.rollout.what_if import what_if_part
+from trainspan_viewer.queries.rollout.explained import MEMBERS
+from trainspan_viewer.queries.rollout.group import Cell, Divergence, GroupModel, Sibling
+
+__all__ = ["render_group"]
+
+
+def render_group(model: GroupModel) -> Page:
+    first = model.group.rollouts[0]
+    compared = max(len(one.credit.members) for one in model.group.rollouts)
+    about = (
+        f"{len(model.group.keys)} rollouts, {compared} compared · run {first.run_id or '–'}, round {count(first.round)}"
+    )
+    body: list[Child] = [
+        element("p", about, class_="note"),
+        element("p", _common(model), class_="lead"),
+        what_if_part(model.what_if, model.params, model.links),
+        advantage_legend(first),
+        _grid(model),
+        _pages(model),
+    ]
+    crumbs = [(first.run_id, f"/runs/{first.run_id}")] if first.run_id else []
+    if model.dataset:
+        crumbs.append((model.dataset.rpartition(":")[2], f"/datasets/{model.dataset}"))
+    return Page(f"Group of task {first.task_id or '–'}", body, section="datasets", crumbs=crumbs)
+
+
+def _common(model: GroupModel) -> str:
+    if len(model.siblings) < 2:
+        return "There is no other rollout to compare with."
+    if model.common is None:
+        return "All rollouts shown here have exactly the same tokens."
+    return f"The first of them depart at {_place(model.common)}."
+
+
+def _place(found: Divergence) -> str:
+    if found.part == "end":
+        return f"turn {found.turn}, which not all of them have"
+    return f"turn {found.turn}, token {found.token} of the {found.part}"
+
+
+def _grid(model: GroupModel) -> Element:
+    """A table: one column per sibling, one row per turn."""
+    corner = element("th", "turn", scope="col", class_="l")
+    heads = [element("th", *_head(one, model), scope="col", class_="l") for one in model.siblings]
+    rows = [
+        element(
+            "tr",
+            element("th", turn, scope="row"),
+            *(element("td", *_cell(one, one.cells[place])) for one in model.siblings),
+        )
+        for place, turn in enumerate(model.turns)
+    ]
+    grid = element(
+        "table",
+        element("caption", "siblings side by side; the text before an answer is what the environment added"),
+        element("thead", element("tr", corner, *heads)),
+        element("tbody", *rows),
+        class_="siblings",
+    )
+    return element("div", grid, class_="scroll", tabindex=0, role="region", aria_label="siblings side by side")
+
+
+def _head(one: Sibling, model: GroupModel) -> list[Child]:
+    account = one.account
+    verdict = element("div", f"not compared: {account.reason}", class_="bad") if account.reason else None
+    reference: Child = (
+        element("div", "the others are compared with this one", class_="note")
+        if one.is_reference
+        else element("div", link(model.params.link(against=account.rollout_id), "compare with this one"), class_="note")
+    )
+    return [
+        element("div", link(model.links.rollout(account.rollout_id, account.attempt), account.rollout_id[:12])),
+        element("div", f"R = {number(account.credit.reward)}", class_="reward"),
+        element("div", f"A = {_advantages(account)}"),
+        verdict,
+        element(
+            "div",
+            f"{account.status or 'not ended'}, {len(account.calls)} calls, {seconds(account.seconds)}",
+            class_="note",
+        ),
+        reference,
+        element("div", f"departs at {_place(one.divergence)}", class_="warn") if one.divergence else None,
+    ]
+
+
+def _advantages(account: RolloutAccount) -> str:
+    """The advantages of its trained calls, equal ones once."""
+    found = list(dict.fromkeys(number(call.advantage) for call in account.calls if call.reason is None))
+    if not found:
+        reasons = dict.fromkeys(call.reason or "" for call in account.calls)
+        return f"– ({', '.join(list(reasons)[:3]) or 'no calls'})"
+    return ", ".join(found[:6]) + (" …" if len(found) > 6 else "")
+
+
+def _cell(one: Sibling, cell: Cell | None) -> list[Child]:
+    if cell is None:
+        return [element("span", "–", class_="note")]
+    account, call = one.account, cell.call
+    kind = shade(call.advantage, account.credit.greatest, trained=call.reason is None)
+    verdict = f"A = {number(call.advantage)}" if call.reason is None else call.reason
+    answer: list[Child] = []
+    if cell.same:
+        answer.append(element("span", cell.same, class_="same"))
+    if cell.state == "here" and one.divergence is not None and one.divergence.part == "answer":
+        answer.append(element("mark", "◆", title=f"departs: {one.divergence.was} became {one.divergence.now}"))
+    answer += text_parts(cell.answer)
+    departs: Child = None
+    if cell.state == "here" and one.divergence is not None and one.divergence.part == "prompt":
+        told = (
+            f"the environment departs at token {one.divergence.token}: {one.divergence.was} became {one.divergence.now}"
+        )
+        departs = element("div", told, class_="warn")
+    return [
+        element("div", f"call {call.index}, {verdict}", class_="note"),
+        departs,
+        _environment(cell),
+        element("pre", *answer, class_=f"answer {kind}{' alike' if cell.state == 'same' else ''}"),
+    ]
+
+
+def _environment(cell: Cell) -> Element | None:
+    if cell.prompt_is_same:
+        return element("div", "⟨the same prompt as the one compared with⟩", class_="note")
+    return element("pre", *text_parts(cell.added), class_="env") if cell.added.head else None
+
+
+def _pages(model: GroupModel) -> Element | None:
+    links: list[Child] = []
+    if model.start:
+        links.append(link(model.params.link(start=max(model.start - MEMBERS, 0) or None), "earlier rollouts"))
+    if model.start + MEMBERS < len(model.group.keys):
+        links.append(link(model.params.link(start=model.start + MEMBERS), "more rollouts"))
+    if model.turns.start:
+        links.append(link(model.params.link(turn=None), "first turns"))
+    if model.turns.stop < model.n_turns:
+        links.append(link(model.params.link(turn=model.turns.stop), "later turns"))
+    return element("p", *links, class_="pages") if links else None

@@ -1,0 +1,89 @@
+"""The page of one rollout, and the same as a file without a server (`trainspan explain --html`)."""
+
+from trainspan_processing.explain.account import RolloutAccount
+from trainspan_viewer.html.document import Page, standalone
+from trainspan_viewer.html.elements import Child, Element, element, link
+from trainspan_viewer.html.formats import count
+from trainspan_viewer.pages.rollout.conversation import advantage_legend, conversation
+from trainspan_viewer.pages.rollout.facts import derivation, edges, facts, members
+from trainspan_viewer.pages.rollout.timeline import timeline
+from trainspan_viewer.pages.rollout.what_if import what_if_part
+from trainspan_viewer.queries.rollout.conversation import steps_of
+from trainspan_viewer.queries.rollout.explained import decoder_of
+from trainspan_viewer.queries.rollout.rollout import STEPS, RolloutModel
+
+__all__ = ["explanation_page", "render_rollout"]
+
+_MOST_TOKENS = 20_000
+"""Up to this many trained tokens in a file, each token gets its own element."""
+
+
+def render_rollout(model: RolloutModel) -> Page:
+    account, links = model.account, model.links
+    key = (account.rollout_id, account.attempt)
+    by = model.links.dataset
+    explained: Child = link(f"/datasets/{by}", by) if by else "the store as it is now"
+    body: list[Child] = [
+        facts(account, ("explained by", explained)),
+        element(
+            "p",
+            link(links.group(*key), f"side by side with its group of {len(account.credit.members) or 1}"),
+            link(links.spans(account.rollout_id), "raw spans"),
+            class_="pages",
+        ),
+        *_told(account),
+        members(account.credit, links.rollout),
+        what_if_part(model.what_if, model.params, links, key),
+        element("h2", "Conversation"),
+        advantage_legend(account),
+        *conversation(account, model.steps, links),
+        _pages(model),
+    ]
+    crumbs = []
+    if account.run_id:
+        crumbs.append((account.run_id, f"/runs/{account.run_id}"))
+    if by:
+        crumbs.append((by.rpartition(":")[2], f"/datasets/{by}"))
+    is_running = account.status is None
+    content: list[Child] = [element("div", *body, id="live")] if is_running else body
+    live = model.params.link() if is_running else None
+    return Page(f"Rollout {account.rollout_id}", content, section="datasets", crumbs=crumbs, live=live)
+
+
+def explanation_page(account: RolloutAccount) -> str:
+    """A file with everything about the rollout; it loads nothing and contains no script."""
+    steps, _ = steps_of(account, 0, 10**6, decoder_of(account))
+    in_full = sum(len(call.completion_ids) for call in account.calls) <= _MOST_TOKENS
+    body: list[Child] = [
+        facts(account),
+        *_told(account),
+        members(account.credit, None),
+        element("h2", "Conversation"),
+        advantage_legend(account),
+        *conversation(account, steps, None, in_full=in_full),
+    ]
+    return standalone(Page(f"Rollout {account.rollout_id}", body))
+
+
+def _told(account: RolloutAccount) -> list[Child]:
+    return [
+        element("h2", "Timeline"),
+        timeline(account),
+        element("h2", "Rewards"),
+        edges(account.edges),
+        element("h2", "Credit"),
+        derivation(account.credit),
+    ]
+
+
+def _pages(model: RolloutModel) -> Element | None:
+    if model.n_steps <= STEPS:
+        return None
+    end = min(model.start + STEPS, model.n_steps)
+    return element(
+        "p",
+        link(model.params.link(start=max(model.start - STEPS, 0) or None), "earlier steps") if model.start else None,
+        f"steps {count(model.start + 1)} to {count(end)} of {count(model.n_steps)}",
+        link(model.params.link(start=end), "later steps") if end < model.n_steps else None,
+        class_="pages",
+    )

@@ -1,0 +1,35 @@
+"""The page of a rollout's raw spans."""
+
+from trainspan_viewer.html.document import Page
+from trainspan_viewer.html.elements import Child, Element, element, link
+from trainspan_viewer.html.formats import count, seconds
+from trainspan_viewer.pages.rollout.texts import pre
+from trainspan_viewer.queries.rollout.raw_spans import PAGE, RawSpan, SpansModel
+
+__all__ = ["render_spans"]
+
+
+def render_spans(model: SpansModel) -> Page:
+    end = model.start + len(model.spans)
+    pages = element(
+        "p",
+        link(model.params.link(start=max(model.start - PAGE, 0) or None), "earlier") if model.start else None,
+        f"spans {count(model.start + 1)} to {count(end)} of {count(model.total)}" if model.spans else "no spans here",
+        link(model.params.link(start=end), "later") if end < model.total else None,
+        class_="pages",
+    )
+    body: list[Child] = [pages, *(_span(one) for one in model.spans), pages if len(model.spans) > 5 else None]
+    crumbs = [(f"rollout {model.rollout_id[:12]}", model.above)]
+    return Page(f"Spans of rollout {model.rollout_id}", body, section="datasets", crumbs=crumbs)
+
+
+def _span(one: RawSpan) -> Element:
+    facts = f"{seconds(one.seconds)} from {one.start_s:.3f} s · {one.service or 'no service'} · trace {one.trace_id} · span {one.span_id}"
+    parent = f" · parent {one.parent_span_id}" if one.parent_span_id else ""
+    return element(
+        "details",
+        element("summary", element("b", one.name), " failed" if one.failed else "", f" · {facts}{parent}"),
+        pre(one.attributes, "env"),
+        class_=f"span d{min(one.depth, 8)}",
+        id=f"span-{one.span_id}",
+    )

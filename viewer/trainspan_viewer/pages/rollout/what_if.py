@@ -1,0 +1,112 @@
+"""The form that asks what another credit would have given, and the answer in numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainspan_processing.explain.arithmetic import number
+from trainspan_viewer.html.elements import Child, Element, element, link, table
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.rollout.links import Links
+from trainspan_viewer.queries.rollout.what_if import Change, KnobState, WhatIf
+
+__all__ = ["what_if_part"]
+
+_KEPT = ("dataset", "attempt", "against", "start", "turn")
+"""Parameters of the page that the form keeps."""
+_MOST_ROWS = 400
+
+
+def what_if_part(model: WhatIf, params: Params, links: Links, this: tuple[str, int] | None = None) -> Element:
+    """The form, and below it every call's advantage before and after; `this` rollout's derivation is shown in full."""
+    body: list[Child] = [_form(model, params)]
+    if model.error:
+        body.append(element("p", model.error, class_="bad", role="alert"))
+    if model.group is not None:
+        body.append(_verdict(model))
+        body.append(_table(model.changes, links))
+        accounts = model.group.rollouts if this is None else [one for one in [model.account(*this)] if one is not None]
+        for one in accounts:
+            lines = element("ol", *(element("li", line) for line in one.credit.lines), class_="sum")
+            summary = element("summary", f"derivation of {one.rollout_id}")
+            body.append(element("details", summary, lines, open=this is not None))
+    summary = element("summary", "What if? Another credit, baseline, discount or rule")
+    return element("details", summary, *body, open=model.is_changed, id="what-if", class_="what-if")
+
+
+def _form(model: WhatIf, params: Params) -> Element:
+    fields: list[Child] = [
+        element("input", type="hidden", name=name, value=params.text(name)) for name in _KEPT if name in params.query
+    ]
+    fields += [_field(state) for state in model.knobs]
+    return element(
+        "form",
+        *fields,
+        element("button", "Compute"),
+        link(
+            Params(params.address, {}, {name: params.query[name] for name in _KEPT if name in params.query}).link(),
+            "as it is",
+        ),
+        method="get",
+        action=f"{params.address}#what-if",
+        class_="filters",
+    )
+
+
+def _field(state: KnobState) -> Element:
+    knob = state.knob
+    mark = "changed" if state.is_changed else None
+    if knob.choices:
+        known: list[str] = list(knob.choices)
+        if state.before is not None and state.before not in known:
+            known.append(str(state.before))
+        options = [element("option", "default", value="", selected=state.now is None)] if knob.may_be_absent else []
+        options += [element("option", name, value=name, selected=name == state.now) for name in known]
+        control = element("select", *options, name=knob.name, title=state.note, class_=mark)
+    else:
+        control = element(
+            "input",
+            name=knob.name,
+            value=_value(state.now),
+            title=state.note,
+            class_=mark,
+            inputmode="decimal" if knob.is_number else None,
+            size=6 if knob.is_number else 16,
+            autocomplete="off",
+        )
+    return element("label", knob.name, control)
+
+
+def _value(value: Any) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _verdict(model: WhatIf) -> Element:
+    changed = [f"{state.knob.name} = {_value(state.now) or 'default'}" for state in model.knobs if state.is_changed]
+    moved = sum(one.before[1:] != one.now[1:] for one in model.changes)
+    text = f"With {', '.join(changed)}: {moved} of {len(model.changes)} calls shown here change."
+    return element("p", text, role="status")
+
+
+def _table(changes: Sequence[Change], links: Links) -> Element:
+    rows: list[list[Child]] = [
+        [
+            link(links.rollout(one.rollout_id, one.attempt), one.rollout_id[:12]),
+            one.call,
+            one.agent or "–",
+            number(one.before[0]),
+            _advantage(one.before),
+            number(one.now[0]),
+            _advantage(one.now, is_new=one.before[1:] != one.now[1:]),
+        ]
+        for one in changes[:_MOST_ROWS]
+    ]
+    head = ["rollout", "call", "agent", "value", "advantage", "value then", "advantage then"]
+    left = len(changes) - len(rows)
+    caption = "advantages as they are and with the changed settings" + (f"; {left} more calls" if left else "")
+    return table(head, rows, text=frozenset({0, 2}), caption=caption)
+
+
+def _advantage(told: tuple[float | None, float | None, str | None], *, is_new: bool = False) -> Element:
+    _, advantage, reason = told
+    text = number(advantage) if reason is None else f"{number(advantage)} ({reason})"
+    return element("span", text, class_="changed" if is_new else "note" if reason else None)

@@ -1,0 +1,122 @@
+"""Accounts of rollouts and groups for pages, from the dataset that holds the rollout or from the store."""
+
+import time
+from typing import Final
+
+from trainspan_processing.dataset.published import open_published
+from trainspan_processing.explain.account import RolloutAccount
+from trainspan_processing.explain.explain import (
+    GroupAccount,
+    compare_credit,
+    explain_group,
+    explain_rollout,
+)
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.text.token_text import Decoder, find_decoder
+from trainspan_processing.traces.trace_index import Clock
+from trainspan_schemas.dataset import dataset_dir, manifest_path, round_dir_name
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.places import DatasetPlace, NotFoundError
+from trainspan_viewer.queries.rollout.kept import Kept
+from trainspan_viewer.queries.rollout.questions import Asked, ask
+from trainspan_viewer.queries.sources import Sources
+
+__all__ = ["MEMBERS", "account_of", "asked_of", "changed_group_of", "decoder_of", "group_of"]
+
+MEMBERS: Final = 8
+"""Rollouts of a group side by side."""
+_MOST_TOKENS: Final = 2_000_000
+"""Tokens of kept accounts: about 100 MB."""
+_CLOCK: Final = Clock(time.time_ns, time.sleep)
+
+
+def _size(account: RolloutAccount) -> int:
+    messages = sum(len(str(call.messages)) for call in account.calls) // 4
+    return 1000 + messages + sum(len(call.prompt_ids) + len(call.completion_ids) for call in account.calls)
+
+
+_rollouts: Final[Kept[RolloutAccount]] = Kept(_MOST_TOKENS, _size)
+_groups: Final[Kept[GroupAccount]] = Kept(_MOST_TOKENS, lambda group: sum(map(_size, group.rollouts)))
+
+
+_pairs: Final[Kept[tuple[GroupAccount, GroupAccount]]] = Kept(
+    _MOST_TOKENS, lambda pair: sum(_size(one) for group in pair for one in group.rollouts)
+)
+
+
+def asked_of(sources: Sources, params: Params, rollout: str, dataset: str = "") -> Asked:
+    """The question about a rollout, explained by the dataset named, else by its round's if that covers it.
+
+    `dataset` "none": by the store as it is now. Raises NotFoundError for an unknown dataset.
+    """
+    sources.store.select("SELECT 1", 1)  # holds the connection: a collector that runs only for readers stays meanwhile
+    name = dataset or params.text("dataset")
+    if name and name != "none":
+        return ask(sources, params, rollout, sources.places.dataset(name))
+    place = None if name else _dataset_with(sources, rollout)
+    return ask(sources, params, rollout, place)
+
+
+def _dataset_with(sources: Sources, rollout: str) -> DatasetPlace | None:
+    """The dataset of the rollout's run and round if it covers the rollout."""
+    columns = ["rollout_id", "run_id", "round"]
+    with Source([sources.places.store], allow_behind=True) as source:
+        found = [
+            row
+            for batch in source.read("rollouts", Selection(rollout_ids=[rollout]), columns)
+            for row in batch.select(columns).iter_rows()
+        ]
+    if not found or found[0][1] is None or found[0][2] is None:
+        return None
+    try:
+        run = sources.places.run(found[0][1])
+    except NotFoundError:
+        return None
+    path = dataset_dir(run.datasets, found[0][2])
+    if not manifest_path(path).is_file() or path.name != round_dir_name(found[0][2]):
+        return None
+    place = DatasetPlace(f"{run.run_id}:{path.name}", path, run.run_id)
+    return place if _covers(place, rollout) else None
+
+
+def _covers(place: DatasetPlace, rollout: str) -> bool:
+    return bool((open_published(place.path).seen()["rollout_id"] == rollout).any())
+
+
+def account_of(asked: Asked) -> RolloutAccount:
+    """The rollout, without the text of its single tokens."""
+    question = asked.question
+    return _rollouts.get(
+        _key(asked), lambda: explain_rollout(question, _CLOCK, pieces=False), is_live=asked.place is None
+    )
+
+
+def group_of(asked: Asked, *, start: int) -> GroupAccount:
+    """The rollout's group: MEMBERS of them from number `start`."""
+    question = asked.question
+    return _groups.get(
+        (*_key(asked), start),
+        lambda: explain_group(question, _CLOCK, start=start, most=MEMBERS),
+        is_live=asked.place is None,
+    )
+
+
+def changed_group_of(asked: Asked, *, start: int) -> tuple[GroupAccount, GroupAccount]:
+    """The same group, and with the changes of the address."""
+    question, changes = asked.question, asked.changes
+    return _pairs.get(
+        (*_key(asked), start, tuple(sorted(changes.items()))),
+        lambda: compare_credit(question, changes, _CLOCK, start=start, most=MEMBERS),
+        is_live=asked.place is None,
+    )
+
+
+def decoder_of(account: RolloutAccount) -> Decoder | None:
+    """The tokenizer that decoded the account."""
+    return find_decoder([account.decoded_with]) if account.decoded_with else None
+
+
+def _key(asked: Asked) -> tuple[object, ...]:
+    question, place = asked.question, asked.place
+    changed_ns = manifest_path(place.path).stat().st_mtime_ns if place else 0
+    return (question.rollout, question.attempt, place.path if place else None, changed_ns, question.settings)

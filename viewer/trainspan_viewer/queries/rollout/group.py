@@ -1,0 +1,219 @@
+"""The page of a group: siblings aligned turn by turn, and where each first departs from the one that it is compared with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from trainspan_processing.credit.groups import with_groups
+from trainspan_processing.dataset.published import Published
+from trainspan_processing.explain.account import CallAccount, RolloutAccount
+from trainspan_processing.explain.explain import GroupAccount
+from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
+from trainspan_processing.text.token_text import Decoder
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.places import NotFoundError
+from trainspan_viewer.queries.rollout.conversation import Text, ids_text, shared_lengths
+from trainspan_viewer.queries.rollout.explained import MEMBERS, asked_of, changed_group_of, decoder_of, group_of
+from trainspan_viewer.queries.rollout.links import Links
+from trainspan_viewer.queries.rollout.what_if import WhatIf, what_if
+from trainspan_viewer.queries.sources import Sources
+
+__all__ = ["Cell", "Divergence", "GroupModel", "Sibling", "first_divergence", "load_group"]
+
+_TURNS: Final = 20
+"""Turns on one page."""
+_MOST_CHARACTERS: Final = 1_200
+_BEFORE: Final = 12
+"""Equal tokens shown before the one that differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where a rollout departs from the reference."""
+
+    turn: int
+    """Number of the call in its rollout."""
+    part: str
+    """`prompt`: the environment differs; `answer`: the model sampled another token; `end`: one of them has no such turn."""
+    token: int
+    """Position in that part from 0."""
+    was: str
+    """The text of the reference from there on, shortened."""
+    now: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One turn of one sibling."""
+
+    call: CallAccount
+    prompt_is_same: bool
+    """Whether the prompt has the same tokens as the reference's in this turn; False for the reference itself."""
+    added: Text
+    """What the environment added."""
+    same: str
+    """The beginning of the answer, up to the first divergence if it is in this answer; else all or nothing."""
+    answer: Text
+    """The answer, after `same`."""
+    state: str
+    """`same` before the divergence, `here` at it, `after` it, `only` in the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """A column."""
+
+    account: RolloutAccount
+    is_reference: bool
+    divergence: Divergence | None
+    """None for the reference, and if the rollouts are equal."""
+    cells: list[Cell | None]
+    """One per turn of the page; None if it has no such turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupModel:
+    """The siblings from number `start` of all `keys`, and the turns from number `turn`."""
+
+    group: GroupAccount
+    siblings: list[Sibling]
+    turns: range
+    n_turns: int
+    start: int
+    common: Divergence | None
+    """The first divergence of any sibling."""
+    what_if: WhatIf
+    links: Links
+    params: Params
+    dataset: str | None
+
+
+def load_group(sources: Sources, params: Params) -> GroupModel:
+    """The group of `dataset` and `group`, or of `rollout`. Raises NotFoundError if there is none."""
+    dataset, rollout = params.path.get("dataset", ""), params.text("rollout")
+    if dataset:
+        rollout = _member(sources, dataset, params.text("group"))
+    asked = asked_of(sources, params, rollout, dataset)
+    start = MEMBERS * (params.integer("start", 0, most=10**6) // MEMBERS)
+    told = what_if(asked, start=start)
+    group = changed_group_of(asked, start=start)[0] if told.group else group_of(asked, start=start)
+    if not group.rollouts:
+        raise NotFoundError(f"the group has {len(group.keys)} rollouts: none from number {start}")
+    n_turns = max(len(one.calls) for one in group.rollouts)
+    first = min(params.integer("turn", 0, most=10**6), max(n_turns - 1, 0)) // _TURNS * _TURNS
+    turns = range(first, min(first + _TURNS, n_turns))
+    reference = _reference(group.rollouts, params.text("against"))
+    decoder = decoder_of(next((one for one in group.rollouts if one.decoded_with), group.rollouts[0]))
+    siblings = [_sibling(one, reference, turns, decoder) for one in group.rollouts]
+    departures = [one.divergence for one in siblings if one.divergence is not None]
+    return GroupModel(
+        group=group,
+        siblings=siblings,
+        turns=turns,
+        n_turns=n_turns,
+        start=start,
+        common=min(departures, key=lambda one: (one.turn, one.part != "prompt", one.token), default=None),
+        what_if=told,
+        links=Links(asked.place.name if asked.place else None),
+        params=params,
+        dataset=asked.place.name if asked.place else None,
+    )
+
+
+def _member(sources: Sources, dataset: str, group_id: str) -> str:
+    """A rollout of the group, from the dataset's rows, or from its ledger if none of its rollouts gave a row."""
+    published = _published(sources, dataset)
+    rows = published.rows([pl.col("group_id"), pl.col("rollout_id")]).filter(pl.col("group_id") == group_id)
+    if rows.height:
+        return str(rows["rollout_id"][0])
+    seen = published.seen().filter(~pl.col("rollout_id").str.starts_with(NO_ROLLOUT) & pl.col("task_id").is_not_null())
+    nothing = pl.DataFrame(schema={"rollout_id": pl.String, "attempt": pl.Int32, "prompt_hash": pl.String})
+    named = with_groups(seen, nothing).filter(pl.col("group_id") == group_id)
+    if named.is_empty():
+        raise NotFoundError(f"no group {group_id[:80]!r} in {dataset}")
+    return str(named["rollout_id"][0])
+
+
+def _published(sources: Sources, dataset: str) -> Published:
+    from trainspan_processing.dataset.published import open_published
+
+    return open_published(sources.places.dataset(dataset).path)
+
+
+def _reference(rollouts: Sequence[RolloutAccount], wanted: str) -> RolloutAccount:
+    """The rollout asked for, else the one with the greatest reward."""
+    named = next((one for one in rollouts if one.rollout_id == wanted), None)
+    return named or max(rollouts, key=lambda one: (bool(one.calls), one.credit.reward or 0.0))
+
+
+def _sibling(one: RolloutAccount, reference: RolloutAccount, turns: range, decoder: Decoder | None) -> Sibling:
+    is_reference = one is reference
+    divergence = None if is_reference else first_divergence(reference.calls, one.calls, decoder)
+    shared = shared_lengths(one.calls)
+    cells: list[Cell | None] = []
+    for turn in turns:
+        if turn >= len(one.calls):
+            cells.append(None)
+            continue
+        call = one.calls[turn]
+        added = ids_text(call.prompt_ids[shared[call.index][0] :][: 4 * _MOST_CHARACTERS], decoder)
+        state = _state(divergence, turn, is_reference=is_reference)
+        split = divergence.token if divergence and state == "here" and divergence.part == "answer" else 0
+        same = ids_text(call.completion_ids[:split], decoder) if split else ""
+        rest = ids_text(call.completion_ids[split:][: 4 * _MOST_CHARACTERS], decoder)
+        prompt_is_same = state == "same" or (state == "here" and divergence is not None and divergence.part == "answer")
+        cells.append(
+            Cell(
+                call,
+                prompt_is_same,
+                Text.of(added, _MOST_CHARACTERS),
+                same[-_MOST_CHARACTERS:],
+                Text.of(rest, _MOST_CHARACTERS),
+                state,
+            )
+        )
+    return Sibling(one, is_reference, divergence, cells)
+
+
+def _state(divergence: Divergence | None, turn: int, *, is_reference: bool) -> str:
+    if is_reference:
+        return "reference"
+    if divergence is None or turn < divergence.turn:
+        return "same"
+    return "here" if turn == divergence.turn else "after"
+
+
+def first_divergence(
+    reference: Sequence[CallAccount], calls: Sequence[CallAccount], decoder: Decoder | None = None
+) -> Divergence | None:
+    """Where `calls` first differ from the reference, by token ids; None if they are equal."""
+    for turn, (was, now) in enumerate(zip(reference, calls, strict=False)):
+        for part, one, other in (
+            ("prompt", was.prompt_ids, now.prompt_ids),
+            ("answer", was.completion_ids, now.completion_ids),
+        ):
+            if (at := _differs_at(one, other)) is not None:
+                return Divergence(turn, part, at, _excerpt(one, at, decoder), _excerpt(other, at, decoder))
+    if len(reference) == len(calls):
+        return None
+    turn = min(len(reference), len(calls))
+    left = [f"{len(some) - turn} more calls" if len(some) > turn else "no more calls" for some in (reference, calls)]
+    return Divergence(turn, "end", 0, left[0], left[1])
+
+
+def _differs_at(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The position of the first difference; None if there is none."""
+    arrays: list[NDArray[np.int32]] = [np.array(ids, dtype=np.int32) for ids in (one, other)]
+    length = min(len(one), len(other))
+    different = np.flatnonzero(arrays[0][:length] != arrays[1][:length])
+    if different.size:
+        return int(different[0])
+    return None if len(one) == len(other) else length
+
+
+def _excerpt(ids: Sequence[int], at: int, decoder: Decoder | None) -> str:
+    return ids_text(ids[at : at + _BEFORE], decoder) or "nothing"

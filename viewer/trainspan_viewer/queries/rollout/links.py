@@ -1,0 +1,41 @@
+"""Addresses from one page about a rollout to another."""
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.rollout.questions import Asked
+
+__all__ = ["Links"]
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Addresses that keep what the reader chose: the dataset and the attempt."""
+
+    dataset: str | None
+    """Name of the dataset that explains; None: the store as it is now."""
+    attempt: int | None = None
+
+    @classmethod
+    def of_question(cls, asked: Asked) -> "Links":
+        return cls(asked.place.name if asked.place else None, asked.question.attempt)
+
+    def rollout(self, rollout_id: str, attempt: int, **more: object) -> str:
+        return self.of(f"/rollouts/{quote(rollout_id, safe='')}", attempt=attempt, **more)
+
+    def call(self, rollout_id: str, attempt: int, index: int, **more: object) -> str:
+        return self.of(f"/rollouts/{quote(rollout_id, safe='')}/calls/{index}", attempt=attempt, **more)
+
+    def group(self, rollout_id: str, attempt: int, **more: object) -> str:
+        return self.of(f"/rollouts/{quote(rollout_id, safe='')}/group", attempt=attempt, **more)
+
+    def spans(self, rollout_id: str, **more: object) -> str:
+        return self.of(f"/rollouts/{quote(rollout_id, safe='')}/spans", **more)
+
+    def of(self, path: str, **more: object) -> str:
+        """The address of `path` with these choices."""
+        chosen = {"dataset": self.dataset or "none", "attempt": self.attempt, **more}
+        return Params(path, {}, {}).link(
+            **{name: None if value is None else str(value) for name, value in chosen.items()}
+        )

@@ -1,0 +1,153 @@
+"""From an address to a question for `trainspan explain`: which rollout, seen by which dataset, with which changed settings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from trainspan_processing.credit.baselines import BASELINES
+from trainspan_processing.credit.plan import COMBINATIONS, GIGPO, GROUP_OVER, PER_AGENT, STEP_BY
+from trainspan_processing.credit.rules import CREDITS
+from trainspan_processing.dataset.published import open_published
+from trainspan_processing.explain.inquiry import Question
+from trainspan_processing.reasons.overlong import MODES
+from trainspan_processing.text.tokenizer_places import tokenizer_places
+from trainspan_schemas.checkpoint import read_latest
+from trainspan_schemas.errors import TrainspanError, UsageError
+from trainspan_schemas.functions import is_function_name
+from trainspan_schemas.settings import DatasetSettings
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.places import DatasetPlace, NotFoundError
+from trainspan_viewer.queries.sources import Sources
+
+__all__ = ["CREDIT_SETTINGS", "Asked", "Knob", "ask", "chosen_changes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A setting of `[dataset]` that shapes credit and may be changed on a page."""
+
+    name: str
+    choices: tuple[str, ...] = ()
+    """The values to choose from; empty: a number or text."""
+    is_number: bool = False
+    may_be_absent: bool = False
+
+
+CREDIT_SETTINGS: Final = (
+    Knob("credit", (*CREDITS, GIGPO, PER_AGENT)),
+    Knob("baseline", tuple(BASELINES), may_be_absent=True),
+    Knob("gamma", is_number=True),
+    Knob("air", may_be_absent=True),
+    Knob("group_over", GROUP_OVER),
+    Knob("step_by", STEP_BY),
+    Knob("episode_weight", is_number=True),
+    Knob("state_weight", is_number=True),
+    Knob("agent_credit", may_be_absent=True),
+    Knob("reward_name"),
+    Knob("combine", COMBINATIONS),
+    Knob("overlong", MODES),
+    Knob("overlong_penalty", is_number=True, may_be_absent=True),
+    Knob("status_rewards", may_be_absent=True),
+)
+"""Settings that change credit, in the order of the form. Those that run a user's own code are not among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question and where its answer comes from."""
+
+    question: Question
+    place: DatasetPlace | None
+    """The dataset by which the rollout is explained; None: the store as it is now."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """What the address changes, by setting."""
+
+    @property
+    def settings(self) -> DatasetSettings:
+        """The settings without the changes."""
+        return Question((), "", self.question.settings, dataset=self.question.dataset).chosen
+
+
+def ask(sources: Sources, params: Params, rollout: str, place: DatasetPlace | None) -> Asked:
+    """The question about this rollout. Raises UsageError for a change that is not allowed or makes no sense."""
+    settings = sources.settings.dataset
+    published = open_published(place.path) if place else None
+    attempt = params.integer("attempt", -1, least=-1, most=10**6)
+    plain = Question(
+        stores=_stores(sources, published.stores if published else []),
+        rollout=rollout,
+        settings=settings,
+        attempt=None if attempt < 0 else attempt,
+        dataset=published,
+        models=_models(sources, place),
+        whole=False,
+    )
+    return Asked(plain, place, chosen_changes(plain.chosen, params))
+
+
+def chosen_changes(settings: DatasetSettings, params: Params) -> dict[str, Any]:
+    """The settings that the address changes, by name.
+
+    A `module:function` in an address would run code that whoever wrote the link chose: only the value that the settings
+    already have is accepted.
+    """
+    changes: dict[str, Any] = {}
+    for knob in CREDIT_SETTINGS:
+        if knob.name not in params.query:
+            continue
+        text, before = params.text(knob.name).strip(), getattr(settings, knob.name)
+        if text == _shown(before):
+            continue
+        if knob.name == "agent_credit":
+            _check_names(text)
+        if not text:
+            if not knob.may_be_absent:
+                raise UsageError(f"{knob.name} is missing: give it a value, or leave it out of the address")
+            changes[knob.name] = None
+        elif knob.is_number:
+            changes[knob.name] = params.number(knob.name)
+        else:
+            changes[knob.name] = params.choice(knob.name, knob.choices, "") if knob.choices else text
+    return changes
+
+
+def _check_names(text: str) -> None:
+    """Raises UsageError if an estimator of `agent_credit` is a user's own function."""
+    for item in text.split(","):
+        names = item.rpartition("=")[2].split("+")
+        if any(is_function_name(name.strip()) for name in names):
+            raise UsageError(f"agent_credit = {text[:80]!r}: a page runs only functions that the settings name already")
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _stores(sources: Sources, of_dataset: list[str]) -> list[str]:
+    """The stores that the dataset was built from if the viewer's own is one of them, else only that.
+
+    A state folder may have been copied from elsewhere, with the old paths in its datasets.
+    """
+    own = sources.places.store
+    return of_dataset if _resolved(own) in map(_resolved, of_dataset) else [own]
+
+
+def _resolved(store: str) -> str:
+    return store if "://" in store else str(Path(store).resolve())
+
+
+def _models(sources: Sources, place: DatasetPlace | None) -> tuple[str | None, ...]:
+    """Models whose tokenizer may fit, those of the dataset's run first."""
+    own: list[str | None] = []
+    if place is not None and place.run_id is not None:
+        try:
+            run = sources.places.run(place.run_id)
+            settings = run.read("run.json").get("settings", {})
+            latest = read_latest(run.checkpoints)
+        except (NotFoundError, TrainspanError):
+            pass
+        else:
+            own.append(str(latest) if latest else None)
+            own += [settings.get(section, {}).get("model") for section in ("serving", "train")]
+    return (*own, *tokenizer_places(None, sources.settings))

@@ -1,0 +1,130 @@
+"""The stored spans of a rollout as they are, page by page."""
+
+import json
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+import polars as pl
+
+from trainspan_processing.read.source import Selection, Source
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.rollout.conversation import Text
+from trainspan_viewer.queries.rollout.explained import asked_of
+from trainspan_viewer.queries.rollout.links import Links
+from trainspan_viewer.queries.sources import Sources
+
+__all__ = ["PAGE", "RawSpan", "SpansModel", "load_spans"]
+
+PAGE: Final = 20
+_MOST_CHARACTERS: Final = 10_000
+"""Characters of one span's attributes."""
+_FACTS: Final = [
+    "seq",
+    "trace_id",
+    "span_id",
+    "parent_span_id",
+    "name",
+    "service_name",
+    "start_ns",
+    "end_ns",
+    "status_code",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RawSpan:
+    """One span."""
+
+    name: str
+    service: str | None
+    trace_id: str
+    span_id: str
+    parent_span_id: str | None
+    depth: int
+    """Number of ancestors among the rollout's spans."""
+    start_s: float
+    """Seconds since the first span began."""
+    seconds: float | None
+    failed: bool
+    attributes: Text
+    """JSON, one attribute per line."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpansModel:
+    """The page of spans from number `start` of `total`, in the order of their start."""
+
+    rollout_id: str
+    spans: list[RawSpan]
+    start: int
+    total: int
+    params: Params
+    above: str
+    """Address of the rollout."""
+
+
+def load_spans(sources: Sources, params: Params) -> SpansModel:
+    """Raises UsageError if the rollout is not stored."""
+    rollout_id = params.text("rollout")
+    asked = asked_of(sources, params, rollout_id)
+    start = params.integer("start", 0, most=10**7)
+    with Source(asked.question.stores, allow_behind=True) as source:
+        frames = list(source.read("spans", Selection(rollout_ids=[rollout_id]), _FACTS))
+        rows = pl.concat(frames).sort("start_ns", "seq") if frames else pl.DataFrame()
+        page = rows.slice(start, PAGE)
+        attributes = {
+            (row[0], row[1]): row[2]
+            for batch in (source.attributes(page) if page.height else ())
+            for row in batch.select("trace_id", "span_id", "attributes").iter_rows()
+        }
+    depths = _depths(rows)
+    first = rows["start_ns"].min() if rows.height else 0
+    began = first if isinstance(first, int) else 0
+    spans = [
+        RawSpan(
+            name=row["name"] or "",
+            service=row["service_name"],
+            trace_id=row["trace_id"],
+            span_id=row["span_id"],
+            parent_span_id=row["parent_span_id"],
+            depth=depths[row["trace_id"], row["span_id"]],
+            start_s=(row["start_ns"] - began) / 1e9,
+            seconds=None if row["end_ns"] is None else (row["end_ns"] - row["start_ns"]) / 1e9,
+            failed=row["status_code"] == 2,
+            attributes=_pretty(attributes.get((row["trace_id"], row["span_id"]))),
+        )
+        for row in page.iter_rows(named=True)
+    ]
+    return SpansModel(
+        rollout_id,
+        spans,
+        start,
+        rows.height,
+        params,
+        Links.of_question(asked).of(f"/rollouts/{quote(rollout_id, safe='')}"),
+    )
+
+
+def _depths(rows: pl.DataFrame) -> dict[tuple[str, str], int]:
+    parents = (
+        {(row[0], row[1]): (row[0], row[2]) for row in rows.select("trace_id", "span_id", "parent_span_id").iter_rows()}
+        if rows.height
+        else {}
+    )
+    depths: dict[tuple[str, str], int] = {}
+    for span, parent in parents.items():
+        depth, above = 0, parent
+        while above in parents and depth < 30:  # a forged parent may be its own ancestor
+            depth, above = depth + 1, parents[above]
+        depths[span] = depth
+    return depths
+
+
+def _pretty(attributes: str | None) -> Text:
+    try:
+        said = json.loads(attributes or "{}")
+    except ValueError:
+        return Text.of(attributes or "", _MOST_CHARACTERS)
+    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in sorted(said.items())]
+    return Text.of("\n".join(lines), _MOST_CHARACTERS)

@@ -1,0 +1,49 @@
+"""The page of a rollout: its account, its conversation, and what another credit would have given."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from trainspan_processing.explain.account import RolloutAccount
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.rollout.conversation import Step, steps_of
+from trainspan_viewer.queries.rollout.explained import account_of, asked_of, decoder_of
+from trainspan_viewer.queries.rollout.links import Links
+from trainspan_viewer.queries.rollout.what_if import WhatIf, what_if
+from trainspan_viewer.queries.sources import Sources
+
+__all__ = ["STEPS", "RolloutModel", "load_rollout"]
+
+STEPS: Final = 40
+"""Calls and tool steps of the conversation on one page."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutModel:
+    """One rollout."""
+
+    account: RolloutAccount
+    steps: list[Step]
+    """The calls and tool steps on this page."""
+    start: int
+    """Number of the first of them."""
+    n_steps: int
+    what_if: WhatIf
+    links: Links
+    params: Params
+
+
+def load_rollout(sources: Sources, params: Params) -> RolloutModel:
+    """Raises UsageError if the rollout is not stored."""
+    asked = asked_of(sources, params, params.text("rollout"))
+    account = account_of(asked)
+    start = params.integer("start", 0, most=10**7)
+    steps, n_steps = steps_of(account, start, STEPS, decoder_of(account))
+    return RolloutModel(
+        account=account,
+        steps=steps,
+        start=start,
+        n_steps=n_steps,
+        what_if=what_if(asked, (account.rollout_id, account.attempt)),
+        links=Links.of_question(asked),
+        params=params,
+    )

@@ -1,0 +1,110 @@
+"""What another credit would have given: `trainspan dataset`'s own code run on the same rollouts with changed settings."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from trainspan_processing.explain.account import RolloutAccount
+from trainspan_processing.explain.explain import GroupAccount
+from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.setting_docs import setting_docs
+from trainspan_viewer.queries.rollout.explained import MEMBERS, changed_group_of
+from trainspan_viewer.queries.rollout.questions import CREDIT_SETTINGS, Asked, Knob
+
+__all__ = ["Change", "KnobState", "WhatIf", "what_if"]
+
+
+@dataclass(frozen=True, slots=True)
+class KnobState:
+    """A setting of the form."""
+
+    knob: Knob
+    before: Any
+    now: Any
+    note: str
+    """What it means."""
+
+    @property
+    def is_changed(self) -> bool:
+        return bool(self.now != self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One call, by the settings as they are and as they are changed."""
+
+    rollout_id: str
+    attempt: int
+    call: int
+    agent: str | None
+    before: tuple[float | None, float | None, str | None]
+    """Its value, its advantage and the reason why it is not trained."""
+    now: tuple[float | None, float | None, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The form, and the changed group if anything is changed."""
+
+    knobs: list[KnobState]
+    changes: list[Change]
+    """Every call of the rollouts shown; empty if nothing is changed."""
+    group: GroupAccount | None
+    """The group with the changed settings; None if nothing is changed."""
+    error: str | None = None
+    """Why the settings cannot be used."""
+
+    @property
+    def is_changed(self) -> bool:
+        return any(state.is_changed for state in self.knobs)
+
+    def account(self, rollout_id: str, attempt: int) -> RolloutAccount | None:
+        """The rollout with the changed settings."""
+        return next(
+            (
+                one
+                for one in (self.group.rollouts if self.group else ())
+                if (one.rollout_id, one.attempt) == (rollout_id, attempt)
+            ),
+            None,
+        )
+
+
+def what_if(asked: Asked, rollout: tuple[str, int] | None = None, start: int = 0) -> WhatIf:
+    """What the changes of the address do to the members of the group from number `start`, or to those beside `rollout`.
+
+    Settings that make no sense together are an error in the result.
+    """
+    settings, changes = asked.settings, asked.changes
+    told = replace(settings, **changes)
+    notes = _notes()
+    knobs = [
+        KnobState(knob, getattr(settings, knob.name), getattr(told, knob.name), notes[knob.name])
+        for knob in CREDIT_SETTINGS
+    ]
+    if not changes:
+        return WhatIf(knobs, [], None)
+    try:
+        before, group = changed_group_of(asked, start=start)
+        if rollout is not None and (place := before.keys.index(rollout) // MEMBERS):
+            before, group = changed_group_of(asked, start=place * MEMBERS)
+    except (UsageError, DatasetError) as error:
+        return WhatIf(knobs, [], None, str(error))
+    return WhatIf(knobs, _changes(before, group), group)
+
+
+@cache
+def _notes() -> dict[str, str]:
+    return {doc.name: doc.summary.replace("`", "") for doc in setting_docs("dataset")}
+
+
+def _changes(before: GroupAccount, now: GroupAccount) -> list[Change]:
+    new = {(one.rollout_id, one.attempt, call.index): call for one in now.rollouts for call in one.calls}
+    found = []
+    for one in before.rollouts:
+        for call in one.calls:
+            other = new.get((one.rollout_id, one.attempt, call.index))
+            then = (call.value, call.advantage, call.reason)
+            after = (other.value, other.advantage, other.reason) if other else (None, None, None)
+            found.append(Change(one.rollout_id, one.attempt, call.index, call.agent, then, after))
+    return found
