@@ -9,16 +9,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from transformers import AutoModelForCausalLM
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.support.places import ROOT
 from tests.training.support.failing import LEADERS, PLACES
+from tests.training.support.forks import run_forked
 from tests.training.support.pair import FSDP
 from tests.training.support.split_bf16 import measured
 from trainspan_schemas.checkpoint import CheckpointMeta
 from trainspan_schemas.errors import TrainingError
+from trainspan_schemas.trained_tokens import parts
 from trainspan_training.checkpoints.tensor_files import TensorParts
 from trainspan_training.devices.team import Team
 from trainspan_training.model.loading import load_model
@@ -56,6 +59,14 @@ def start(folder: Path, program: list[str], processes: int) -> list[dict[str, An
     if any(process.returncode for process in running):
         raise ChildProcessError("\n".join(error for _, error in answers))
     return [json.loads(line) for out, _ in answers for line in out.splitlines()]
+
+
+def figures(files: list[Path]) -> dict[int, dict[str, Any]]:
+    """The figures of each call, by its row in the dataset; each call once."""
+    rows = [row for file in files for row in pq.read_table(file).to_pylist()]
+    found = {row["row"]: row for row in rows}
+    assert len(found) == len(rows)
+    return found
 
 
 def tensors(folder: Path) -> dict[str, Any]:
@@ -109,6 +120,16 @@ def test_two_processes_make_the_weights_of_one(
     assert weights[0].keys() == weights[1].keys()
     assert max(float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0]) < 1e-5
     assert CheckpointMeta.read(tmp_path / "2/checkpoints/policy-000002").parent == "policy-000001"
+    for name, old_policy in (("policy-000001", "logged"), ("policy-000002", "recompute")):
+        one, two = (parts(tmp_path / str(processes) / "checkpoints", name) for processes in (1, 2))
+        assert (len(one), len(two)) == (1, 2), "each wrote its part"
+        assert min(pq.read_metadata(part).num_rows for part in two) > 0
+        alone, both = (figures(files) for files in (one, two))
+        assert alone.keys() == both.keys()
+        for row, lists in alone.items():
+            assert (lists["old_logprobs"] is None) == (old_policy == "logged")
+            for column in ("trainer_logprobs", "entropies", "ratios", "clipped"):
+                assert both[row][column] == pytest.approx(lists[column], abs=1e-4), (name, row, column)
 
 
 @pytest.mark.slow
@@ -186,11 +207,10 @@ def test_processes_that_split_the_weights_make_the_checkpoints_of_one(
 def failed_pairs(folder: Path, model: Any, model_dir: Path, cases: list[str]) -> dict[str, dict[str, Any]]:
     """How pairs of processes end if one fails; see `failing`."""
     dataset = write_dataset(folder / "dataset", sample_rollouts(model, rollouts=9))
-    command = [sys.executable, "-m", "tests.training.support.failing", *map(str, (model_dir, dataset, folder)), *cases]
-    environ = os.environ | {"TRAINSPAN_HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    program = ("tests.training.support.failing", *map(str, (model_dir, dataset, folder)), *cases)
+    done = run_forked(folder, *program, timeout_s=1800, TRAINSPAN_HOME=str(folder))
+    assert done.code == 0, done.err
+    found: dict[str, dict[str, Any]] = json.loads(done.out.splitlines()[-1])
     return found
 
 

@@ -3,12 +3,10 @@
 import dataclasses
 import json
 import math
-import os
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from safetensors import safe_open
 from tests.support.dataset_files import LoggedCall, sample_rollouts
 from tests.training.support import trainers
 from tests.training.support.covering import OPTIONS, Case, cases
+from tests.training.support.forks import forked
 from tests.training.support.pair import FSDP
 from tests.training.support.references import Measured, assert_same, measured, mixed_rollouts, one_step, reference
 from trainspan_schemas.settings import TrainSettings
@@ -63,31 +62,12 @@ def _pair(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "tests.training.support.pair",
-        str(model_dir),
-        str(folder / "logged.json"),
-        str(folder),
-    ]
-    shared = os.environ | {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        **environ,
-    }
-    processes = [
-        subprocess.Popen(command, env=shared | {"RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE, text=True)
-        for rank in ("0", "1")
-    ]
-    try:
-        errors = [process.communicate(timeout=240)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)[-3000:]
+    program = ("tests.training.support.pair", str(model_dir), str(folder / "logged.json"), str(folder))
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **environ}
+    with ExitStack() as running:
+        pair = [running.enter_context(forked(folder, *program, RANK=r, LOCAL_RANK=r, **shared)) for r in "01"]
+        ends = [process.wait(240) for process in pair]
+    assert [end.code for end in ends] == [0, 0], "\n".join(end.err for end in ends)[-3000:]
     found = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:

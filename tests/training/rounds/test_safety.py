@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
+from tests.support.places import ROOT
+from tests.training.support.forks import run_forked
 from tests.training.support.references import mixed_rollouts, one_step
 from trainspan_schemas.settings import TrainSettings
 
@@ -37,9 +39,23 @@ def test_a_step_beyond_a_limit_moves_no_weight(
 
 DISK = """
 mount -t tmpfs -o size={size}k tmpfs checkpoints || exit 77
-{train} --follow --rounds 3
-{train} --dataset {last}; echo "code $?"
+{python} -c '{twice}' {train} {last} || exit 1
 find checkpoints -name '.tmp-*'; ls -d checkpoints/policy-* checkpoints/optimizer/*; cat checkpoints/latest
+"""
+
+
+TWICE = """
+import os, sys
+from tests.training.support.imports import import_once
+import_once()
+from trainspan_cli.main import run
+*train, last = sys.argv[1:]
+for options in (["--follow", "--rounds", "3"], ["--dataset", last]):
+    pid = os.fork()  # importing everything takes several times as long as a round
+    if not pid:
+        sys.exit(run([*train, *options]))
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+print("code", code)
 """
 
 
@@ -53,10 +69,11 @@ def test_a_disk_that_fills_while_saving_keeps_the_previous_policy_and_says_why(
         last = write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2, seed=round_), round_=round_)
     (tmp_path / "checkpoints").mkdir()
     size = (model_dir / "model.safetensors").stat().st_size // 1024 * 5
-    train = f"{sys.executable} -m trainspan_cli train --model {model_dir} --policy-url none --learning-rate 1e-5 --format json"
+    train = f"train --model {model_dir} --policy-url none --learning-rate 1e-5 --format json"
+    script = DISK.format(size=size, python=sys.executable, twice=TWICE, train=train, last=last)
     done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", DISK.format(size=size, train=train, last=last)],
-        env=os.environ | {"TRAINSPAN_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        ["unshare", "-rm", "sh", "-c", script],
+        env=os.environ | {"TRAINSPAN_HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -82,25 +99,11 @@ def test_a_disk_that_fills_while_saving_keeps_the_previous_policy_and_says_why(
 def kill(tmp_path: Path, model: Any, model_dir: Path, moments: int, timeout_s: float = 280) -> dict[str, Any]:
     for round_ in range(4):
         write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=round_), round_=round_)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.training.support.killing",
-        str(model_dir),
-        str(tmp_path / "dataset"),
-        str(tmp_path),
-    ]
-    done = subprocess.run(
-        [*command, str(moments)],
-        env=os.environ | {"TRAINSPAN_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return report | {"told": done.stderr.splitlines()}
+    program = ("tests.training.support.killing", *map(str, (model_dir, tmp_path / "dataset", tmp_path)), str(moments))
+    done = run_forked(tmp_path, *program, timeout_s=timeout_s, TRAINSPAN_HOME=str(tmp_path / "home"))
+    assert done.code == 0, done.err[-3000:]
+    report: dict[str, Any] = json.loads(done.out.splitlines()[-1])
+    return report | {"told": done.err.splitlines()}
 
 
 def assert_unharmed(report: dict[str, Any], moments: int) -> None:

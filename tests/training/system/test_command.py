@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
+from tests.training.support.forks import forked
 from trainspan_cli.main import run
 from trainspan_schemas.checkpoint import CheckpointMeta, digest_of_model
 
@@ -92,22 +94,17 @@ def test_a_trainer_that_is_killed_trains_each_dataset_once(tmp_path: Path, model
     options = ("--model", str(model_dir), "--policy-url", "none", "--learning-rate", "1e-6", "--format", "json")
     told: list[list[dict[str, Any]]] = []
     for stop, code in ((signal.SIGKILL, -9), (signal.SIGTERM, 0)):
-        with subprocess.Popen(
-            command(*options, "--follow"),
-            env=environment(tmp_path),
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
-            told.append([])
-            for line in process.stdout:
-                told[-1].append(json.loads(line))
-                if told[-1][-1].get("round") == (0 if stop is signal.SIGKILL else 2):
-                    break
-            process.send_signal(stop)
-            process.communicate(timeout=60)
-            assert process.returncode == code
+        last = 0 if stop is signal.SIGKILL else 2
+        with forked(tmp_path, "trainspan_cli", "train", *options, "--follow", TRAINSPAN_HOME=str(tmp_path)) as trainer:
+            until = time.monotonic() + 240
+            while not any(event.get("round") == last for event in trainer.events()):
+                assert trainer.process.is_alive(), trainer.err.read_text()
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            told.append(trainer.events())
+            assert trainer.process.pid
+            os.kill(trainer.process.pid, stop)
+            assert trainer.wait(60).code == code
     assert [event["event"] for event in told[0]] == ["ready", "round"]
     assert [event["event"] for event in told[1]] in (["ready", "round", "round"], ["ready", "round"])
     metas = [CheckpointMeta.read(tmp_path / f"checkpoints/policy-{version:06d}") for version in (1, 2, 3)]
