@@ -162,14 +162,16 @@ class Rounds:
         prepared = self._prepare(steps, outline.staleness)
         yield from self._steps(prepared)
         self.trainer.take_stats()
+        tokens = self._tokens(owed.dataset, prepared)
         if not self._files.restore(owed.policy):
+            tokens = None  # of other steps
             log.warning(
                 "the repeated steps of %s did not reproduce its weights exactly (other settings, or a GPU): Adam's state is theirs",
                 name,
             )
         self.trainer.failure = None
         self._publication.policy = owed.policy
-        self._files.make_state(owed.policy, self._tokens(owed.dataset, prepared))
+        self._files.make_state(owed.policy, tokens)
 
     def _round(self, dataset: DatasetFolder) -> Generator[list[MicroBatch], None, Result]:
         try:
