@@ -28,7 +28,7 @@ def test_a_round_writes_a_whole_checkpoint_with_its_lineage(
 ) -> None:
     calls = sample_rollouts(model, rollouts=8, turns=2)
     dataset = write_dataset(tmp_path / "dataset", calls, round_=3)
-    (result,) = run()
+    (result,) = run(drawn=True)
     checkpoints = tmp_path / "checkpoints"
     folder = read_latest(checkpoints)
     assert folder == checkpoints / "policy-000001"

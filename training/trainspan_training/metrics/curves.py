@@ -27,7 +27,8 @@ def draw(checkpoints: Path) -> None:
     records = read(checkpoints)
     if not records:
         return
-    figure = Figure(figsize=(11, 6), layout="constrained")
+    figure = Figure(figsize=(11, 6))
+    figure.subplots_adjust(left=0.07, right=0.99, bottom=0.08, top=0.95, wspace=0.28, hspace=0.32)
     FigureCanvasAgg(figure)
     for axes, (title, names, logarithmic) in zip(figure.subplots(2, 3).flat, _PANELS, strict=True):
         for name in names:
