@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import shutil
+import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import torch
 from tests.support.dataset_files import LoggedCall, sample_rollouts, write_dataset
 from tests.training.support import trainers
 from tests.training.support.covering import Case
-from tests.training.support.references import mixed_rollouts, one_step
+from tests.training.support.forks import forked
+from tests.training.support.references import mixed_rollouts
 from tests.training.support.sessions import GENTLE, Run
 from tests.training.support.swap_server import policy_server
 from trainspan_schemas.checkpoint import CheckpointMeta
@@ -230,30 +233,31 @@ def test_a_refused_policy_leaves_no_figures(run: Run, tmp_path: Path, model: Any
     assert about(part)["dataset_sha256"] == second.sha256, "the version was used again"
 
 
-def test_the_processes_of_a_team_write_parts_that_hold_each_token_once(
-    make_trainer: Callable[..., Any], model: Any, tmp_path: Path
-) -> None:
-    logged = mixed_rollouts(model)
-    dataset = open_dataset(write_dataset(tmp_path / "dataset", logged))
-    settings = dataclasses.replace(FAR, old_policy="logged")
-    folder = tokens_dir(tmp_path, "policy-000001")
-    for rank in (1, 0):
-        assert parts(tmp_path, folder.name) == []
-        trainer = make_trainer(settings)
-        recorder = TokenRecorder(trainer.scorer, settings, steps=1, most=10**6)
-        trainer.recorder = recorder
-        step = one_step(logged, settings, tokens=60, rank=rank, processes=2)
-        trainer.training_step(trainer.model, list(step.micro_batches))
-        TokenFile(dataset, recorder.take(), 0, 1, "logged", settings).write(folder, rank, 2)
-    first, second = parts(tmp_path, folder.name)
+def test_two_processes_write_a_part_each_and_each_token_once(tmp_path: Path, model: Any, model_dir: Path) -> None:
+    logged = sample_rollouts(model, rollouts=9)
+    write_dataset(tmp_path / "dataset", logged)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    train = ("trainspan_cli", "train", "--model", str(model_dir), "--policy-url", "none", "--learning-rate", "1e-5")
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TRAINSPAN_HOME": str(tmp_path)}
+    shared["TRAINSPAN_TRAIN__MICRO_BATCH_TOKENS"] = "60"
+    with ExitStack() as running:
+        pair = [running.enter_context(forked(tmp_path, *train, RANK=r, LOCAL_RANK=r, **shared)) for r in "01"]
+        ends = [process.wait(240) for process in pair]
+    assert [end.code for end in ends] == [0, 0], "\n".join(end.err for end in ends)[-3000:]
+    first, second = parts(tmp_path / "checkpoints", "policy-000001")
     one, two = ({row["row"] for row in rows_of([part])} for part in (first, second))
     assert one
     assert two
     assert one.isdisjoint(two)
     assert one | two == set(range(len(logged)))
     for row in rows_of([first, second]):
-        assert len(row["ratios"]) == len(logged[row["row"]].completion_ids)
-        np.testing.assert_allclose(row["trainer_logprobs"], plain(model, logged[row["row"]])[0].numpy(), atol=2e-5)
+        call = logged[row["row"]]
+        assert (row["rollout_id"], row["call_index"]) == (call.rollout_id, call.call_index)
+        assert len(row["ratios"]) == len(call.completion_ids)
+        if row["step"] == 1:
+            np.testing.assert_allclose(row["trainer_logprobs"], plain(model, call)[0].numpy(), atol=2e-5)
 
 
 def test_a_process_without_rows_writes_an_empty_part(tmp_path: Path, make_trainer: Callable[..., Any]) -> None:
