@@ -1,13 +1,10 @@
 """Creates the calculator's model from scratch: trains a tokenizer, builds a small Llama, warms it up on demonstrations.
 
 python policy.py MODEL_DIR
-
-WARM_UP_STEPS in the environment shortens the warm-up: the model is made sooner and succeeds less often.
 """
 
 import json
 import math
-import os
 import random
 import sys
 import time
@@ -27,7 +24,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-STEPS = int(os.environ.get("WARM_UP_STEPS", "500"))
+STEPS = 500
 BATCH = 64
 LEARNING_RATE = 3e-3
 

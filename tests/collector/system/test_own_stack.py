@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.support.collector import read, running
 from tests.support.otlp_sink import otlp_sink
+from tests.support.programs import WITHOUT_OPENAI
 
 AGENT = """
 from opentelemetry import trace
@@ -27,6 +28,7 @@ def test_agents_report_to_their_own_stack_and_the_verdict_comes_here(tmp_path: P
             "TRAINSPAN_HOME": str(tmp_path),
             "TRAINSPAN_ROLLOUTS__COLLECTOR": f"http://{collector.address.grpc}",
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": url,
+            **WITHOUT_OPENAI,
         }
         command = [
             "rollout",
