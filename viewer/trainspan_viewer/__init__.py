@@ -1,4 +1,4 @@
-"""`trainspan view`: pages about runs, datasets, groups and rollouts, in a browser or as files. It never writes, except for notes.
+"""`trainspan view`: pages about runs, datasets, groups and rollouts, in a browser or as files. It never writes.
 
 - `server/`: the web server: routes, security headers, checks of host and origin.
 - `pages/`: one page each, a pure function from a model to elements.

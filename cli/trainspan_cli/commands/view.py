@@ -19,7 +19,7 @@ def view(
     open_: Annotated[bool, typer.Option("--open", help="Open the pages in a browser.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show runs, datasets, groups and rollouts in a browser, live while a loop runs. It writes nothing but notes.
+    """Show runs, datasets, groups and rollouts in a browser, live while a loop runs. It writes nothing.
 
     Example: trainspan view --open
     """

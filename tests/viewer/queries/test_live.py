@@ -1,15 +1,24 @@
 """What happens now, from the newest rows of a store."""
 
+import time
 from pathlib import Path
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
 from trainspan_schemas.settings import Settings
-from trainspan_viewer.queries.live import load_live
+from trainspan_viewer.queries.live import LiveModel, load_live
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import Places
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import StoreReader
+
+
+def loaded(sources: Sources) -> LiveModel:
+    """The model once everything that was sent is loaded; a page does not wait for it."""
+    deadline = time.monotonic() + 60
+    while (model := load_live(sources, Params("/live", {}, {}))).is_behind:
+        assert time.monotonic() < deadline
+    return model
 
 
 def test_a_rollout_runs_until_its_span_arrives_and_failures_are_named(bench: Bench, tmp_path: Path) -> None:
@@ -19,7 +28,7 @@ def test_a_rollout_runs_until_its_span_arrives_and_failures_are_named(bench: Ben
     bench.send(chain(running, 3), chain(failed, 1), chain(bench.rollout("fine"), 2).reward(1.0))
     store = str(bench.collectors[0].store)
     sources = Sources(Places(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
-    model = load_live(sources, Params("/live", {}, {}))
+    model = loaded(sources)
     mine = [one for one in model.running if one.rollout_id == running.rollout_id]
     assert [(one.calls, one.task_id) for one in mine] == [(3, "t0")]
     assert mine[0].tokens == (3 + 5) + (3 + 6 + 5) + (3 + 12 + 5)
@@ -30,7 +39,7 @@ def test_a_rollout_runs_until_its_span_arrives_and_failures_are_named(bench: Ben
     fine = next(row for row in model.finished if row["rollout_id"] == f"{bench.run_id}-fine")
     assert (fine["status"], fine["reward"]) == ("ok", 1.0)
     bench.send(chain(bench.rollout("running"), 3))
-    after = load_live(sources, Params("/live", {}, {}))
+    after = loaded(sources)
     assert running.rollout_id not in [one.rollout_id for one in after.running]
 
 

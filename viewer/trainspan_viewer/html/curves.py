@@ -101,7 +101,7 @@ def chart(
         **{"aria-label": f"{caption}. {_described(shown)}"},
     )
     legend = [
-        element("span", element("i", class_=f"key c{color % _COLORS}"), f" {name}", class_="legend")
+        element("span", element("i", class_=f"key c{color % _COLORS}"), f" {name}", class_="named")
         for color, name, _ in shown
         if len(curves) > 1
     ]

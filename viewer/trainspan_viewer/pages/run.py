@@ -20,8 +20,7 @@ def render_run(model: RunModel) -> Page:
     body: list[Child] = [
         element(
             "div",
-            _facts(model),
-            element("div", *run_curves(run), class_="plots"),
+            element("div", _facts(model), *run_curves(run), class_="plots"),
             element("h2", "Integrity"),
             *_integrity(model),
             element("h2", "Rounds"),
