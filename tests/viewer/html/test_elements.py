@@ -90,6 +90,8 @@ def test_a_chart_draws_finite_values_and_tells_them() -> None:
     assert len(made.findall(".//circle")) == 2
     label = made.find("svg").get("aria-label", "")  # type: ignore[union-attr]
     assert "from 0.25 [0.2, 0.3] at round 0 to 0.75 [0.7, 0.8] at round 2" in label
+    almost = chart("almost equal", [Curve("a", [Point(0, 0.0), Point(1, 5e-324), Point(2, 1e-210)])])
+    assert almost is not None
     assert chart("none", [Curve("a", [Point(0, float("inf"))])]) is None
     assert chart("log", [Curve("a", [Point(0, 0.0), Point(1, -1.0)])], is_log=True) is None
 

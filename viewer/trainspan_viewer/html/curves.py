@@ -155,10 +155,12 @@ def _ends(values: Iterable[float], *, is_log: bool = False) -> tuple[float, floa
         return 10.0 ** math.floor(math.log10(low)), 10.0 ** max(
             math.ceil(math.log10(high)), math.floor(math.log10(low)) + 1
         )
-    if high > low:
+    size = max(abs(low), abs(high))
+    if high - low > max(1e-9 * size, 1e-200):
         room = 0.04 * (high - low)
         return (low if low == 0 else low - room), high + room
-    return (low - 0.5, high + 0.5) if abs(low) < 1e6 else (0.9 * low, 1.1 * high)
+    half = max(0.5, 0.1 * size)
+    return low - half, high + half
 
 
 def _ticks(low: float, high: float, *, is_log: bool) -> list[tuple[float, str]]:
