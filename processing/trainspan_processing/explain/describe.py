@@ -28,6 +28,7 @@ from trainspan_schemas import keys
 
 __all__ = ["describe_rollout"]
 
+_PLACE: Final = ("segment_id", "segment_pos", "prefix_len", "call_index")
 _EXCERPT: Final = 12
 """Tokens shown of each side at the point where two calls diverge."""
 
@@ -84,7 +85,8 @@ def _all_ids(calls: pl.DataFrame) -> Iterable[int]:
 
 
 def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None, *, pieces: bool) -> list[CallAccount]:
-    rows = {} if evidence.rows is None else {(row["trace_id"], row["span_id"]): row for row in evidence.rows.to_dicts()}
+    placed = [] if evidence.rows is None else evidence.rows.select(*SPAN_KEY, *_PLACE).to_dicts()
+    rows = {(row["trace_id"], row["span_id"]): row for row in placed}
     before = {(row["segment_id"], row["segment_pos"]): row["call_index"] for row in rows.values()}
     broken = _broken(evidence.rows, decoder)
     matches = {

@@ -126,38 +126,45 @@ def _read(inquiry: Inquiry, keys: Sequence[RolloutKey]) -> _Content:
 
 
 def _gather(inquiry: Inquiry, keys: Sequence[RolloutKey], content: _Content | None = None) -> list[Evidence]:
-    """The evidence of each of these rollouts; what they share is read once."""
+    """The evidence of each of these rollouts; what they share is read and computed once."""
     content = content or _read(inquiry, keys)
-    gathered = [_evidence(inquiry, key, content.payload, content.texts.get(key, {})) for key in keys]
+    decided = inquiry.decided
+    ids = [rollout_id for rollout_id, _ in keys]
+    some = pl.col("rollout_id").is_in(ids)
+    calls = _with_tokens(decided.calls.filter(some), content.payload)
+    worth = decided.compared.select("rollout", pl.col("reward").alias("rollout_reward"))
+    sound = calls.filter(pl.col("reason").is_null()).join(worth, on="rollout", how="left")
+    rows: pl.DataFrame | None = None
+    if sound.height:
+        rows, outcome = rows_of(sound.sort(*ROW_ORDER, "position", nulls_last=False), decided.limits, RowCounts())
+        calls = _with_outcome(calls, outcome)
+    gathered = [_evidence(inquiry, key, calls, rows, content.texts.get(key, {})) for key in keys]
     dataset = inquiry.dataset
     if dataset is None:
         return gathered
-    written = dataset.rows_of([rollout_id for rollout_id, _ in keys], [*ROLLOUT_KEY, *_COMPARED])
+    written = dataset.rows_of(ids, [*ROLLOUT_KEY, *_COMPARED])
     unlike = _unlike(inquiry)
     return [replace(one, dataset=dataset, agrees=_agrees(written, one), unlike=unlike) for one in gathered]
 
 
-def _evidence(inquiry: Inquiry, key: RolloutKey, payload: pl.DataFrame, texts: Mapping[Key, SpanText]) -> Evidence:
+def _evidence(
+    inquiry: Inquiry, key: RolloutKey, calls: pl.DataFrame, rows: pl.DataFrame | None, texts: Mapping[Key, SpanText]
+) -> Evidence:
     rollout_id, attempt = key
-    source, decided, traces = inquiry.source, inquiry.decided, inquiry.traces
     own = (pl.col("rollout_id") == rollout_id) & (pl.col("attempt") == attempt)
-    rollout = decided.rewarded.rollouts.filter(own)
+    rollout = inquiry.decided.rewarded.rollouts.filter(own)
     if rollout.is_empty():
         raise DatasetError(f"rollout {rollout_id} is in the store, but none of its spans is: wait for them to arrive")
-    calls = decided.calls.filter(own)
-    worth = decided.compared.select("rollout", pl.col("reward").alias("rollout_reward"))
-    sound = decided.sound.filter(own).join(worth, on="rollout", how="left")
-    sound = _with_tokens(sound.sort(*ROW_ORDER, "position", nulls_last=False), payload)
-    rows, outcome = rows_of(sound, decided.limits, RowCounts()) if sound.height else (None, None)
+    own_rows = None if rows is None else rows.filter(own)
     return Evidence(
         rollout=rollout.row(0, named=True),
-        calls=_with_tokens(calls if outcome is None else _with_outcome(calls, outcome), payload),
-        rows=rows,
-        decided=decided,
-        traces=traces,
+        calls=calls.filter(own),
+        rows=None if own_rows is None or own_rows.is_empty() else own_rows,
+        decided=inquiry.decided,
+        traces=inquiry.traces,
         texts=texts,
         settings=inquiry.settings,
-        lacks=find_lacks(source, traces, rollout_id, attempt),
+        lacks=find_lacks(inquiry.source, inquiry.traces, rollout_id, attempt),
     )
 
 

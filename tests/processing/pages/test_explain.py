@@ -288,6 +288,13 @@ def test_a_call_that_departs_from_the_one_before_it_says_where_and_why(bench: Be
     assert second.broken == ("template: departs from call 0 at token 40: 10 11 12 13 14 15 became 12 13 14 15 7")
 
 
+def test_a_rollout_that_still_runs_is_found_by_its_id(bench: Bench) -> None:
+    bench.send(chain(bench.rollout("a", status=None), 2), chain(bench.rollout("b"), 1).reward(0.0))
+    account = _explain(bench, "a")
+    assert (account.status, len(account.calls), account.reason) == (None, 2, "unfinished")
+    assert "own span, sent when it ends, is not stored" in account.lacks[0].what
+
+
 def test_calls_to_another_model_are_told_with_what_was_said(bench: Bench) -> None:
     rollout = bench.rollout("a")
     rollout.call(0, [1, 2], [3], agent="planner")
