@@ -166,7 +166,7 @@ def _find(source: Source, wanted: str, attempt: int | None) -> Found:
     if wanted != NEWEST:
         # A rollout that still runs has spans, but not its own, which ends it.
         reads = (source.read(name, Selection(rollout_ids=[wanted]), _FOUND) for name in ("rollouts", "holdings"))
-        named = next((found for batches in reads if (found := _rows(batches))), [])
+        named = next((some for batches in reads if (some := _rows(batches))), [])
     named = named or _search(source, wanted)
     ids = sorted({row.rollout_id for row in named})
     where = " and ".join(source.stores)

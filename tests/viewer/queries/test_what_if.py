@@ -10,6 +10,7 @@ import pytest
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import chain
 from trainspan_processing.credit import baselines
+from trainspan_processing.credit.groups import with_groups
 from trainspan_processing.explain.explain import explain_group
 from trainspan_processing.explain.inquiry import Question, inquire
 from trainspan_schemas.errors import UsageError
@@ -25,15 +26,15 @@ Advantages = dict[tuple[str, int], float]
 
 SETTINGS: list[dict[str, Any]] = [
     {"credit": "return_to_go", "gamma": 0.9, "baseline": "dr_grpo"},
-    {"credit": "step", "step_by": "agent", "baseline": "dr_grpo"},
     {"credit": "gigpo", "episode_weight": 0.5, "state_weight": 2.0},
     {"air": "tool_error=-0.25,repeated_call=-0.125", "credit": "return_to_go"},
-    {"credit": "per_agent", "agent_credit": "coder=return_to_go+rloo,*=dr_grpo"},
-    # These compare with rollouts of other tasks.
-    {"baseline": "global"},
+    # This compares with rollouts of other tasks.
     {"reward_name": "reward=1,style?=0.5", "combine": "gdpo"},
 ]
 MORE: list[dict[str, Any]] = [
+    {"baseline": "global"},
+    {"credit": "per_agent", "agent_credit": "coder=return_to_go+rloo,*=dr_grpo"},
+    {"credit": "step", "step_by": "agent", "baseline": "dr_grpo"},
     {"baseline": "rloo"},
     {"group_over": "calls"},
     {"overlong": "punish", "overlong_penalty": 0.5},
@@ -77,6 +78,7 @@ def _of_rows(made: pl.DataFrame) -> Advantages:
     return {(row[0], row[1]): row[2] for row in made.select("rollout_id", "call_index", "advantage").iter_rows()}
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("tried", [SETTINGS, pytest.param(MORE, marks=pytest.mark.slow)])
 def test_the_numbers_are_those_of_a_dataset_made_whole(
     bench: Bench, tmp_path: Path, tried: list[dict[str, Any]]
@@ -145,9 +147,9 @@ def test_a_group_without_rows_is_found_by_its_tasks(bench: Bench) -> None:
     bench.build(round_=0)
     by_rollout = load_group(_sources(bench), Params("/", {"rollout": f"{bench.run_id}-a"}, {"dataset": ["round-0000"]}))
     assert [call.reason for one in by_rollout.group.rollouts for call in one.calls] == ["zero_spread_group"] * 2
-    from trainspan_processing.credit.groups import _label
-
-    group_id = _label((bench.run_id, 0, "flat", None))
+    row = {"rollout_id": "a", "attempt": 0, "run_id": bench.run_id, "round": 0, "task_id": "flat"}
+    nothing = pl.DataFrame(schema={"rollout_id": pl.String, "attempt": pl.Int64, "prompt_hash": pl.String})
+    group_id = with_groups(pl.DataFrame([row]), nothing)["group_id"][0]
     found = _ask(bench, group_id, {})
     assert found.group.keys == by_rollout.group.keys
     with pytest.raises(NotFoundError):

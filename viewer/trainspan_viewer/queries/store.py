@@ -71,6 +71,11 @@ class StoreReader:
             except ArrowException as error:
                 raise StoreError(_message(error)) from error
 
+    def hold(self) -> None:
+        """Opens the connection unless it is open: a collector that was started only for readers then stays for a while."""
+        with self._connection():
+            pass
+
     def close_if_idle(self) -> None:
         """Closes the connection if it has not been used for a while."""
         with self._lock:

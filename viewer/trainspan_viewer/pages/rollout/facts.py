@@ -61,12 +61,13 @@ def edges(found: list[EdgeAccount]) -> Element:
         for edge in found[:200]
     ]
     head = ["score", "name", "from", "at", "recorded on", "rule", "falls on", "because"]
-    return table(
+    listed = table(
         head,
         rows,
         text=frozenset({1, 2, 4, 5, 6, 7}),
         caption="evaluations in the order of time, those that do not count last",
     )
+    return element("div", listed, class_="edges")
 
 
 def derivation(credit: CreditAccount) -> Element:

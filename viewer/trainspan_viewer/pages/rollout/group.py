@@ -1,5 +1,7 @@
 """The page of a group: siblings side by side, turn by turn, rewards and advantages above each."""
 
+from urllib.parse import quote
+
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.arithmetic import number
 from trainspan_processing.explain.shades import shade
@@ -29,7 +31,7 @@ def render_group(model: GroupModel) -> Page:
         _grid(model),
         _pages(model),
     ]
-    crumbs = [(first.run_id, f"/runs/{first.run_id}")] if first.run_id else []
+    crumbs = [(first.run_id, f"/runs/{quote(first.run_id, safe='')}")] if first.run_id else []
     if model.dataset:
         crumbs.append((model.dataset.rpartition(":")[2], f"/datasets/{model.dataset}"))
     return Page(f"Group of task {first.task_id or '–'}", body, section="datasets", crumbs=crumbs)

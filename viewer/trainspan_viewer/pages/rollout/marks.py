@@ -27,16 +27,17 @@ def level(value: float | None, greatest: float, *, is_signed: bool) -> str:
 
 
 def marks(pieces: Sequence[str], kinds: Sequence[str], **attributes: str) -> Element:
-    """(T,) pieces as one element each; its class is left out if it is that of the token before.
-
-    A run of equal classes is one element around its tokens, so that 16,000 tokens stay small.
-    """
+    """(T,) pieces as one element each; a run of equal classes is one element around its tokens, so that pages stay small."""
     runs: list[Child] = []
     start = 0
     for end in range(1, len(pieces) + 1):
         if end == len(pieces) or kinds[end] != kinds[start]:
-            tokens = (element("i", _shown(piece)) for piece in pieces[start:end])
-            runs.append(element("span", *tokens, class_=kinds[start]))
+            tokens = [element("i", _shown(piece)) for piece in pieces[start:end]]
+            if len(tokens) == 1:
+                tokens[0].set("class", kinds[start])
+                runs.append(tokens[0])
+            else:
+                runs.append(element("span", *tokens, class_=kinds[start]))
             start = end
     return element("pre", *runs, class_="tokens", **attributes)
 

@@ -1,5 +1,7 @@
 """The page of one rollout, and the same as a file without a server (`trainspan explain --html`)."""
 
+from urllib.parse import quote
+
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_viewer.html.document import Page, standalone
 from trainspan_viewer.html.elements import Child, Element, element, link
@@ -41,7 +43,7 @@ def render_rollout(model: RolloutModel) -> Page:
     ]
     crumbs = []
     if account.run_id:
-        crumbs.append((account.run_id, f"/runs/{account.run_id}"))
+        crumbs.append((account.run_id, f"/runs/{quote(account.run_id, safe='')}"))
     if by:
         crumbs.append((by.rpartition(":")[2], f"/datasets/{by}"))
     is_running = account.status is None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from trainspan_processing.explain.account import RolloutAccount
+from trainspan_processing.explain.account import CallAccount, ForeignAccount, RolloutAccount, ToolAccount
 from trainspan_processing.explain.arithmetic import number
 from trainspan_processing.explain.shades import shade
 from trainspan_viewer.html.elements import Element, element
@@ -57,10 +57,7 @@ def timeline(account: RolloutAccount) -> Element:
 
 def gaps_of(account: RolloutAccount) -> list[Interval]:
     """The times within the rollout, in seconds since it began, at which no call and no tool step ran."""
-    ran = sorted(
-        (max(step.start_s, 0.0), step.start_s + (step.seconds or 0.0))
-        for step in (*account.calls, *account.foreign, *account.tools)
-    )
+    ran = sorted((max(step.start_s, 0.0), step.start_s + (step.seconds or 0.0)) for step in _steps(account))
     gaps: list[Interval] = []
     until = 0.0
     for start, end in ran:
@@ -73,12 +70,15 @@ def gaps_of(account: RolloutAccount) -> list[Interval]:
 
 
 def _length(account: RolloutAccount) -> float:
-    steps = (*account.calls, *account.foreign, *account.tools)
-    return max([step.start_s + (step.seconds or 0.0) for step in steps] + [account.seconds or 0.0, 1e-9])
+    return max([step.start_s + (step.seconds or 0.0) for step in _steps(account)] + [account.seconds or 0.0, 1e-9])
+
+
+def _steps(account: RolloutAccount) -> list[CallAccount | ForeignAccount | ToolAccount]:
+    return [*account.calls, *account.foreign, *account.tools]
 
 
 def _summary(account: RolloutAccount, gaps: Sequence[Interval], span: float) -> str:
-    calls = _covered([(call.start_s, call.seconds) for call in (*account.calls, *account.foreign)])
+    calls = _covered([(step.start_s, step.seconds) for step in _steps(account) if not isinstance(step, ToolAccount)])
     tools = _covered([(tool.start_s, tool.seconds) for tool in account.tools])
     idle = sum(end - start for start, end in gaps)
     told = [f"model calls {seconds(calls)} ({calls / span:.0%})"]

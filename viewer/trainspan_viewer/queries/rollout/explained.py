@@ -49,7 +49,7 @@ def asked_of(sources: Sources, params: Params, rollout: str, dataset: str = "") 
 
     `dataset` "none": by the store as it is now. Raises NotFoundError for an unknown dataset.
     """
-    sources.store.select("SELECT 1", 1)  # holds the connection: a collector that runs only for readers stays meanwhile
+    sources.store.hold()  # each of the reads below would start a collector of its own
     name = dataset or params.text("dataset")
     if name and name != "none":
         return ask(sources, params, rollout, sources.places.dataset(name))

@@ -9,7 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from trainspan_processing.credit.groups import with_groups
-from trainspan_processing.dataset.published import Published
+from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.account import CallAccount, RolloutAccount
 from trainspan_processing.explain.explain import GroupAccount
 from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
@@ -60,7 +60,7 @@ class Cell:
     answer: Text
     """The answer, after `same`."""
     state: str
-    """`same` before the divergence, `here` at it, `after` it, `only` in the reference."""
+    """`same` before the divergence, `here` at it, `after` it; `reference` in the rollout that is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def load_group(sources: Sources, params: Params) -> GroupModel:
 
 def _member(sources: Sources, dataset: str, group_id: str) -> str:
     """A rollout of the group, from the dataset's rows, or from its ledger if none of its rollouts gave a row."""
-    published = _published(sources, dataset)
+    published = open_published(sources.places.dataset(dataset).path)
     rows = published.rows([pl.col("group_id"), pl.col("rollout_id")]).filter(pl.col("group_id") == group_id)
     if rows.height:
         return str(rows["rollout_id"][0])
@@ -136,12 +136,6 @@ def _member(sources: Sources, dataset: str, group_id: str) -> str:
     if named.is_empty():
         raise NotFoundError(f"no group {group_id[:80]!r} in {dataset}")
     return str(named["rollout_id"][0])
-
-
-def _published(sources: Sources, dataset: str) -> Published:
-    from trainspan_processing.dataset.published import open_published
-
-    return open_published(sources.places.dataset(dataset).path)
 
 
 def _reference(rollouts: Sequence[RolloutAccount], wanted: str) -> RolloutAccount:

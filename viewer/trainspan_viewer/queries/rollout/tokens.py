@@ -79,9 +79,8 @@ def load_tokens(sources: Sources, params: Params) -> TokensModel:
     chosen = params.choice("overlay", OVERLAYS, "advantage")
     start = min(params.integer("start", 0, most=10**9), max(len(call.completion_ids) - 1, 0))
     start = start // 256 * 256
-    ids = call.completion_ids[start : start + _MOST_TOKENS]
-    pieces = decoder.pieces(ids) if decoder else [f"{one} " for one in ids]
-    ids, pieces = _bounded(ids, pieces)
+    some = call.completion_ids[start : start + _MOST_TOKENS]
+    ids, pieces = _bounded(some, decoder.pieces(some) if decoder else [f"{one} " for one in some])
     part = slice(start, start + len(ids))
     figures = read_figures(sources, asked.place, account.rollout_id, account.attempt, number)
     known, like = shared_lengths(account.calls)[number]
@@ -149,10 +148,10 @@ def _of_figures(name: str, call: CallAccount, figures: Figures, part: slice) -> 
         meaning = f"log-probability by the trainer less the server's, in nats{note}"
         return _scaled(name, apart[part], signed=True, meaning=meaning)
     if name == "ratio":
-        apart = [math.log(ratio) if ratio > 0 else None for ratio in figures.ratios[part]]
+        logs = [math.log(ratio) if ratio > 0 else None for ratio in figures.ratios[part]]
         of = "of the whole call (geometric mean)" if figures.ratio == "call" else "of the token"
         bounds = f", clipped outside {figures.clip[0]:g} to {figures.clip[1]:g}" if figures.clip else ""
-        return _scaled(name, apart, signed=True, meaning=f"log of the importance ratio {of} {before}{bounds}")
+        return _scaled(name, logs, signed=True, meaning=f"log of the importance ratio {of} {before}{bounds}")
     meaning = "−1: ratio clipped below with a negative advantage, 1: above with a positive one, 0: not clipped"
     return Overlay(name, [float(one) for one in figures.clipped[part]], True, 1.0, meaning)
 

@@ -1,0 +1,209 @@
+"""Pages of rollouts, calls and groups, from models made by hand: their size, their colors, and hostile text."""
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from tests.viewer.support.world import EVIL
+from trainspan_processing.explain.account import CallAccount, CreditAccount, RolloutAccount, ToolAccount
+from trainspan_viewer.html.document import Page, served
+from trainspan_viewer.pages.rollout.marks import level, marks
+from trainspan_viewer.pages.rollout.rollout import explanation_page, render_rollout
+from trainspan_viewer.pages.rollout.timeline import gaps_of
+from trainspan_viewer.pages.rollout.tokens import render_tokens
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.rollout.conversation import Text, shared_lengths, steps_of
+from trainspan_viewer.queries.rollout.group import first_divergence
+from trainspan_viewer.queries.rollout.links import Links
+from trainspan_viewer.queries.rollout.rollout import STEPS, RolloutModel
+from trainspan_viewer.queries.rollout.tokens import Overlay, TokensModel
+from trainspan_viewer.queries.rollout.what_if import WhatIf
+
+PARAMS = Params("/rollouts/r", {}, {})
+
+
+def call(index: int, prompt: list[int], answer: list[int], **more: Any) -> CallAccount:
+    facts: dict[str, Any] = {
+        "agent": "a",
+        "turn": index,
+        "span_id": "0" * 16,
+        "policy_name": "p",
+        "policy_version": 1,
+        "temperature": 1.0,
+        "finish_reason": "stop",
+        "start_s": float(index),
+        "seconds": 0.5,
+        "reason": None,
+        "logprobs": [-0.5] * len(answer),
+        "step_reward": None,
+        "value": 1.0,
+        "advantage": 0.5,
+        "segment": 0,
+        "prefix_len": 0,
+        "continues": None,
+        "broken": None,
+        "messages": [],
+        "answer": None,
+        "prompt_text": None,
+        "pieces": None,
+    }
+    return CallAccount(index=index, prompt_ids=prompt, completion_ids=answer, **{**facts, **more})
+
+
+def rollout(*calls: CallAccount, tools: list[ToolAccount] | None = None, name: str = "r") -> RolloutAccount:
+    return RolloutAccount(
+        rollout_id=name,
+        attempt=0,
+        run_id=name,
+        round=0,
+        task_id=name,
+        split="train",
+        status="ok",
+        reason=None,
+        start_ns=0,
+        seconds=10.0,
+        calls=list(calls),
+        foreign=[],
+        tools=tools or [],
+        edges=[],
+        credit=CreditAccount(1.0, "g", [], ["R = 1"], 0.5),
+        decoded_with=None,
+        dataset=None,
+        agrees=None,
+        unlike=0,
+        lacks=[],
+        untrained=[],
+    )
+
+
+def tokens_model(pieces: list[str]) -> TokensModel:
+    one = call(0, [1], list(range(100_000, 100_000 + len(pieces))))
+    values = [-5.123456e-5 * (place % 90) * (-1) ** place for place in range(len(pieces))]
+    return TokensModel(
+        account=rollout(one),
+        call=one,
+        prompt=Text("what?"),
+        known=0,
+        like=None,
+        start=0,
+        ids=one.completion_ids,
+        pieces=pieces,
+        logprobs=[-12.345678] * len(pieces),
+        overlay=Overlay("mismatch", values, True, 0.005, "apart"),
+        chosen="mismatch",
+        missing=None,
+        available=("mismatch",),
+        figures=None,
+        links=Links("round-0000"),
+        params=Params("/rollouts/r/calls/0", {}, {}),
+    )
+
+
+def model(account: RolloutAccount) -> RolloutModel:
+    steps, n_steps = steps_of(account, 0, STEPS, None)
+    return RolloutModel(account, steps, 0, n_steps, WhatIf([], [], None), Links(None), PARAMS)
+
+
+class Tags(HTMLParser):
+    """Names of elements, names of attributes and addresses of a document."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+        self.addresses: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.addresses += [value or "" for name, value in attrs if name in ("href", "src", "action")]
+
+
+def test_an_answer_of_16384_tokens_takes_less_than_a_megabyte() -> None:
+    text = served(render_tokens(tokens_model([" token"] * 16_384)))
+    assert text.count("<i ") == 16_384
+    assert 200_000 < len(text.encode()) < 1_000_000
+
+
+def test_equal_neighbors_share_one_element_and_every_token_keeps_its_own() -> None:
+    made = marks(["a", "b", "", "c"], ["q1", "q1", "q1", "z"])
+    assert [(run.tag, run.get("class"), [token.text for token in run.iter("i")]) for run in made] == [
+        ("span", "q1", ["a", "b", "·"]),
+        ("i", "z", ["c"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_signed", "kind"),
+    [(1.0, True, "a4"), (-0.26, True, "m2"), (0.01, True, "a1"), (0.0, True, "z"), (None, True, "u"),
+     (0.0, False, "q0"), (0.5, False, "q4"), (-9.0, False, "q8"), (float("nan"), False, "u")],
+)  # fmt: skip
+def test_colors_have_steps(value: float | None, is_signed: bool, kind: str) -> None:
+    assert level(value, 1.0, is_signed=is_signed) == kind
+
+
+def test_hostile_text_stays_text_and_two_megabytes_of_it_are_cut() -> None:
+    said = [{"role": EVIL, "content": EVIL * 20_000}]
+    tool = ToolAccount(EVIL, EVIL, 0.6, 0.1, True, EVIL * 10_000, "<" * 2_000_000)
+    account = rollout(
+        *(call(index, [1], [2], agent=EVIL, messages=said, broken=EVIL, finish_reason=EVIL) for index in range(60)),
+        tools=[tool] * 60,
+        name=EVIL,
+    )
+    pages = [
+        served(render_rollout(model(account))),
+        explanation_page(account),
+        served(render_tokens(tokens_model([EVIL] * 50))),
+    ]
+    for text in pages:
+        found = Tags(text)
+        assert found.tags.count("script") == ("/static/app.js" in text)
+        assert not {"img", "iframe", "object"} & set(found.tags)
+        assert not {name for name in found.attributes if name.startswith("on") or name == "style"}
+        assert all(address.startswith(("/", "#", "?")) for address in found.addresses), found.addresses
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
+    assert len(pages[0].encode()) < 1_000_000
+    assert "javascript:document.title" in pages[0]  # it is there, as text
+
+
+def test_only_what_a_call_added_is_shown() -> None:
+    calls = [call(0, [1, 2, 3], [4, 5]), call(1, [1, 2, 3, 4, 5, 6], [7]), call(2, [1, 2, 9], [8]), call(3, [50], [51])]
+    assert shared_lengths(calls) == {0: (0, None), 1: (5, 0), 2: (2, 1), 3: (0, None)}
+    steps, n_steps = steps_of(rollout(*calls), 1, 2, None)
+    assert n_steps == 4
+    assert [(step.added.head, step.known) for step in steps if not isinstance(step, ToolAccount)] == [
+        ("6", 5),
+        ("9", 2),
+    ]  # type: ignore[union-attr]
+
+
+def test_the_first_divergence_is_exact_to_the_token() -> None:
+    one = [call(0, [1, 2], [3, 4, 5]), call(1, [1, 2, 3, 4, 5, 6], [7])]
+
+    def against(*calls: CallAccount) -> tuple[int, str, int, str, str] | None:
+        found = first_divergence(one, calls)
+        return found and (found.turn, found.part, found.token, found.was, found.now)
+
+    assert against(*one) is None
+    assert against(call(0, [1, 2], [3, 4, 9]), one[1]) == (0, "answer", 2, "5", "9")
+    assert against(one[0], call(1, [1, 2, 3, 4, 5, 8], [7])) == (1, "prompt", 5, "6", "8")
+    assert against(one[0], call(1, [1, 2, 3, 4, 5, 6], [7, 8])) == (1, "answer", 1, "nothing", "8")
+    assert against(one[0]) == (1, "end", 0, "1 more calls", "no more calls")
+
+
+def test_gaps_are_the_times_at_which_nothing_ran() -> None:
+    tool = ToolAccount("t", None, 1.25, 1.0, False, None, None)
+    # Calls run from 0 to .5 and from 1 to 1.5; the tool ends at 2.25, the rollout at 10.
+    assert gaps_of(rollout(call(0, [1], [2]), call(1, [1], [2]), tools=[tool])) == [(0.5, 1.0), (2.25, 10.0)]
+
+
+def test_a_rollout_that_still_runs_is_asked_for_again() -> None:
+    import dataclasses
+
+    ended = rollout(call(0, [1], [2]))
+    running = dataclasses.replace(ended, status=None)
+    pages: list[Page] = [render_rollout(model(one)) for one in (ended, running)]
+    assert [page.live for page in pages] == [None, "/rollouts/r"]
