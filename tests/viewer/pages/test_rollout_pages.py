@@ -9,12 +9,13 @@ import pytest
 from tests.viewer.support.world import EVIL
 from trainspan_processing.explain.account import CallAccount, CreditAccount, RolloutAccount, ToolAccount
 from trainspan_viewer.html.document import Page, served
+from trainspan_viewer.html.formats import count
 from trainspan_viewer.pages.rollout.marks import level, marks
 from trainspan_viewer.pages.rollout.rollout import explanation_page, render_rollout
 from trainspan_viewer.pages.rollout.timeline import gaps_of
 from trainspan_viewer.pages.rollout.tokens import render_tokens
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.rollout.conversation import Text, shared_lengths, steps_of
+from trainspan_viewer.queries.rollout.conversation import MOST_CHARACTERS, Text, shared_lengths, steps_of, text_of
 from trainspan_viewer.queries.rollout.group import first_divergence
 from trainspan_viewer.queries.rollout.links import Links
 from trainspan_viewer.queries.rollout.rollout import STEPS, RolloutModel
@@ -178,6 +179,26 @@ def test_only_what_a_call_added_is_shown() -> None:
         ("6", 5),
         ("9", 2),
     ]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("n_tokens", [1, 900, 2000, 16_000])
+def test_a_long_answer_shows_both_ends_and_counts_the_tokens_between_them(n_tokens: int) -> None:
+    text = text_of(range(100_000, 100_000 + n_tokens), None)
+    shown = [*text.head.split(), *text.tail.split()]
+    assert (shown[0], shown[-1]) == ("100000", f"{99_999 + n_tokens}")
+    assert len(shown) + text.left_out == n_tokens
+    assert len(text.head) + len(text.tail) <= MOST_CHARACTERS
+    page = served(render_rollout(model(rollout(call(0, [1], list(range(100_000, 100_000 + n_tokens)))))))
+    assert f"{99_999 + n_tokens}</pre>" in page
+    if text.left_out:
+        assert f"⟨{count(text.left_out)} tokens left out⟩" in page
+
+
+def test_a_policy_is_named_once() -> None:
+    page = served(render_rollout(model(rollout(call(0, [1], [2], policy_name="policy", policy_version=2)))))
+    assert "policy version 2" in page
+    assert "policy policy" not in page
+    assert "policy actor version 1" in served(render_rollout(model(rollout(call(0, [1], [2], policy_name="actor")))))
 
 
 def test_the_first_divergence_is_exact_to_the_token() -> None:

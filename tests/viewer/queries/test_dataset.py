@@ -1,10 +1,16 @@
 """Groups and filters of a dataset, worked by hand."""
 
-from collections.abc import Mapping
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.viewer.support.world import RUN, World
+from trainspan_processing.dataset.ledger import LEDGER, ledger_path
+from trainspan_schemas.dataset import about_dir, manifest_path
 from trainspan_schemas.settings import Settings
 from trainspan_viewer.queries.dataset import DatasetModel, load_dataset
 from trainspan_viewer.queries.params import Params
@@ -61,6 +67,62 @@ def test_filters_leave_what_they_say(sources: Sources, world: World, query: dict
     model = ask(sources, world, view="rollouts", **query)
     assert sorted(member.rollout_id for member in model.rollouts) == found
     assert model.n_found == len(found)
+
+
+@pytest.fixture
+def altered(sources: Sources, world: World, tmp_path: Path) -> Callable[..., DatasetModel]:
+    """Asks for a copy of the dataset, with more lines in its ledger and other numbers of drops."""
+
+    def make(lines: Sequence[Mapping[str, object]] = (), dropped: Mapping[str, int] | None = None, **query: str) -> Any:
+        whole = sources.places.dataset(world.dataset).path
+        copy = tmp_path / whole.name
+        shutil.copytree(whole, copy, dirs_exist_ok=True)
+        shutil.copytree(about_dir(whole), about_dir(copy), dirs_exist_ok=True)
+        with ledger_path(copy).open("a") as file:
+            file.writelines(json.dumps({**dict.fromkeys(LEDGER), "attempt": 0, **line}) + "\n" for line in lines)
+        manifest = json.loads(manifest_path(copy).read_text())
+        manifest_path(copy).write_text(json.dumps({**manifest, "dropped": {**manifest["dropped"], **(dropped or {})}}))
+        given = {name: [value] for name, value in query.items()}
+        places = Places(world.store, tmp_path / "runs", tmp_path)
+        return load_dataset(Sources(places, sources.store, Settings()), Params("/x", {"dataset": copy.name}, given))
+
+    return make
+
+
+Altered = Callable[..., DatasetModel]
+LOST = {"rollout_id": "lost", "run_id": RUN, "round": 1, "task_id": "mixed", "calls": 3, "kept": 0, "rewards": 0}
+
+
+def test_calls_without_a_rollout_are_no_rollout(altered: Altered) -> None:
+    model = altered([{**LOST, "rollout_id": "trace:00ff", "reason": "no_rollout"}], view="rollouts")
+    assert model.n_found == 8
+
+
+def test_figures_of_a_group_are_those_of_all_its_rollouts(sources: Sources, world: World) -> None:
+    [mixed, *_] = ask(sources, world, least_reward="0.9", text="mixed").groups
+    assert (mixed.n, mixed.mean, mixed.spread, len(mixed.members)) == (4, 0.5, 0.5, 4)
+
+
+def test_a_status_is_that_of_the_attempt_and_a_missing_one_is_said(altered: Altered) -> None:
+    again = {**LOST, "rollout_id": "view-m0", "attempt": 1, "reward": 0.5}
+    model = altered([again, {**LOST, "run_id": None}], view="rollouts", status="ok", text="m")
+    assert [(one.rollout_id, one.attempt) for one in model.rollouts if one.rollout_id in ("view-m0", "lost")] == [
+        ("view-m0", 0)
+    ]
+    assert model.notes[0] == "The store does not hold the status of 2 rollouts: they are not shown."
+
+
+def test_single_calls_are_not_taken_for_rollouts_dropped_whole(altered: Altered) -> None:
+    dropped = {**LOST, "reason": "error_call"}
+    some = {**LOST, "rollout_id": "some", "kept": 2}
+    asked = altered([dropped, some], {"no_logprobs": 1}, view="rollouts", reason="no_logprobs")
+    assert [one.rollout_id for one in asked.rollouts] == ["some"]
+    assert "lost single calls" in asked.notes[0]
+    both = altered([dropped], {"error_call": 4}, view="rollouts", reason="error_call")
+    assert [one.rollout_id for one in both.rollouts] == ["lost"]
+    assert "Other rollouts lost calls" in both.notes[0]
+    exact = altered([dropped], {"error_call": 3}, view="rollouts", reason="error_call")
+    assert exact.notes == []
 
 
 def test_the_difference_of_two_datasets_is_that_of_the_command(sources: Sources, world: World) -> None:

@@ -34,16 +34,17 @@ def difference_body(difference: Difference, a: str, b: str) -> list[Child]:
         element("p", f"A is {a}, B is {b}."),
         _changes("settings", difference.settings),
         _overlaps({"rollouts": difference.rollouts, "rows": difference.rows}),
-        table(
-            ["in both", *values], [[name, *map(figure, values.values())] for name, figure in _FIGURES], caption="values"
-        )
-        if difference.rewards.of
-        else None,
+        _values(values) if difference.rewards.of else None,
         _changes("largest changes of an advantage", difference.advantages.largest),
         _changes("largest changes of a reward", difference.rewards.largest),
         element("p", f"Other columns that differ in common rows: {others}.") if others else None,
         element("p", "The common rows are in a different order.") if difference.order_differs else None,
     ]
+
+
+def _values(values: dict[str, ValueChanges]) -> Element:
+    rows: list[list[Child]] = [[name, *map(figure, values.values())] for name, figure in _FIGURES]
+    return table(["in both", *values], rows, caption="values")
 
 
 def _changes(title: str, changes: Sequence[Change]) -> Element | None:

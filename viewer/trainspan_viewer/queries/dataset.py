@@ -12,6 +12,7 @@ from trainspan_processing.credit.groups import group_id
 from trainspan_processing.dataset.diff import Difference, compare_datasets
 from trainspan_processing.dataset.ledger import LEDGER, ledger_path
 from trainspan_processing.dataset.published import Published, open_published
+from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_schemas.dataset import manifest_path
 from trainspan_schemas.errors import DatasetError, StoreError
@@ -25,6 +26,7 @@ __all__ = ["DatasetModel", "DatasetRow", "DatasetsModel", "Filters", "Group", "M
 _PAGE: Final = 50
 _MOST_DATASETS: Final = 200
 _MOST_DOTS: Final = 64
+_MOST_STATUSES: Final = 200_000
 _SORTS: Final = ("spread", "reward", "least reward", "tokens", "task")
 _VIEWS: Final = ("groups", "rollouts", "quality", "diff")
 
@@ -158,9 +160,10 @@ def load_dataset(sources: Sources, params: Params) -> DatasetModel:
     rollouts: list[Member] = []
     found = members.height
     if view == "groups":
-        table = _sorted_groups(members, sort)
+        # A group's figures are those of all its rollouts, whichever of them pass the filters.
+        table = _sorted_groups(all_members, sort).filter(pl.col("key").is_in(members["key"].unique().implode()))
         found = table.height
-        groups = _groups(table.slice(start, _PAGE), members)
+        groups = _groups(table.slice(start, _PAGE), all_members)
     elif view == "rollouts":
         rollouts = _as_members(_sorted_rollouts(members, sort).slice(start, _PAGE))
     other = params.text("other")
@@ -247,6 +250,7 @@ def _members(published: Published) -> pl.DataFrame:
     alone = pl.coalesce("row_group", pl.format("rollout:{}", "rollout_id"))
     return (
         seen.drop("parts")
+        .filter(~pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
         .join(names, on=ROLLOUT_KEY, how="left", maintain_order="left")
         .with_columns(
             pl.when(pl.col("task_id").is_not_null()).then(by_task).otherwise(alone).alias("key"),
@@ -269,11 +273,18 @@ def _filtered(
         conditions.append(pl.col("kept") > 0)
     elif filters.reason:
         whole = pl.col("reason") == filters.reason
-        if members.filter(whole).is_empty():
+        lost = published.manifest["dropped"].get(filters.reason, 0) - int(members.filter(whole)["calls"].sum())
+        if lost > 0 and members.filter(whole).is_empty():
+            whole = (pl.col("kept") > 0) & (pl.col("kept") < pl.col("calls"))
             notes.append(
-                f"No whole rollout was dropped as {filters.reason}: these have single calls that were not kept."
+                f"No whole rollout was dropped as {filters.reason}. These rollouts lost single calls; "
+                "their own pages say for which reason."
             )
-            whole = pl.col("kept") < pl.col("calls")
+        elif lost > 0:
+            notes.append(
+                f"These rollouts were dropped whole, first of all as {filters.reason}. Other rollouts lost calls for this "
+                "reason, too: only their own pages say so."
+            )
         conditions.append(whole)
     if filters.agent:
         conditions.append(pl.col("agents").str.split(", ").list.contains(filters.agent))
@@ -290,7 +301,7 @@ def _filtered(
     if conditions:
         members = members.filter(conditions)
     if filters.status:
-        members = _with_status(sources, published, members, filters.status, notes)
+        members = _with_status(sources, members, filters.status, notes)
     if filters.text:
         named = pl.col("task_id").fill_null("").str.contains(filters.text, literal=True)
         named |= pl.col("rollout_id").str.starts_with(filters.text)
@@ -299,22 +310,31 @@ def _filtered(
     return members
 
 
-def _with_status(
-    sources: Sources, published: Published, members: pl.DataFrame, status: str, notes: list[str]
-) -> pl.DataFrame:
+def _with_status(sources: Sources, members: pl.DataFrame, status: str, notes: list[str]) -> pl.DataFrame:
     """The store knows how rollouts ended; a dataset does not."""
-    runs = members["run_id"].drop_nulls().unique().to_list()[:20]
-    quoted = ", ".join("'" + run.replace("'", "''") + "'" for run in runs)
-    where = f"run_id IN ({quoted})" if runs else "run_id IS NULL"
-    text = status.replace("'", "''")
+    places = [_among(name, members[name]) for name in ("run_id", "round")]
+    sql = f"SELECT rollout_id, COALESCE(attempt, 0), status FROM rollouts WHERE {' AND '.join(places)}"
     try:
-        found = sources.store.select(
-            f"SELECT rollout_id FROM rollouts WHERE status = '{text}' AND {where}", most=200_000
-        )
+        found = sources.store.select(sql, most=_MOST_STATUSES)
     except StoreError as error:
         notes.append(f"The status of rollouts is in the store, which cannot be read: {error}")
         return members
-    return members.filter(pl.col("rollout_id").is_in([row[0] for row in found.rows]))
+    if found.is_cut:
+        notes.append(f"Only the status of {len(found.rows)} rollouts was read from the store.")
+    schema = {"rollout_id": pl.String, "attempt": members.schema["attempt"], "status": pl.String}
+    known = pl.DataFrame(found.rows, schema=schema, orient="row").unique(ROLLOUT_KEY)
+    told = members.join(known, on=ROLLOUT_KEY, how="left", maintain_order="left")
+    if unknown := int(told["status"].null_count()):
+        notes.append(f"The store does not hold the status of {unknown} rollouts: they are not shown.")
+    return told.filter(pl.col("status") == status).drop("status")
+
+
+def _among(column: str, values: pl.Series) -> str:
+    """A condition of SQL: the column has one of the values."""
+    known = values.drop_nulls().unique().sort().to_list()
+    quoted = ", ".join("'" + str(value).replace("'", "''") + "'" for value in known)
+    either = [f"{column} IN ({quoted})"] if known else []
+    return f"({' OR '.join([*either, f'{column} IS NULL'] if values.null_count() or not known else either)})"
 
 
 def _sorted_groups(members: pl.DataFrame, sort: str) -> pl.DataFrame:

@@ -6,13 +6,13 @@ from trainspan_processing.explain.account import CallAccount, ForeignAccount, Ro
 from trainspan_processing.explain.arithmetic import number
 from trainspan_processing.explain.shades import SHADES, shade
 from trainspan_viewer.html.elements import Child, Element, element, link
-from trainspan_viewer.html.formats import seconds
+from trainspan_viewer.html.formats import count, seconds
 from trainspan_viewer.pages.rollout.marks import titled_marks
 from trainspan_viewer.pages.rollout.texts import pre, text_parts
 from trainspan_viewer.queries.rollout.conversation import Said, Step, Text, Turn, said_of
 from trainspan_viewer.queries.rollout.links import Links
 
-__all__ = ["advantage_legend", "conversation"]
+__all__ = ["advantage_legend", "conversation", "policy_of"]
 
 _MOST_TOOL: Final = 1_500
 
@@ -69,7 +69,7 @@ def _call(account: RolloutAccount, turn: Turn, links: Links | None, *, in_full: 
 def _facts(call: CallAccount) -> str:
     told = [
         f"{seconds(call.seconds)} from {call.start_s:.2f} s",
-        f"policy {call.policy_name or '–'} version {'–' if call.policy_version is None else call.policy_version}",
+        policy_of(call),
         f"temperature {number(call.temperature)}",
         f"{len(call.prompt_ids)} prompt tokens, {len(call.completion_ids)} sampled",
         f"finished: {call.finish_reason or '–'}",
@@ -78,6 +78,12 @@ def _facts(call: CallAccount) -> str:
         continues = f"continues call {call.continues}" if call.continues is not None else "its first call"
         told.append(f"segment {call.segment}, {continues}")
     return " · ".join(told)
+
+
+def policy_of(call: CallAccount) -> str:
+    """The policy that sampled, in words."""
+    name = "" if call.policy_name in (None, "policy") else f" {call.policy_name}"
+    return f"policy{name} version {count(call.policy_version)}"
 
 
 def _in_full(call: CallAccount, kind: str) -> Element:

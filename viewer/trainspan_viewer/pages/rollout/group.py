@@ -112,8 +112,8 @@ def _cell(one: Sibling, cell: Cell | None) -> list[Child]:
     kind = shade(call.advantage, account.credit.greatest, trained=call.reason is None)
     verdict = f"A = {number(call.advantage)}" if call.reason is None else call.reason
     answer: list[Child] = []
-    if cell.same:
-        answer.append(element("span", cell.same, class_="same"))
+    if cell.same.head or cell.same.left_out:
+        answer.append(element("span", *text_parts(cell.same), class_="same"))
     if cell.state == "here" and one.divergence is not None and one.divergence.part == "answer":
         answer.append(element("mark", "◆", title=f"departs: {one.divergence.was} became {one.divergence.now}"))
     answer += text_parts(cell.answer)
@@ -134,7 +134,7 @@ def _cell(one: Sibling, cell: Cell | None) -> list[Child]:
 def _environment(cell: Cell) -> Element | None:
     if cell.prompt_is_same:
         return element("div", "⟨the same prompt as the one compared with⟩", class_="note")
-    return element("pre", *text_parts(cell.added), class_="env") if cell.added.head else None
+    return element("pre", *text_parts(cell.added), class_="env") if cell.added.head or cell.added.left_out else None
 
 
 def _pages(model: GroupModel) -> Element | None:

@@ -22,7 +22,7 @@ def pre(text: Text, kind: str, *, before: str = "") -> Element:
 def text_parts(text: Text) -> list[Child]:
     parts: list[Child] = [*_with_special(text.head)]
     if text.left_out:
-        parts.append(element("span", f" ⟨{count(text.left_out)} characters left out⟩ ", class_="note"))
+        parts.append(element("span", f" ⟨{count(text.left_out)} {text.unit} left out⟩ ", class_="note"))
         parts += _with_special(text.tail)
     return parts
 

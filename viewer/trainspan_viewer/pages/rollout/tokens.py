@@ -6,6 +6,7 @@ from trainspan_processing.explain.arithmetic import number
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link
 from trainspan_viewer.html.formats import count, seconds
+from trainspan_viewer.pages.rollout.conversation import policy_of
 from trainspan_viewer.pages.rollout.marks import joined, legend, level, marks
 from trainspan_viewer.pages.rollout.texts import pre
 from trainspan_viewer.queries.rollout.tokens import OVERLAYS, Overlay, TokensModel
@@ -31,7 +32,7 @@ def render_tokens(model: TokensModel) -> Page:
         [
             call.agent or "no agent named",
             f"turn {call.turn}",
-            f"policy {call.policy_name or '–'} version {count(call.policy_version)}",
+            policy_of(call),
             f"{count(len(call.prompt_ids))} prompt tokens",
             f"{count(len(call.completion_ids))} sampled",
             seconds(call.seconds),

@@ -14,7 +14,7 @@ from trainspan_processing.text.dialects import Message
 from trainspan_processing.text.safe_text import visible
 from trainspan_processing.text.token_text import Decoder
 
-__all__ = ["Said", "Step", "Text", "Turn", "ids_text", "said_of", "shared_lengths", "steps_of"]
+__all__ = ["Said", "Step", "Text", "Turn", "ids_text", "said_of", "shared_lengths", "steps_of", "text_of"]
 
 Ids = NDArray[np.int32]
 
@@ -32,8 +32,9 @@ class Text:
 
     head: str
     left_out: int = 0
-    """Characters between head and tail."""
+    """Number of units between head and tail."""
     tail: str = ""
+    unit: str = "characters"
 
     @classmethod
     def of(cls, text: str, most: int = MOST_CHARACTERS) -> "Text":
@@ -96,7 +97,7 @@ def _turns(account: RolloutAccount, steps: Sequence[object], decoder: Decoder | 
             known, like = shared[call.index]
             earlier = before.get(call.agent, [])
             same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(call.messages, earlier, strict=False)))
-            added, answer = _cut(call.prompt_ids[known:], decoder), _cut(call.completion_ids, decoder)
+            added, answer = text_of(call.prompt_ids[known:], decoder), text_of(call.completion_ids, decoder)
             turns.append(Turn(call, known, like, added, answer, said_of(call.messages[same:]), same))
         before[call.agent] = call.messages
     return turns
@@ -145,12 +146,18 @@ def ids_text(ids: Sequence[int], decoder: Decoder | None) -> str:
     return decoder.text(ids) if decoder is not None else " ".join(map(str, ids))
 
 
-def _cut(ids: Sequence[int], decoder: Decoder | None) -> Text:
-    """The text of the ids; of very many only both ends are decoded."""
-    most = 2 * MOST_CHARACTERS
+def text_of(ids: Sequence[int], decoder: Decoder | None, most: int = MOST_CHARACTERS) -> Text:
+    """The text of the ids. Of a long one, both ends of about `most` characters in total, cut between tokens."""
     if len(ids) <= most:
-        return Text.of(ids_text(ids, decoder))
-    half = MOST_CHARACTERS // 2
-    head, tail = ids_text(ids[:half], decoder)[:half], ids_text(ids[-half:], decoder)[-half:]
-    # A token has four characters on average.
-    return Text(head, max(1, 4 * len(ids) - len(head) - len(tail)), tail)
+        whole = ids_text(ids, decoder)
+        if not Text.of(whole, most).left_out:
+            return Text(whole)
+    length = min(len(ids), most) // 2
+    while length > 0:
+        ends = [ids_text(part, decoder) for part in (ids[:length], ids[-length:])]
+        # A page has room for `most` characters that are written as about two bytes each.
+        size = max(max(len(end), _weight(end[: 2 * most]) // 2) for end in ends)
+        if size <= most // 2:
+            return Text(ends[0], len(ids) - 2 * length, ends[1], "tokens")
+        length = min(length - 1, length * (most // 2) // size)
+    return Text("", len(ids), "", "tokens") if len(ids) > 1 else Text.of(ids_text(ids, decoder), most)

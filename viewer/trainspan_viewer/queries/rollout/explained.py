@@ -1,7 +1,10 @@
 """Accounts of rollouts and groups for pages, from the dataset that holds the rollout or from the store."""
 
+import contextlib
 import time
 from typing import Final
+
+import polars as pl
 
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.account import RolloutAccount
@@ -53,34 +56,41 @@ def asked_of(sources: Sources, params: Params, rollout: str, dataset: str = "") 
     name = dataset or params.text("dataset")
     if name and name != "none":
         return ask(sources, params, rollout, sources.places.dataset(name))
-    place = None if name else _dataset_with(sources, rollout)
+    attempt = params.integer("attempt", -1, least=-1, most=10**6)
+    place = None if name else _dataset_with(sources, rollout, attempt)
     return ask(sources, params, rollout, place)
 
 
-def _dataset_with(sources: Sources, rollout: str) -> DatasetPlace | None:
-    """The dataset of the rollout's run and round if it covers the rollout."""
-    columns = ["rollout_id", "run_id", "round"]
+def _dataset_with(sources: Sources, rollout: str, attempt: int) -> DatasetPlace | None:
+    """The dataset of the rollout's run and round if it covers the attempt; −1: any attempt."""
+    columns = ["attempt", "run_id", "round"]
     with Source([sources.places.store], allow_behind=True) as source:
         found = [
             row
             for batch in source.read("rollouts", Selection(rollout_ids=[rollout]), columns)
             for row in batch.select(columns).iter_rows()
         ]
-    if not found or found[0][1] is None or found[0][2] is None:
-        return None
-    try:
-        run = sources.places.run(found[0][1])
-    except NotFoundError:
-        return None
-    path = dataset_dir(run.datasets, found[0][2])
-    if not manifest_path(path).is_file() or path.name != round_dir_name(found[0][2]):
-        return None
-    place = DatasetPlace(f"{run.run_id}:{path.name}", path, run.run_id)
-    return place if _covers(place, rollout) else None
+    for number, run_id, round_ in sorted(found, key=lambda row: -(row[0] or 0)):
+        if run_id is None or round_ is None or attempt not in (-1, number or 0):
+            continue
+        with contextlib.suppress(NotFoundError):
+            run = sources.places.run(run_id)
+            path = dataset_dir(run.datasets, round_)
+            place = DatasetPlace(f"{run.run_id}:{path.name}", path, run.run_id)
+            if (
+                path.name == round_dir_name(round_)
+                and manifest_path(path).is_file()
+                and _covers(place, rollout, attempt)
+            ):
+                return place
+    return None
 
 
-def _covers(place: DatasetPlace, rollout: str) -> bool:
-    return bool((open_published(place.path).seen()["rollout_id"] == rollout).any())
+def _covers(place: DatasetPlace, rollout: str, attempt: int) -> bool:
+    own = pl.col("rollout_id") == rollout
+    if attempt >= 0:
+        own &= pl.col("attempt") == attempt
+    return not open_published(place.path).seen().filter(own).is_empty()
 
 
 def account_of(asked: Asked) -> RolloutAccount:

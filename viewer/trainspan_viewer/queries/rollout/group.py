@@ -16,7 +16,7 @@ from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.text.token_text import Decoder
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
-from trainspan_viewer.queries.rollout.conversation import Text, ids_text, shared_lengths
+from trainspan_viewer.queries.rollout.conversation import Text, ids_text, shared_lengths, text_of
 from trainspan_viewer.queries.rollout.explained import MEMBERS, asked_of, changed_group_of, decoder_of, group_of
 from trainspan_viewer.queries.rollout.links import Links
 from trainspan_viewer.queries.rollout.what_if import WhatIf, what_if
@@ -55,8 +55,8 @@ class Cell:
     """Whether the prompt has the same tokens as the reference's in this turn; False for the reference itself."""
     added: Text
     """What the environment added."""
-    same: str
-    """The beginning of the answer, up to the first divergence if it is in this answer; else all or nothing."""
+    same: Text
+    """The beginning of the answer, up to the first divergence if it is in this answer; else nothing."""
     answer: Text
     """The answer, after `same`."""
     state: str
@@ -154,19 +154,16 @@ def _sibling(one: RolloutAccount, reference: RolloutAccount, turns: range, decod
             cells.append(None)
             continue
         call = one.calls[turn]
-        added = ids_text(call.prompt_ids[shared[call.index][0] :][: 4 * _MOST_CHARACTERS], decoder)
         state = _state(divergence, turn, is_reference=is_reference)
         split = divergence.token if divergence and state == "here" and divergence.part == "answer" else 0
-        same = ids_text(call.completion_ids[:split], decoder) if split else ""
-        rest = ids_text(call.completion_ids[split:][: 4 * _MOST_CHARACTERS], decoder)
         prompt_is_same = state == "same" or (state == "here" and divergence is not None and divergence.part == "answer")
         cells.append(
             Cell(
                 call,
                 prompt_is_same,
-                Text.of(added, _MOST_CHARACTERS),
-                same[-_MOST_CHARACTERS:],
-                Text.of(rest, _MOST_CHARACTERS),
+                text_of(call.prompt_ids[shared[call.index][0] :], decoder, _MOST_CHARACTERS),
+                text_of(call.completion_ids[:split], decoder, _MOST_CHARACTERS),
+                text_of(call.completion_ids[split:], decoder, _MOST_CHARACTERS),
                 state,
             )
         )

@@ -9,7 +9,7 @@ from trainspan_processing.explain.account import CallAccount, RolloutAccount
 from trainspan_processing.text.safe_text import visible
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
-from trainspan_viewer.queries.rollout.conversation import Text, ids_text, shared_lengths
+from trainspan_viewer.queries.rollout.conversation import Text, shared_lengths, text_of
 from trainspan_viewer.queries.rollout.explained import account_of, asked_of, decoder_of
 from trainspan_viewer.queries.rollout.links import Links
 from trainspan_viewer.queries.rollout.trainer_figures import Figures, Missing, read_figures
@@ -88,7 +88,7 @@ def load_tokens(sources: Sources, params: Params) -> TokensModel:
     return TokensModel(
         account=account,
         call=call,
-        prompt=Text.of(ids_text(call.prompt_ids[known:][:_MOST_PROMPT], decoder), _MOST_PROMPT),
+        prompt=text_of(call.prompt_ids[known:], decoder, _MOST_PROMPT),
         known=known,
         like=like,
         start=start,
