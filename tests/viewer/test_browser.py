@@ -1,6 +1,7 @@
 """A walk through the pages in a real browser: they load, filter, lead to evidence, update, and keep hostile text as text."""
 
 import json
+import shutil
 from typing import Any
 
 from tests.viewer.support.world import RUN, Viewer, World
@@ -33,6 +34,17 @@ def test_marked_runs_are_compared(page: Any) -> None:
     assert page.locator("h1").inner_text() == "2 runs"
     assert page.locator("svg .band").count() == 2
     assert "learning_rate" in page.get_by_role("table", name="settings that differ").inner_text()
+
+
+def test_runs_beyond_those_that_fit_are_said_to_be_left_out(page: Any, world: World) -> None:
+    made = [world.home / "runs" / f"20250101-000000-0000000{number}" for number in range(9)]
+    for folder in made:
+        folder.mkdir()
+        (folder / "run.json").write_text((world.home / "runs" / RUN / "run.json").read_text())
+    page.goto("/compare?" + "&".join(f"run={folder.name}" for folder in made))
+    assert page.locator("p.warn").inner_text() == "1 of the 9 chosen runs are left out."
+    for folder in made:
+        shutil.rmtree(folder)
 
 
 def test_groups_are_filtered_and_a_reason_leads_to_its_rollouts(page: Any, world: World) -> None:
@@ -130,6 +142,8 @@ def _paths(world: World) -> list[str]:
         f"/compare?run={RUN}&run=20260101-000000-ffffffff",
         *(f"/datasets/{world.dataset}?view={view}" for view in ("groups", "rollouts", "quality")),
         f"/datasets/{world.dataset}?view=diff&other=round-0001",
+        *(f"/rollouts/view-h0{below}?dataset={world.dataset}" for below in ("", "/group", "/spans", "/calls/0")),
+        f"/rollouts/view-m0?dataset={world.dataset}&credit=return_to_go&baseline=rloo",
         f"/query?sql={evil.replace(' ', '+')}",
         f"/query?sql=SELECT+task_id,+agent+FROM+calls+WHERE+run_id='{RUN}'",
     ]

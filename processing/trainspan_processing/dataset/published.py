@@ -54,6 +54,12 @@ class Published:
         with self._undamaged() as files:
             return pl.concat([pl.scan_parquet(file).select(columns).collect() for file in files])
 
+    def files(self, columns: Sequence[str | pl.Expr]) -> Iterator[pl.DataFrame]:
+        """The same, one file after another, so that only one is in memory. Raises DatasetError as `rows` does."""
+        with self._undamaged() as files:
+            for file in files:
+                yield pl.scan_parquet(file).select(columns).collect()
+
     def rows_of(self, rollout_ids: Sequence[str], columns: Sequence[str]) -> pl.DataFrame:
         """Columns of the rows of these rollouts. Raises DatasetError if a file is missing or damaged."""
         own = pl.col("rollout_id").is_in(list(rollout_ids))

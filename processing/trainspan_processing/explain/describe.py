@@ -1,6 +1,6 @@
 """Turns evidence into an account: names the rules, places the calls in their segments, decodes the tokens."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Final
 
 import polars as pl
@@ -26,7 +26,7 @@ from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.text.token_text import Decoder
 from trainspan_schemas import keys
 
-__all__ = ["describe_rollout"]
+__all__ = ["describe_rollout", "greatest_ids"]
 
 _PLACE: Final = ("segment_id", "segment_pos", "prefix_len", "call_index")
 _EXCERPT: Final = 12
@@ -40,7 +40,7 @@ def describe_rollout(evidence: Evidence, decoder: Decoder | None, *, pieces: boo
     """
     rollout = evidence.rollout
     start_ns = rollout["start_ns"] or 0
-    if decoder is not None and not decoder.covers(_all_ids(evidence.calls)):
+    if decoder is not None and not decoder.covers(greatest_ids(evidence.calls)):
         decoder = None
     return RolloutAccount(
         **{name: rollout[name] for name in (*ROLLOUT_KEY, "run_id", "round", "task_id", "split", "status", "reason")},
@@ -78,7 +78,8 @@ def _untrained(evidence: Evidence) -> list[UntrainedAccount]:
     return list(found.values())
 
 
-def _all_ids(calls: pl.DataFrame) -> Iterable[int]:
+def greatest_ids(calls: pl.DataFrame) -> Iterator[int]:
+    """The greatest token id of each prompt and answer."""
     for name in ("prompt_ids", "completion_ids"):
         if name in calls.columns:
             yield from (value for value in calls[name].list.max().drop_nulls())

@@ -9,7 +9,7 @@ import polars as pl
 
 from trainspan_processing.assembly.rows import ROW_ORDER, RowCounts, rows_of
 from trainspan_processing.explain.account import RolloutAccount
-from trainspan_processing.explain.describe import describe_rollout
+from trainspan_processing.explain.describe import describe_rollout, greatest_ids
 from trainspan_processing.explain.evidence import Evidence, Key, SpanText
 from trainspan_processing.explain.inquiry import Inquiry, Question, inquire
 from trainspan_processing.read.source import Selection, Source
@@ -91,7 +91,8 @@ def _described(gathered: Sequence[Evidence], keys: list[RolloutKey], question: Q
 
 
 def _decoder(gathered: Sequence[Evidence], question: Question) -> Decoder | None:
-    return find_decoder(question.models) if any(evidence.calls.height for evidence in gathered) else None
+    ids = [one for evidence in gathered for one in greatest_ids(evidence.calls)]
+    return find_decoder(question.models, covering=ids) if ids else None
 
 
 def _siblings(inquiry: Inquiry) -> list[RolloutKey]:

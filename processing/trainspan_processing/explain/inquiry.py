@@ -20,12 +20,16 @@ from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_tra
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.settings import DatasetSettings
 
-__all__ = ["Found", "Inquiry", "Question", "inquire"]
+__all__ = ["Found", "Inquiry", "Question", "UnknownRolloutError", "inquire"]
 
 NEWEST: Final = "newest"
 _MOST_EXAMPLES: Final = 5
 _ALONE: Final = ("grpo", "dr_grpo", "rloo", "none")
 """Baselines by which the other groups of a dataset do not affect a group."""
+
+
+class UnknownRolloutError(UsageError):
+    """The stores hold no rollout with this id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,9 @@ def _find(source: Source, wanted: str, attempt: int | None) -> Found:
     ids = sorted({row.rollout_id for row in named})
     where = " and ".join(source.stores)
     if not ids:
-        raise UsageError(f'no rollout {wanted!r} in {where}: see `trainspan sql "SELECT rollout_id FROM rollouts"`')
+        raise UnknownRolloutError(
+            f'no rollout {wanted!r} in {where}: see `trainspan sql "SELECT rollout_id FROM rollouts"`'
+        )
     if len(ids) > 1:
         shown = ", ".join(ids[:_MOST_EXAMPLES])
         raise UsageError(f"{wanted!r} is a prefix of {len(ids)} rollout ids in {where} ({shown}): use a longer one")

@@ -63,9 +63,13 @@ def load_decoder(model: str) -> Decoder:
     return found
 
 
-def find_decoder(candidates: Iterable[str | None]) -> Decoder | None:
-    """The decoder of the first of `candidates` (model directories or ids; None is skipped) with a local tokenizer."""
-    return next((found for model in candidates if model and (found := _load(model)) is not None), None)
+def find_decoder(candidates: Iterable[str | None], *, covering: Sequence[int] = ()) -> Decoder | None:
+    """The decoder of the first of `candidates` with a local tokenizer whose vocabulary has the ids `covering`.
+
+    Candidates are model directories or ids; None is skipped.
+    """
+    found = (_load(model) for model in candidates if model)
+    return next((decoder for decoder in found if decoder is not None and decoder.covers(covering)), None)
 
 
 def _load(model: str) -> Decoder | None:

@@ -68,6 +68,12 @@ def test_hostile_text_makes_no_element() -> None:
     assert "<img src=x onerror=" in "".join(seen.text)
 
 
+def test_a_line_feed_at_the_start_of_a_text_stays() -> None:
+    # A browser drops the first one after the tag.
+    assert "<pre>\n\ntext</pre>" in served(Page("t", [element("pre", "\ntext")]))
+    assert "<pre>text</pre>" in served(Page("t", [element("pre", "text")]))
+
+
 def test_a_file_loads_nothing_and_its_links_are_text() -> None:
     made = standalone(Page("t", [link("/runs/x", "the run"), link("#there", "there")]))
     assert re.search(

@@ -1,14 +1,16 @@
 """Pages of rollouts, calls and groups, from models made by hand: their size, their colors, and hostile text."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
 from tests.viewer.support.world import EVIL
-from trainspan_processing.explain.account import CallAccount, CreditAccount, RolloutAccount, ToolAccount
+from trainspan_processing.explain.account import CallAccount, CreditAccount, EdgeAccount, RolloutAccount, ToolAccount
 from trainspan_viewer.html.document import Page, served
+from trainspan_viewer.html.elements import Element
 from trainspan_viewer.html.formats import count
 from trainspan_viewer.pages.rollout.marks import level, marks
 from trainspan_viewer.pages.rollout.rollout import explanation_page, render_rollout
@@ -170,6 +172,18 @@ def test_hostile_text_stays_text_and_two_megabytes_of_it_are_cut() -> None:
     assert "javascript:document.title" in pages[0]  # it is there, as text
 
 
+def test_names_of_two_megabytes_are_cut() -> None:
+    long = "n" * 2_000_000
+    tool = ToolAccount(long, long, 0.6, 0.1, True, "", "")
+    calls = (
+        call(index, [1], [2], agent=long, policy_name=long, finish_reason=long, broken=long) for index in range(60)
+    )
+    account = replace(rollout(*calls, tools=[tool] * 60), task_id=long, status=long)
+    for page in (served(render_rollout(model(account))), explanation_page(account)):
+        assert len(page) < 1_000_000
+        assert "(2000000 characters)" in page
+
+
 def test_only_what_a_call_added_is_shown() -> None:
     calls = [call(0, [1, 2, 3], [4, 5]), call(1, [1, 2, 3, 4, 5, 6], [7]), call(2, [1, 2, 9], [8]), call(3, [50], [51])]
     assert shared_lengths(calls) == {0: (0, None), 1: (5, 0), 2: (2, 1), 3: (0, None)}
@@ -221,10 +235,22 @@ def test_gaps_are_the_times_at_which_nothing_ran() -> None:
     assert gaps_of(rollout(call(0, [1], [2]), call(1, [1], [2]), tools=[tool])) == [(0.5, 1.0), (2.25, 10.0)]
 
 
-def test_a_rollout_that_still_runs_is_asked_for_again() -> None:
-    import dataclasses
+def test_a_reward_leads_to_the_page_of_its_call_though_the_call_is_on_another_page() -> None:
+    edge = EdgeAccount("reward", 1.0, "client", 1.0, None, "span", "it is recorded on it", 70)
+    account = replace(rollout(*(call(index, [1], [2]) for index in range(80))), edges=[edge])
+    assert "/rollouts/r/calls/70?" in served(render_rollout(model(account)))
+    assert 'href="#call-70"' in explanation_page(account)
 
+
+def test_the_next_call_keeps_the_overlay_that_was_chosen_last() -> None:
+    one = tokens_model(["a"])
+    page = render_tokens(replace(one, account=rollout(one.call, call(1, [1], [2]))))
+    [section] = [part for part in page.body if isinstance(part, Element) and part.get("id") == "tokens"]
+    assert [part.text for part in section.iter("a") if "/calls/1" in part.get("href", "")] == ["next call"]
+
+
+def test_a_rollout_that_still_runs_is_asked_for_again() -> None:
     ended = rollout(call(0, [1], [2]))
-    running = dataclasses.replace(ended, status=None)
+    running = replace(ended, status=None)
     pages: list[Page] = [render_rollout(model(one)) for one in (ended, running)]
     assert [page.live for page in pages] == [None, "/rollouts/r"]

@@ -1,14 +1,22 @@
 """By which dataset a rollout is explained, for how long an account is kept, and with which tokenizer it is read."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
-from trainspan_schemas.settings import Settings
+from trainspan_schemas.settings import ServingSettings, Settings
+from trainspan_viewer.html.document import served
+from trainspan_viewer.pages.rollout.group import render_group
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import Places
+from trainspan_viewer.queries.places import NotFoundError, Places
+from trainspan_viewer.queries.rollout.group import load_group
+from trainspan_viewer.queries.rollout.kept import Kept
+from trainspan_viewer.queries.rollout.raw_spans import load_spans
 from trainspan_viewer.queries.rollout.rollout import load_rollout
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import StoreReader
@@ -24,6 +32,11 @@ def sources(bench: Bench, tmp_path: Path) -> Sources:
     return Sources(Places(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
 
 
+def save_words(path: Path, words: Sequence[str]) -> None:
+    """A tokenizer with one token per word."""
+    Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0])).save(str(path))
+
+
 def test_an_attempt_that_the_dataset_did_not_see_is_explained_by_the_store(bench: Bench, sources: Sources) -> None:
     bench.send(chain(bench.rollout("a"), 1).reward(1.0), chain(bench.rollout("b"), 1).reward(0.0))
     bench.build(round_=0, out=sources.places.run(bench.run_id).datasets)
@@ -33,3 +46,62 @@ def test_an_attempt_that_the_dataset_did_not_see_is_explained_by_the_store(bench
     assert (first.links.dataset, len(first.account.calls)) == (f"{bench.run_id}:round-0000", 1)
     second = load_rollout(sources, Params("/", {"rollout": name}, {"attempt": ["1"]}))
     assert (second.links.dataset, len(second.account.calls)) == (None, 2)
+
+
+def test_a_rollout_that_is_not_stored_is_not_found(sources: Sources) -> None:
+    for load in (load_rollout, load_group, load_spans):
+        with pytest.raises(NotFoundError):
+            load(sources, Params("/", {"rollout": "nobody"}, {}))
+
+
+def test_the_tokenizer_is_the_one_of_the_run_and_has_all_ids(bench: Bench, sources: Sources, tmp_path: Path) -> None:
+    for name, size in (("small", 4), ("fits", 40), ("other", 41)):
+        (tmp_path / name).mkdir()
+        save_words(tmp_path / name / "tokenizer.json", [f"{name}{number}" for number in range(size)])
+    settings = {"serving": {"model": str(tmp_path / "small")}, "train": {"model": str(tmp_path / "fits")}}
+    (sources.places.run(bench.run_id).path / "run.json").write_text(json.dumps({"settings": settings}))
+    chosen = Settings(serving=ServingSettings(model=str(tmp_path / "other")))
+    bench.send(chain(bench.rollout("a"), 1).reward(1.0))
+    query = {"dataset": ["none"]}
+    made = load_rollout(
+        Sources(sources.places, sources.store, chosen), Params("/", {"rollout": f"{bench.run_id}-a"}, query)
+    )
+    assert made.account.decoded_with == str(tmp_path / "fits")
+    assert "fits10" in made.steps[0].answer.head  # type: ignore[union-attr]
+
+
+def test_siblings_are_compared_with_the_best_of_all_even_on_another_page(bench: Bench, sources: Sources) -> None:
+    rewards = [-1.0] * 10 + [-0.5]
+    bench.send(*(chain(bench.rollout(f"{number:02d}"), 1).reward(one) for number, one in enumerate(rewards)))
+    bench.send(chain(bench.rollout("unrewarded"), 1))
+    bench.send(chain(bench.rollout("05", attempt=1), 2).reward(-0.75))
+    query = {"dataset": ["none"]}
+
+    def reference(**more: str) -> tuple[str, int]:
+        asked = {**query, **{name: [value] for name, value in more.items()}}
+        one = load_group(sources, Params("/", {"rollout": f"{bench.run_id}-00"}, asked)).reference
+        return one.rollout_id.removeprefix(f"{bench.run_id}-"), one.attempt
+
+    assert reference() == reference(start="8") == ("10", 0)
+    assert reference(against=f"{bench.run_id}-05:1") == ("05", 1)
+    model = load_group(sources, Params("/", {"rollout": f"{bench.run_id}-00"}, query))
+    assert not any(one.is_reference for one in model.siblings)
+    assert "They are compared with" in served(render_group(model))
+
+
+def test_accounts_are_kept_for_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, made = [100.0], []
+    monkeypatch.setattr("trainspan_viewer.queries.rollout.kept.time.monotonic", lambda: now[0])
+    kept: Kept[str] = Kept(100, len)
+
+    def get(key: str, *, is_live: bool) -> None:
+        kept.get(key, lambda: made.append(key) or key, is_live=is_live)  # type: ignore[func-returns-value]
+
+    for seconds in (0.0, 4.0, 20.0, 31.0):
+        now[0] = 100.0 + seconds
+        get("dataset", is_live=False)
+        get("live", is_live=True)
+    assert made == ["dataset", "live", "live", "dataset", "live"]
+    now[0] += 100.0
+    get("other", is_live=False)
+    assert list(kept._values) == ["other"]

@@ -6,6 +6,8 @@ from pathlib import Path
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
 from trainspan_schemas.settings import Settings
+from trainspan_viewer.html.document import served
+from trainspan_viewer.pages.live import render_live
 from trainspan_viewer.queries.live import LiveModel, load_live
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import Places
@@ -36,6 +38,7 @@ def test_a_rollout_runs_until_its_span_arrives_and_failures_are_named(bench: Ben
         failed.rollout_id
     ]
     assert model.errors[0]["trace_id"] == failed.trace_id
+    assert f"/rollouts/{running.rollout_id}/calls/2?attempt=0" in served(render_live(model))
     fine = next(row for row in model.finished if row["rollout_id"] == f"{bench.run_id}-fine")
     assert (fine["status"], fine["reward"]) == ("ok", 1.0)
     bench.send(chain(bench.rollout("running"), 3))

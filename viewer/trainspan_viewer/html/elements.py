@@ -18,6 +18,10 @@ __all__ = ["Child", "Element", "element", "link", "picture", "table"]
 Element = ElementTree.Element
 Child = Element | str | int | None
 
+_MOST_NAME: Final = 2_000
+"""Characters of one text or attribute, except in the elements and attributes below, whose texts are cut where they are made."""
+_LONG: Final = frozenset({"pre", "textarea", "style"})
+_LONG_ATTRIBUTES: Final = frozenset({"href", "src", "action", "value", "content", "points"})
 _ADDRESSES: Final = frozenset({"href", "src", "action", "formaction"})
 _OWN: Final = re.compile(r"/(?![/\\])|[#?]|data:image/png;base64,[A-Za-z0-9+/=]*\Z")
 """The beginning of a path on this server, a fragment, a query, or a whole picture."""
@@ -33,7 +37,9 @@ def element(tag: str, /, *children: Child, **attributes: str | float | bool | No
     for key, value in attributes.items():
         if value is None or value is False:
             continue
-        name, text = key.removesuffix("_").replace("_", "-"), "" if value is True else visible(str(value))
+        name, text = key.removesuffix("_").replace("_", "-"), "" if value is True else str(value)
+        is_long = name in _LONG_ATTRIBUTES or name.startswith("data-")
+        text = visible(text if is_long else _short(text))
         if name == "style" or name.startswith("on"):
             raise ValueError(f"the attribute {name} is not allowed: use a class, or app.js")
         if name in _ADDRESSES and not _OWN.match(text):
@@ -43,7 +49,9 @@ def element(tag: str, /, *children: Child, **attributes: str | float | bool | No
         if isinstance(child, ElementTree.Element):
             made.append(child)
         elif child is not None:
-            _append_text(made, visible(str(child)))
+            _append_text(made, visible(str(child) if tag in _LONG else _short(str(child))))
+    if tag in ("pre", "textarea") and (made.text or "").startswith("\n"):
+        made.text = f"\n{made.text}"  # a browser drops a line feed right after the tag
     return made
 
 
@@ -86,6 +94,10 @@ def table(
     return element(
         "div", element("table", *parts), class_="scroll", tabindex=0, role="region", aria_label=caption or "table"
     )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_NAME else f"{text[:_MOST_NAME]}… ({len(text)} characters)"
 
 
 def _append_text(made: Element, text: str) -> None:

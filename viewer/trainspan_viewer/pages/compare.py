@@ -41,7 +41,11 @@ def render_compare(model: CompareModel) -> Page:
     ]
     settings: list[list[Child]] = [[key, *map(_plain, values)] for key, values in model.differences]
     head = ["setting", *(run.run_id for run in model.runs)]
+    left_out = model.n_chosen - len(model.runs)
     body: list[Child] = [
+        element("p", f"{left_out} of the {model.n_chosen} chosen runs are left out.", class_="warn")
+        if left_out
+        else None,
         element(
             "div",
             table(
@@ -73,7 +77,8 @@ def _validation(run: RunRecords) -> Curve:
 
 
 def _rewards(run: RunRecords) -> Curve:
-    found = [(record["round"], record["rollout"].get("mean_reward")) for record in run.rounds]
+    # The rollouts of a round were sampled by the policy that the round before it made.
+    found = [(record["round"] - 1, record["rollout"].get("mean_reward")) for record in run.rounds]
     return Curve(run.run_id, [Point(x, y) for x, y in found if y is not None])
 
 

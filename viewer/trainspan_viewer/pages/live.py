@@ -100,7 +100,7 @@ def _failures(model: LiveModel) -> list[Child]:
 def _calls(model: LiveModel) -> Child:
     rows: list[list[Child]] = [
         [
-            _rollout(row, f"#call-{row['call_index']}" if row["call_index"] is not None else ""),
+            _rollout(row, f"/calls/{row['call_index']}" if row["call_index"] is not None else ""),
             row["task_id"] or "–",
             row["agent"] or "–",
             count(row["call_index"]),
@@ -138,10 +138,10 @@ def _finished(model: LiveModel) -> Child:
     return table(head, rows, text=frozenset({0, 1, 2, 5}), caption="rollouts, newest first")
 
 
-def _rollout(row: Row, fragment: str = "") -> Child:
+def _rollout(row: Row, below: str = "") -> Child:
     if row["rollout_id"] is None:
         return "–"
-    address = f"/rollouts/{quote(row['rollout_id'], safe='')}?attempt={row['attempt'] or 0}{fragment}"
+    address = f"/rollouts/{quote(row['rollout_id'], safe='')}{below}?attempt={row['attempt'] or 0}"
     return link(address, row["rollout_id"][:16])
 
 

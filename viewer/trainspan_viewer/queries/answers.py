@@ -1,47 +1,68 @@
 """Search in the trained answers of a dataset, as text."""
 
+import contextlib
+from collections.abc import Sequence
 from typing import Final
 
 import polars as pl
 
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.text.token_text import Decoder, find_decoder
+from trainspan_processing.text.tokenizer_places import tokenizer_places
 from trainspan_schemas.checkpoint import read_latest
 from trainspan_schemas.errors import TrainspanError
-from trainspan_schemas.home import checkpoints_dir, served_model
 from trainspan_viewer.queries.sources import Sources
 
-__all__ = ["decoder_of", "rollouts_with_text"]
+__all__ = ["models_of", "rollouts_with_text"]
 
 _MOST_ROWS: Final = 20_000
 
 
-def rollouts_with_text(sources: Sources, published: Published, text: str, notes: list[str]) -> list[str]:
-    """Ids of the rollouts with an answer that contains `text`; what was not searched is added to `notes`."""
-    decoder = decoder_of(sources, published)
+def rollouts_with_text(
+    sources: Sources, published: Published, run_id: str | None, text: str, notes: list[str]
+) -> list[str]:
+    """Ids of the rollouts with an answer that contains `text`; what was not searched is added to `notes`.
+
+    `run_id` is the run of the dataset. One file of the dataset is in memory at a time.
+    """
+    decoder = _decoder_of(published, models_of(sources, run_id))
     if decoder is None:
         notes.append("Only ids were searched: there is no tokenizer to read the answers with.")
         return []
-    rows = published.rows(["rollout_id", "completion_ids"])
-    if rows.height > _MOST_ROWS:
-        notes.append(f"Only the first {_MOST_ROWS} of {rows.height} answers were searched.")
+    total = published.manifest["rows"]
+    if total > _MOST_ROWS:
+        notes.append(f"Only the first {_MOST_ROWS} of {total} answers were searched.")
     found: dict[str, None] = {}
-    for part in rows.head(_MOST_ROWS).iter_slices(2000):
-        answers = decoder.texts(part["completion_ids"].to_list())
-        found |= {rollout: None for rollout, answer in zip(part["rollout_id"], answers, strict=True) if text in answer}
+    searched = 0
+    for rows in published.files(["rollout_id", "completion_ids"]):
+        for part in rows.head(_MOST_ROWS - searched).iter_slices(2000):
+            answers = decoder.texts(part["completion_ids"].to_list())
+            found |= {
+                rollout: None for rollout, answer in zip(part["rollout_id"], answers, strict=True) if text in answer
+            }
+        searched += rows.height
+        if searched >= _MOST_ROWS:
+            break
     return list(found)
 
 
-def decoder_of(sources: Sources, published: Published) -> Decoder | None:
-    """The tokenizer of the run's checkpoints, else of the model that was served last."""
-    folders = [published.path.parent.parent / "checkpoints", checkpoints_dir(sources.settings.serving.checkpoints)]
-    latest: list[str | None] = []
-    for folder in folders:
+def models_of(sources: Sources, run_id: str | None) -> tuple[str | None, ...]:
+    """Models whose tokenizer may fit, those of the run first."""
+    own: list[str | None] = []
+    if run_id is not None:
         try:
-            latest.append(str(read_latest(folder)))
-        except TrainspanError:
-            continue
-    candidates = [*latest, sources.settings.serving.model, served_model(), sources.settings.train.model]
-    decoder = find_decoder(candidates)
-    greatest = published.rows([pl.col("completion_ids").list.max().alias("id")])["id"].to_list()
-    return decoder if decoder is not None and decoder.covers([one for one in greatest if one is not None]) else None
+            run = sources.places.run(run_id)
+            settings = run.read("run.json").get("settings", {})
+        except (TrainspanError, OSError, ValueError):
+            pass
+        else:
+            with contextlib.suppress(TrainspanError):
+                latest = read_latest(run.checkpoints)
+                own.append(str(latest) if latest else None)
+            own += [settings.get(section, {}).get("model") for section in ("serving", "train")]
+    return (*own, *tokenizer_places(None, sources.settings))
+
+
+def _decoder_of(published: Published, models: Sequence[str | None]) -> Decoder | None:
+    greatest = published.rows([pl.col("completion_ids").list.max().alias("id")])["id"].drop_nulls().to_list()
+    return find_decoder(models, covering=greatest)

@@ -153,7 +153,9 @@ def load_dataset(sources: Sources, params: Params) -> DatasetModel:
         all_members = all_members.with_columns(pl.lit(None, pl.Int64).alias("tokens"))
     notes: list[str] = []
     members = (
-        _filtered(sources, published, all_members, filters, notes) if view in ("groups", "rollouts") else all_members
+        _filtered(sources, place, published, all_members, filters, notes)
+        if view in ("groups", "rollouts")
+        else all_members
     )
     start = params.integer("from", 0)
     groups: list[Group] = []
@@ -266,7 +268,12 @@ def _tokens(published: Published) -> pl.DataFrame:
 
 
 def _filtered(
-    sources: Sources, published: Published, members: pl.DataFrame, filters: Filters, notes: list[str]
+    sources: Sources,
+    place: DatasetPlace,
+    published: Published,
+    members: pl.DataFrame,
+    filters: Filters,
+    notes: list[str],
 ) -> pl.DataFrame:
     conditions: list[pl.Expr] = []
     if filters.reason == "kept":
@@ -305,7 +312,7 @@ def _filtered(
     if filters.text:
         named = pl.col("task_id").fill_null("").str.contains(filters.text, literal=True)
         named |= pl.col("rollout_id").str.starts_with(filters.text)
-        said = rollouts_with_text(sources, published, filters.text, notes)
+        said = rollouts_with_text(sources, published, place.run_id, filters.text, notes)
         members = members.filter(named | pl.col("rollout_id").is_in(said))
     return members
 

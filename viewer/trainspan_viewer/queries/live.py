@@ -81,7 +81,8 @@ def load_live(sources: Sources, params: Params) -> LiveModel:
     rollouts = store.read("rollouts", _ROLLOUTS, since_seq=since).records()
     rollouts.sort(key=lambda row: -int(row["end_ns"] or 0))
     sql = (
-        "SELECT seq, trace_id, name, service_name, status_message, end_ns FROM spans "
+        "SELECT seq, trace_id, left(name, 300) AS name, left(service_name, 300) AS service_name, "
+        "left(status_message, 300) AS status_message, end_ns FROM spans "
         f"WHERE seq > {since} AND status_code = {_ERROR} ORDER BY seq DESC LIMIT {_SHOWN}"
     )
     errors = store.select(sql, most=_SHOWN).records()

@@ -79,6 +79,8 @@ class CompareModel:
     """Several runs side by side."""
 
     runs: Sequence[RunRecords]
+    n_chosen: int
+    """Number of runs that were asked for."""
     differences: Sequence[tuple[str, Sequence[Any]]]
     """Setting → its value in each run, if they differ."""
     params: Params
@@ -118,15 +120,15 @@ def load_run(sources: Sources, params: Params) -> RunModel:
 def load_compare(sources: Sources, params: Params) -> CompareModel:
     """The runs named by `run` (and `other` in the path), at most eight. Raises NotFoundError if there are none."""
     wanted = [name for name in (params.path.get("run"), params.path.get("other")) if name] + params.all("run")
-    names = list(dict.fromkeys(wanted))[:_MOST_COMPARED]
+    names = list(dict.fromkeys(wanted))
     if not names:
         raise NotFoundError("no run was chosen: mark some in the list of runs")
-    runs = [read_run(sources.places.run(name)) for name in names]
+    runs = [read_run(sources.places.run(name)) for name in names[:_MOST_COMPARED]]
     flat = [_flat(run.run.get("settings", {})) for run in runs]
     keys = list(dict.fromkeys(key for one in flat for key in one))
     rows = [(key, [one.get(key) for one in flat]) for key in keys]
     differences = [(key, values) for key, values in rows if any(value != values[0] for value in values)]
-    return CompareModel(runs, differences, params)
+    return CompareModel(runs, len(names), differences, params)
 
 
 def _kind(record: Record) -> str:

@@ -5,6 +5,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
+from urllib.parse import unquote
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -63,7 +64,9 @@ def _endpoint(view: View, sources: Sources, turns: asyncio.Semaphore) -> Endpoin
 
     async def endpoint(request: Request) -> Response:
         query = {name: request.query_params.getlist(name) for name in request.query_params}
-        params = Params(request.url.path, {name: str(value) for name, value in request.path_params.items()}, query)
+        params = Params(
+            request.url.path, {name: unquote(str(value)) for name, value in request.path_params.items()}, query
+        )
         async with turns:
             made = await run_in_threadpool(answer, params)
         if made.headers.get("etag") and request.headers.get("if-none-match") == made.headers["etag"]:
@@ -119,6 +122,9 @@ class _Guarded:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
+
+        # Names in paths may contain an encoded slash: routes see the path as it was sent, and names are decoded afterwards.
+        scope = {**scope, "path": scope["raw_path"].decode("latin-1")}
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -192,18 +192,22 @@ addEventListener("popstate", () => {
 document.addEventListener("change", async (event) => {
   const form = event.target.closest?.("#what-if form");
   if (!form) return;
-  const address = `${form.getAttribute("action").split("#")[0]}?${new URLSearchParams(new FormData(form))}`;
+  const addressNow = () => `${form.getAttribute("action").split("#")[0]}?${new URLSearchParams(new FormData(form))}`;
+  const address = addressNow();
+  // A setting that was changed meanwhile is asked for by its own event, together with this one.
+  const isOld = () => !form.isConnected || addressNow() !== address;
   const place = form.closest("#what-if");
   place.setAttribute("aria-busy", "true");
   try {
     const answer = await fetch(address, { signal: AbortSignal.timeout(60000) });
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#what-if");
+    if (isOld()) return;
     if (!fresh) throw new Error("no answer");
     place.replaceWith(fresh);
     fresh.open = true;
     history.replaceState(null, "", address);
     fresh.querySelector(`[name="${CSS.escape(event.target.name)}"]`)?.focus();
   } catch {
-    form.requestSubmit();
+    if (!isOld()) form.requestSubmit();
   }
 });

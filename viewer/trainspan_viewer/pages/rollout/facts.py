@@ -39,8 +39,8 @@ def facts(account: RolloutAccount, *more: tuple[str, Child]) -> Element:
     return element("dl", *body, class_="facts")
 
 
-def edges(found: list[EdgeAccount]) -> Element:
-    """Every evaluation with the rule that bound it, or why it does not count."""
+def edges(found: list[EdgeAccount], address: Callable[[int], str]) -> Element:
+    """Every evaluation with the rule that bound it, or why it does not count; `address` is that of a call by its index."""
     if not found:
         return element("p", "This rollout has no rewards.", class_="note")
     rows: list[list[Child]] = [
@@ -55,7 +55,7 @@ def edges(found: list[EdgeAccount]) -> Element:
             if edge.rule is None
             else "rollout"
             if edge.call is None
-            else link(f"#call-{edge.call}", f"call {edge.call}"),
+            else link(address(edge.call), f"call {edge.call}"),
             edge.why,
         ]
         for edge in found[:200]

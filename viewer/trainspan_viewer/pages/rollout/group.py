@@ -26,6 +26,7 @@ def render_group(model: GroupModel) -> Page:
     body: list[Child] = [
         element("p", about, class_="note"),
         element("p", _common(model), class_="lead"),
+        _absent_reference(model),
         what_if_part(model.what_if, model.params, model.links),
         advantage_legend(first),
         _grid(model),
@@ -38,11 +39,20 @@ def render_group(model: GroupModel) -> Page:
 
 
 def _common(model: GroupModel) -> str:
-    if len(model.siblings) < 2:
+    if len(model.group.keys) < 2:
         return "There is no other rollout to compare with."
     if model.common is None:
         return "All rollouts shown here have exactly the same tokens."
     return f"The first of them depart at {_place(model.common)}."
+
+
+def _absent_reference(model: GroupModel) -> Element | None:
+    if any(one.is_reference for one in model.siblings):
+        return None
+    one = model.reference
+    address = model.links.rollout(one.rollout_id, one.attempt)
+    about = f", attempt {one.attempt}, R = {number(one.credit.reward)}."
+    return element("p", "They are compared with ", link(address, one.rollout_id[:12]), about, class_="note")
 
 
 def _place(found: Divergence) -> str:
@@ -79,7 +89,11 @@ def _head(one: Sibling, model: GroupModel) -> list[Child]:
     reference: Child = (
         element("div", "the others are compared with this one", class_="note")
         if one.is_reference
-        else element("div", link(model.params.link(against=account.rollout_id), "compare with this one"), class_="note")
+        else element(
+            "div",
+            link(model.params.link(against=f"{account.rollout_id}:{account.attempt}"), "compare with this one"),
+            class_="note",
+        )
     )
     return [
         element("div", link(model.links.rollout(account.rollout_id, account.attempt), account.rollout_id[:12])),

@@ -1,5 +1,6 @@
 """The page of one rollout, and the same as a file without a server (`trainspan explain --html`)."""
 
+from collections.abc import Callable
 from urllib.parse import quote
 
 from trainspan_processing.explain.account import RolloutAccount
@@ -33,7 +34,7 @@ def render_rollout(model: RolloutModel) -> Page:
             link(links.spans(account.rollout_id), "raw spans"),
             class_="pages",
         ),
-        *_told(account),
+        *_told(account, lambda index: links.call(*key, index)),
         members(account.credit, links.rollout),
         what_if_part(model.what_if, model.params, links, key),
         element("h2", "Conversation"),
@@ -58,7 +59,7 @@ def explanation_page(account: RolloutAccount) -> str:
     in_full = sum(len(call.completion_ids) for call in account.calls) <= _MOST_TOKENS
     body: list[Child] = [
         facts(account),
-        *_told(account),
+        *_told(account, lambda index: f"#call-{index}"),
         members(account.credit, None),
         element("h2", "Conversation"),
         advantage_legend(account),
@@ -67,12 +68,12 @@ def explanation_page(account: RolloutAccount) -> str:
     return standalone(Page(f"Rollout {account.rollout_id}", body))
 
 
-def _told(account: RolloutAccount) -> list[Child]:
+def _told(account: RolloutAccount, call: Callable[[int], str]) -> list[Child]:
     return [
         element("h2", "Timeline"),
         timeline(account),
         element("h2", "Rewards"),
-        edges(account.edges),
+        edges(account.edges, call),
         element("h2", "Credit"),
         derivation(account.credit),
     ]

@@ -47,7 +47,6 @@ def render_tokens(model: TokensModel) -> Page:
         pre(model.prompt, "env", before=known),
         element("h2", "Answer"),
         _section(model),
-        _neighbors(model),
     ]
     crumbs = [(f"rollout {account.rollout_id[:12]}", above)]
     return Page(f"Call {call.index} of rollout {account.rollout_id}", body, section="datasets", crumbs=crumbs)
@@ -79,6 +78,7 @@ def _section(model: TokensModel) -> Element:
         *shown,
         _pages(model),
         element("p", note, class_="note") if model.missing and overlay is not None else None,
+        _neighbors(model),
     ]
     return element("section", *parts, id="tokens")
 

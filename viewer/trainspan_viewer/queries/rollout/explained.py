@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import polars as pl
@@ -14,6 +15,7 @@ from trainspan_processing.explain.explain import (
     explain_group,
     explain_rollout,
 )
+from trainspan_processing.explain.inquiry import UnknownRolloutError
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.text.token_text import Decoder, find_decoder
 from trainspan_processing.traces.trace_index import Clock
@@ -55,33 +57,42 @@ def asked_of(sources: Sources, params: Params, rollout: str, dataset: str = "") 
     sources.store.hold()  # each of the reads below would start a collector of its own
     name = dataset or params.text("dataset")
     if name and name != "none":
-        return ask(sources, params, rollout, sources.places.dataset(name))
+        place = sources.places.dataset(name)
+        return ask(sources, params, rollout, place, place.run_id)
     attempt = params.integer("attempt", -1, least=-1, most=10**6)
-    place = None if name else _dataset_with(sources, rollout, attempt)
-    return ask(sources, params, rollout, place)
+    found = [row for row in _stored(sources, rollout) if attempt in (-1, row[0])]
+    run_id = next((row[1] for row in found if row[1] is not None), None)
+    return ask(sources, params, rollout, None if name else _dataset_with(sources, rollout, attempt, found), run_id)
 
 
-def _dataset_with(sources: Sources, rollout: str, attempt: int) -> DatasetPlace | None:
-    """The dataset of the rollout's run and round if it covers the attempt; −1: any attempt."""
+def _stored(sources: Sources, rollout: str) -> list[tuple[int, str | None, int | None]]:
+    """(attempt, run, round) of the rollout's attempts, the last one first."""
     columns = ["attempt", "run_id", "round"]
     with Source([sources.places.store], allow_behind=True) as source:
-        found = [
-            row
-            for batch in source.read("rollouts", Selection(rollout_ids=[rollout]), columns)
+        # A rollout that still runs has spans, but not its own, which ends it.
+        reads = (source.read(name, Selection(rollout_ids=[rollout]), columns) for name in ("rollouts", "holdings"))
+        found = {
+            (row[0] or 0, row[1], row[2])
+            for batches in reads
+            for batch in batches
             for row in batch.select(columns).iter_rows()
-        ]
-    for number, run_id, round_ in sorted(found, key=lambda row: -(row[0] or 0)):
-        if run_id is None or round_ is None or attempt not in (-1, number or 0):
+        }
+    return sorted(found, key=lambda row: -row[0])
+
+
+def _dataset_with(
+    sources: Sources, rollout: str, attempt: int, found: Sequence[tuple[int, str | None, int | None]]
+) -> DatasetPlace | None:
+    """The dataset of the rollout's run and round if it covers the attempt; −1: any attempt."""
+    for _, run_id, round_ in found:
+        if run_id is None or round_ is None:
             continue
         with contextlib.suppress(NotFoundError):
             run = sources.places.run(run_id)
             path = dataset_dir(run.datasets, round_)
             place = DatasetPlace(f"{run.run_id}:{path.name}", path, run.run_id)
-            if (
-                path.name == round_dir_name(round_)
-                and manifest_path(path).is_file()
-                and _covers(place, rollout, attempt)
-            ):
+            is_there = path.name == round_dir_name(round_) and manifest_path(path).is_file()
+            if is_there and _covers(place, rollout, attempt):
                 return place
     return None
 
@@ -93,32 +104,44 @@ def _covers(place: DatasetPlace, rollout: str, attempt: int) -> bool:
     return not open_published(place.path).seen().filter(own).is_empty()
 
 
+@contextlib.contextmanager
+def _known() -> Iterator[None]:
+    """Raises NotFoundError if the stores hold no such rollout."""
+    try:
+        yield
+    except UnknownRolloutError as error:
+        raise NotFoundError(str(error)) from error
+
+
 def account_of(asked: Asked) -> RolloutAccount:
     """The rollout, without the text of its single tokens."""
     question = asked.question
-    return _rollouts.get(
-        _key(asked), lambda: explain_rollout(question, _CLOCK, pieces=False), is_live=asked.place is None
-    )
+    with _known():
+        return _rollouts.get(
+            _key(asked), lambda: explain_rollout(question, _CLOCK, pieces=False), is_live=asked.place is None
+        )
 
 
 def group_of(asked: Asked, *, start: int) -> GroupAccount:
     """The rollout's group: MEMBERS of them from number `start`."""
     question = asked.question
-    return _groups.get(
-        (*_key(asked), start),
-        lambda: explain_group(question, _CLOCK, start=start, most=MEMBERS),
-        is_live=asked.place is None,
-    )
+    with _known():
+        return _groups.get(
+            (*_key(asked), start),
+            lambda: explain_group(question, _CLOCK, start=start, most=MEMBERS),
+            is_live=asked.place is None,
+        )
 
 
 def changed_group_of(asked: Asked, *, start: int) -> tuple[GroupAccount, GroupAccount]:
     """The same group, and with the changes of the address."""
     question, changes = asked.question, asked.changes
-    return _pairs.get(
-        (*_key(asked), start, tuple(sorted(changes.items()))),
-        lambda: compare_credit(question, changes, _CLOCK, start=start, most=MEMBERS),
-        is_live=asked.place is None,
-    )
+    with _known():
+        return _pairs.get(
+            (*_key(asked), start, tuple(sorted(changes.items()))),
+            lambda: compare_credit(question, changes, _CLOCK, start=start, most=MEMBERS),
+            is_live=asked.place is None,
+        )
 
 
 def decoder_of(account: RolloutAccount) -> Decoder | None:

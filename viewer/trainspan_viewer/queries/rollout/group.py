@@ -1,7 +1,7 @@
 """The page of a group: siblings aligned turn by turn, and where each first departs from the one that it is compared with."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -17,8 +17,16 @@ from trainspan_processing.text.token_text import Decoder
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.rollout.conversation import Text, ids_text, shared_lengths, text_of
-from trainspan_viewer.queries.rollout.explained import MEMBERS, asked_of, changed_group_of, decoder_of, group_of
+from trainspan_viewer.queries.rollout.explained import (
+    MEMBERS,
+    account_of,
+    asked_of,
+    changed_group_of,
+    decoder_of,
+    group_of,
+)
 from trainspan_viewer.queries.rollout.links import Links
+from trainspan_viewer.queries.rollout.questions import Asked
 from trainspan_viewer.queries.rollout.what_if import WhatIf, what_if
 from trainspan_viewer.queries.sources import Sources
 
@@ -81,6 +89,8 @@ class GroupModel:
 
     group: GroupAccount
     siblings: list[Sibling]
+    reference: RolloutAccount
+    """The rollout that the others are compared with; it may be on another page."""
     turns: range
     n_turns: int
     start: int
@@ -106,13 +116,14 @@ def load_group(sources: Sources, params: Params) -> GroupModel:
     n_turns = max(len(one.calls) for one in group.rollouts)
     first = min(params.integer("turn", 0, most=10**6), max(n_turns - 1, 0)) // _TURNS * _TURNS
     turns = range(first, min(first + _TURNS, n_turns))
-    reference = _reference(group.rollouts, params.text("against"))
+    reference = _reference(asked, group, params.text("against"))
     decoder = decoder_of(next((one for one in group.rollouts if one.decoded_with), group.rollouts[0]))
     siblings = [_sibling(one, reference, turns, decoder) for one in group.rollouts]
     departures = [one.divergence for one in siblings if one.divergence is not None]
     return GroupModel(
         group=group,
         siblings=siblings,
+        reference=reference,
         turns=turns,
         n_turns=n_turns,
         start=start,
@@ -138,10 +149,27 @@ def _member(sources: Sources, dataset: str, group_id: str) -> str:
     return str(named["rollout_id"][0])
 
 
-def _reference(rollouts: Sequence[RolloutAccount], wanted: str) -> RolloutAccount:
-    """The rollout asked for, else the one with the greatest reward."""
-    named = next((one for one in rollouts if one.rollout_id == wanted), None)
-    return named or max(rollouts, key=lambda one: (bool(one.calls), one.credit.reward or 0.0))
+def _reference(asked: Asked, group: GroupAccount, wanted: str) -> RolloutAccount:
+    """The rollout asked for as ID:ATTEMPT, else the one with the greatest reward of all; it may be on another page."""
+    name, _, number = wanted.rpartition(":")
+    rewards = {
+        (one.rollout_id, one.attempt): one.reward
+        for account in group.rollouts
+        for one in account.credit.members
+        if one.reward is not None and one.calls
+    }
+    rewards |= {
+        (one.rollout_id, one.attempt): one.credit.reward
+        for one in group.rollouts
+        if one.credit.reward is not None and one.calls
+    }
+    best = max((key for key in group.keys if key in rewards), key=lambda key: rewards[key], default=None)
+    chosen = next((key for key in group.keys if key == (name, int(number) if number.isdecimal() else 0)), best)
+    if chosen is None:
+        return max(group.rollouts, key=lambda one: len(one.calls) > 0)
+    shown = next((one for one in group.rollouts if (one.rollout_id, one.attempt) == chosen), None)
+    question = replace(asked.question, rollout=chosen[0], attempt=chosen[1])
+    return shown or account_of(replace(asked, question=question))
 
 
 def _sibling(one: RolloutAccount, reference: RolloutAccount, turns: range, decoder: Decoder | None) -> Sibling:

@@ -12,6 +12,8 @@ _Value = TypeVar("_Value")
 
 _LIVE_S: Final = 5.0
 """How long the account of a rollout without a dataset is kept: its spans and rewards may still arrive."""
+_PAST_S: Final = 30.0
+"""How long other accounts are kept: what the store holds of them may still be completed or deleted."""
 
 
 class Kept(Generic[_Value]):
@@ -23,15 +25,18 @@ class Kept(Generic[_Value]):
         self._values: OrderedDict[Hashable, tuple[float, int, _Value]] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], _Value], *, is_live: bool) -> _Value:
-        """The value of `key`, made if it is not there; a live one is made again after a few seconds."""
+        """The value of `key`, made if it is not there or too old; a live one is soon too old."""
         with self._lock:
-            held = self._values.get(key)
-            if held is not None and (not is_live or time.monotonic() - held[0] < _LIVE_S):
+            now = time.monotonic()
+            for old in [name for name, (until, _, _) in self._values.items() if until <= now]:
+                del self._values[old]
+            if (held := self._values.get(key)) is not None:
                 self._values.move_to_end(key)
                 return held[2]
         value = make()
         with self._lock:
-            self._values[key] = (time.monotonic(), self._weigh(value), value)
+            until = time.monotonic() + (_LIVE_S if is_live else _PAST_S)
+            self._values[key] = (until, self._weigh(value), value)
             self._values.move_to_end(key)
             while len(self._values) > 1 and sum(weight for _, weight, _ in self._values.values()) > self._most:
                 self._values.popitem(last=False)

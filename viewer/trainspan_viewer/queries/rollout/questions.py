@@ -11,13 +11,12 @@ from trainspan_processing.credit.rules import CREDITS
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.inquiry import Question
 from trainspan_processing.reasons.overlong import MODES
-from trainspan_processing.text.tokenizer_places import tokenizer_places
-from trainspan_schemas.checkpoint import read_latest
-from trainspan_schemas.errors import TrainspanError, UsageError
+from trainspan_schemas.errors import UsageError
 from trainspan_schemas.functions import is_function_name
 from trainspan_schemas.settings import DatasetSettings
+from trainspan_viewer.queries.answers import models_of
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import DatasetPlace, NotFoundError
+from trainspan_viewer.queries.places import DatasetPlace
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["CREDIT_SETTINGS", "Asked", "Knob", "ask", "chosen_changes"]
@@ -69,8 +68,8 @@ class Asked:
         return Question((), "", self.question.settings, dataset=self.question.dataset).chosen
 
 
-def ask(sources: Sources, params: Params, rollout: str, place: DatasetPlace | None) -> Asked:
-    """The question about this rollout. Raises UsageError for a change that is not allowed or makes no sense."""
+def ask(sources: Sources, params: Params, rollout: str, place: DatasetPlace | None, run_id: str | None) -> Asked:
+    """The question about this rollout of a run. Raises UsageError for a change that is not allowed or makes no sense."""
     settings = sources.settings.dataset
     published = open_published(place.path) if place else None
     attempt = params.integer("attempt", -1, least=-1, most=10**6)
@@ -80,7 +79,7 @@ def ask(sources: Sources, params: Params, rollout: str, place: DatasetPlace | No
         settings=settings,
         attempt=None if attempt < 0 else attempt,
         dataset=published,
-        models=_models(sources, place),
+        models=models_of(sources, run_id),
         whole=False,
     )
     return Asked(plain, place, chosen_changes(plain.chosen, params))
@@ -135,19 +134,3 @@ def _stores(sources: Sources, of_dataset: list[str]) -> list[str]:
 
 def _resolved(store: str) -> str:
     return store if "://" in store else str(Path(store).resolve())
-
-
-def _models(sources: Sources, place: DatasetPlace | None) -> tuple[str | None, ...]:
-    """Models whose tokenizer may fit, those of the dataset's run first."""
-    own: list[str | None] = []
-    if place is not None and place.run_id is not None:
-        try:
-            run = sources.places.run(place.run_id)
-            settings = run.read("run.json").get("settings", {})
-            latest = read_latest(run.checkpoints)
-        except (NotFoundError, TrainspanError):
-            pass
-        else:
-            own.append(str(latest) if latest else None)
-            own += [settings.get(section, {}).get("model") for section in ("serving", "train")]
-    return (*own, *tokenizer_places(None, sources.settings))

@@ -9,6 +9,7 @@ import polars as pl
 
 from trainspan_processing.read.source import Selection, Source
 from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.rollout.conversation import Text
 from trainspan_viewer.queries.rollout.explained import asked_of
 from trainspan_viewer.queries.rollout.links import Links
@@ -65,7 +66,7 @@ class SpansModel:
 
 
 def load_spans(sources: Sources, params: Params) -> SpansModel:
-    """Raises UsageError if the rollout is not stored."""
+    """Raises NotFoundError if the rollout is not stored."""
     rollout_id = params.text("rollout")
     asked = asked_of(sources, params, rollout_id)
     start = params.integer("start", 0, most=10**7)
@@ -78,6 +79,8 @@ def load_spans(sources: Sources, params: Params) -> SpansModel:
             for batch in (source.attributes(page) if page.height else ())
             for row in batch.select("trace_id", "span_id", "attributes").iter_rows()
         }
+    if not rows.height:
+        raise NotFoundError(f"no spans of rollout {rollout_id!r} in the store")
     depths = _depths(rows)
     first = rows["start_ns"].min() if rows.height else 0
     began = first if isinstance(first, int) else 0

@@ -33,7 +33,7 @@ class RolloutModel:
 
 
 def load_rollout(sources: Sources, params: Params) -> RolloutModel:
-    """Raises UsageError if the rollout is not stored."""
+    """Raises NotFoundError if the rollout is not stored."""
     asked = asked_of(sources, params, params.text("rollout"))
     account = account_of(asked)
     start = params.integer("start", 0, most=10**7)

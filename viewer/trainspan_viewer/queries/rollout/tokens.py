@@ -68,7 +68,7 @@ class TokensModel:
 
 
 def load_tokens(sources: Sources, params: Params) -> TokensModel:
-    """Raises UsageError if the rollout is not stored, NotFoundError if it has no such call."""
+    """Raises NotFoundError if the rollout is not stored or has no such call."""
     asked = asked_of(sources, params, params.text("rollout"))
     account = account_of(asked)
     number = params.integer("call", 0, most=10**9)

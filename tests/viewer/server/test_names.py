@@ -1,0 +1,21 @@
+"""Names in addresses: slashes, percent signs and other characters reach the page, and its links lead back."""
+
+from urllib.parse import quote
+
+import pytest
+
+from tests.processing.support.traces import TestRollout, chain
+from tests.viewer.support.world import Viewer, World
+
+
+@pytest.mark.parametrize("name", ["view/a/b", "view%2Fa", "view a%", "view?a#b", "../view", "vieẅ"])
+def test_a_rollout_with_any_name_has_its_pages(viewer: Viewer, world: World, name: str) -> None:
+    world.bench.send(chain(TestRollout(name, task="named"), 1).reward(1.0))
+    address = f"/rollouts/{quote(name, safe='')}"
+    for below in ("", "/group", "/spans", "/calls/0"):
+        answer = viewer.get(f"{address}{below}?dataset=none")
+        assert answer.status == 200, answer.text
+        assert "<h1>" in answer.text
+    assert f'href="{address}/calls/0?' in viewer.get(f"{address}?dataset=none").text
+    # Links of a page to itself keep the name.
+    assert f"{address}/calls/0?" in viewer.get(f"{address}/calls/0?overlay=mask").text
