@@ -30,6 +30,10 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
         ("abc\u202ecba", "abc⟨U+202E⟩cba"),
         ("\u2066x\u2069\u200b", "⟨U+2066⟩x⟨U+2069⟩⟨U+200B⟩"),
         ("\ud800", "⟨U+D800⟩"),
+        *(
+            (char, f"⟨U+{ord(char):04X}⟩")
+            for char in "\ufe0f\U000e0100\U000e01ef\u3164\u115f\uffa0\u034f\u17b4\u180b\u2800"
+        ),
         ("ä 你 👩‍🚀"[:3], "ä 你"),
     ],
 )

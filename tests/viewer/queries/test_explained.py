@@ -1,14 +1,16 @@
 """By which dataset a rollout is explained, for how long an account is kept, and with which tokenizer it is read."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import polars as pl
 import pytest
 from tokenizers import Tokenizer, models
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
+from trainspan_processing.read.source import Selection, Source
 from trainspan_schemas.settings import ServingSettings, Settings
 from trainspan_viewer.html.document import served
 from trainspan_viewer.pages.rollout.group import render_group
@@ -52,6 +54,30 @@ def test_a_rollout_that_is_not_stored_is_not_found(sources: Sources) -> None:
     for load in (load_rollout, load_group, load_spans):
         with pytest.raises(NotFoundError):
             load(sources, Params("/", {"rollout": "nobody"}, {}))
+
+
+def test_spans_come_in_order_and_only_those_of_the_page_are_read_in_full(
+    bench: Bench, sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout = chain(bench.rollout("a"), 1)
+    for number in range(25):
+        rollout.span(f"tool{number}", 2.0 + number, 3.0 + 2 * number)
+    bench.send(rollout)
+    asked: list[str] = []
+    read = Source.read
+
+    def counted(source: Source, name: str, selection: Selection, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        asked.extend(columns if name == "spans" else [])
+        return read(source, name, selection, columns)
+
+    monkeypatch.setattr(Source, "read", counted)
+    spans = []
+    for start in ("0", "20"):
+        model = load_spans(sources, Params("/", {"rollout": f"{bench.run_id}-a"}, {"start": [start]}))
+        spans += model.spans
+    assert len(spans) == model.total
+    assert [one.seconds for one in spans if one.start_s >= 2.0][-25:] == [1.0 + number for number in range(25)]
+    assert not {"name", "attributes"} & set(asked)
 
 
 def test_the_tokenizer_is_the_one_of_the_run_and_has_all_ids(bench: Bench, sources: Sources, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def _changes(title: str, changes: Sequence[Change]) -> Element | None:
 
 
 def _overlaps(overlaps: dict[str, Overlap]) -> Element:
-    rows: list[list[Child]] = []
+    rows: list[Sequence[Child]] = []
     for name, overlap in overlaps.items():
         rows.append([name, count(overlap.only_a), count(overlap.only_b), count(overlap.both)])
         rows += [[f"in B: {reason}", count(n), "", ""] for reason, n in overlap.why_not_in_b.items()]

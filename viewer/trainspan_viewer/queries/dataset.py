@@ -13,7 +13,7 @@ from trainspan_processing.dataset.diff import Difference, compare_datasets
 from trainspan_processing.dataset.ledger import LEDGER, ledger_path
 from trainspan_processing.dataset.published import Published, open_published
 from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
-from trainspan_processing.tables import ROLLOUT_KEY
+from trainspan_processing.tables import ROLLOUT_KEY, Schema
 from trainspan_schemas.dataset import manifest_path
 from trainspan_schemas.errors import DatasetError, StoreError
 from trainspan_viewer.queries.answers import rollouts_with_text
@@ -328,7 +328,7 @@ def _with_status(sources: Sources, members: pl.DataFrame, status: str, notes: li
         return members
     if found.is_cut:
         notes.append(f"Only the status of {len(found.rows)} rollouts was read from the store.")
-    schema = {"rollout_id": pl.String, "attempt": members.schema["attempt"], "status": pl.String}
+    schema: Schema = {"rollout_id": pl.String, "attempt": members.schema["attempt"], "status": pl.String}
     known = pl.DataFrame(found.rows, schema=schema, orient="row").unique(ROLLOUT_KEY)
     told = members.join(known, on=ROLLOUT_KEY, how="left", maintain_order="left")
     if unknown := int(told["status"].null_count()):

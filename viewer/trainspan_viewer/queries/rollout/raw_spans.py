@@ -8,6 +8,7 @@ from urllib.parse import quote
 import polars as pl
 
 from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.tables import SPAN_KEY
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.rollout.conversation import Text
@@ -20,17 +21,11 @@ __all__ = ["PAGE", "RawSpan", "SpansModel", "load_spans"]
 PAGE: Final = 20
 _MOST_CHARACTERS: Final = 10_000
 """Characters of one span's attributes."""
-_FACTS: Final = [
-    "seq",
-    "trace_id",
-    "span_id",
-    "parent_span_id",
-    "name",
-    "service_name",
-    "start_ns",
-    "end_ns",
-    "status_code",
-]
+_PLACES: Final = ["seq", "trace_id", "span_id", "parent_span_id", "start_ns"]
+"""What is read of all spans of the rollout."""
+_FACTS: Final = (
+    "trace_id, span_id, left(name, 300) AS name, left(service_name, 300) AS service_name, end_ns, status_code"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +66,9 @@ def load_spans(sources: Sources, params: Params) -> SpansModel:
     asked = asked_of(sources, params, rollout_id)
     start = params.integer("start", 0, most=10**7)
     with Source(asked.question.stores, allow_behind=True) as source:
-        frames = list(source.read("spans", Selection(rollout_ids=[rollout_id]), _FACTS))
+        frames = list(source.read("spans", Selection(rollout_ids=[rollout_id]), _PLACES))
         rows = pl.concat(frames).sort("start_ns", "seq") if frames else pl.DataFrame()
-        page = rows.slice(start, PAGE)
+        page = _with_facts(source, rows.slice(start, PAGE))
         attributes = {
             (row[0], row[1]): row[2]
             for batch in (source.attributes(page) if page.height else ())
@@ -107,6 +102,15 @@ def load_spans(sources: Sources, params: Params) -> SpansModel:
         params,
         Links.of_question(asked).of(f"/rollouts/{quote(rollout_id, safe='')}"),
     )
+
+
+def _with_facts(source: Source, page: pl.DataFrame) -> pl.DataFrame:
+    """The spans with _FACTS; one that was deleted meanwhile is left out."""
+    if page.is_empty():
+        return page
+    numbers = ", ".join(map(str, page["seq"].to_list()))
+    facts = pl.concat(source.query(f"SELECT {_FACTS} FROM spans WHERE seq IN ({numbers})")).drop("store", strict=False)
+    return page.join(facts.unique(SPAN_KEY), on=SPAN_KEY, how="inner", maintain_order="left")
 
 
 def _depths(rows: pl.DataFrame) -> dict[tuple[str, str], int]:
