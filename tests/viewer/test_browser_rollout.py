@@ -62,6 +62,12 @@ def test_settings_changed_in_quick_succession_all_count(page: Any, world: World)
     page.goto(f"/rollouts/view-m2?dataset={world.dataset}")
     page.evaluate(
         """() => {
+          const real = window.fetch;
+          let first = null;  // the second answer comes well after the first
+          window.fetch = (...asked) => {
+            if (first) return first.then(() => new Promise((done) => setTimeout(done, 500))).then(() => real(...asked));
+            return (first = real(...asked));
+          };
           for (const [name, value] of [["baseline", "dr_grpo"], ["gamma", "0.5"]]) {
             const field = document.querySelector(`#what-if [name=${name}]`);
             field.value = value;
@@ -70,7 +76,7 @@ def test_settings_changed_in_quick_succession_all_count(page: Any, world: World)
         }"""
     )
     page.wait_for_url("**gamma=0.5**")
-    page.get_by_text("With baseline = dr_grpo, gamma = 0.5").wait_for()
+    page.get_by_text("With baseline = dr_grpo, gamma = 0.5").wait_for(timeout=20_000)
     assert [page.get_by_label(name).input_value() for name in ("baseline", "gamma")] == ["dr_grpo", "0.5"]
 
 
