@@ -45,7 +45,7 @@ class RunFiles:
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file's object; {} if it is missing."""
         try:
-            value: dict[str, Any] = json.loads((self.path / name).read_text())
+            value: dict[str, Any] = json.loads((self.path / name).read_text(errors="replace"))
         except FileNotFoundError:
             return {}
         return value
@@ -62,7 +62,7 @@ class RunFiles:
 def json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a file with one per line; a line that is not complete is skipped."""
     records = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
             records.append(json.loads(line))
         except json.JSONDecodeError:

@@ -53,7 +53,7 @@ def browser_context(chromium: Any, viewer: Viewer) -> Iterator[Any]:
     context = chromium.new_context(viewport={"width": 1280, "height": 900}, base_url=viewer.url)
     context.set_default_timeout(20_000)
     with contextlib.closing(context.new_page()) as first:
-        first.goto(f"/?token={viewer.token}")
+        first.goto(f"/?key={viewer.key}")
     yield context
     context.close()
 

@@ -10,8 +10,10 @@ from tests.viewer.support.world import RUN, Viewer, World
 def test_the_address_with_the_token_opens_the_pages_and_leaves_no_token_behind(page: Any, viewer: Viewer) -> None:
     assert page.url == f"{viewer.url}/"
     assert page.locator("h1").inner_text() == "Runs"
-    assert viewer.token not in page.content()
-    assert all(cookie["value"] != viewer.token and cookie["httpOnly"] for cookie in page.context.cookies())
+    assert viewer.key not in page.content()
+    cookies = page.context.cookies()
+    assert all(one["value"] not in (viewer.key, viewer.token) and one["httpOnly"] for one in cookies)
+    assert all(one["expires"] == -1 for one in cookies)
 
 
 def test_a_red_check_leads_to_its_evidence(page: Any) -> None:

@@ -29,7 +29,7 @@ def view(
     from trainspan_viewer.queries.places import NotFoundError, Places
     from trainspan_viewer.queries.sources import Sources
     from trainspan_viewer.queries.store import StoreReader
-    from trainspan_viewer.server.process import serve
+    from trainspan_viewer.server.process import Listening, serve
 
     chosen = settings(config)
     where = store or str(store_path(chosen.collector.store))
@@ -39,12 +39,14 @@ def view(
     except NotFoundError as error:
         raise UsageError(str(error)) from error
 
-    def say(url: str, token: str) -> None:
-        address = f"{url}{path}" + (f"?token={token}" if token else "")
-        print(address, flush=True)
+    def say(server: Listening) -> None:
+        print(server.address(path), flush=True)
         if open_:
+            import threading
             import webbrowser
 
-            webbrowser.open(address)
+            # Other users see a browser's command line, so the address in it opens the pages only once.
+            address = server.address(path, once=True)
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     serve(override(chosen.view, **given), Sources(places, StoreReader(where), chosen), say)

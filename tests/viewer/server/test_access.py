@@ -1,6 +1,7 @@
 """Who may read the pages, and what other sites' pages cannot do."""
 
 import http.client
+import socket
 import ssl
 import urllib.request
 from pathlib import Path
@@ -9,12 +10,13 @@ import pytest
 
 from tests.support.tls import make_certificate
 from tests.viewer.support.world import RUN, Viewer, World, serving
-from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.errors import ConfigError, UsageError
 from trainspan_schemas.roles import Role, token_of
 from trainspan_schemas.settings import Settings, ViewSettings
 from trainspan_viewer.queries.places import Places
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import StoreReader
+from trainspan_viewer.server.guard import Guard
 from trainspan_viewer.server.process import serve
 
 LINK = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
@@ -27,23 +29,46 @@ def test_without_a_token_nobody_reads(viewer: Viewer, world: World) -> None:
         assert RUN not in answer.text
     assert viewer.get("/", authorization="Bearer wrong").status == 401
     assert viewer.get("/", authorized=False, cookie=f"trainspan-view={viewer.token}").status == 401
-    assert viewer.get("/?token=wrong", authorized=False).status == 401
+    assert viewer.get("/?key=wrong", authorized=False).status == 401
+    assert viewer.get(f"/?key={viewer.token}", authorized=False).status == 401
 
 
 def test_readers_and_runners_tokens_open_the_pages_and_no_other_roles(viewer: Viewer, world: World) -> None:
     file = world.home / "tokens.toml"
     found = {role: viewer.get("/", authorization=f"Bearer {token_of(file, role)}").status for role in Role}
     assert found == {Role.READER: 200, Role.RUNNER: 200, Role.AGENT: 401, Role.SERVING: 401, Role.USER: 401}
-    assert viewer.token == token_of(file, Role.READER)
 
 
-def test_the_cookie_takes_the_tokens_place_and_does_not_contain_it(viewer: Viewer) -> None:
-    first = viewer.get(f"/runs/{RUN}?from=1&token={viewer.token}", authorized=False)
+def test_the_cookie_opens_the_pages_of_this_start_and_nothing_else(viewer: Viewer, world: World) -> None:
+    first = viewer.get(f"/runs/{RUN}?from=1&key={viewer.key}", authorized=False)
     assert (first.status, first.headers["location"]) == (303, f"/runs/{RUN}?from=1")
     cookie = first.headers["set-cookie"]
     assert {"HttpOnly", "SameSite=Lax", "Path=/"} <= set(cookie.split("; "))
-    assert viewer.token not in cookie
-    assert viewer.get("/", authorized=False, cookie=cookie.partition(";")[0]).status == 200
+    assert "Max-Age" not in cookie
+    name, _, value = cookie.partition(";")[0].partition("=")
+    assert value not in (viewer.key, *(token_of(world.home / "tokens.toml", role) for role in Role))
+    for others in ("", "a[b]=1; ", "x={}; =; ;"):
+        assert viewer.get("/", authorized=False, cookie=f"{others}{name}={value}").status == 200
+    with serving(world.home, world.store, "--port", viewer.url.rpartition(":")[2], "--host", "127.0.0.2") as other:
+        assert other.get("/", authorized=False, cookie=f"{name}={value}").status == 401
+
+
+def test_a_ticket_opens_the_pages_once() -> None:
+    guard = Guard(frozenset(), (), 1)
+    ticket = guard.ticket()
+    assert [guard.opens(ticket), guard.opens(ticket), guard.opens(guard.key), guard.opens(guard.key)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_an_empty_folder_stays_empty_and_its_pages_are_not_open_to_all(tmp_path: Path) -> None:
+    with serving(tmp_path, str(tmp_path / "none.duckdb")) as running:
+        assert running.get("/", authorized=False).status == 401
+        assert running.get(f"/?key={running.key}", authorized=False).status == 303
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -55,6 +80,7 @@ def test_the_cookie_takes_the_tokens_place_and_does_not_contain_it(viewer: Viewe
         ({"host": "127.0.0.1@evil.example"}, 421),
         ({"origin": "https://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
         ({"sec_fetch_site": "cross-site"}, 403),
         ({"sec_fetch_site": "same-site"}, 403),
         ({**LINK, "sec_fetch_dest": "iframe"}, 403),
@@ -134,7 +160,7 @@ def test_with_tls_pages_and_cookie_are_only_for_tls(world: World, tmp_path: Path
         assert running.url.startswith("https://127.0.0.1:")
         context = ssl.create_default_context(cafile=str(made.certificate))
         connection = http.client.HTTPSConnection(running.url.removeprefix("https://"), context=context, timeout=30)
-        connection.request("GET", f"/?token={running.token}")
+        connection.request("GET", f"/?key={running.key}")
         answer = connection.getresponse()
         assert (answer.status, "; Secure" in (answer.getheader("set-cookie") or "")) == (303, True)
         connection.close()
@@ -149,11 +175,25 @@ def test_with_tls_pages_and_cookie_are_only_for_tls(world: World, tmp_path: Path
         (ViewSettings(port=0, tls_cert="x.pem"), "are needed together"),
         (ViewSettings(host="0.0.0.0", port=0, open_to_all=True, insecure_allow_remote=True), "for this machine only"),
         (ViewSettings(port=0, token_file="/nowhere/tokens.toml"), "cannot be read"),
+        (ViewSettings(port=0, tls_cert="/nowhere/c.pem", tls_key="/nowhere/k.pem"), "cannot be used"),
+        (ViewSettings(port=70_000), "not between 0 and 65535"),
+        (ViewSettings(host="no.such.host.invalid", port=0), "no address of this machine"),
     ],
 )
 def test_settings_that_would_open_the_pages_to_others_are_refused(
     settings: ViewSettings, said: str, tmp_path: Path
 ) -> None:
     sources = Sources(Places("none", tmp_path, tmp_path), StoreReader("none"), Settings())
-    with pytest.raises(ConfigError, match=said):
-        serve(settings, sources, lambda url, token: pytest.fail(f"it serves at {url} {token}"))
+    with pytest.raises((ConfigError, UsageError), match=said):
+        serve(settings, sources, lambda server: pytest.fail(f"it serves at {server.url}"))
+
+
+def test_ipv6_and_a_name_are_judged_by_what_they_resolve_to(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(world.home, world.store, "--host", "::1") as running:
+        assert running.url.startswith("http://[::1]:")
+        assert running.get("/").status == 200
+    lan = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: lan)
+    sources = Sources(Places("none", world.home, world.home), StoreReader("none"), Settings())
+    with pytest.raises(ConfigError, match="can be reached by other machines"):
+        serve(ViewSettings(host=socket.gethostname(), port=0), sources, lambda _: pytest.fail("it serves"))

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.processing.conftest import Bench, RunningCollector
 from tests.processing.support.traces import TestRollout, chain
+from trainspan_schemas.roles import Role, make_home_token_file, token_of
 from trainspan_schemas.settings import Settings
 
 __all__ = ["EVIL", "RUN", "Answer", "Viewer", "World", "make_world", "serving"]
@@ -40,6 +43,9 @@ class World:
 
 def make_world(collectors: list[RunningCollector], home: Path) -> World:
     """Round 1 has a group with contrast (rewards 0, 0, 1, 1), one with equal rewards, and one full of hostile text."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TRAINSPAN_HOME", str(home))
+        make_home_token_file()
     runs = home / "runs"
     bench = Bench(collectors, RUN, runs / RUN / "dataset")
     bench.send(
@@ -158,6 +164,10 @@ class Viewer:
 
     url: str
     token: str
+    """The reader's."""
+    key: str
+    """In the printed address."""
+    process: subprocess.Popen[str]
 
     def get(self, path: str, *, authorized: bool = True, method: str = "GET", **headers: str) -> Answer:
         """One request; `headers` with underscores for hyphens."""
@@ -193,8 +203,10 @@ def serving(home: Path, store: str, *arguments: str, **settings: object) -> Iter
     try:
         line = process.stdout.readline().strip()
         assert line, "".join(errors)
-        address, _, token = line.partition("?token=")
-        yield Viewer(address.rstrip("/").partition("/runs/")[0], token)
+        address, _, key = line.partition("?key=")
+        file = home / "tokens.toml"
+        token = token_of(file, Role.READER) if file.exists() else ""
+        yield Viewer(address.rstrip("/").partition("/runs/")[0], token, key, process)
     finally:
         process.terminate()
         process.wait(30)

@@ -1,5 +1,6 @@
 """Small plots as SVG elements: a histogram, horizontal bars, a sparkline. Colors come from the page's style."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from trainspan_viewer.html.elements import Element, element, link
@@ -74,8 +75,12 @@ def sparkline(points: Sequence[tuple[float, float]], label: str) -> Element:
 
 
 def dots(marks: Sequence[tuple[float, str, str, bool]], ends: tuple[float, float], label: str) -> Element:
-    """(value, address, text, whether it is filled) as dots between `ends`; almost equal values are stacked."""
+    """(value, address, text, whether it is filled) as dots between `ends`; almost equal values are stacked.
+
+    Values that are not finite have no dot.
+    """
     width, step, abreast = 220, 7, 4
+    marks = [mark for mark in marks if math.isfinite(mark[0])]
     low, high = ends if ends[1] > ends[0] else (ends[0] - 0.5, ends[1] + 0.5)
     stacks: dict[int, int] = {}
     placed = []
@@ -86,7 +91,7 @@ def dots(marks: Sequence[tuple[float, str, str, bool]], ends: tuple[float, float
         stacks[cell] = place + 1
         x = 8 + step * (abreast * cell + place % abreast)
         placed.append((x, place // abreast, address, text, is_filled))
-    height = 6 + step * (1 + max(level for _, level, _, _, _ in placed))
+    height = 6 + step * (1 + max((level for _, level, _, _, _ in placed), default=0))
     drawn = [
         link(
             address,

@@ -7,12 +7,17 @@ from typing import Final
 
 from trainspan_viewer.html.elements import Element, element
 
-__all__ = ["Curve", "Point", "chart"]
+__all__ = ["MOST", "Curve", "Point", "chart"]
 
 _LEFT, _TOP, _BOTTOM, _RIGHT = 46, 8, 20, 10
 _COLORS: Final = 8
 _MOST_DOTS: Final = 60
 """Longer curves get no dots."""
+
+_LONG: Final = 10**15
+"""Numbers on the x axis from here on are rounded."""
+MOST: Final = 1e300
+"""Values beyond it are left out like those that are not finite: differences of two of them would overflow."""
 
 _Scale = Callable[[float], float]
 
@@ -64,7 +69,8 @@ def chart(
     every = [point for _, _, points in shown for point in points]
     left, right = _ends(point.x for point in every)
     values = [value for point in every for value in (point.y, point.low, point.high) if value is not None]
-    values += [limit] if limit is not None and limit <= 4 * max(values) else []
+    values = [value for value in values if abs(value) <= MOST and (value >= 1 / MOST or not is_log)]
+    values += [limit] if limit is not None and limit <= 4 * max(map(abs, values)) else []
     low, high = limits or _ends(values, is_log=is_log)
 
     def x_of(value: float) -> float:
@@ -82,7 +88,8 @@ def chart(
         drawn.append(element("text", text, x=_LEFT - 5, y=y + 4, **{"text-anchor": "end"}))
     for value in _whole_ticks(left, right, 8 if width > 300 else 4):
         anchor = "end" if value == right else "middle"
-        drawn.append(element("text", value, x=round(x_of(value), 1), y=height - 4, **{"text-anchor": anchor}))
+        shown_x = value if abs(value) < _LONG else f"{value:.4g}"
+        drawn.append(element("text", shown_x, x=round(x_of(value), 1), y=height - 4, **{"text-anchor": anchor}))
     drawn.append(element("line", class_="axis", x1=_LEFT, x2=width - _RIGHT, y1=height - _BOTTOM, y2=height - _BOTTOM))
     if limit is not None and low <= limit <= high:
         y = round(y_of(limit), 1)
@@ -139,7 +146,11 @@ def _curve(name: str, points: Sequence[Point], color: str, x_of: _Scale, y_of: _
 
 
 def _finite(points: Sequence[Point], *, is_log: bool) -> list[Point]:
-    return [point for point in points if math.isfinite(point.y) and (point.y > 0 or not is_log)]
+    return [
+        point
+        for point in points
+        if abs(point.x) <= MOST and abs(point.y) <= MOST and (point.y >= 1 / MOST or not is_log)
+    ]
 
 
 def _thinned(points: Sequence[Point]) -> Sequence[Point]:

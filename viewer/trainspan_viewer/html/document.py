@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from trainspan_viewer.html.elements import Child, Element, element, link
 
-__all__ = ["SECTIONS", "Page", "fragment", "served", "standalone", "static_file"]
+__all__ = ["SECTIONS", "Page", "served", "standalone", "static_file"]
 
 SECTIONS: Final = {"runs": "/", "datasets": "/datasets", "live": "/live", "query": "/query"}
 """Entries of the navigation → their addresses."""
@@ -89,11 +89,6 @@ def standalone(page: Page, style: str = "") -> str:
     sheet.text = css
     head.append(sheet)
     return _serialized(element("html", head, element("body", main), lang="en"))
-
-
-def fragment(*body: Child) -> str:
-    """Elements without a document, for the script to insert."""
-    return "".join(ElementTree.tostring(element("div", *body), encoding="unicode", method="html"))
 
 
 def _meta(page: Page) -> list[Element]:

@@ -38,10 +38,13 @@ def render_datasets(model: DatasetsModel) -> Page:
         else element("p", "No datasets yet: `trainspan dataset` builds one.", class_="note"),
         element("p", f"{more} older datasets are not listed.", class_="note") if more > 0 else None,
     ]
-    return Page("Datasets", [element("div", *body, id="live")], section="datasets", live=model.params.link())
+    live = model.params.link() if model.is_live else None
+    return Page("Datasets", [element("div", *body, id="live")], section="datasets", live=live)
 
 
 def _dataset_row(row: DatasetRow) -> list[Child]:
+    if row.error:
+        return [row.place.path.name, row.place.run_id or "–", *("–",) * 5, element("span", row.error, class_="bad")]
     manifest = row.manifest
     dropped = sorted(manifest["dropped"].items(), key=lambda item: -item[1])
     run = row.place.run_id

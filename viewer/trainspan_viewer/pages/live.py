@@ -34,13 +34,11 @@ def _facts(model: LiveModel) -> Element:
         ["rollouts in the last minute", count(model.rollouts_per_minute)],
     ]
     if run is not None:
-        planned = run.run.get("settings", {}).get("loop", {}).get("rounds")
-        last = run.evals()[-1:]
         rows += [
             ["run", link(f"/runs/{run.run_id}", run.run_id)],
-            ["rounds done", f"{len(run.rounds)} of {planned}"],
-            ["last validation", str(last[0].estimate) if last else "–"],
-            ["alarms", element("span", len(run.alarms), class_="bad") if run.alarms else "none"],
+            ["rounds done", f"{run.rounds_done} of {run.rounds}"],
+            ["last validation", str(run.validations[-1].estimate) if run.validations else "–"],
+            ["alarms", element("span", run.alarms, class_="bad") if run.alarms else "none"],
         ]
     return table(["", ""], rows, text=frozenset({0}), caption="now")
 
@@ -102,11 +100,11 @@ def _calls(model: LiveModel) -> Child:
         [
             _rollout(row, f"/calls/{row['call_index']}" if row["call_index"] is not None else ""),
             row["task_id"] or "–",
-            row["agent"] or "–",
+            "canary" if row["is_internal"] else row["agent"] or "–",
             count(row["call_index"]),
             count(row["policy_version"]),
             count(row["n_tokens"]),
-            element("span", row["finish_reason"] or "–", class_="warn" if row["finish_reason"] == "length" else None),
+            element("span", row["finish_reason"] or "–", class_="warn" if _is_cut(row) else None),
             "yes" if row["delivered"] else element("span", "no", class_="bad"),
             seconds((row["end_ns"] - row["start_ns"]) / 1e9) if row["end_ns"] else "–",
             _ago(model, row),
@@ -117,6 +115,11 @@ def _calls(model: LiveModel) -> Child:
     if not rows:
         return element("p", "No calls yet.", class_="note")
     return table(head, rows, text=frozenset({0, 1, 2, 6}), caption="calls, newest first")
+
+
+def _is_cut(row: Row) -> bool:
+    """Whether an agent's answer met its limit; a canary always does."""
+    return row["finish_reason"] == "length" and not row["is_internal"]
 
 
 def _finished(model: LiveModel) -> Child:

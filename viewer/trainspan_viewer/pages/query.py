@@ -1,12 +1,11 @@
 """Read-only SQL on the store's views, with a table and a simple chart. The script keeps queries in the browser."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from trainspan_viewer.html.charts import bars
-from trainspan_viewer.html.curves import Curve, Point, chart
+from trainspan_viewer.html.curves import MOST, Curve, Point, chart
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, table
 from trainspan_viewer.html.formats import count, number, seconds
@@ -23,6 +22,7 @@ def render_query(model: QueryModel) -> Page:
     body: list[Child] = [
         _form(model),
         element("p", model.error, class_="bad", role="alert") if model.error else None,
+        element("p", model.note, class_="warn", role="status") if model.note else None,
         *(_result(model, model.result) if model.result else []),
         _reference(model),
     ]
@@ -129,7 +129,8 @@ def _select(label: str, name: str, choices: Any, chosen: str) -> Element:
 
 
 def _fits(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a chart can show it."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST
 
 
 def _reference(model: QueryModel) -> Element:

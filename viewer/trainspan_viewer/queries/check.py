@@ -21,18 +21,20 @@ _LOG_LINES: Final = 60
 
 _ROUND_CALLS: Final = """SELECT rollout_id, attempt, call_index, agent, policy_version, finish_reason, delivered,
   len(prompt_ids) AS prompt_tokens, len(completion_ids) AS completion_tokens, len(logprobs) AS logprobs
-FROM calls WHERE run_id = '{run}' AND round = {round}"""
+FROM calls WHERE run_id = '{run}' AND round = {round} AND split = '{split}'"""
 _QUERIES: Final = {
     "every call is stored": _ROUND_CALLS + "\nORDER BY start_ns",
     "no acknowledged span is missing": (
         "SELECT rollout_id, attempt, task_id, status, n_calls, reward FROM rollouts\n"
-        "WHERE run_id = '{run}' AND round = {round} ORDER BY start_ns"
+        "WHERE run_id = '{run}' AND round = {round} AND split = '{split}' ORDER BY start_ns"
     ),
     "ids and logprobs have equal length": _ROUND_CALLS
     + "\n  AND (completion_ids IS NULL OR logprobs IS NULL OR len(completion_ids) <> len(logprobs))",
     "rewards are those of the runner": (
-        "SELECT e.rollout_id, e.name, e.score, e.source, e.untrusted FROM evaluations e\n"
-        "JOIN rollouts r ON r.rollout_id = e.rollout_id WHERE r.run_id = '{run}' AND r.round = {round}"
+        "SELECT r.rollout_id, r.attempt, e.name, e.score, e.source, e.untrusted FROM evaluations e\n"
+        "JOIN rollouts r ON r.rollout_id = e.rollout_id\n"
+        "WHERE r.run_id = '{run}' AND r.round = {round} AND r.split = '{split}'\n"
+        "  AND (e.trace_id = r.trace_id OR NOT EXISTS (SELECT 1 FROM rollouts o WHERE o.trace_id = e.trace_id))"
     ),
 }
 """Check → the stored rows that it counts."""
@@ -116,9 +118,9 @@ def load_stage(sources: Sources, params: Params) -> StageModel:
 def _links(check: Mapping[str, Any], run_id: str, record: Record, dataset: str | None) -> list[tuple[str, str]]:
     found = []
     if query := _QUERIES.get(check["name"]):
-        sql = query.format(run=run_id.replace("'", "''"), round=int(record["round"]))
-        if record["kind"] != "round":
-            sql = sql.replace("WHERE ", "WHERE split = 'val' AND ", 1) if " r ON " not in sql else sql
+        # A validation after a round has the round's number: only the split tells their rows apart.
+        split = "train" if record["kind"] == "round" else "val"
+        sql = query.format(run=run_id.replace("'", "''"), round=int(record["round"]), split=split)
         found.append(("the stored rows", f"/query?{urlencode({'sql': sql})}"))
     if dataset and check["name"] in ("every drop is named", "rewards are those of the runner"):
         found.append(("the dataset", f"/datasets/{quote(dataset, safe=':')}"))

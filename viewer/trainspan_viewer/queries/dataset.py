@@ -15,7 +15,7 @@ from trainspan_processing.dataset.published import Published, open_published
 from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.tables import ROLLOUT_KEY, Schema
 from trainspan_schemas.dataset import manifest_path
-from trainspan_schemas.errors import DatasetError, StoreError
+from trainspan_schemas.errors import DatasetError, StoreError, TrainspanError
 from trainspan_viewer.queries.answers import rollouts_with_text
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import DatasetPlace
@@ -27,6 +27,7 @@ _PAGE: Final = 50
 _MOST_DATASETS: Final = 200
 _MOST_DOTS: Final = 64
 _MOST_STATUSES: Final = 200_000
+_SHOWN: Final = ("rows", "rollouts", "rollouts_seen", "groups", "groups_seen", "rewards", "coverage", "dropped")
 _SORTS: Final = ("spread", "reward", "least reward", "tokens", "task")
 _VIEWS: Final = ("groups", "rollouts", "quality", "diff")
 
@@ -37,6 +38,9 @@ class DatasetRow:
 
     place: DatasetPlace
     manifest: Mapping[str, Any]
+    """What the row shows of it; empty with an error."""
+    error: str = ""
+    """Why the dataset cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class DatasetsModel:
 
     datasets: Sequence[DatasetRow]
     n_datasets: int
+    is_live: bool
+    """Whether a run is in progress."""
     params: Params
 
 
@@ -130,12 +136,19 @@ class DatasetModel:
 def load_datasets(sources: Sources, params: Params) -> DatasetsModel:
     """The newest datasets."""
     places = list(sources.places.all_datasets())
-    rows = [
-        DatasetRow(place, open_published(place.path).manifest)
-        for place in places[:_MOST_DATASETS]
-        if manifest_path(place.path).exists()
-    ]
-    return DatasetsModel(rows, len(places), params)
+    rows = [_row(place) for place in places[:_MOST_DATASETS] if manifest_path(place.path).exists()]
+    is_live = any(run.is_held() for run in sources.places.all_runs()[:_MOST_DATASETS])
+    return DatasetsModel(rows, len(places), is_live, params)
+
+
+def _row(place: DatasetPlace) -> DatasetRow:
+    try:
+        manifest = open_published(place.path).manifest
+        return DatasetRow(place, {name: manifest[name] for name in _SHOWN})
+    except (OSError, ValueError, LookupError, TypeError, TrainspanError) as error:
+        return DatasetRow(
+            place, {}, f"cannot be read: {error if isinstance(error, TrainspanError) else repr(error)}"[:300]
+        )
 
 
 def load_dataset(sources: Sources, params: Params) -> DatasetModel:

@@ -1,13 +1,15 @@
 """What happens now: rollouts as they run, the newest calls, and what fails. Only the newest rows of the store are examined."""
 
+import json
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from trainspan_schemas import keys
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.runs import RunRecords, read_run
+from trainspan_viewer.queries.runs import RunSummary, summary_of
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["LiveModel", "Progress", "load_live"]
@@ -18,7 +20,7 @@ _SHOWN: Final = 30
 _MINUTE_NS: Final = 60 * 10**9
 _CALLS: Final = (
     *("seq", "rollout_id", "attempt", "task_id", "run_id", "round", "split", "agent", "call_index", "policy_version"),
-    *("finish_reason", "delivered", "start_ns", "end_ns", "n_tokens"),
+    *("finish_reason", "delivered", "start_ns", "end_ns", "n_tokens", "call_facts"),
 )
 _ROLLOUTS: Final = (
     "rollout_id",
@@ -54,7 +56,7 @@ class Progress:
 class LiveModel:
     """The page of what happens now."""
 
-    run: RunRecords | None
+    run: RunSummary | None
     """The newest run, if it is in progress."""
     running: Sequence[Progress]
     finished: Sequence[Row]
@@ -77,7 +79,8 @@ def load_live(sources: Sources, params: Params) -> LiveModel:
     store, now = sources.store, time.time_ns()
     since = max(0, store.last_seq() - _WINDOW)
     calls = store.read("calls", _CALLS, since_seq=since)
-    rows = sorted(calls.records(), key=lambda row: -int(row["seq"]))
+    rows = [{**row, "is_internal": _is_internal(row["call_facts"])} for row in calls.records()]
+    rows.sort(key=lambda row: -int(row["seq"]))
     rollouts = store.read("rollouts", _ROLLOUTS, since_seq=since).records()
     rollouts.sort(key=lambda row: -int(row["end_ns"] or 0))
     sql = (
@@ -88,7 +91,7 @@ def load_live(sources: Sources, params: Params) -> LiveModel:
     errors = store.select(sql, most=_SHOWN).records()
     recent = [row for row in rows if now - int(row["end_ns"] or 0) < _MINUTE_NS]
     newest = sources.places.all_runs()[:1]
-    run = read_run(newest[0]) if newest else None
+    run = summary_of(newest[0]) if newest else None
     return LiveModel(
         run=run if run is not None and run.status == "running" else None,
         running=_running(rows, rollouts)[:_SHOWN],
@@ -103,6 +106,11 @@ def load_live(sources: Sources, params: Params) -> LiveModel:
         is_behind=calls.is_behind,
         params=params,
     )
+
+
+def _is_internal(facts: str | None) -> bool:
+    """Whether the server asked itself, as for the canary of a swap."""
+    return bool(json.loads(facts or "{}").get(keys.CALL_INTERNAL))
 
 
 def _running(calls: Sequence[Row], rollouts: Sequence[Row]) -> list[Progress]:

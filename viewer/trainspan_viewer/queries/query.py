@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any, Final
 
 from trainspan_schemas.errors import StoreError
@@ -14,6 +15,10 @@ from trainspan_viewer.queries.store import Result
 __all__ = ["EXAMPLES", "QueryModel", "load_query"]
 
 _MOST_ROWS: Final = 500
+_MOST_COLUMNS: Final = 60
+_MOST_CHARACTERS: Final = 400_000
+"""Of the table: each cell shows at most 200."""
+_MOST_CURVES: Final = 3
 _KINDS: Final = ("line", "bars", "none")
 EXAMPLES: Final = {
     "rollouts by round": (
@@ -46,6 +51,8 @@ class QueryModel:
     sql: str
     result: Result | None
     error: str
+    note: str
+    """What of the result is left out, or why the query was not run."""
     took_s: float
     x: str
     y: Sequence[str]
@@ -58,11 +65,13 @@ class QueryModel:
 def load_query(sources: Sources, params: Params) -> QueryModel:
     """An error of the query is part of the model."""
     sql = params.text("sql").strip()
-    result, error = None, ""
+    result, error, note = None, "", ""
     began = time.monotonic()
-    if sql:
+    if sql and params.is_foreign:
+        note = "Another site led here, so the query was not run. Read it, then press run."
+    elif sql:
         try:
-            result = sources.store.select(sql, most=_MOST_ROWS)
+            result, note = _bounded(sources.store.select(sql, most=_MOST_ROWS))
         except StoreError as refused:
             error = str(refused)
     x, y = _axes(result, params) if result else ("", [])
@@ -70,6 +79,7 @@ def load_query(sources: Sources, params: Params) -> QueryModel:
         sql=sql,
         result=result,
         error=error,
+        note=note,
         took_s=time.monotonic() - began,
         x=x,
         y=y,
@@ -85,8 +95,30 @@ def _axes(result: Result, params: Params) -> tuple[str, list[str]]:
     numeric = [name for place, name in enumerate(result.columns) if _is_numeric([row[place] for row in result.rows])]
     x = params.text("x")
     x = x if x in result.columns else (result.columns[0] if result.columns else "")
-    chosen = [name for name in params.all("y") if name in numeric]
-    return x, chosen or [name for name in numeric if name != x][:3]
+    chosen = [name for name in dict.fromkeys(params.all("y")) if name in numeric]
+    return x, (chosen or [name for name in numeric if name != x])[:_MOST_CURVES]
+
+
+def _bounded(result: Result) -> tuple[Result, str]:
+    """What one page shows of a result, and what it leaves out."""
+    columns = result.columns[:_MOST_COLUMNS]
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    for row in result.rows:
+        size += sum(20 + min(200, len(str(value))) for value in row[:_MOST_COLUMNS])
+        if size > _MOST_CHARACTERS:
+            break
+        rows.append(tuple(_plain(value) for value in row[:_MOST_COLUMNS]))
+    left = len(result.columns) - len(columns)
+    note = f"{left} more columns are not shown." if left else ""
+    return replace(result, columns=columns, rows=rows, is_cut=result.is_cut or len(rows) < len(result.rows)), note
+
+
+def _plain(value: Any) -> Any:
+    """DuckDB's sums of integers are decimal numbers."""
+    if not isinstance(value, Decimal):
+        return value
+    return int(value) if value == value.to_integral_value() else float(value)
 
 
 def _is_numeric(values: Sequence[Any]) -> bool:

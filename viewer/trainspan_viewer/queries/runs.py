@@ -6,14 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainspan_schemas.errors import TrainspanError
 from trainspan_schemas.intervals import Estimate
 from trainspan_schemas.run_files import RunFiles
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.sources import Sources
 
-__all__ = ["RunRecords", "RunSummary", "RunsModel", "Validation", "load_runs", "read_run"]
+__all__ = ["RunRecords", "RunSummary", "RunsModel", "Validation", "load_runs", "read_run", "summary_of"]
 
 Record = Mapping[str, Any]
+
+
+class RunError(TrainspanError):
+    """The files of a run cannot be read."""
+
 
 _MOST_RUNS = 200
 
@@ -80,6 +86,8 @@ class RunSummary:
     validations: Sequence[Validation]
     best: Validation | None
     alarms: int
+    error: str = ""
+    """Why the run cannot be read; the rest is then empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,32 +99,65 @@ class RunsModel:
     params: Params
 
 
-_cache: dict[Path, tuple[tuple[int, ...], RunRecords]] = {}
+_Stamp = tuple[int, ...]
+_MOST_RECORDS = 8
+"""Runs whose records are kept; of the others only the summaries are."""
+_records: dict[Path, tuple[_Stamp, RunRecords]] = {}
+_summaries: dict[Path, tuple[_Stamp, RunSummary]] = {}
 _lock = threading.Lock()
 
 
 def load_runs(sources: Sources, params: Params) -> RunsModel:
     """The newest runs."""
     found = sources.places.all_runs()
-    return RunsModel([_summary(read_run(run)) for run in found[:_MOST_RUNS]], len(found), params)
+    return RunsModel([summary_of(run) for run in found[:_MOST_RUNS]], len(found), params)
+
+
+def summary_of(run: RunFiles) -> RunSummary:
+    """The row of a run, made again only if a file has changed. A run that cannot be read has a row that says so."""
+    stamp = _stamp_of(run)
+    with _lock:
+        kept = _summaries.get(run.path)
+    if kept and kept[0] == stamp:
+        return kept[1]
+    try:
+        summary = _summary(_parsed(run, stamp))
+    except (OSError, LookupError, ValueError, TypeError, AttributeError, TrainspanError) as error:
+        told = f"cannot be read: {error}" if isinstance(error, TrainspanError) else f"cannot be read: {error!r}"
+        summary = RunSummary(run.run_id, "unknown", "", "", 0, None, [], None, 0, told[:300])
+    with _lock:
+        if len(_summaries) >= 2 * _MOST_RUNS:
+            _summaries.clear()
+        _summaries[run.path] = (stamp, summary)
+    return summary
 
 
 def read_run(run: RunFiles) -> RunRecords:
-    """The records of a run, parsed again only if a file has changed."""
-    parts = [run.path / "run.json", run.path / "rounds.jsonl", run.checkpoints / "metrics.jsonl"]
-    seen = tuple(part for path in parts for part in _stamp(path))
-    held = run.is_held()
-    stamp = (*seen, int(held))
+    """The records of a run, parsed again only if a file has changed. Raises RunError if they cannot be read."""
+    stamp = _stamp_of(run)
     with _lock:
-        kept = _cache.get(run.path)
+        kept = _records.get(run.path)
     if kept and kept[0] == stamp:
         return kept[1]
-    records = RunRecords(run.run_id, run.read("run.json"), run.records(), run.metrics(), held)
+    records = _parsed(run, stamp)
     with _lock:
-        if len(_cache) >= 2 * _MOST_RUNS:
-            _cache.clear()
-        _cache[run.path] = (stamp, records)
+        if len(_records) >= _MOST_RECORDS:
+            _records.pop(next(iter(_records)))
+        _records[run.path] = (stamp, records)
     return records
+
+
+def _stamp_of(run: RunFiles) -> _Stamp:
+    """Differs if a file of the run has changed, or if the loop has begun or ended."""
+    parts = [run.path / "run.json", run.path / "rounds.jsonl", run.checkpoints / "metrics.jsonl"]
+    return (*(part for path in parts for part in _stamp(path)), int(run.is_held()))
+
+
+def _parsed(run: RunFiles, stamp: _Stamp) -> RunRecords:
+    try:
+        return RunRecords(run.run_id, run.read("run.json"), run.records(), run.metrics(), bool(stamp[-1]))
+    except (OSError, LookupError, ValueError, TypeError) as error:
+        raise RunError(f"run {run.run_id} cannot be read: {error}") from error
 
 
 def _summary(run: RunRecords) -> RunSummary:

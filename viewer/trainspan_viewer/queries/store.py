@@ -39,6 +39,10 @@ class Result:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
+class _LostError(StoreError):
+    """The connection cannot be used any more."""
+
+
 class StoreReader:
     """The store at a path or address; safe for threads. Raises StoreError if it cannot be read."""
 
@@ -68,6 +72,12 @@ class StoreReader:
         with self._connection() as (client, options):
             try:
                 return _taken(client.do_get(ticket, options), most)
+            except (
+                flight.FlightUnavailableError,
+                flight.FlightUnauthenticatedError,
+                flight.FlightTimedOutError,
+            ) as error:
+                raise _LostError(_message(error)) from error
             except ArrowException as error:
                 raise StoreError(_message(error)) from error
 
@@ -95,7 +105,7 @@ class StoreReader:
             self._users += 1
         try:
             yield client, options
-        except StoreError:
+        except _LostError:
             with self._lock:
                 if self._open and self._open[2] is stack and self._users == 1:
                     self._shut()  # the collector may have moved: the next read looks for it again
@@ -131,11 +141,21 @@ def _taken(reader: Any, most: int) -> Result:
     size = 0
     for chunk in reader:
         size += chunk.data.nbytes
-        rows.extend(zip(*(column.to_pylist() for column in chunk.data.columns), strict=True))
+        columns = zip(names, chunk.data.columns, strict=True)
+        rows.extend(zip(*(_values(name, column) for name, column in columns), strict=True))
         if len(rows) > most or size > _MOST_BYTES:
             reader.cancel()
             return Result(names, rows[:most], is_cut=True, **state)
     return Result(names, rows, is_cut=False, **state)
+
+
+def _values(name: str, column: Any) -> list[Any]:
+    """Raises StoreError for a value that Python's types lack, such as an infinite time."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise StoreError(f"column {name} has a value that cannot be shown ({error}): cast it to VARCHAR") from error
+    return values
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

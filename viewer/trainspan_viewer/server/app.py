@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
@@ -15,11 +16,12 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trainspan_schemas.errors import StoreError, TrainspanError, UsageError
-from trainspan_viewer.html.document import Page, fragment, served, static_file
+from trainspan_schemas.errors import TrainspanError, UsageError
+from trainspan_viewer.html.document import Page, served, static_file
 from trainspan_viewer.html.elements import element, link
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
+from trainspan_viewer.queries.rollout.questions import CREDIT_SETTINGS
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.server.guard import HEADERS, Guard
 from trainspan_viewer.server.routes import ROUTES, View
@@ -30,6 +32,9 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 4
 """Pages that are made at the same time; others wait."""
+_SLOW_AT_ONCE: Final = 2
+"""The same for answers whose work the reader chooses: queries, and credit that is computed anew. Other pages do not wait for them."""
+_CLOSED: Final = 499
 _STATIC: Final = {
     "style.css": "text/css; charset=utf-8",
     "app.js": "text/javascript; charset=utf-8",
@@ -37,20 +42,33 @@ _STATIC: Final = {
 }
 _VERSION: Final = hashlib.sha256(b"".join(static_file(name) for name in _STATIC)).hexdigest()[:12]
 
+_CREDIT: Final = frozenset(knob.name for knob in CREDIT_SETTINGS)
+
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(sources: Sources, guard: Guard) -> ASGIApp:
     """The application with all routes behind the guard."""
-    turns = asyncio.Semaphore(_AT_ONCE)
+    turns = _Turns(asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_SLOW_AT_ONCE))
     routes = [Route("/static/{name}", _static)]
-    routes += [Route(view.path, _endpoint(view, sources, turns)) for view in ROUTES]
+    routes += [Route(view.path, _endpoint(view, sources, guard, turns)) for view in ROUTES]
     return _Guarded(
         Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found, Exception: _failed}), guard
     )
 
 
-def _endpoint(view: View, sources: Sources, turns: asyncio.Semaphore) -> Endpoint:
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """How many answers are made at the same time."""
+
+    plain: asyncio.Semaphore
+    slow: asyncio.Semaphore
+
+    def of(self, view: View, params: Params) -> asyncio.Semaphore:
+        return self.slow if view.is_slow or any(name in params.query for name in _CREDIT) else self.plain
+
+
+def _endpoint(view: View, sources: Sources, guard: Guard, turns: _Turns) -> Endpoint:
     def answer(params: Params) -> Response:
         try:
             made = view.render(view.load(sources, params))
@@ -59,15 +77,16 @@ def _endpoint(view: View, sources: Sources, turns: asyncio.Semaphore) -> Endpoin
         except UsageError as error:
             return _error_page(400, "Not understood", str(error))
         except TrainspanError as error:
-            return _error_page(503, "Not readable", str(error), is_store=isinstance(error, StoreError))
-        return _html(fragment(made) if not isinstance(made, Page) else served(made, _VERSION))
+            return _error_page(503, "Not readable", str(error))
+        return _html(served(made, _VERSION))
 
     async def endpoint(request: Request) -> Response:
         query = {name: request.query_params.getlist(name) for name in request.query_params}
-        params = Params(
-            request.url.path, {name: unquote(str(value)) for name, value in request.path_params.items()}, query
-        )
-        async with turns:
+        path = {name: unquote(str(value)) for name, value in request.path_params.items()}
+        params = Params(request.url.path, path, query, is_foreign=guard.is_foreign(request.headers))
+        async with turns.of(view, params):
+            if await request.is_disconnected():  # while it waited for its turn
+                return Response(status_code=_CLOSED)
             made = await run_in_threadpool(answer, params)
         if made.headers.get("etag") and request.headers.get("if-none-match") == made.headers["etag"]:
             return Response(status_code=304, headers={"etag": made.headers["etag"]})
@@ -83,13 +102,8 @@ def _html(text: str, status: int = 200) -> Response:
     return Response(content, status, headers, media_type="text/html; charset=utf-8")
 
 
-def _error_page(status: int, title: str, message: str, *, is_store: bool = False) -> Response:
-    hint = "The page tries again by itself." if is_store else None
-    body = [
-        element("p", message, class_="bad"),
-        element("p", hint) if hint else None,
-        element("p", link("/", "All runs")),
-    ]
+def _error_page(status: int, title: str, message: str) -> Response:
+    body = [element("p", message, class_="bad"), element("p", link("/", "All runs"))]
     return _html(served(Page(title, body), _VERSION), status)
 
 
@@ -139,15 +153,16 @@ class _Guarded:
         guard, headers = self._guard, request.headers
         if refused := guard.refusal(request.method, headers):
             return Response(refused.message + "\n", refused.status, media_type="text/plain")
-        if (token := request.query_params.get("token")) is not None and guard.is_token(token):
+        if (key := request.query_params.get("key")) is not None and guard.opens(key):
             url = URL(request.url.path).include_query_params(
-                **{name: value for name, value in request.query_params.items() if name != "token"}
+                **{name: value for name, value in request.query_params.items() if name != "key"}
             )
-            return RedirectResponse(str(url), 303, {"set-cookie": guard.cookie(token), "cache-control": "no-store"})
+            return RedirectResponse(str(url), 303, {"set-cookie": guard.set_cookie, "cache-control": "no-store"})
         if request.url.path.startswith("/static/") or guard.admits(headers):
             return None
         message = (
-            "This needs a token: open the address that `trainspan view` printed, or send `Authorization: Bearer TOKEN`."
+            "This needs a key: open the address that `trainspan view` printed since its last start, "
+            "or send `Authorization: Bearer TOKEN`."
         )
         made = _error_page(401, "Who is there?", message)
         made.headers["www-authenticate"] = "Bearer"

@@ -2,15 +2,15 @@
 
 A browser sends requests for any site's page, so the host must be ours (no DNS rebinding), another site's page may only link
 here, and every answer forbids scripts, frames and loads from elsewhere. Reading needs a token, as at the collector: other users
-of the machine reach the port, too. The address that the command prints has the token; a cookie then takes its place.
+of the machine reach the port, too. The address that the command prints has a key, and a cookie then takes its place. Both are
+made at each start and open nothing but these pages until the server ends, since browsers send cookies to every port of a host.
 """
 
-import hashlib
 import hmac
 import ipaddress
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -49,10 +49,16 @@ class Guard:
     hosts: frozenset[str]
     """Names in lower case that the Host header may have; addresses are always allowed, since nobody can rebind them."""
     tokens: tuple[str, ...]
-    """Each of them lets in; empty: everybody may read."""
+    """Each of them lets a program in."""
     port: int
     is_secure: bool = False
     """Whether the server uses TLS."""
+    is_open: bool = False
+    """Whether everybody may read."""
+    key: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+    """In the printed address: lets a browser in until the server ends."""
+    _cookie: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    _tickets: set[str] = field(default_factory=set, repr=False)
 
     def refusal(self, method: str, headers: Mapping[str, str]) -> Refusal | None:
         """Why a request is refused, whoever sends it; None if it may go on to `admits`."""
@@ -61,50 +67,60 @@ class Guard:
             return Refusal(
                 421, f"Host {host[:100]!r} is not this server: use its address, or list it in [view] allowed_hosts"
             )
-        site = headers.get("sec-fetch-site", "none")
-        origin = headers.get("origin")
-        is_foreign = site not in ("none", "same-origin") or (
-            origin is not None and urlsplit(origin).netloc.lower() != host.lower()
-        )
         is_link = (
             method in _SAFE
             and headers.get("sec-fetch-mode") == "navigate"
             and headers.get("sec-fetch-dest") == "document"
         )
-        if is_foreign and not is_link:
+        if self.is_foreign(headers) and not is_link:
             return Refusal(403, "another site's page may only link to this server")
         return None
 
+    def is_foreign(self, headers: Mapping[str, str]) -> bool:
+        """Whether another site's page made the request or led to it."""
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return True
+        origin = headers.get("origin")
+        try:
+            return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+        except ValueError:
+            return True
+
     def admits(self, headers: Mapping[str, str]) -> bool:
         """Whether a request has a token or the cookie."""
-        if not self.tokens:
+        if self.is_open:
             return True
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self.is_token(token.strip()):
+        if scheme.lower() == "bearer" and any(_equal(token.strip(), one) for one in self.tokens):
             return True
-        try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self._cookie_name)
-        except CookieError:
-            return False
-        return found is not None and any(_equal(found.value, self._cookie_of(one)) for one in self.tokens)
+        # Other servers of this host set cookies, too, some of which `http.cookies` refuses to parse.
+        pairs = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
+        return any(name == self._cookie_name and _equal(value, self._cookie) for name, _, value in pairs)
 
-    def is_token(self, token: str) -> bool:
-        return any(_equal(token, one) for one in self.tokens)
+    def opens(self, key: str) -> bool:
+        """Whether an address with this key lets a browser in: the server's key, or a ticket that was not used yet."""
+        if _equal(key, self.key):
+            return True
+        if key in self._tickets:
+            self._tickets.discard(key)
+            return True
+        return False
 
-    def cookie(self, token: str) -> str:
-        """The value of Set-Cookie for a browser that has shown `token`.
+    def ticket(self) -> str:
+        """A new key that opens once, for a place where others may see it later, as a command line."""
+        made = secrets.token_urlsafe(24)
+        self._tickets.add(made)
+        return made
 
-        Browsers send a cookie to every port of a host, so it does not contain the token: it opens nothing but these pages.
-        """
+    @property
+    def set_cookie(self) -> str:
+        """The value of Set-Cookie for a browser that has shown a key; the browser forgets it when it ends."""
         secure = "; Secure" if self.is_secure else ""
-        return f"{self._cookie_name}={self._cookie_of(token)}; Path=/; Max-Age=2592000; HttpOnly; SameSite=Lax{secure}"
+        return f"{self._cookie_name}={self._cookie}; Path=/; HttpOnly; SameSite=Lax{secure}"
 
     @property
     def _cookie_name(self) -> str:
         return f"trainspan-view-{self.port}"
-
-    def _cookie_of(self, token: str) -> str:
-        return hmac.new(token.encode(), self._cookie_name.encode(), hashlib.sha256).hexdigest()
 
     def _is_ours(self, header: str) -> bool:
         try:
@@ -121,4 +137,4 @@ class Guard:
 
 
 def _equal(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(errors="replace"), other.encode())
+    return hmac.compare_digest(one.encode(errors="replace"), other.encode(errors="replace"))

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainspan_viewer.html.document import Page
-from trainspan_viewer.html.elements import Element
 from trainspan_viewer.pages.compare import render_compare
 from trainspan_viewer.pages.dataset import render_dataset, render_datasets
 from trainspan_viewer.pages.live import render_live
@@ -35,12 +34,14 @@ __all__ = ["ROUTES", "View"]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One address. `load` reads, in a thread; `render` is pure: a page, or an element for the script to insert."""
+    """One address. `load` reads, in a thread; `render` is pure."""
 
     path: str
     """As in Starlette: `/runs/{run}`."""
     load: Callable[[Sources, Params], Any]
-    render: Callable[[Any], Page | Element]
+    render: Callable[[Any], Page]
+    is_slow: bool = False
+    """Whether the reader decides how long it takes."""
 
 
 ROUTES: tuple[View, ...] = (
@@ -49,7 +50,7 @@ ROUTES: tuple[View, ...] = (
     View("/datasets", load_datasets, render_datasets),
     View("/datasets/{dataset}", load_dataset, render_dataset),
     View("/live", load_live, render_live),
-    View("/query", load_query, render_query),
+    View("/query", load_query, render_query, is_slow=True),
     View("/runs/{run}", load_run, render_run),
     View("/runs/{run}/compare/{other}", load_compare, render_compare),
     View("/runs/{run}/records/{place}", load_stage, render_stage),

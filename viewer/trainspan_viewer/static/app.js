@@ -20,6 +20,11 @@ if (theme) {
 const EVERY_MS = 3000;
 let tag = null;
 let failures = 0;
+let updated = new Date();
+const stale = document.createElement("p");
+stale.className = "warn";
+stale.setAttribute("role", "status");
+stale.hidden = true;
 
 async function refresh() {
   const live = document.querySelector("#live");
@@ -28,8 +33,11 @@ async function refresh() {
   try {
     const headers = tag ? { "If-None-Match": tag } : {};
     const answer = await fetch(main.dataset.live, { headers, signal: AbortSignal.timeout(60000) });
+    if (answer.status !== 304 && !answer.ok) throw new Error(`status ${answer.status}`);
     failures = 0;
-    if (answer.status === 304 || !answer.ok) return;
+    updated = new Date();
+    stale.hidden = true;
+    if (answer.status === 304) return;
     const first = tag === null;
     tag = answer.headers.get("etag");
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#live");
@@ -40,11 +48,14 @@ async function refresh() {
     live.replaceWith(fresh);
     main.dispatchEvent(new CustomEvent("refreshed"));
   } catch {
-    failures += 1; // the server may have ended; the page keeps what it has and asks less often
+    failures += 1; // the server may have ended, or want another key; the page keeps what it has and asks less often
+    stale.textContent = `Not updated since ${updated.toLocaleTimeString()}.`;
+    stale.hidden = false;
   }
 }
 
 if (main?.dataset.live) {
+  main.querySelector("h1").after(stale);
   const loop = async () => {
     await refresh();
     setTimeout(loop, EVERY_MS * 2 ** Math.min(failures, 4));

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from trainspan_cli.loop.state.task_pool import TaskPool
 from trainspan_schemas.errors import ProcessError
@@ -20,6 +20,8 @@ from trainspan_schemas.run_files import RunFiles, json_lines
 
 __all__ = ["RunFolder", "newest_unfinished"]
 
+_READER_S = 1.0
+"""A process that looks whether the run is in progress holds the lock for an instant."""
 LEDGER_REST_S = 20.0
 """A running trainer writes a round's metrics well within this time after the ledger's last line of that round."""
 
@@ -46,10 +48,11 @@ class RunFolder(RunFiles):
     def held(self) -> Iterator[None]:
         """Locks the run for this process. Raises ProcessError if another one holds the lock."""
         with (self.path / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ProcessError(f"run {self.run_id} is in progress in another `trainspan loop`") from error
+            deadline = time.monotonic() + _READER_S
+            while not _locks(file):
+                if time.monotonic() > deadline:
+                    raise ProcessError(f"run {self.run_id} is in progress in another `trainspan loop`")
+                time.sleep(0.02)
             yield
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
@@ -123,3 +126,11 @@ def newest_unfinished(settings: Mapping[str, Any]) -> RunFolder | None:
     run = folder.read("run.json")
     same = json.loads(json.dumps(settings, default=str)) == run.get("settings")
     return folder if run.get("status") == "running" and same else None
+
+
+def _locks(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

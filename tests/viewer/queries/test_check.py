@@ -1,0 +1,43 @@
+"""The rows to which the evidence of a check leads."""
+
+import json
+import time
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from tests.processing.conftest import Bench
+from tests.processing.support.traces import chain
+from trainspan_schemas.settings import Settings
+from trainspan_viewer.queries.check import load_stage
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.places import Places
+from trainspan_viewer.queries.sources import Sources
+from trainspan_viewer.queries.store import StoreReader
+
+
+def test_the_linked_rows_are_those_that_the_check_counted(bench: Bench, tmp_path: Path) -> None:
+    """A round and the validation after it have the same number; a rollout was tried twice."""
+    second, held_out = bench.rollout("a", attempt=1), bench.rollout("v", split="val")
+    bench.send(chain(bench.rollout("a"), 2).reward(0.0), chain(second, 3).reward(1.0), chain(held_out, 4).reward(1.0))
+    names = ("every call is stored", "no acknowledged span is missing", "rewards are those of the runner")
+    checks = [{"name": name, "ok": True, "detail": "fine"} for name in names]
+    about = {"round": second.round, "checks": checks}
+    run = tmp_path / bench.run_id
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    records = [{"kind": "round", "rollout": {}, **about}, {"kind": "eval", "name": "validation", **about}]
+    (run / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    store = str(bench.collectors[0].store)
+    sources = Sources(Places(store, tmp_path, tmp_path), StoreReader(store), Settings())
+    found = {}
+    deadline = time.monotonic() + 60
+    while sources.store.select("SELECT 1").is_behind:
+        assert time.monotonic() < deadline
+    for place in (0, 1):
+        model = load_stage(sources, Params("/x", {"run": bench.run_id, "place": str(place)}, {}))
+        for check in model.checks:
+            (sql,) = parse_qs(urlsplit(check.links[0][1]).query)["sql"]
+            found[check.name, place] = len(sources.store.select(sql).rows)
+    sources.store.close()
+    assert [found[name, 0] for name in names] == [5, 2, 2]
+    assert [found[name, 1] for name in names] == [4, 1, 1]

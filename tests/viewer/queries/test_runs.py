@@ -1,0 +1,60 @@
+"""Runs and datasets whose files are damaged."""
+
+import json
+from pathlib import Path
+
+from trainspan_schemas.settings import Settings
+from trainspan_viewer.pages.dataset import render_datasets
+from trainspan_viewer.pages.runs import render_runs
+from trainspan_viewer.queries.dataset import load_datasets
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.places import Places
+from trainspan_viewer.queries.runs import load_runs, read_run
+from trainspan_viewer.queries.sources import Sources
+from trainspan_viewer.queries.store import StoreReader
+
+FINE = {"kind": "eval", "name": "validation", "round": 0, "checks": [], "n": 1, "mean": 1.0, "deviation": None}
+
+
+def test_a_damaged_run_or_dataset_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
+    lines = {
+        "1-fine": json.dumps({**FINE, "binary": True}),
+        "2-half": "",
+        "3-bare": '{"kind": "eval", "name": "validation", "round": 0}',
+        "4-list": "[]",
+        "5-bytes": json.dumps({**FINE, "binary": True}) + "\n\udcff",
+    }
+    for name, text in lines.items():
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text('{"status": ' if name == "2-half" else '{"status": "finished"}')
+        (folder / "rounds.jsonl").write_bytes(text.encode(errors="surrogateescape"))
+    dataset = tmp_path / "dataset" / "round-0001"
+    dataset.mkdir(parents=True)
+    (dataset / "manifest.json").write_text('{"version": 999}')
+    sources = Sources(Places("none", tmp_path / "runs", tmp_path / "dataset"), StoreReader("none"), Settings())
+    params = Params("/", {}, {})
+    model = load_runs(sources, params)
+    assert [run.run_id for run in model.runs if run.error] == ["4-list", "3-bare", "2-half"]
+    assert all(run.error.startswith("cannot be read") for run in model.runs if run.error)
+    assert [len(run.validations) for run in model.runs if not run.error] == [1, 1]
+    assert render_runs(model).body
+    datasets = load_datasets(sources, params)
+    assert [row.place.name for row in datasets.datasets if "cannot be read" in row.error] == ["round-0001"]
+    assert render_datasets(datasets).live is None
+
+
+def test_records_are_kept_for_few_runs_only(tmp_path: Path) -> None:
+    import gc
+
+    from trainspan_viewer.queries.runs import RunRecords
+
+    for number in range(30):
+        (tmp_path / f"r{number:02d}").mkdir()
+        (tmp_path / f"r{number:02d}" / "run.json").write_text("{}")
+    places = Places("none", tmp_path, tmp_path)
+    load_runs(Sources(places, StoreReader("none"), Settings()), Params("/", {}, {}))
+    for run in places.all_runs():
+        read_run(run)
+    gc.collect()
+    assert sum(isinstance(one, RunRecords) for one in gc.get_objects()) <= 8

@@ -1,0 +1,63 @@
+"""Slow, abandoned and silent requests, and the end of the server."""
+
+import shutil
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from tests.viewer.support.world import Viewer, World, serving
+from trainspan_schemas.store import running_collector
+
+SLOW = quote("SELECT sum(hash(a.range, b.range) % 7) AS x FROM range(20000) a, range(8000) b")
+LINK = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
+
+
+def test_pages_do_not_wait_for_queries_and_abandoned_queries_are_not_run(viewer: Viewer) -> None:
+    began = time.monotonic()
+    assert viewer.get(f"/query?sql={SLOW}").status == 200
+    alone = time.monotonic() - began
+    host, port = urlsplit(viewer.url).hostname, urlsplit(viewer.url).port
+    for _ in range(20):
+        with socket.create_connection((host, port)) as abandoned:
+            asked = f"GET /query?sql={SLOW} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {viewer.token}\r\n\r\n"
+            abandoned.sendall(asked.encode())
+            time.sleep(0.01)
+    began = time.monotonic()
+    assert viewer.get("/").status == 200
+    assert time.monotonic() - began < max(alone, 1.0)
+    assert viewer.get("/query?sql=SELECT+1").status == 200
+    assert time.monotonic() - began < 6 * alone + 2.0  # those two that had begun, at the same time; all take 10
+
+
+def test_a_query_that_another_site_links_to_is_shown_and_not_run(viewer: Viewer) -> None:
+    sql = "SELECT+41%2B1+AS+answer"
+    linked, own = viewer.get(f"/query?sql={sql}", **LINK), viewer.get(f"/query?sql={sql}")
+    assert ("SELECT 41+1 AS answer" in linked.text, "was not run" in linked.text) == (True, True)
+    assert (">42<" in linked.text, ">42<" in own.text) == (False, True)
+
+
+def test_silent_connections_make_room_for_a_reader(viewer: Viewer) -> None:
+    host, port = urlsplit(viewer.url).hostname, urlsplit(viewer.url).port
+    silent = [socket.create_connection((host, port)) for _ in range(300)]
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert {answer.status for answer in pool.map(viewer.get, ["/static/app.js"] * 8)} == {200}
+    finally:
+        for one in silent:
+            one.close()
+
+
+def test_a_collector_for_readers_ends_with_the_viewer(world: World, tmp_path: Path) -> None:
+    store = tmp_path / "store" / "spans.duckdb"
+    store.parent.mkdir()
+    (store.parent / "spans.duckdb.journal").mkdir(mode=0o700)
+    with serving(world.home, str(store)) as running:
+        assert running.get("/live").status == 200
+        assert running_collector(store) is not None
+        running.process.send_signal(signal.SIGTERM)
+        running.process.wait(30)
+        assert running_collector(store) is None
+    shutil.rmtree(store.parent)
