@@ -96,6 +96,27 @@ def test_an_update_arrives_by_itself(page: Any, world: World) -> None:
     folder.rmdir()
 
 
+def test_a_page_that_cannot_update_says_since_when(page: Any) -> None:
+    page.evaluate("window.answers = window.fetch; window.fetch = async () => new Response(null, { status: 503 }); 0")
+    stale = page.get_by_text("Not updated since")
+    stale.wait_for(timeout=15_000)
+    page.evaluate("window.fetch = window.answers; 0")
+    stale.wait_for(state="hidden", timeout=30_000)
+
+
+def test_tables_scroll_in_narrow_windows_and_charts_fill_wide_ones(page: Any, world: World) -> None:
+    page.set_viewport_size({"width": 360, "height": 700})
+    page.goto(f"/datasets/{world.dataset}")
+    boxes = "[...document.querySelectorAll('td svg')].map((one) => one.getBoundingClientRect().width)"
+    assert set(page.evaluate(boxes)) == {220}
+    lines = "[...document.querySelectorAll('th, td.l > a')].map((one) => one.getClientRects().length)"
+    assert set(page.evaluate(lines)) == {1}
+    page.set_viewport_size({"width": 1600, "height": 900})
+    page.goto(f"/runs/{RUN}")
+    ends = "Math.max(...[...document.querySelectorAll('figure')].map((one) => one.getBoundingClientRect().right))"
+    assert page.evaluate(ends) > 0.8 * 1600
+
+
 def test_keys_move_through_rows_and_the_theme_can_be_chosen(page: Any) -> None:
     page.keyboard.press("j")
     first = page.evaluate("document.activeElement.textContent")

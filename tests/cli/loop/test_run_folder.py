@@ -1,5 +1,7 @@
+import fcntl
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -72,6 +74,11 @@ def test_the_best_checkpoint_outlives_pruning_and_replaces_the_earlier_one() -> 
 def test_one_process_at_a_time_drives_a_run() -> None:
     folder = RunFolder.create({})
     assert not folder.is_held()
+    with (folder.path / "lock").open("w") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        threading.Timer(0.2, fcntl.flock, (reader, fcntl.LOCK_UN)).start()
+        with folder.held():  # a reader that looks for an instant is waited for
+            pass
     with folder.held():
         assert folder.is_held()
         with pytest.raises(ProcessError, match=f"run {folder.run_id} is in progress in another"), folder.held():

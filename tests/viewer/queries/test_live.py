@@ -1,6 +1,7 @@
 """What happens now, from the newest rows of a store."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from tests.processing.conftest import Bench
@@ -42,8 +43,14 @@ def test_a_rollout_runs_until_its_span_arrives_and_failures_are_named(bench: Ben
     fine = next(row for row in model.finished if row["rollout_id"] == f"{bench.run_id}-fine")
     assert (fine["status"], fine["reward"]) == ("ok", 1.0)
     bench.send(chain(bench.rollout("running"), 3))
+    canary = bench.rollout("canary", status=None)
+    canary.call(0, [1], [2], trainspan__call__internal=True, gen_ai__response__finish_reasons=["length"])
+    bench.send(canary)
     after = loaded(sources)
     assert running.rollout_id not in [one.rollout_id for one in after.running]
+    page = served(render_live(replace(after, calls=[row for row in after.calls if row["is_internal"]])))
+    assert page.count(">canary<") == 1
+    assert 'class="warn">length' not in page
 
 
 def test_rows_and_bytes_of_a_select_are_bounded(bench: Bench) -> None:
