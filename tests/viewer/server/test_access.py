@@ -5,6 +5,7 @@ import socket
 import ssl
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from trainspan_viewer.queries.store import StoreReader
 from trainspan_viewer.server.guard import Guard
 from trainspan_viewer.server.process import serve
 
-LINK = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
+LINK: dict[str, Any] = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
 
 
 def test_without_a_token_nobody_reads(viewer: Viewer, world: World) -> None:
@@ -88,7 +89,7 @@ def test_an_empty_folder_stays_empty_and_its_pages_are_not_open_to_all(tmp_path:
         ({"sec_fetch_site": "same-origin"}, 200),
     ],
 )
-def test_other_hosts_and_other_sites_pages_are_refused(viewer: Viewer, headers: dict[str, str], status: int) -> None:
+def test_other_hosts_and_other_sites_pages_are_refused(viewer: Viewer, headers: dict[str, Any], status: int) -> None:
     assert viewer.get("/", **headers).status == status
 
 

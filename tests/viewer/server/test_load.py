@@ -6,13 +6,14 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from tests.viewer.support.world import Viewer, World, serving
 from trainspan_schemas.store import running_collector
 
 SLOW = quote("SELECT sum(hash(a.range, b.range) % 7) AS x FROM range(20000) a, range(8000) b")
-LINK = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
+LINK: dict[str, Any] = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
 
 
 def test_pages_do_not_wait_for_queries_and_abandoned_queries_are_not_run(viewer: Viewer) -> None:

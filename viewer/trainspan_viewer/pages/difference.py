@@ -59,8 +59,8 @@ def _overlaps(overlaps: dict[str, Overlap]) -> Element:
     rows: list[Sequence[Child]] = []
     for name, overlap in overlaps.items():
         rows.append([name, count(overlap.only_a), count(overlap.only_b), count(overlap.both)])
-        rows += [[f"in B: {reason}", count(n), "", ""] for reason, n in overlap.why_not_in_b.items()]
-        rows += [[f"in A: {reason}", "", count(n), ""] for reason, n in overlap.why_not_in_a.items()]
+        rows.extend([f"in B: {reason}", count(n), "", ""] for reason, n in overlap.why_not_in_b.items())
+        rows.extend([f"in A: {reason}", "", count(n), ""] for reason, n in overlap.why_not_in_a.items())
     return table(["", "only A", "only B", "both"], rows, caption="what they have in common")
 
 
