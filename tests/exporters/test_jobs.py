@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.openai_server import OpenAIServer
 from tests.support.otlp_recorder import OtlpRecorder, RecordedSpan
-from tests.support.places import free_ports
+from tests.support.ports import free_ports
 from tests.support.programs import WITHOUT_OPENAI, environment, write
 from tests.support.web_agent import AGENTS
 from trainspan_schemas import keys

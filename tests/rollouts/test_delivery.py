@@ -14,7 +14,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from tests.rollouts.conftest import Run, write_tasks
 from tests.rollouts.test_functions import tasks
-from tests.support.otlp_sink import OtlpSink, ReceivedSpan, free_port, otlp_sink
+from tests.support.otlp_sink import OtlpSink, ReceivedSpan, otlp_sink
+from tests.support.ports import free_port
 from tests.support.programs import WITHOUT_OPENAI, environment, write
 from trainspan_rollouts.delivery import VerdictSender
 from trainspan_rollouts.rollout_spans import RolloutSpan

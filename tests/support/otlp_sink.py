@@ -1,7 +1,6 @@
 """A small real OTLP/gRPC server that records the spans it receives."""
 
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -83,13 +82,6 @@ def otlp_sink(port: int = 0) -> Iterator[tuple[OtlpSink, str]]:
         yield sink, f"http://127.0.0.1:{bound}"
     finally:
         server.stop(0).wait()
-
-
-def free_port() -> int:
-    """Returns a port that is currently free."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _received(span: Any) -> ReceivedSpan:

@@ -3,11 +3,12 @@
 import json
 import os
 import re
-import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,16 +20,6 @@ class Place:
     home: Path
     environ: dict[str, str]
     policy_url: str
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def make_place(home: Path) -> Place:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import create_connection
 
-from tests.support.places import free_ports
+from tests.support.ports import free_ports
 
 
 @dataclass(frozen=True, slots=True)

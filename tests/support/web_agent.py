@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.places import ROOT, free_ports
+from tests.support.places import ROOT
+from tests.support.ports import free_ports
 from tests.support.programs import environment
 
 AGENTS = ROOT / ".venv-agents"

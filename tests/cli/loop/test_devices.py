@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.support.places import free_ports
+from tests.support.ports import free_ports
 from trainspan_cli.loop.processes import child_processes, services
 from trainspan_cli.loop.processes.devices import Devices
 from trainspan_cli.loop.processes.screen import Screen

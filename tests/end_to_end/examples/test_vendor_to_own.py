@@ -12,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.places import ROOT, free_ports, make_place
+from tests.support.places import ROOT, make_place
+from tests.support.ports import free_ports
 
 EXAMPLE = ROOT / "examples" / "vendor_to_own"
 

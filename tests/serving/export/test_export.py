@@ -9,7 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.support.otlp_sink import free_port, otlp_sink
+from tests.support.otlp_sink import otlp_sink
+from tests.support.ports import free_port
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.identity import TraceParent
 from trainspan_serving.export.call_span import CallSpan

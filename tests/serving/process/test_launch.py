@@ -14,7 +14,7 @@ import pytest
 
 from tests.serving.support.servers import Models
 from tests.support.adapters import make_adapter
-from tests.support.otlp_sink import free_port
+from tests.support.ports import free_port
 from trainspan_schemas.checkpoint import CheckpointMeta, write_latest
 from trainspan_schemas.errors import CheckpointError, ConfigError, UsageError
 from trainspan_schemas.settings import ServingSettings

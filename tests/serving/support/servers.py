@@ -15,9 +15,10 @@ from tests.serving.support.traffic import LONG_PROMPT, greedy
 from tests.support.adapters import adapter_logprobs, load_adapter, make_adapter
 from tests.support.canary import logprobs_of, write_checkpoint_files
 from tests.support.faulty import FAULT_VARIABLE
-from tests.support.otlp_sink import OtlpSink, free_port, otlp_sink
+from tests.support.otlp_sink import OtlpSink, otlp_sink
 from tests.support.plain_vllm import plain_vllm
 from tests.support.policy_server import RunningServer, policy_server
+from tests.support.ports import free_port
 from trainspan_schemas.checkpoint import CANARY_FILE, CheckpointMeta
 from trainspan_schemas.settings import ServingSettings
 from trainspan_serving.process.launch import prepare

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
-from tests.support.otlp_sink import free_port
+from tests.support.ports import free_port
 from tests.training.support.sessions import GENTLE, Run
 from tests.training.support.swap_server import policy_server
 from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
