@@ -22,9 +22,9 @@ from typing import Any
 from benchmarks.support.pairs import rotated, summary
 from tests.support.adapters import make_adapter
 from tests.support.canary import write_checkpoint_files
-from tests.support.otlp_sink import free_port
 from tests.support.plain_vllm import plain_vllm
 from tests.support.policy_server import RunningServer, policy_server
+from tests.support.ports import free_port
 from tests.support.tiny_model import make_tiny_model
 from trainspan_schemas.identity import Identity
 from trainspan_schemas.settings import ServingSettings

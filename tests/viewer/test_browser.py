@@ -1,6 +1,7 @@
 """A walk through the pages in a real browser: they load, filter, lead to evidence, update, and keep hostile text as text."""
 
 import json
+import re
 import shutil
 from typing import Any
 
@@ -90,7 +91,9 @@ def test_an_update_arrives_by_itself(page: Any, world: World) -> None:
     folder.mkdir()
     run = json.loads((world.home / "runs" / RUN / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**run, "run_id": folder.name, "best": None}))
-    page.get_by_role("link", name=folder.name).wait_for(timeout=15_000)
+    link = page.get_by_role("link", name=folder.name)
+    link.wait_for(timeout=15_000)
+    assert link.get_attribute("href") == f"/runs/{folder.name}"
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
@@ -100,8 +103,10 @@ def test_a_page_that_cannot_update_says_since_when(page: Any) -> None:
     page.evaluate("window.answers = window.fetch; window.fetch = async () => new Response(null, { status: 503 }); 0")
     stale = page.get_by_text("Not updated since")
     stale.wait_for(timeout=15_000)
+    assert re.search(r"Not updated since \S*\d", stale.inner_text())
     page.evaluate("window.fetch = window.answers; 0")
     stale.wait_for(state="hidden", timeout=30_000)
+    assert page.get_by_role("link", name=RUN).first.is_visible()
 
 
 def test_tables_scroll_in_narrow_windows_and_charts_fill_wide_ones(page: Any, world: World) -> None:

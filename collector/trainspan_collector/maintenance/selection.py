@@ -43,7 +43,7 @@ HAVING bool_or(task_id = $task_id) AND bool_and(coalesce(task_id = $task_id, rol
 
 @dataclass(frozen=True, slots=True)
 class Criteria:
-    """What to delete, by exactly one criterion. Raises UsageError for none or several, and for an invalid trace id."""
+    """The one criterion of a deletion. Raises UsageError unless exactly one is set, and if a trace id is invalid."""
 
     trace_ids: tuple[str, ...] = ()
     """Trace ids, 32 lowercase hex digits each."""

@@ -8,8 +8,7 @@ __all__ = ["share_cores", "wait_passively"]
 def wait_passively() -> None:
     """Lets waiting threads sleep, unless OMP_WAIT_POLICY is set; only before PyTorch is imported.
 
-    A thread that spins takes the core that a preempted peer waits for: on two busy cores, two spinning threads ran 15 to 60
-    times slower than one.
+    A thread that spins takes the core that a preempted peer waits for. `python -m benchmarks threads` measures it.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
