@@ -37,6 +37,8 @@ class EngineConstraints:
         self._library: str | None = None if self._config.backend == "auto" else str(self._config.backend)
         self._settling = asyncio.Lock()
         self._bounds: Any = None
+        self.requests = 0
+        """Requests to the engine that `settle` has made."""
 
     async def settle(self) -> None:
         """Returns when the library is fixed."""
@@ -68,6 +70,7 @@ class EngineConstraints:
             )
             place = {"data_parallel_rank": rank} if ranks > 1 else {}
             request_id = f"trainspan-grammar-{secrets.token_hex(8)}"
+            self.requests += 1
             async for _ in self._generate(tokens_input([0]), params, request_id, **place):
                 pass
             libraries.add(str(asked._backend))  # validation writes it there

@@ -99,11 +99,17 @@ class EngineTap:
         """The exchanges that are not settled."""
         self.cut_requests = 0
         """Client requests that `end_all` stopped."""
+        self._canary_requests = 0
         self._constraints = EngineConstraints(engine, self._generate)
         self._under_way: dict[int, Generation] = {}
         """`id()` of the parameters given to the engine → generation."""
         self._watch(engine.input_processor)
         engine.generate = self.generate
+
+    @property
+    def internal_requests(self) -> int:
+        """Requests to the engine that the server itself has made: canaries, and the one that fixes the grammar library."""
+        return self._canary_requests + self._constraints.requests
 
     def _watch(self, processor: Any) -> None:
         """Keeps the final parameters that the engine's own processing derives for each generation."""
@@ -181,6 +187,7 @@ class EngineTap:
             key = exchange.caller.counter_key
             exchange.call_index = 0 if key is None else self._counter.next(key)
         exchange.begin(generation)
+        self._canary_requests += exchange.internal
         self._live.add(exchange)
         self._under_way[id(params)] = generation
         try:

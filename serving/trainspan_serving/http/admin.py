@@ -41,6 +41,7 @@ def state_of(server: PolicyServer, exporter: Exporter) -> dict[str, Any]:
         "dtype": server.dtype,
         "in_flight": server.gate.in_flight,
         "requests_ended": server.requests_ended,
+        "internal_requests": server.internal_requests,
         "open": server.gate.is_open,
         "asleep": server.asleep,
         "canary": server.canary.as_json() if server.canary else None,

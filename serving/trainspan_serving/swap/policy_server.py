@@ -105,6 +105,11 @@ class PolicyServer:
         """Requests ended because they outlasted the drain timeout of a swap or a sleep request."""
         return self._tap.cut_requests
 
+    @property
+    def internal_requests(self) -> int:
+        """Requests to the engine that the server itself has made, which vLLM's metrics count too."""
+        return self._tap.internal_requests
+
     async def swap(self, checkpoint: str, version: int) -> SwapResult:
         """Serves `checkpoint` (a name under `--checkpoints`) as `version`.
 

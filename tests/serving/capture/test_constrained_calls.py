@@ -15,6 +15,7 @@ from tests.support.constrained import Scorer, constraint, logged
 from tests.support.otlp_sink import ReceivedSpan, otlp_sink
 from tests.support.policy_server import policy_server
 from tests.support.tiny_model import make_tiny_model
+from trainspan_cli.clients.policy_server import PolicyClient
 from trainspan_schemas import keys
 from trainspan_schemas.identity import TraceParent
 from trainspan_schemas.tokens import decode_ids
@@ -208,7 +209,10 @@ def test_a_call_that_is_free_has_no_constraint_and_what_cannot_be_replayed_is_na
 
 
 def test_a_server_that_chooses_its_library_settles_on_the_one_that_can_be_replayed(plain: Plain) -> None:
-    """On its own, vLLM would choose guidance for this schema, and then compile every later grammar with it."""
+    """On its own, vLLM would choose guidance for this schema, and then compile every later grammar with it.
+
+    The server's own request that settles the library is not counted as a client's.
+    """
     schema = {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 3}}, "required": ["n"]}
     parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
     body = {
@@ -217,9 +221,17 @@ def test_a_server_that_chooses_its_library_settles_on_the_one_that_can_be_replay
         "max_tokens": 12,
         "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
     }
+    client = PolicyClient(plain.server.url)
+
+    def client_requests() -> int:
+        return client.successful_requests() - client.policy()["internal_requests"]
+
+    before = client_requests()
     status, answer, _ = plain.server.post("/v1/chat/completions", body, {"traceparent": str(parent)})
     assert status == 200, answer
     (span,) = plain.sink.wait(1, lambda span: span.trace_id == parent.trace_id)
+    assert client_requests() == before + 1
+    assert client.policy()["internal_requests"] > 0
     grammar = constraint(span).grammar
     assert grammar
     assert (grammar.kind, grammar.library, grammar.any_whitespace) == ("json_schema", "xgrammar", True)

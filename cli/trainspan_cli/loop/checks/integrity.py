@@ -29,7 +29,7 @@ class StageCounts:
     """Counts of one collection stage (training rollouts, or a validation) from four sources."""
 
     server_requests: int
-    """Successful requests by vLLM's metric."""
+    """Successful requests by vLLM's metric, without the policy server's own."""
     client_calls: int
     """Successful calls counted by the agents' side."""
     exported_calls: int

@@ -18,9 +18,9 @@ class StageMeter:
     def __init__(self, policy: PolicyClient, store: str, run_id: str) -> None:
         self._policy, self._store, self._run_id = policy, store, run_id
         self._began_ns = time.time_ns()
-        self._requests = policy.successful_requests()
         self._sampled = policy.sampled_tokens()
         before = policy.policy()
+        self._requests = policy.successful_requests() - before["internal_requests"]
         self._dropped = before["calls_dropped"] + before["calls_refused"]
         # Calls captured before the stage (a swap's canary) may be exported during it.
         self._exported = before["calls_captured"] - self._dropped
@@ -44,7 +44,7 @@ class StageMeter:
         # Order matters: calls exported before the query must be in the store.
         stored = self._stored()
         return StageCounts(
-            server_requests=self._policy.successful_requests() - self._requests,
+            server_requests=self._policy.successful_requests() - now["internal_requests"] - self._requests,
             client_calls=client_calls,
             exported_calls=now["calls_exported"] - self._exported,
             dropped_calls=now["calls_dropped"] + now["calls_refused"] - self._dropped,
