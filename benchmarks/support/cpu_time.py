@@ -4,12 +4,18 @@ import contextlib
 import os
 from pathlib import Path
 
-__all__ = ["cpu_s", "thread_cpu_s"]
+__all__ = ["cpu_s", "thread_cpu_s", "tree_cpu_s"]
 
 
 def cpu_s(pid: int) -> float:
     """User and system time of a process so far, in seconds."""
     return _cpu_s(Path(f"/proc/{pid}/stat"))
+
+
+def tree_cpu_s(pid: int) -> float:
+    """The same for a process and its running descendants."""
+    children = (Path(f"/proc/{pid}/task") / thread / "children" for thread in os.listdir(f"/proc/{pid}/task"))
+    return cpu_s(pid) + sum(tree_cpu_s(int(child)) for file in children for child in file.read_text().split())
 
 
 def _cpu_s(stat: Path) -> float:

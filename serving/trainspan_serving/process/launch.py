@@ -167,6 +167,8 @@ def _flags(settings: ServingSettings, port: int, on_cpu: bool, max_lora_rank: in
     flags += ["--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"]
     if on_cpu:
         flags += ["--distributed-executor-backend", "uni", "--enforce-eager"]
+        # Prompts are cached by whole blocks; vLLM's CPU default is 128 tokens.
+        flags += ["--block-size", "32"]
     elif settings.sleep:
         flags += ["--enable-sleep-mode"]  # vLLM refuses it on a CPU, where there is no memory to release
     if settings.max_model_len is not None:

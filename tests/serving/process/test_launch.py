@@ -44,7 +44,7 @@ def test_flags_and_environment_are_those_of_the_design(home: Path, models: Model
         "--generation-config vllm",
         "--enable-auto-tool-choice --tool-call-parser hermes",
         "--api-server-count 1",
-        "--distributed-executor-backend uni --enforce-eager",
+        "--distributed-executor-backend uni --enforce-eager --block-size 32",
     ):
         assert wanted in text
     assert launch.flags[-2:] == ("--max-num-seqs", "4")
@@ -171,7 +171,7 @@ def test_a_gpu_build_gets_no_cpu_settings(home: Path, models: Models, monkeypatc
     monkeypatch.setattr("trainspan_serving.process.launch.version", lambda name: "0.32.0")
     launch = launch_of(home, model=str(models.base))
     assert "TORCHDYNAMO_DISABLE" not in launch.environment
-    assert "--enforce-eager" not in launch.flags
+    assert not {"--enforce-eager", "--block-size"} & set(launch.flags)
     assert "bfloat16" in launch.flags
 
 

@@ -14,7 +14,7 @@ from trainspan_schemas.tokens import decode_ids, decode_logprobs
 
 __all__ = ["LONG_PROMPT", "check_calls", "greedy", "load"]
 
-LONG_PROMPT = [(13 * position) % 240 + 10 for position in range(300)]  # more than two blocks of 128 tokens
+LONG_PROMPT = [(13 * position) % 240 + 10 for position in range(300)]  # more than nine blocks of 32 tokens
 
 Answers = Mapping[str, tuple[int, str]]
 """Response id → status and the policy version in the response header."""
