@@ -57,7 +57,8 @@ FLOORS = {
         "_rollout_block",
         "_calls",
         "_environment _rollout",
-        "_guard _switch _noise _releases",
+        "_instrumentors",
+        "_guard _switch _releases",
     ),
 }
 """A package's folders and top modules, top layer first: each imports from itself and from lower layers, never from its neighbors."""

@@ -9,7 +9,21 @@ Internals: `_environment` and `_hook` run before the agent, `_rollout_block` and
 functions for a runner.
 """
 
-from trainspan._rollout.reward import reward
-from trainspan._rollout_block import Rollout, rollout
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainspan._rollout.reward import reward
+    from trainspan._rollout_block import Rollout, rollout
 
 __all__ = ["Rollout", "reward", "rollout"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the rest at the first use: `opentelemetry-instrument` needs only `_environment` before it starts the program."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from trainspan import _rollout_block
+    from trainspan._rollout import reward
+
+    globals().update(Rollout=_rollout_block.Rollout, reward=reward.reward, rollout=_rollout_block.rollout)
+    return globals()[name]

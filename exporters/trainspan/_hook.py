@@ -13,7 +13,7 @@ from typing import Final
 from opentelemetry import trace
 from opentelemetry.instrumentation import auto_instrumentation
 
-from trainspan import _jobs, _noise, _pytest
+from trainspan import _instrumentors, _jobs, _pytest
 from trainspan._calls import agent_name, http_clients
 from trainspan._guard import guarded
 from trainspan._process import delivery, exits, gevent_threads, process_span
@@ -45,7 +45,8 @@ def install() -> None:
         agent_name.watch_frameworks,
         exits.watch_exits,
         gevent_threads.watch_gevent,
-        _noise.quiet_instrumentors,
+        _instrumentors.quiet_instrumentors,
+        _instrumentors.defer_instrumentors,
     )
     for step in steps:
         guarded(step)()

@@ -371,3 +371,31 @@ def test_warnings_caused_only_by_instrumentors_are_dropped(tmp_path: Path, wired
     (line,) = ran.stderr.splitlines()
     assert line.startswith("Invalid type")
     assert "Omit" not in line
+
+
+CALL = """
+        import openai
+        openai.OpenAI().chat.completions.create(model="policy", messages=[{"role": "user", "content": "u"}])
+"""
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["", "from opentelemetry.instrumentation.openai import OpenAIInstrumentor as own; own().instrument()"],
+    ids=["openai", "its instrumentor"],
+)
+def test_openais_instrumentor_is_loaded_once_and_only_with_openai(
+    tmp_path: Path, recorder: OtlpRecorder, wired: dict[str, str], first: str
+) -> None:
+    source = f"""
+        import sys
+        print([name for name in ("openai", "pydantic", "httpx2", "aiohttp") if name in sys.modules])
+        {first}
+        {CALL.strip()}
+    """
+    ran = run(write(tmp_path, source), wired)
+    assert (ran.code, ran.stdout, ran.stderr) == (0, "[]\n", "")
+    rollout = recorder.one(keys.ROLLOUT_SPAN_NAME)
+    (call,) = (span for span in recorder.spans if "gen_ai.request.model" in span.attributes)
+    assert call.trace_id == rollout.trace_id
+    assert rollout.attributes[keys.ROLLOUT_CALLS] == 1

@@ -25,13 +25,17 @@ class Case:
         return self.program.endswith(".mjs")
 
     @property
+    def is_go(self) -> bool:
+        return self.program.endswith(".go")
+
+    @property
     def is_python(self) -> bool:
         """Others are started by `trainspan rollout`: `opentelemetry-instrument` makes a rollout of Python programs only."""
         return self.program.endswith((".py", ".ipynb"))
 
     @property
     def command(self) -> list[str]:
-        """The command that takes the program as an argument."""
+        """The command that takes the program as an argument; a Go program is compiled."""
         commands = {"py": ["python"], "ipynb": ["jupyter", "execute"], "mjs": ["node"], "sh": ["bash"]}
         return commands[self.program.rpartition(".")[2]]
 
@@ -79,6 +83,7 @@ CASES: tuple[Case, ...] = (
     Case("node-openai", "openai for Node", "node/openai_sdk.mjs", ("openai",)),
     Case("vercel-ai", "Vercel AI SDK", "node/vercel_ai.mjs", ("ai",)),
     Case("langchain-js", "LangChain.js", "node/langchain_agent.mjs", ("langchain",)),
+    Case("go", "OpenTelemetry for Go", "go/own_telemetry.go"),
 )
 
 UNTRIED: dict[str, str] = {

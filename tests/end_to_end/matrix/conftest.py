@@ -13,14 +13,12 @@ import pytest
 
 from tests.end_to_end.agents.conftest import FORCED_TOOLS, Stack
 from tests.end_to_end.matrix.cases import Case
-from tests.end_to_end.matrix.environments import Installer, installer
+from tests.end_to_end.matrix.environments import GO_COMMAND, PROGRAMS, Installer, installer
 from tests.support.collector import running, select
 from tests.support.policy_server import policy_server
 from tests.support.programs import environment
 from tests.support.tiny_model import make_tiny_model
 from trainspan_schemas import keys
-
-PROGRAMS = Path(__file__).parent / "programs"
 
 TEMPLATE = """\
 {%- macro text(content) -%}
@@ -74,7 +72,8 @@ class Matrix:
 
     def run(self, case: Case, mode: str, commands: Path, *, traced: bool) -> Ran:
         """Runs the program, with `key_of` the run as its API key; `commands` is the folder of its environment's commands."""
-        program = [*case.command, str(PROGRAMS / case.program), *(["--strict"] if mode == "strict" else [])]
+        command = [str(commands / GO_COMMAND)] if case.is_go else [*case.command, str(PROGRAMS / case.program)]
+        program = [*command, *(["--strict"] if mode == "strict" else [])]
         environ = {
             **environment({}),
             **OFFLINE,

@@ -12,9 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.end_to_end.matrix.cases import Case
+from tests.support.debian_go import GoToolchain
 from tests.support.places import ROOT
 
-__all__ = ["PINS", "Installer", "install_uv", "installer"]
+__all__ = ["GO_COMMAND", "PINS", "PROGRAMS", "Installer", "install_uv", "installer"]
+
+PROGRAMS = Path(__file__).parent / "programs"
+GO_COMMAND = "go-program"
+"""File name of a compiled Go program."""
 
 PINS = ROOT / "constraints" / "matrix"
 """A file for each Python case, written by `python -m tests.end_to_end.matrix.pins`; package.json for those of Node."""
@@ -31,7 +36,8 @@ class Installer:
         """Yields the folder with the commands of the case."""
         place.mkdir(parents=True)
         try:
-            yield self._python(case, place) if case.is_python else self._node(place) if case.is_node else place
+            make = self._python if case.is_python else self._node if case.is_node else self._go if case.is_go else None
+            yield make(case, place) if make else place
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
@@ -41,12 +47,16 @@ class Installer:
         subprocess.run([*install, "-r", PINS / f"{case.name}.txt", self._wheel], check=True, timeout=900)
         return place / "bin"
 
-    def _node(self, place: Path) -> Path:
+    def _node(self, _case: Case, place: Path) -> Path:
         for name in ("package.json", "package-lock.json"):
             shutil.copy(PINS / name, place / name)
         command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--silent"]
         subprocess.run(command, cwd=place, check=True, timeout=600, capture_output=True)
         return place / "node_modules" / ".bin"
+
+    def _go(self, case: Case, place: Path) -> Path:
+        GoToolchain.unpack(place / "go").build(PROGRAMS / case.program, place / GO_COMMAND)
+        return place
 
 
 def install_uv(place: Path) -> Path:

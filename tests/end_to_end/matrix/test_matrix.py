@@ -13,10 +13,9 @@ import pytest
 
 from tests.end_to_end.matrix.cases import CASES, Case
 from tests.end_to_end.matrix.conftest import Matrix, Ran, key_of
-from tests.end_to_end.matrix.environments import PINS, Installer
+from tests.end_to_end.matrix.environments import PINS, PROGRAMS, Installer
 from tests.end_to_end.matrix.table import CACHE, Result
 
-PROGRAMS = Path(__file__).parent / "programs"
 _CHANGES = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+")
 """UUIDs and numbers."""
 
@@ -25,7 +24,7 @@ def test_each_program_is_of_a_case_and_each_python_case_is_pinned() -> None:
     programs = {
         str(path.relative_to(PROGRAMS))
         for path in PROGRAMS.rglob("*.*")
-        if path.suffix in (".py", ".ipynb", ".mjs", ".sh")
+        if path.suffix in (".py", ".ipynb", ".mjs", ".sh", ".go")
     }
     assert programs == {case.program for case in CASES}
     assert len({case.name for case in CASES}) == len(CASES) >= 20
