@@ -1,11 +1,13 @@
 """Keeps instrumentors from being noticed: their warnings, and the time that loading them takes.
 
 An instrumentor that records an argument as passed by the client's code (openai's `Omit`, a class) triggers a warning
-about its type; a framework that enables an instrumentor itself triggers a warning that it is already enabled.
-Those of openai import all of openai, which takes longer than the rest of the startup, also in programs that never use it.
+about its type; a framework that enables an instrumentor itself triggers a warning that it is already enabled; modules
+that an instrumentor imports may warn, which is an error if the program says so. The instrumentors of openai import all of
+openai, which takes longer than the rest of the startup, also in programs that never use it.
 """
 
 import sys
+import warnings
 from collections.abc import Callable
 from logging import LogRecord, getLogger
 from types import ModuleType
@@ -35,7 +37,7 @@ def defer_instrumentors() -> None:
 
 
 def _load(wrapped: Callable[..., Any], _distro: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    module = str(args[0].module)
+    module, name = args[0].module, args[0].attr
     library = _DEFERRED.get(module)
     if library is None or library in sys.modules:
         return wrapped(*args, **kwargs)
@@ -43,19 +45,16 @@ def _load(wrapped: Callable[..., Any], _distro: Any, args: tuple[Any, ...], kwar
 
     @guarded
     def load_instrumentor(_: ModuleType) -> None:
-        if not loaded and not _is_half_imported(module):
+        if not loaded and (module not in sys.modules or hasattr(sys.modules[module], name)):
             loaded.append(True)
-            wrapped(*args, **kwargs)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                wrapped(*args, **kwargs)
 
-    # A program that imports the instrumentor itself imports the library in the middle of that: it is loaded at the end.
-    for name in (library, module):
-        wrapt.register_post_import_hook(load_instrumentor, name)
+    # If a program imports the instrumentor itself, the library is imported in the middle of that: only then it lacks the name.
+    for imported in (library, module):
+        wrapt.register_post_import_hook(load_instrumentor, imported)
     return None
-
-
-def _is_half_imported(name: str) -> bool:
-    spec = getattr(sys.modules.get(name), "__spec__", None)
-    return bool(getattr(spec, "_initializing", False))
 
 
 def quiet_instrumentors() -> None:

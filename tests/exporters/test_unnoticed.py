@@ -381,14 +381,18 @@ CALL = """
 
 @pytest.mark.parametrize(
     "first",
-    ["", "from opentelemetry.instrumentation.openai import OpenAIInstrumentor as own; own().instrument()"],
-    ids=["openai", "its instrumentor"],
+    [
+        "",
+        "warnings.simplefilter('error')",
+        "from opentelemetry.instrumentation.openai import OpenAIInstrumentor",
+    ],
+    ids=["openai", "warnings are errors", "its instrumentor"],
 )
 def test_openais_instrumentor_is_loaded_once_and_only_with_openai(
     tmp_path: Path, recorder: OtlpRecorder, wired: dict[str, str], first: str
 ) -> None:
     source = f"""
-        import sys
+        import sys, warnings
         print([name for name in ("openai", "pydantic", "httpx2", "aiohttp") if name in sys.modules])
         {first}
         {CALL.strip()}
@@ -399,3 +403,28 @@ def test_openais_instrumentor_is_loaded_once_and_only_with_openai(
     (call,) = (span for span in recorder.spans if "gen_ai.request.model" in span.attributes)
     assert call.trace_id == rollout.trace_id
     assert rollout.attributes[keys.ROLLOUT_CALLS] == 1
+
+
+def test_an_agent_that_fails_in_a_thread_pool_loses_no_call(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
+) -> None:
+    source = (
+        ASK
+        + """
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(number):
+        ask(str(number))
+        if number == 3:
+            raise ValueError("no answer")
+
+    pool = ThreadPoolExecutor(4)
+    for one in [pool.submit(work, number) for number in range(8)]:
+        one.result()
+    """
+    )
+    ran = run(write(tmp_path, source), wired | WITHOUT_OPENAI)
+    assert (ran.code, ran.stderr.splitlines()[-1]) == (1, "ValueError: no answer")
+    rollout = recorder.one(keys.ROLLOUT_SPAN_NAME)
+    assert (rollout.attributes[keys.ROLLOUT_STATUS], rollout.attributes[keys.ROLLOUT_CALLS]) == ("agent_error", 8)
+    assert len(policy.requests) == 8
