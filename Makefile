@@ -64,7 +64,7 @@ format: $(SETUP)
 collector serve dataset train: $(SETUP)
 	@$(BIN)/trainspan $@ $(ARGS)
 
-bench: $(SETUP)
+bench: $(SETUP) $(AGENTS)
 	@$(BIN)/python -m benchmarks
 
 clean:

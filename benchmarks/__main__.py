@@ -14,7 +14,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-MODULES = ("collector", "serving", "agents", "rollouts", "processing", "training", "accelerator", "offpolicy")
+MODULES = (
+    "collector",
+    "serving",
+    "agents",
+    "startup",
+    "rollouts",
+    "processing",
+    "training",
+    "accelerator",
+    "offpolicy",
+)
 BY_NAME = ("canary", "checkpointing", "filling", "fitting", "reading", "sampling", "stored_spans", "threads")
 """Measurements that take long or need a pretrained model; they run only if they are named."""
 RESULTS = Path(__file__).parent / "results"

@@ -1,10 +1,9 @@
-"""The overhead of trainspan in an agent: CPU and wall time per model call, and startup time.
+"""The overhead of trainspan in an agent: CPU and wall time per model call.
 
 The same plain openai agent calls a local server that answers at once: plain, under `opentelemetry-instrument` without
 trainspan, and with it; spans go to a real OTLP receiver. The three processes run side by side and take many short turns.
 The difference between the last two is trainspan's cost, including its export settings: it sends after 0.2 s, the SDK alone
 after 5 s, so CPU time of the whole process is given as a mean over the turns. A lone call is exported by itself.
-Startup is measured with a program that does nothing.
 """
 
 import contextlib
@@ -27,7 +26,6 @@ __all__ = ["measure"]
 _TURNS = 60
 _CALLS = 40
 _LONE_TURNS = 50
-_STARTS = 8
 _AGENT = """
 import json, sys, time
 from openai import OpenAI
@@ -46,7 +44,6 @@ for line in sys.stdin:
     spent, before = time.process_time(), spent
     print(json.dumps([1000 * seconds / int(line) for seconds in (thread, spent - before, wall)]), flush=True)
 """
-_EMPTY = "import resource, json; print(json.dumps(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])))"
 _CLOCKS = ("thread", "process", "wall")
 _WITHOUT, _WITH = "instrumented without us", "instrumented with us"
 _VARIANTS: dict[str, tuple[list[str], dict[str, str]]] = {
@@ -57,7 +54,7 @@ _VARIANTS: dict[str, tuple[list[str], dict[str, str]]] = {
 
 
 def measure() -> dict[str, Any]:
-    """Milliseconds per call, and seconds of CPU for the start."""
+    """Milliseconds per call."""
     with tempfile.TemporaryDirectory() as folder, OpenAIServer() as policy, OtlpRecorder() as recorder:
         wired = {
             "OPENAI_BASE_URL": policy.url,
@@ -66,7 +63,7 @@ def measure() -> dict[str, Any]:
             "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
             "OTEL_METRICS_EXPORTER": "none",
         }
-        return _calls(Path(folder), wired) | _starts(Path(folder), wired)
+        return _calls(Path(folder), wired)
 
 
 def _calls(folder: Path, wired: dict[str, str]) -> dict[str, Any]:
@@ -98,19 +95,6 @@ def _turns(agents: "dict[str, subprocess.Popen[str]]", calls: int, rounds: int) 
             for clock, value in zip(_CLOCKS, _turn(agents[name], calls), strict=True):
                 figures[clock][name].append(value)
     return figures
-
-
-def _starts(folder: Path, wired: dict[str, str]) -> dict[str, Any]:
-    program = folder / "empty.py"
-    program.write_text(_EMPTY)
-    seconds: dict[str, list[float]] = {name: [] for name in _VARIANTS}
-    for names in rotated(list(_VARIANTS), _STARTS):
-        for name in names:
-            with _started(name, program, wired) as process:
-                output, _ = process.communicate(timeout=120)
-            seconds[name].append(float(json.loads(output)))
-    measured = {f"start-up CPU s ({name})": summary(column, 3) for name, column in seconds.items()}
-    return {**measured, "start-up CPU s added by us": summary(_added(seconds), 3)}
 
 
 def _added(columns: dict[str, list[float]]) -> list[float]:
