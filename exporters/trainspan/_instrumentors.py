@@ -37,10 +37,18 @@ def defer_instrumentors() -> None:
 
 
 def _load(wrapped: Callable[..., Any], _distro: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    module, name = args[0].module, args[0].attr
+    entry_point = args[0] if args else kwargs["entry_point"]
+    if not _defer(entry_point.module, entry_point.attr, lambda: wrapped(*args, **kwargs)):
+        return wrapped(*args, **kwargs)
+    return None
+
+
+@guarded
+def _defer(module: str, name: str, load: Callable[[], object]) -> bool:
+    """Whether the instrumentor `name` of `module` will be loaded with its library."""
     library = _DEFERRED.get(module)
     if library is None or library in sys.modules:
-        return wrapped(*args, **kwargs)
+        return False
     loaded: list[bool] = []
 
     @guarded
@@ -49,12 +57,12 @@ def _load(wrapped: Callable[..., Any], _distro: Any, args: tuple[Any, ...], kwar
             loaded.append(True)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                wrapped(*args, **kwargs)
+                load()
 
     # If a program imports the instrumentor itself, the library is imported in the middle of that: only then it lacks the name.
     for imported in (library, module):
         wrapt.register_post_import_hook(load_instrumentor, imported)
-    return None
+    return True
 
 
 def quiet_instrumentors() -> None:

@@ -22,6 +22,7 @@ STEPS = [
 ]
 PLACES = [
     "_hook:_stamp_spans",
+    "_instrumentors:_DEFERRED",
     "_process.delivery:getLogger",
     "_process.delivery:time",
     "_process.delivery:get_logger_provider",
