@@ -32,6 +32,8 @@ class MessageTimeout:
         self._crowd_s = crowd_s
         self._waits: dict[int, _Wait] = {}
         self._lock = threading.Lock()
+        self._in_use = threading.Event()
+        """Some call has waited since the last look. A collector has ten of these threads: idle ones must not wake up."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="grpc-timeout", daemon=True)
         self._thread.start()
@@ -42,6 +44,8 @@ class MessageTimeout:
         wait = _Wait(context, time.monotonic())
         with self._lock:
             self._waits[id(wait)] = wait
+            if not self._in_use.is_set():
+                self._in_use.set()
         try:
             yield wait
         finally:
@@ -49,13 +53,17 @@ class MessageTimeout:
                 del self._waits[id(wait)]
 
     def close(self) -> None:
-        self._closed.set()
+        with self._lock:
+            self._closed.set()
+            self._in_use.set()
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._closed.wait(min(_LOOK_S, self._limit_s / 20)):
+        while self._in_use.wait() and not self._closed.wait(min(_LOOK_S, self._limit_s / 20)):
             with self._lock:
                 waits = list(self._waits.values())
+                if not waits and not self._closed.is_set():
+                    self._in_use.clear()
             is_crowded = self._crowd is not None and len(waits) >= self._crowd
             before = time.monotonic() - (min(self._crowd_s, self._limit_s) if is_crowded else self._limit_s)
             for wait in waits:

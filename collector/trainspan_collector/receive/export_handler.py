@@ -1,9 +1,8 @@
 """Handles OTLP requests from any transport: they are parsed, checked, redacted, kept in the journal and counted."""
 
-import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 from trainspan_collector.journal.frames import Signal
 from trainspan_collector.journal.trust import Sender
@@ -55,11 +54,9 @@ class ExportHandler:
         """From now on, requests are refused with a retry delay."""
         self._admission = None
 
-    @contextlib.contextmanager
-    def parsing(self, n_bytes: int) -> Iterator[None]:
+    def parsing(self, n_bytes: int) -> AbstractContextManager[object]:
         """Held while a request of `n_bytes` is parsed: few large ones are parsed at once."""
-        with self._parsing if n_bytes > SMALL_BYTES else contextlib.nullcontext():
-            yield
+        return self._parsing if n_bytes > SMALL_BYTES else nullcontext()
 
     def take(self, signal: OtlpSignal, body: bytes, role: Role, transport: str, share: Share | None = None) -> Outcome:
         """Returns once the content of `body` is on disk; metrics are only counted. `share` already includes its bytes.
@@ -68,7 +65,7 @@ class ExportHandler:
         if it cannot be kept now.
         """
         try:
-            with contextlib.nullcontext(share) if share else self.budget.share(role, len(body)) as held:
+            with nullcontext(share) if share else self.budget.share(role, len(body)) as held:
                 outcome, n_items = self._take(signal, body, role, held)
         except InvalidRecordError:
             self._metrics.refused(transport, Refusal.INVALID)

@@ -39,7 +39,8 @@ async def read_body(headers: Mapping[str, str], receive: Receive, share: Share, 
                 n_bytes += len(part)
                 if n_bytes > limit:
                     raise RefusedError(413, str(too_many_bytes(limit, "as sent")), Refusal.TOO_LARGE)
-                await _grow(share, len(part))
+                if not share.try_to_grow(len(part)):
+                    await _wait_to_grow(share, len(part))
                 parts.append(part)
                 if not message.get("more_body"):
                     return b"".join(parts)
@@ -47,7 +48,7 @@ async def read_body(headers: Mapping[str, str], receive: Receive, share: Share, 
         raise RefusedError(408, f"the body did not arrive within {_BODY_S:.0f} s", Refusal.TOO_SLOW) from error
 
 
-async def _grow(share: Share, n_bytes: int) -> None:
+async def _wait_to_grow(share: Share, n_bytes: int) -> None:
     """Waits for room without a thread. Raises RefusedError if there is none in time."""
     deadline = time.monotonic() + share.wait_s
     while not share.try_to_grow(n_bytes):

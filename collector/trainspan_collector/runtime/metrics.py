@@ -91,7 +91,8 @@ class Metrics:
         self._rejected = self._counter(
             "rejected_items", "Spans and log records refused one by one.", "signal", "reason"
         )
-        self._redacted = self._counter("redacted_values", "Values removed before storing.", "kind")
+        redacted = self._counter("redacted_values", "Values removed before storing.", "kind")
+        self._secrets, self._blocked = redacted.labels("secret"), redacted.labels("blocked")
         self._commit_s = Histogram(
             _PREFIX + "commit_seconds",
             "Time to write and sync one group of requests.",
@@ -117,8 +118,8 @@ class Metrics:
             self._rejected.labels(signal, reason).inc(n_items)
 
     def redacted(self, n_secrets: int, n_blocked: int) -> None:
-        self._redacted.labels("secret").inc(n_secrets)
-        self._redacted.labels("blocked").inc(n_blocked)
+        self._secrets.inc(n_secrets)
+        self._blocked.inc(n_blocked)
 
     def committed(self, seconds: float) -> None:
         """Counts a group of requests that is now on disk."""

@@ -16,6 +16,7 @@ from trainspan_collector.journal.journal import Journal
 from trainspan_collector.network import grpc_limits
 from trainspan_collector.network.access import Access
 from trainspan_collector.network.credentials import Guard
+from trainspan_collector.network.grpc_timeout import MessageTimeout
 from trainspan_collector.network.ports import Address
 from trainspan_collector.receive import grpc_server, http_body, http_server
 from trainspan_collector.receive.admission import Admission
@@ -181,3 +182,35 @@ def test_grpc_connections_beyond_the_most_are_told_to_come_back(address: StoreAd
         with pytest.raises(grpc.RpcError) as caught:
             send(address, TRACES, BODY)
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+def test_an_idle_message_timeout_does_not_wake_up() -> None:
+    """Each wake-up takes the interpreter lock from the other listeners."""
+    timeout = MessageTimeout(LIMIT_S)
+    try:
+        with timeout.waiting(_Call()):
+            pass
+        time.sleep(LIMIT_S)
+        before = _n_wake_ups(timeout)
+        time.sleep(LIMIT_S)
+        assert _n_wake_ups(timeout) == before
+        with timeout.waiting(call := _Call()) as wait:
+            assert call.canceled.wait(20)
+            assert wait.is_over
+    finally:
+        timeout.close()
+
+
+class _Call:
+    """The part of a call's context that is used."""
+
+    def __init__(self) -> None:
+        self.canceled = threading.Event()
+
+    def cancel(self) -> None:
+        self.canceled.set()
+
+
+def _n_wake_ups(timeout: MessageTimeout) -> int:
+    status = Path(f"/proc/self/task/{timeout._thread.native_id}/status").read_text()
+    return sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("voluntary_ctxt_switches"))
