@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -187,14 +188,15 @@ def test_grpc_connections_beyond_the_most_are_told_to_come_back(address: StoreAd
 def test_an_idle_message_timeout_does_not_wake_up() -> None:
     """Each wake-up takes the interpreter lock from the other listeners."""
     timeout = MessageTimeout(LIMIT_S)
+    call: Any = _Call()
     try:
-        with timeout.waiting(_Call()):
+        with timeout.waiting(call):
             pass
         time.sleep(LIMIT_S)
         before = _n_wake_ups(timeout)
         time.sleep(LIMIT_S)
         assert _n_wake_ups(timeout) == before
-        with timeout.waiting(call := _Call()) as wait:
+        with timeout.waiting(call) as wait:
             assert call.canceled.wait(20)
             assert wait.is_over
     finally:
