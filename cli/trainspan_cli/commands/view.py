@@ -8,7 +8,7 @@ from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, settings
 
 
-@setting_options("view", "host", "port")
+@setting_options("view", "host", "port", "read_only")
 def view(
     *,
     given: Given,
@@ -19,7 +19,7 @@ def view(
     open_: Annotated[bool, typer.Option("--open", help="Open the pages in a browser.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show runs, datasets, groups and rollouts in a browser, live while a loop runs. It writes nothing.
+    """Show runs, datasets, groups and rollouts in a browser, live while a loop runs. It writes nothing but notes.
 
     Example: trainspan view --open
     """

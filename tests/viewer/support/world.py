@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -174,7 +175,20 @@ class Viewer:
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         if authorized:
             given.setdefault("authorization", f"Bearer {self.token}")
-        request = urllib.request.Request(self.url + path, headers=given, method=method)
+        return self._asked(urllib.request.Request(self.url + path, headers=given, method=method))
+
+    def post(self, path: str, fields: Mapping[str, object], **headers: str) -> Answer:
+        """A form as a browser sends it that has no cookie but the token."""
+        given = {
+            "authorization": f"Bearer {self.token}",
+            "content-type": "application/x-www-form-urlencoded",
+            "origin": self.url,
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
+        body = urllib.parse.urlencode(fields).encode()
+        return self._asked(urllib.request.Request(self.url + path, body, headers=given, method="POST"))
+
+    def _asked(self, request: urllib.request.Request) -> Answer:
         opener = urllib.request.build_opener(_NoRedirect)
         try:
             with opener.open(request, timeout=60) as answer:

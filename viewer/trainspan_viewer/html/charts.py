@@ -136,7 +136,7 @@ def _figure(caption: str, height: int, drawn: Sequence[Element], width: int = _W
         viewBox=f"0 0 {width} {height}",
         **{"aria-label": caption},
     )
-    return element("figure", picture, element("figcaption", caption))
+    return element("figure", element("figcaption", element("b", caption)), picture)
 
 
 def _bin(low: float, high: float) -> str:

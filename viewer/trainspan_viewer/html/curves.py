@@ -9,7 +9,7 @@ from trainspan_viewer.html.elements import Element, element
 
 __all__ = ["MOST", "Curve", "Point", "chart"]
 
-_LEFT, _TOP, _BOTTOM, _RIGHT = 46, 8, 20, 10
+_LEFT, _TOP, _BOTTOM, _RIGHT = 46, 8, 34, 10
 _COLORS: Final = 8
 _MOST_DOTS: Final = 60
 """Longer curves get no dots."""
@@ -51,12 +51,13 @@ def chart(
     limit: float | None = None,
     limits: tuple[float, float] | None = None,
     is_log: bool = False,
-    size: tuple[int, int] = (430, 190),
+    x_name: str = "round",
+    size: tuple[int, int] = (430, 204),
 ) -> Element | None:
     """The curves over a common x axis; None if there is no finite value.
 
-    `limit` is drawn as a dashed line. `limits` are the ends of the y axis, else those of the values. With `is_log`, values of
-    0 or less are left out.
+    `x_name` is written below the x axis. `limit` is drawn as a dashed line. `limits` are the ends of the y axis, else those of
+    the values. With `is_log`, values of 0 or less are left out.
     """
     shown = [
         (place if curve.color is None else curve.color, curve.name, _finite(curve.points, is_log=is_log))
@@ -89,7 +90,11 @@ def chart(
     for value in _whole_ticks(left, right, 8 if width > 300 else 4):
         anchor = "end" if value == right else "middle"
         shown_x = value if abs(value) < _LONG else f"{value:.4g}"
-        drawn.append(element("text", shown_x, x=round(x_of(value), 1), y=height - 4, **{"text-anchor": anchor}))
+        drawn.append(
+            element("text", shown_x, x=round(x_of(value), 1), y=height - _BOTTOM + 15, **{"text-anchor": anchor})
+        )
+    middle = (_LEFT + width - _RIGHT) // 2
+    drawn.append(element("text", x_name, x=middle, y=height - 4, **{"text-anchor": "middle"}))
     drawn.append(element("line", class_="axis", x1=_LEFT, x2=width - _RIGHT, y1=height - _BOTTOM, y2=height - _BOTTOM))
     if limit is not None and low <= limit <= high:
         y = round(y_of(limit), 1)
@@ -104,6 +109,7 @@ def chart(
         width=width,
         height=height,
         role="img",
+        class_="curves",
         viewBox=f"0 0 {width} {height}",
         **{"aria-label": f"{caption}. {_described(shown)}"},
     )

@@ -17,7 +17,7 @@ from trainspan_viewer.html.elements import Child, Element, element, link
 
 __all__ = ["SECTIONS", "Page", "served", "standalone", "static_file"]
 
-SECTIONS: Final = {"runs": "/", "datasets": "/datasets", "live": "/live", "query": "/query"}
+SECTIONS: Final = {"runs": "/", "datasets": "/datasets", "live": "/live", "query": "/query", "notes": "/notes"}
 """Entries of the navigation → their addresses."""
 
 
@@ -46,7 +46,7 @@ def served(page: Page, version: str = "") -> str:
     suffix = f"?v={version}" if version else ""
     head = element(
         "head",
-        *_meta(page),
+        *_meta(page, "same-origin"),
         element("link", rel="stylesheet", href=f"/static/style.css{suffix}"),
         element("link", rel="icon", href="/static/icon.png"),
         element("script", src=f"/static/app.js{suffix}", type="module"),
@@ -83,7 +83,7 @@ def standalone(page: Page, style: str = "") -> str:
             del found.attrib["href"]
     images = "img-src data:; " if main.find(".//img") is not None else ""
     policy = f"default-src 'none'; {images}style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    head = element("head", *_meta(page))
+    head = element("head", *_meta(page, "no-referrer"))
     head.insert(1, element("meta", **{"http-equiv": "Content-Security-Policy", "content": policy}))
     sheet = Element("style")
     sheet.text = css
@@ -91,10 +91,10 @@ def standalone(page: Page, style: str = "") -> str:
     return _serialized(element("html", head, element("body", main), lang="en"))
 
 
-def _meta(page: Page) -> list[Element]:
+def _meta(page: Page, referrer: str) -> list[Element]:
     return [
         element("meta", charset="utf-8"),
-        element("meta", name="referrer", content="no-referrer"),
+        element("meta", name="referrer", content=referrer),
         element("meta", name="viewport", content="width=device-width"),
         element("meta", name="color-scheme", content="light dark"),
         element("title", f"{page.title} · trainspan"),

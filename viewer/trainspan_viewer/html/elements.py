@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 from trainspan_processing.text.safe_text import visible
 
-__all__ = ["Child", "Element", "element", "link", "picture", "table"]
+__all__ = ["Child", "Element", "element", "isolated", "link", "listed", "picture", "table"]
 
 Element = ElementTree.Element
 Child = Element | str | int | None
@@ -58,6 +58,19 @@ def element(tag: str, /, *children: Child, **attributes: str | float | bool | No
 def link(href: str, *children: Child, **attributes: str | float | bool | None) -> Element:
     """A link within this server; a page that is a file shows only its text."""
     return element("a", *children, href=href, **attributes)
+
+
+def isolated(text: object) -> Element:
+    """A text that somebody else chose, within a line: letters that run from right to left reorder nothing beside it."""
+    return element("bdi", str(text))
+
+
+def listed(texts: Iterable[object]) -> list[Child]:
+    """Texts that somebody else chose, separated by commas."""
+    parts: list[Child] = []
+    for text in texts:
+        parts += [", ", isolated(text)] if parts else [isolated(text)]
+    return parts
 
 
 def picture(file: Path, text: str) -> Element:

@@ -21,7 +21,7 @@ _METRICS = {
 def render_compare(model: CompareModel) -> Page:
     """Live while one of the runs is in progress."""
     charts: list[Element | None] = [
-        chart("held-out tasks (95 %)", [_validation(run) for run in model.runs], size=(620, 260)),
+        chart("held-out tasks (95 %)", [_validation(run) for run in model.runs]),
         chart("mean reward of training rollouts", [_rewards(run) for run in model.runs]),
         *(
             chart(caption, [_metric(run, name) for run in model.runs], is_log=name == "logp_diff_mean")

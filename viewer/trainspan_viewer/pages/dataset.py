@@ -7,7 +7,7 @@ from urllib.parse import quote
 from trainspan_processing.reasons.advice import advice_on
 from trainspan_viewer.html.charts import dots, histogram
 from trainspan_viewer.html.document import Page
-from trainspan_viewer.html.elements import Child, Element, element, link, table
+from trainspan_viewer.html.elements import Child, Element, element, link, listed, table
 from trainspan_viewer.html.formats import count, number, share
 from trainspan_viewer.pages.difference import difference_body
 from trainspan_viewer.pages.quality import quality_body
@@ -215,7 +215,7 @@ def _rollouts(model: DatasetModel) -> Element:
             member.kept,
             count(member.tokens),
             member.finish or "–",
-            member.agents or "–",
+            element("span", *listed(member.agents.split(", "))) if member.agents else "–",
             member.reason or ("some calls" if member.kept < member.calls else "–"),
         ]
         for member in model.rollouts

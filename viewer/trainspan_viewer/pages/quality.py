@@ -82,7 +82,7 @@ def _facts(manifest: Mapping[str, Any]) -> Element:
         ("groups waiting for their last rollouts", str(manifest["groups_incomplete"]["waiting"])),
         ("groups taken without their last rollouts", str(manifest["groups_incomplete"]["taken"])),
     ]
-    return table(["", ""], [list(row) for row in rows])
+    return table(["", ""], [list(row) for row in rows], text=frozenset({0, 1}), caption="the dataset")
 
 
 def _reasons(dropped: Mapping[str, int], credit: Mapping[str, Any]) -> list[Child]:

@@ -97,6 +97,7 @@ def _chart(model: QueryModel, result: Result) -> Element | None:
             chart(
                 f"{name} by {model.x}",
                 [Curve(name, [Point(x, row[places[name]]) for x, row in pairs if _fits(row[places[name]])], color)],
+                x_name=model.x,
             )
             for color, name in enumerate(model.y)
         ]

@@ -1,17 +1,17 @@
 """One run: curves by round, the integrity panel, the rounds, and the configuration."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainspan_schemas.intervals import Estimate, measured
-from trainspan_viewer.html.curves import Curve, Point, chart
+from trainspan_schemas.intervals import Estimate
 from trainspan_viewer.html.document import Page
-from trainspan_viewer.html.elements import Child, Element, element, link, table
+from trainspan_viewer.html.elements import Child, Element, element, isolated, link, table
 from trainspan_viewer.html.formats import count, number, seconds
+from trainspan_viewer.pages.curves_of_run import run_curves
 from trainspan_viewer.queries.run import CheckRow, RunModel, SettingRow, Stage
-from trainspan_viewer.queries.runs import Record, RunRecords
+from trainspan_viewer.queries.runs import Record
 
-__all__ = ["render_run", "run_curves", "success_chart"]
+__all__ = ["paging", "render_run"]
 
 
 def render_run(model: RunModel) -> Page:
@@ -32,85 +32,6 @@ def render_run(model: RunModel) -> Page:
     ]
     live = model.params.link() if run.status == "running" else None
     return Page(f"Run {run.run_id}", body, section="runs", crumbs=[("runs", "/")], live=live)
-
-
-def run_curves(run: RunRecords) -> list[Child]:
-    """All charts of a run that have values."""
-    rounds, metrics = run.rounds, run.metrics
-    charts = [
-        success_chart(run),
-        _metric_chart("KL (nats per token)", metrics, {"k3": "k3 to the sampler", "kl": "after the last step"}),
-        _metric_chart("entropy (nats)", metrics, {"entropy": "entropy"}),
-        chart(
-            "mean |Δ log-probability|, server and trainer",
-            [Curve("mean", _points(rounds, lambda one: (one["train"].get("agreement") or {}).get("mean")), 2)],
-            limit=next((limit for one in reversed(rounds) if (limit := _limit(one)) is not None), None),
-            is_log=True,
-        ),
-        _metric_chart("clipped share of tokens", metrics, {"clip_low": "low", "clip_high": "high"}),
-        _metric_chart("gradient norm", metrics, {"grad_norm": "mean", "grad_norm_max": "largest step"}),
-        chart(
-            "seconds of a round",
-            [
-                Curve(name, _points(rounds, lambda one, key=key: one["seconds"].get(key)), color)  # type: ignore[misc]
-                for key, name, color in (
-                    ("rollouts", "rollouts", 7),
-                    ("dataset", "dataset", 1),
-                    ("train", "training", 0),
-                )
-            ],
-        ),
-        chart(
-            "tokens sampled per second",
-            [Curve("tokens", _points(rounds, lambda one: _rate(one["rollout"])), 5)],
-        ),
-    ]
-    return [one for one in charts if one is not None]
-
-
-def success_chart(run: RunRecords) -> Element | None:
-    """Held-out success with 95 % intervals, and the mean reward of training rollouts at the policy that made them."""
-    shown = [
-        Curve(label, [_estimated(one.round, one.estimate) for one in found if one.estimate.n], color)
-        for name, label, color in (("validation", "held-out tasks (95 %)", 0), ("probe", "hard probe (95 %)", 1))
-        if (found := run.evals(name))
-    ]
-    training = _points(run.rounds, lambda one: one["rollout"].get("mean_reward"), shift=-1)
-    measure = measured(one.estimate for one in (*run.evals(), *run.evals("probe")))
-    within = measure == "success" and all(0 <= point.y <= 1 for point in training)
-    return chart(
-        f"{measure} after each round",
-        [*shown, Curve("training rollouts", training, 7)],
-        limits=(0.0, 1.0) if within else None,
-    )
-
-
-def _estimated(round_: int, estimate: Estimate) -> Point:
-    low, high = estimate.interval or (None, None)
-    return Point(round_, estimate.mean, low, high)
-
-
-def _points(rounds: Sequence[Record], value: Callable[[Record], float | None], shift: int = 0) -> list[Point]:
-    found = [(record["round"] + shift, value(record)) for record in rounds]
-    return [Point(x, y) for x, y in found if y is not None]
-
-
-def _metric_chart(caption: str, metrics: Mapping[int, Record], names: Mapping[str, str]) -> Element | None:
-    curves = [
-        Curve(label, [Point(x, line[name]) for x, line in sorted(metrics.items()) if line.get(name) is not None])
-        for name, label in names.items()
-    ]
-    return chart(caption, curves)
-
-
-def _limit(record: Record) -> float | None:
-    limit = (record["train"].get("agreement") or {}).get("limit")
-    return None if limit is None else float(limit)
-
-
-def _rate(rollout: Mapping[str, Any]) -> float | None:
-    sampled, spent = rollout.get("sampled_tokens"), rollout.get("sampling_seconds")
-    return sampled / spent if sampled is not None and spent else None
 
 
 def _facts(model: RunModel) -> Element:
@@ -153,7 +74,7 @@ def _integrity(model: RunModel) -> list[Child]:
         element(
             "ul",
             *(
-                element("li", f"round {round_}: {name}: {detail}", class_="bad")
+                element("li", f"round {round_}: {name}: ", isolated(detail), class_="bad")
                 for round_, name, detail in alarms[-20:]
             ),
         )

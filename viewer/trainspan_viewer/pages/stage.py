@@ -56,7 +56,7 @@ def _facts(model: StageModel) -> Element:
 
 def _evidence(check: Evidence) -> Element:
     sign, kind = ("✓", "ok") if check.holds else ("✗", "bad")
-    links = [part for text, address in check.links for part in (link(address, text), " ")]
+    links = [part for text, address in check.links for part in (" · ", link(address, text))][1:]
     return element(
         "section",
         element("h3", element("span", sign, class_=kind), f" {check.name}"),

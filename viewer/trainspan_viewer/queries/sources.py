@@ -1,8 +1,10 @@
-"""What every loader of a model gets: where things are, a reader of the store, and the settings."""
+"""What every loader of a model gets: where things are, a reader of the store, the settings, and the notes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from trainspan_schemas.home import home
 from trainspan_schemas.settings import Settings
+from trainspan_viewer.queries.notes.note_file import NoteFile
 from trainspan_viewer.queries.places import Places
 from trainspan_viewer.queries.store import StoreReader
 
@@ -17,3 +19,4 @@ class Sources:
     store: StoreReader
     settings: Settings
     """Those of `trainspan.toml`, for example the rule of credit that a rollout without a dataset is explained with."""
+    notes: NoteFile = field(default_factory=lambda: NoteFile(home() / "notes.sqlite"))

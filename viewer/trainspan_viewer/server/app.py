@@ -1,10 +1,10 @@
-"""The web application: connects addresses with models and pages. It reads only; nothing it serves comes from a file's path."""
+"""The web application: connects addresses with models and pages. It writes only notes; nothing it serves comes from a file's path."""
 
 import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import unquote
 
@@ -19,12 +19,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trainspan_schemas.errors import TrainspanError, UsageError
 from trainspan_viewer.html.document import Page, served, static_file
 from trainspan_viewer.html.elements import element, link
+from trainspan_viewer.pages.notes import Desk, notes_part, render_notes
+from trainspan_viewer.queries.notes.listing import load_notes
+from trainspan_viewer.queries.notes.note_file import NoteError, NoteFile
+from trainspan_viewer.queries.notes.subject import Subject
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.rollout.questions import CREDIT_SETTINGS
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.server.guard import HEADERS, Guard
 from trainspan_viewer.server.routes import ROUTES, View
+from trainspan_viewer.server.writing import writing_routes
 
 __all__ = ["make_app"]
 
@@ -51,7 +56,8 @@ def make_app(sources: Sources, guard: Guard) -> ASGIApp:
     """The application with all routes behind the guard."""
     turns = _Turns(asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_SLOW_AT_ONCE))
     routes = [Route("/static/{name}", _static)]
-    routes += [Route(view.path, _endpoint(view, sources, guard, turns)) for view in ROUTES]
+    routes += [Route(view.path, _endpoint(view, sources, guard, turns)) for view in (*ROUTES, _notes_view(guard))]
+    routes += writing_routes(sources.notes, guard, lambda page, status: _html(served(page, _VERSION), status))
     return _Guarded(
         Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found, Exception: _failed}), guard
     )
@@ -71,7 +77,10 @@ class _Turns:
 def _endpoint(view: View, sources: Sources, guard: Guard, turns: _Turns) -> Endpoint:
     def answer(params: Params) -> Response:
         try:
-            made = view.render(view.load(sources, params))
+            model = view.load(sources, params)
+            made = view.render(model)
+            if (subject := view.subject(model)) is not None:
+                made = _with_notes(made, subject, sources.notes, _desk(params, guard))
         except NotFoundError as error:
             return _error_page(404, "Not found", str(error))
         except UsageError as error:
@@ -93,6 +102,26 @@ def _endpoint(view: View, sources: Sources, guard: Guard, turns: _Turns) -> Endp
         return made
 
     return endpoint
+
+
+def _notes_view(guard: Guard) -> View:
+    """The list of all notes, whose forms need the guard's token."""
+    return View("/notes", load_notes, lambda model: render_notes(model, _desk(model.params, guard)))
+
+
+def _desk(params: Params, guard: Guard) -> Desk:
+    return Desk(guard.form_token if guard.may_write else None, params.link())
+
+
+def _with_notes(page: Page, subject: Subject, notes: NoteFile, desk: Desk) -> Page:
+    """The page with the notes on what it shows; it stays readable if they are not."""
+    found, error = [], ""
+    try:
+        found = notes.about(subject)
+    except NoteError as problem:
+        error = str(problem)
+    part = notes_part(found, subject, page.title, desk, error)
+    return replace(page, body=[part, *page.body])
 
 
 def _html(text: str, status: int = 200) -> Response:

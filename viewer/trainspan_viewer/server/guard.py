@@ -1,9 +1,10 @@
 """What every request must pass before a page is made, and the headers of every answer.
 
 A browser sends requests for any site's page, so the host must be ours (no DNS rebinding), another site's page may only link
-here, and every answer forbids scripts, frames and loads from elsewhere. Reading needs a token, as at the collector: other users
-of the machine reach the port, too. The address that the command prints has a key, and a cookie then takes its place. Both are
-made at each start and open nothing but these pages until the server ends, since browsers send cookies to every port of a host.
+here and never send a form, and every answer forbids scripts, frames and loads from elsewhere. Reading needs a token, as at the
+collector: other users of the machine reach the port, too. The address that the command prints has a key, and a cookie then takes
+its place. Both are made at each start and open nothing but these pages until the server ends, since browsers send cookies to
+every port of a host.
 """
 
 import hmac
@@ -24,7 +25,8 @@ HEADERS: Final = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    # With "no-referrer" a browser hides the origin of forms, too, and they would look like those of another site.
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
@@ -55,8 +57,12 @@ class Guard:
     """Whether the server uses TLS."""
     is_open: bool = False
     """Whether everybody may read."""
+    is_read_only: bool = False
+    """Whether nobody may write notes."""
     key: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     """In the printed address: lets a browser in until the server ends."""
+    form_token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+    """In every form that writes: another origin's page cannot read it."""
     _cookie: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     _tickets: set[str] = field(default_factory=set, repr=False)
 
@@ -85,6 +91,15 @@ class Guard:
             return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
         except ValueError:
             return True
+
+    @property
+    def may_write(self) -> bool:
+        """Whether those who are let in may write notes. Without a key, every process of the machine is let in."""
+        return not (self.is_read_only or self.is_open)
+
+    def made_form(self, token: str) -> bool:
+        """Whether a form has the token of this start."""
+        return _equal(token, self.form_token)
 
     def admits(self, headers: Mapping[str, str]) -> bool:
         """Whether a request has a token or the cookie."""

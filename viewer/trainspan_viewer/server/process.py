@@ -61,7 +61,14 @@ def serve(settings: ViewSettings, sources: Sources, on_ready: Callable[[Listenin
     port = int(listener.getsockname()[1])
     scheme = "https" if settings.tls_cert else "http"
     hosts = {"localhost", socket.gethostname().lower(), settings.host.lower(), *_names(settings.allowed_hosts)}
-    guard = Guard(frozenset(hosts), tokens, port, is_secure=bool(settings.tls_cert), is_open=settings.open_to_all)
+    guard = Guard(
+        frozenset(hosts),
+        tokens,
+        port,
+        is_secure=bool(settings.tls_cert),
+        is_open=settings.open_to_all,
+        is_read_only=settings.read_only,
+    )
     config = uvicorn.Config(
         make_app(sources, guard),
         log_level="warning",

@@ -19,6 +19,14 @@ from trainspan_viewer.pages.stage import render_stage
 from trainspan_viewer.queries.check import load_stage
 from trainspan_viewer.queries.dataset import load_dataset, load_datasets
 from trainspan_viewer.queries.live import load_live
+from trainspan_viewer.queries.notes.subject import Subject
+from trainspan_viewer.queries.notes.subjects_of_pages import (
+    call_subject,
+    dataset_subject,
+    group_subject,
+    rollout_subject,
+    run_subject,
+)
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.query import load_query
 from trainspan_viewer.queries.rollout.group import load_group
@@ -42,21 +50,23 @@ class View:
     render: Callable[[Any], Page]
     is_slow: bool = False
     """Whether the reader decides how long it takes."""
+    subject: Callable[[Any], Subject | None] = lambda _: None
+    """What notes on the page are about."""
 
 
 ROUTES: tuple[View, ...] = (
     View("/", load_runs, render_runs),
     View("/compare", load_compare, render_compare),
     View("/datasets", load_datasets, render_datasets),
-    View("/datasets/{dataset}", load_dataset, render_dataset),
+    View("/datasets/{dataset}", load_dataset, render_dataset, subject=dataset_subject),
     View("/live", load_live, render_live),
     View("/query", load_query, render_query, is_slow=True),
-    View("/runs/{run}", load_run, render_run),
+    View("/runs/{run}", load_run, render_run, subject=run_subject),
     View("/runs/{run}/compare/{other}", load_compare, render_compare),
     View("/runs/{run}/records/{place}", load_stage, render_stage),
-    View("/groups/{dataset}/{group}", load_group, render_group),
-    View("/rollouts/{rollout}", load_rollout, render_rollout),
-    View("/rollouts/{rollout}/group", load_group, render_group),
+    View("/groups/{dataset}/{group}", load_group, render_group, subject=group_subject),
+    View("/rollouts/{rollout}", load_rollout, render_rollout, subject=rollout_subject),
+    View("/rollouts/{rollout}/group", load_group, render_group, subject=group_subject),
     View("/rollouts/{rollout}/spans", load_spans, render_spans),
-    View("/rollouts/{rollout}/calls/{call}", load_tokens, render_tokens),
+    View("/rollouts/{rollout}/calls/{call}", load_tokens, render_tokens, subject=call_subject),
 )

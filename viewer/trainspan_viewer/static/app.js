@@ -78,7 +78,7 @@ document.addEventListener("keydown", (event) => {
     all[Math.min(Math.max(next, 0), all.length - 1)].querySelector("a[href]").focus();
     event.preventDefault();
   } else if (event.key === "/") {
-    const first = document.querySelector("main form input:not([type=hidden]), main form textarea");
+    const first = document.querySelector("main form:not([method=post]) :is(input:not([type=hidden]), textarea)");
     if (first) {
       first.focus();
       event.preventDefault();

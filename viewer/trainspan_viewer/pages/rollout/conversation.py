@@ -5,14 +5,14 @@ from typing import Final
 from trainspan_processing.explain.account import CallAccount, ForeignAccount, RolloutAccount, ToolAccount
 from trainspan_processing.explain.arithmetic import number
 from trainspan_processing.explain.shades import SHADES, shade
-from trainspan_viewer.html.elements import Child, Element, element, link
+from trainspan_viewer.html.elements import Child, Element, element, isolated, link
 from trainspan_viewer.html.formats import count, seconds
 from trainspan_viewer.pages.rollout.marks import titled_marks
 from trainspan_viewer.pages.rollout.texts import pre, text_parts
 from trainspan_viewer.queries.rollout.conversation import Said, Step, Text, Turn, said_of
 from trainspan_viewer.queries.rollout.links import Links
 
-__all__ = ["advantage_legend", "conversation", "policy_of"]
+__all__ = ["advantage_legend", "conversation", "cut_off", "policy_of"]
 
 _MOST_TOOL: Final = 1_500
 
@@ -29,9 +29,15 @@ def advantage_legend(account: RolloutAccount) -> Element:
     return element(
         "p",
         element("span", "from the environment, not trained (mask 0)", class_="env"),
-        element("span", f"trained, advantage −{greatest}", class_=f"n{SHADES}"),
-        element("span", "0", class_="z"),
-        element("span", f"+{greatest}", class_=f"p{SHADES}"),
+        *(
+            (
+                element("span", f"trained, advantage −{greatest}", class_=f"n{SHADES}"),
+                element("span", "0", class_="z"),
+                element("span", f"+{greatest}", class_=f"p{SHADES}"),
+            )
+            if account.credit.greatest
+            else (element("span", "trained, advantage 0", class_="z"),)
+        ),
         element("span", "sampled, but not trained", class_="u"),
         class_="legend",
     )
@@ -45,7 +51,7 @@ def _step(account: RolloutAccount, step: Step, links: Links | None, *, in_full: 
 
 def _call(account: RolloutAccount, turn: Turn, links: Links | None, *, in_full: bool) -> Element:
     call = turn.call
-    whose = f"call {call.index} · {call.agent or 'no agent named'} · turn {call.turn}"
+    whose: list[Child] = [f"call {call.index} · ", isolated(call.agent or "no agent named"), f" · turn {call.turn}"]
     address = links.call(account.rollout_id, account.attempt, call.index) if links else None
     verdict = f"advantage {number(call.advantage)}" if call.reason is None else f"not trained: {call.reason}"
     value = f"step reward {number(call.step_reward)}, value {number(call.value)}, {verdict}"
@@ -53,10 +59,11 @@ def _call(account: RolloutAccount, turn: Turn, links: Links | None, *, in_full: 
     kind = shade(call.advantage, account.credit.greatest, trained=call.reason is None)
     return element(
         "section",
-        element("h3", link(address, whose) if address else whose),
-        element("div", _facts(call), class_="note"),
+        element("h3", link(address, *whose)) if address else element("h3", *whose),
+        element("div", *_facts(call), class_="note"),
         element("div", value, class_="note" if call.reason is None else "bad"),
-        element("div", f"does not merge: {call.broken}", class_="warn") if call.broken else None,
+        cut_off(call),
+        element("div", "does not merge: ", isolated(call.broken), class_="warn") if call.broken else None,
         _recorded(turn.said, turn.said_before),
         pre(turn.added, "env", before=known),
         _in_full(call, kind) if in_full and call.pieces is not None else pre(turn.answer, f"answer {kind}"),
@@ -66,18 +73,30 @@ def _call(account: RolloutAccount, turn: Turn, links: Links | None, *, in_full: 
     )
 
 
-def _facts(call: CallAccount) -> str:
+def _facts(call: CallAccount) -> list[Child]:
     told = [
-        f"{seconds(call.seconds)} from {call.start_s:.2f} s",
-        policy_of(call),
         f"temperature {number(call.temperature)}",
         f"{len(call.prompt_ids)} prompt tokens, {len(call.completion_ids)} sampled",
-        f"finished: {call.finish_reason or '–'}",
     ]
     if call.segment is not None:
         continues = f"continues call {call.continues}" if call.continues is not None else "its first call"
         told.append(f"segment {call.segment}, {continues}")
-    return " · ".join(told)
+    return [
+        f"{seconds(call.seconds)} from {call.start_s:.2f} s · ",
+        isolated(policy_of(call)),
+        " · finished: ",
+        isolated(call.finish_reason or "–"),
+        " · ",
+        " · ".join(told),
+    ]
+
+
+def cut_off(call: CallAccount) -> Element | None:
+    """Says that an answer ended by its limit."""
+    if call.finish_reason != "length":
+        return None
+    said = f"cut off at {count(len(call.completion_ids))} tokens (finish reason length)"
+    return element("div", said, class_="warn")
 
 
 def policy_of(call: CallAccount) -> str:
@@ -102,10 +121,14 @@ def _recorded(said: list[Said], before: int) -> Element | None:
         return None
     earlier = f", {before} as in the call before" if before else ""
     shown = [
-        element("div", element("span", f"{one.role}: ", class_="role"), *text_parts(one.text), class_="message")
+        element(
+            "div", element("span", isolated(one.role), ": ", class_="role"), *text_parts(one.text), class_="message"
+        )
         for one in said
     ]
-    summary = element("summary", f"request as the client recorded it: {len(said)} messages{earlier}")
+    summary = element(
+        "summary", f"request as the client recorded it: {len(said)} message{'' if len(said) == 1 else 's'}{earlier}"
+    )
     return element("details", summary, *shown)
 
 
@@ -113,7 +136,13 @@ def _foreign(call: ForeignAccount) -> Element:
     answer = said_of([call.answer]) if call.answer else []
     return element(
         "section",
-        element("h3", f"call to {call.model or 'an unnamed model'} · {call.agent or 'no agent named'}"),
+        element(
+            "h3",
+            "call to ",
+            isolated(call.model or "an unnamed model"),
+            " · ",
+            isolated(call.agent or "no agent named"),
+        ),
         element("div", f"no tokens recorded, not trained: {call.reason}", class_="bad"),
         _recorded(said_of(call.messages), 0),
         *(pre(one.text, "env") for one in answer),
@@ -122,10 +151,10 @@ def _foreign(call: ForeignAccount) -> Element:
 
 
 def _tool(tool: ToolAccount) -> Element:
-    heading = f"tool {tool.name}{' · failed' if tool.failed else ''} · {seconds(tool.seconds)}"
+    rest = f"{' · failed' if tool.failed else ''} · {seconds(tool.seconds)}"
     return element(
         "section",
-        element("h3", heading, class_="bad" if tool.failed else None),
+        element("h3", "tool ", isolated(tool.name), rest, class_="bad" if tool.failed else None),
         pre(Text.of(tool.arguments, _MOST_TOOL), "env") if tool.arguments else None,
         pre(Text.of(f"→ {tool.result}", _MOST_TOOL), "env") if tool.result else None,
         class_="step tool",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from trainspan_processing.explain.account import CreditAccount, EdgeAccount, RolloutAccount
 from trainspan_processing.explain.arithmetic import number
-from trainspan_viewer.html.elements import Child, Element, element, link, table
+from trainspan_viewer.html.elements import Child, Element, element, isolated, link, listed, table
 from trainspan_viewer.html.formats import count, seconds
 
 __all__ = ["Address", "derivation", "edges", "facts", "members"]
@@ -18,8 +18,11 @@ def facts(account: RolloutAccount, *more: tuple[str, Child]) -> Element:
     trained = sum(call.reason is None for call in account.calls)
     rows: list[tuple[str, Child]] = [
         ("task", account.task_id or "–"),
-        ("run, round, attempt", f"{account.run_id or '–'}, {count(account.round)}, {account.attempt}"),
-        ("status, split", f"{account.status or 'not ended'}, {account.split or '–'}"),
+        (
+            "run, round, attempt",
+            element("span", isolated(account.run_id or "–"), f", {count(account.round)}, {account.attempt}"),
+        ),
+        ("status, split", element("span", *listed([account.status or "not ended", account.split or "–"]))),
         ("duration", seconds(account.seconds)),
         ("reward", number(account.credit.reward)),
         ("calls", f"{len(account.calls) + len(account.foreign)}, of which {trained} trained"),
@@ -29,8 +32,8 @@ def facts(account: RolloutAccount, *more: tuple[str, Child]) -> Element:
     rows.extend(("missing", f"{lack.what} → {lack.advice}") for lack in account.lacks)
     for one in account.untrained:
         calls = ", ".join(map(str, one.calls[:20])) + (" …" if len(one.calls) > 20 else "")
-        clients = f" (client {', '.join(one.clients)})" if one.clients else ""
-        rows.append((f"{one.reason}: calls {calls}", f"{one.advice}{clients}"))
+        told: list[Child] = [one.advice, " (client ", *listed(one.clients), ")"] if one.clients else [one.advice]
+        rows.append((f"{one.reason}: calls {calls}", element("span", *told)))
     if account.verdict:
         rows.append(("dataset", element("span", account.verdict, class_="ok" if account.agrees else "bad")))
     decoded = f"decoded with {account.decoded_with}" if account.decoded_with else "token ids: no tokenizer found"

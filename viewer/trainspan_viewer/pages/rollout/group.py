@@ -6,9 +6,9 @@ from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.arithmetic import number
 from trainspan_processing.explain.shades import shade
 from trainspan_viewer.html.document import Page
-from trainspan_viewer.html.elements import Child, Element, element, link
+from trainspan_viewer.html.elements import Child, Element, element, isolated, link
 from trainspan_viewer.html.formats import count, seconds
-from trainspan_viewer.pages.rollout.conversation import advantage_legend
+from trainspan_viewer.pages.rollout.conversation import advantage_legend, cut_off
 from trainspan_viewer.pages.rollout.texts import text_parts
 from trainspan_viewer.pages.rollout.what_if import what_if_part
 from trainspan_viewer.queries.rollout.explained import MEMBERS
@@ -20,12 +20,15 @@ __all__ = ["render_group"]
 def render_group(model: GroupModel) -> Page:
     first = model.group.rollouts[0]
     compared = max(len(one.credit.members) for one in model.group.rollouts)
-    about = (
-        f"{len(model.group.keys)} rollouts, {compared} compared · run {first.run_id or '–'}, round {count(first.round)}"
-    )
+    about: list[Child] = [
+        f"{len(model.group.keys)} rollouts, {compared} compared · run ",
+        isolated(first.run_id or "–"),
+        f", round {count(first.round)}",
+    ]
     body: list[Child] = [
-        element("p", about, class_="note"),
+        element("p", *about, class_="note"),
         element("p", _common(model), class_="lead"),
+        _verdict_on_rewards(model),
         _absent_reference(model),
         what_if_part(model.what_if, model.params, model.links),
         advantage_legend(first),
@@ -44,6 +47,26 @@ def _common(model: GroupModel) -> str:
     if model.common is None:
         return "All rollouts shown here have exactly the same tokens."
     return f"The first of them depart at {_place(model.common)}."
+
+
+def _verdict_on_rewards(model: GroupModel) -> Element | None:
+    """What the rewards themselves tell: a judge that contradicts itself, or nothing to learn from."""
+    if (found := model.contradiction) is not None:
+        better, worse = (one.credit.reward for one in (found.better, found.worse))
+        return element(
+            "p",
+            "The judge may be wrong: answers that differ only in case, spaces or punctuation have different rewards, ",
+            element("code", found.said[0]),
+            f" R = {number(better)} and ",
+            element("code", found.said[1]),
+            f" R = {number(worse)}.",
+            class_="warn",
+        )
+    rewards = {one.credit.reward for one in model.group.rollouts if one.credit.reward is not None}
+    if len(rewards) == 1 and len(model.group.rollouts) > 1:
+        said = f"All rollouts shown here have the same reward, {number(next(iter(rewards)))}: they have no advantage over each other."
+        return element("p", said, class_="warn")
+    return None
 
 
 def _absent_reference(model: GroupModel) -> Element | None:
@@ -102,7 +125,8 @@ def _head(one: Sibling, model: GroupModel) -> list[Child]:
         verdict,
         element(
             "div",
-            f"{account.status or 'not ended'}, {len(account.calls)} calls, {seconds(account.seconds)}",
+            isolated(account.status or "not ended"),
+            f", {len(account.calls)} call{'' if len(account.calls) == 1 else 's'}, {seconds(account.seconds)}",
             class_="note",
         ),
         reference,
@@ -133,12 +157,17 @@ def _cell(one: Sibling, cell: Cell | None) -> list[Child]:
     answer += text_parts(cell.answer)
     departs: Child = None
     if cell.state == "here" and one.divergence is not None and one.divergence.part == "prompt":
-        told = (
-            f"the environment departs at token {one.divergence.token}: {one.divergence.was} became {one.divergence.now}"
+        departs = element(
+            "div",
+            f"the environment departs at token {one.divergence.token}: ",
+            isolated(one.divergence.was),
+            " became ",
+            isolated(one.divergence.now),
+            class_="warn",
         )
-        departs = element("div", told, class_="warn")
     return [
         element("div", f"call {call.index}, {verdict}", class_="note"),
+        cut_off(call),
         departs,
         _environment(cell),
         element("pre", *answer, class_=f"answer {kind}{' alike' if cell.state == 'same' else ''}"),

@@ -1,7 +1,7 @@
 """The page of a rollout's raw spans."""
 
 from trainspan_viewer.html.document import Page
-from trainspan_viewer.html.elements import Child, Element, element, link
+from trainspan_viewer.html.elements import Child, Element, element, isolated, link
 from trainspan_viewer.html.formats import count, seconds
 from trainspan_viewer.pages.rollout.texts import pre
 from trainspan_viewer.queries.rollout.raw_spans import PAGE, RawSpan, SpansModel
@@ -24,11 +24,19 @@ def render_spans(model: SpansModel) -> Page:
 
 
 def _span(one: RawSpan) -> Element:
-    facts = f"{seconds(one.seconds)} from {one.start_s:.3f} s · {one.service or 'no service'} · trace {one.trace_id} · span {one.span_id}"
+    times = f" · {seconds(one.seconds)} from {one.start_s:.3f} s · "
+    ids = f" · trace {one.trace_id} · span {one.span_id}"
     parent = f" · parent {one.parent_span_id}" if one.parent_span_id else ""
     return element(
         "details",
-        element("summary", element("b", one.name), " failed" if one.failed else "", f" · {facts}{parent}"),
+        element(
+            "summary",
+            element("b", isolated(one.name)),
+            " failed" if one.failed else "",
+            times,
+            isolated(one.service or "no service"),
+            f"{ids}{parent}",
+        ),
         pre(one.attributes, "env"),
         class_=f"span d{min(one.depth, 8)}",
         id=f"span-{one.span_id}",

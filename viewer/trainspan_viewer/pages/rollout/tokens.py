@@ -4,7 +4,7 @@ from typing import Final
 
 from trainspan_processing.explain.arithmetic import number
 from trainspan_viewer.html.document import Page
-from trainspan_viewer.html.elements import Child, Element, element, link
+from trainspan_viewer.html.elements import Child, Element, element, isolated, link
 from trainspan_viewer.html.formats import count, seconds
 from trainspan_viewer.pages.rollout.conversation import policy_of
 from trainspan_viewer.pages.rollout.marks import joined, legend, level, marks
@@ -28,21 +28,18 @@ def render_tokens(model: TokensModel) -> Page:
     account, call = model.account, model.call
     above = model.links.rollout(account.rollout_id, account.attempt)
     verdict = f"advantage {number(call.advantage)}" if call.reason is None else f"not trained: {call.reason}"
-    about = " · ".join(
-        [
-            call.agent or "no agent named",
-            f"turn {call.turn}",
-            policy_of(call),
-            f"{count(len(call.prompt_ids))} prompt tokens",
-            f"{count(len(call.completion_ids))} sampled",
-            seconds(call.seconds),
-            f"finished: {call.finish_reason or '–'}",
-            verdict,
-        ]
-    )
+    sizes = f"{count(len(call.prompt_ids))} prompt tokens · {count(len(call.completion_ids))} sampled"
+    about: list[Child] = [
+        isolated(call.agent or "no agent named"),
+        f" · turn {call.turn} · ",
+        isolated(policy_of(call)),
+        f" · {sizes} · {seconds(call.seconds)} · finished: ",
+        isolated(call.finish_reason or "–"),
+        f" · {verdict}",
+    ]
     known = f"⟨{model.known} tokens as in call {model.like}⟩ " if model.known else ""
     body: list[Child] = [
-        element("p", about, class_="note"),
+        element("p", *about, class_="note"),
         element("h2", "Prompt"),
         pre(model.prompt, "env", before=known),
         element("h2", "Answer"),

@@ -1,5 +1,6 @@
 """The page of a group: siblings aligned turn by turn, and where each first departs from the one that it is compared with."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -35,6 +36,13 @@ __all__ = ["Cell", "Divergence", "GroupModel", "Sibling", "first_divergence", "l
 _TURNS: Final = 20
 """Turns on one page."""
 _MOST_CHARACTERS: Final = 1_200
+_END: Final = 40
+"""Tokens of an answer that a contradiction quotes."""
+_MOST_COMPARED: Final = 4_000
+_TURN_END: Final = re.compile(r"<\|[^|<>\s]{1,40}\|>|</s>")
+"""Special tokens that end an answer."""
+_IGNORED: Final = str.maketrans(dict.fromkeys(".,;:!?…\"'`´‘’“”„()[]{}*_#", " "))
+"""Punctuation; not the signs of mathematics, which change a meaning."""
 _BEFORE: Final = 12
 """Equal tokens shown before the one that differs."""
 
@@ -84,6 +92,16 @@ class Sibling:
 
 
 @dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Two rollouts whose answers differ at most in case, spaces and punctuation, and whose rewards differ."""
+
+    better: RolloutAccount
+    worse: RolloutAccount
+    said: tuple[str, str]
+    """The last answer of each, shortened."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupModel:
     """The siblings from number `start` of all `keys`, and the turns from number `turn`."""
 
@@ -96,6 +114,8 @@ class GroupModel:
     start: int
     common: Divergence | None
     """The first divergence of any sibling."""
+    contradiction: Contradiction | None
+    """A sign of a wrong judge, among the siblings on the page."""
     what_if: WhatIf
     links: Links
     params: Params
@@ -119,6 +139,7 @@ def load_group(sources: Sources, params: Params) -> GroupModel:
     reference = _reference(asked, group, params.text("against"))
     decoder = decoder_of(next((one for one in group.rollouts if one.decoded_with), group.rollouts[0]))
     siblings = [_sibling(one, reference, turns, decoder) for one in group.rollouts]
+    siblings.sort(key=lambda one: not one.is_reference)  # its column has the prompts
     departures = [one.divergence for one in siblings if one.divergence is not None]
     return GroupModel(
         group=group,
@@ -128,6 +149,7 @@ def load_group(sources: Sources, params: Params) -> GroupModel:
         n_turns=n_turns,
         start=start,
         common=min(departures, key=lambda one: (one.turn, one.part != "prompt", one.token), default=None),
+        contradiction=_contradiction(group.rollouts, decoder),
         what_if=told,
         links=Links(asked.place.name if asked.place else None),
         params=params,
@@ -222,6 +244,39 @@ def first_divergence(
     turn = min(len(reference), len(calls))
     left = [f"{len(some) - turn} more calls" if len(some) > turn else "no more calls" for some in (reference, calls)]
     return Divergence(turn, "end", 0, left[0], left[1])
+
+
+def _contradiction(rollouts: Sequence[RolloutAccount], decoder: Decoder | None) -> Contradiction | None:
+    """The one with the greatest difference of rewards; None without a tokenizer."""
+    if decoder is None:
+        return None
+    alike: dict[tuple[str, ...], list[RolloutAccount]] = {}
+    for one in rollouts:
+        if one.calls and one.credit.reward is not None:
+            alike.setdefault(tuple(_plain(call, decoder) for call in one.calls), []).append(one)
+    pairs = [
+        (max(some, key=_reward), min(some, key=_reward))
+        for words, some in alike.items()
+        if any(words) and len(some) > 1
+    ]
+    better, worse = max(pairs, key=lambda pair: _reward(pair[0]) - _reward(pair[1]), default=(None, None))
+    if better is None or worse is None or _reward(better) <= _reward(worse):
+        return None
+    ends = [ids_text(one.calls[-1].completion_ids[-_END:], decoder) for one in (better, worse)]
+    said = [_TURN_END.sub("", end).strip() for end in ends]
+    return Contradiction(better, worse, (said[0], said[1]))
+
+
+def _reward(one: RolloutAccount) -> float:
+    return one.credit.reward or 0.0
+
+
+def _plain(call: CallAccount, decoder: Decoder) -> str:
+    """An answer without case, spaces and punctuation; nothing of a very long one, which nobody compares by eye."""
+    if len(call.completion_ids) > _MOST_COMPARED:
+        return ""
+    text = _TURN_END.sub(" ", ids_text(call.completion_ids, decoder)).casefold()
+    return " ".join(text.translate(_IGNORED).split())
 
 
 def _differs_at(one: Sequence[int], other: Sequence[int]) -> int | None:
