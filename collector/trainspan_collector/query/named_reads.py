@@ -1,7 +1,8 @@
 """Named reads of Flight: names and parameters → one SQL query with bound values.
 
 Two of them are for readers that process a large store piece by piece: `holdings` returns what the store has of each rollout
-and where, `tokens` returns the tokens of calls by their `seq` alone.
+and where, `tokens` returns the tokens of calls by their `seq` alone. `newest` is for those who watch: its cost does not depend
+on the size of the store.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from trainspan_collector.rows.promoted import PROMOTED
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.views import IDENTITY, VIEWS
 
-__all__ = ["HOLDINGS", "READS", "TOKENS", "Query", "named_read"]
+__all__ = ["HOLDINGS", "NEWEST", "READS", "TOKENS", "Query", "named_read"]
 
 _EXTRAS: Final = {
     "spans": (
@@ -47,6 +48,17 @@ rollouts with selected rows, it also returns the rows that are not selected (`is
 TOKENS: Final = ("trace_id", "span_id", "prompt_ids", "completion_ids", "logprobs", "call_facts")
 """Columns of the read `tokens`: the calls whose `seq` is in `seqs`, even if a richer duplicate has arrived since."""
 
+NEWEST: Final = {
+    **dict.fromkeys(("seq", "trace_id", "rollout_id", "attempt", "run_id", "round", "split"), ""),
+    **dict.fromkeys(("task_id", "agent", "name", "service_name", "status_message", "finish_reason"), "left({}, 300)"),
+    **dict.fromkeys(("is_call", "call_index", "policy_version", "delivered", "call_facts", "status_code"), ""),
+    **dict.fromkeys(("start_ns", "end_ns", "rollout_status", "rollout_calls"), ""),
+    "n_tokens": "coalesce(len(prompt_ids), 0) + coalesce(len(completion_ids), 0)",
+}
+"""Column of the read `newest` → SQL expression if it is not just the column: a row for each span among the last `rows` rows of
+the store. The identity is what the span itself states; texts are cut to 300 characters."""
+_MOST_NEWEST: Final = 10_000
+
 _STRETCH: Final = 2048
 """Width in `seq`: about a row group."""
 
@@ -75,6 +87,7 @@ touched AS MATERIALIZED (
 )"""
 
 _ALL: Final = ("since_seq", 0)
+_OF_SPANS: Final = ("spans", "calls")
 
 _CHOOSING: Final = ("run_id", "round", "rollout_ids", "without_rollout", "since_seq")
 """Parameters of every read of a view."""
@@ -89,9 +102,10 @@ class Query:
 def named_read(name: str, parameters: Mapping[str, object]) -> Query:
     """The query of a read. Raises UsageError for an unknown read, parameter or column.
 
+    `task_id`: only the rollouts of this task.
     `without_calls`: only spans that the read `calls` does not return. `without_rollout`: only rows without a rollout.
     """
-    special = {"holdings": _holdings, "tokens": _tokens}
+    special = {"holdings": _holdings, "tokens": _tokens, "newest": _newest}
     if name not in READS and name not in special:
         raise UsageError(f"unknown read {name!r}; reads are {', '.join((*READS, *special))}")
     given = {key: value for key, value in parameters.items() if value is not None}
@@ -99,7 +113,8 @@ def named_read(name: str, parameters: Mapping[str, object]) -> Query:
         return special[name](given)
     of_spans = ("without_calls",) if name == "spans" else ()
     placed = PLACES if name in ("spans", "calls", "evaluations") else ()
-    _expect(name, given, (*_CHOOSING, "columns", *of_spans, *placed))
+    of_rollouts = ("task_id",) if name == "rollouts" else ()
+    _expect(name, given, (*_CHOOSING, "columns", *of_spans, *of_rollouts, *placed))
     bound: dict[str, object] = {}
     tables = []
     conditions = _conditions(given, bound)
@@ -115,7 +130,7 @@ def named_read(name: str, parameters: Mapping[str, object]) -> Query:
     # With its own filter, the scan reads the payload of only those rows that the join may need.
     spans = {"calls": "(FROM stored.spans WHERE is_call)", "spans": "stored.spans"}
     payload = f"{spans[name]} s JOIN chosen i ON i.seq = s.seq" if name in spans else "chosen i"
-    return Query(f"WITH {', '.join(_near(tables, given, bound))} SELECT {columns} FROM {payload}", bound)
+    return Query(f"WITH {', '.join(_near(name, tables, given, bound))} SELECT {columns} FROM {payload}", bound)
 
 
 def _holdings(given: Mapping[str, object]) -> Query:
@@ -139,7 +154,7 @@ held AS MATERIALIZED (
     columns = ", ".join(_columns("holdings", HOLDINGS, given))
     return Query(
         f"""
-WITH {", ".join(_near(tables, given, bound))}
+WITH {", ".join(_near("holdings", tables, given, bound))}
 SELECT {columns} FROM chosen
 WHERE trace_id IN (
     SELECT trace_id FROM chosen WHERE rollout_id IN (SELECT rollout_id FROM chosen WHERE is_selected)
@@ -160,6 +175,17 @@ def _tokens(given: Mapping[str, object]) -> Query:
     return Query(f"SELECT {columns} FROM stored.spans WHERE is_call AND seq IN ({wanted})", bound)
 
 
+def _newest(given: Mapping[str, object]) -> Query:
+    _expect("newest", given, ("rows", "columns"))
+    rows = _checked({"rows": 1000, **given}, "rows", int)
+    if not isinstance(rows, int) or not 0 < rows <= _MOST_NEWEST:
+        raise UsageError(f"parameter rows = {rows!r} is not between 1 and {_MOST_NEWEST}")
+    wanted = _columns("newest", tuple(NEWEST), given)
+    columns = ", ".join(f"{NEWEST[name].format(name) or name} AS {name}" for name in wanted)
+    since = "(SELECT last_seq - $rows FROM stored.progress)"
+    return Query(f"SELECT {columns} FROM stored.live_spans WHERE seq > {since} ORDER BY seq DESC", {"rows": rows})
+
+
 def _expect(name: str, given: Mapping[str, object], known: Sequence[str]) -> None:
     if unknown := [key for key in given if key not in known]:
         raise UsageError(f"read {name!r} has no parameter {unknown[0]!r}; parameters are {', '.join(known)}")
@@ -174,6 +200,9 @@ def _conditions(given: Mapping[str, object], bound: dict[str, object]) -> list[s
     if "round" in given:
         conditions.append("r.round = $round")
         bound["round"] = _checked(given, "round", int)
+    if "task_id" in given:
+        conditions.append("r.task_id = $task_id")
+        bound["task_id"] = _checked(given, "task_id", str)
     if "rollout_ids" in given:
         conditions.append("r.rollout_id IN (SELECT unnest($rollout_ids::VARCHAR[]))")
         bound["rollout_ids"] = _texts(given, "rollout_ids")
@@ -188,10 +217,13 @@ def _conditions(given: Mapping[str, object], bound: dict[str, object]) -> list[s
     return conditions
 
 
-def _near(tables: list[str], given: Mapping[str, object], bound: dict[str, object]) -> list[str]:
+def _near(name: str, tables: list[str], given: Mapping[str, object], bound: dict[str, object]) -> list[str]:
     """The tables, limited to what is near the most selective parameter."""
     places = _places(given, bound)
-    seeds = [parameter for parameter in SEEDS if parameter in bound and (parameter, bound[parameter]) != _ALL]
+    selective = {parameter for parameter in bound if (parameter, bound[parameter]) != _ALL}
+    if name in _OF_SPANS and given.get("without_rollout"):
+        selective.add("round_without_rollout" if "round" in bound else "without_rollout")
+    seeds = [parameter for parameter in SEEDS if parameter in selective]
     return nearby(tables, seeds[0], places) if seeds else tables
 
 

@@ -28,9 +28,20 @@ SEEDS: Final = {
     SELECT trace_id, rollout_id FROM stored.live_spans WHERE seq > $since_seq
     UNION SELECT trace_id, rollout_id FROM stored.live_evaluations WHERE seq > $since_seq
     UNION SELECT trace_id, rollout_id FROM stored.logs WHERE seq > $since_seq""",
+    "task_id": "SELECT DISTINCT rollout_id FROM stored.spans WHERE task_id = $task_id AND rollout_id IS NOT NULL",
+    "round_without_rollout": (
+        "SELECT trace_id, rollout_id FROM stored.live_spans WHERE rollout_id IS NULL AND round = $round"
+    ),
+    "without_rollout": "SELECT trace_id, rollout_id FROM stored.live_spans WHERE rollout_id IS NULL",
     "round": "SELECT trace_id, rollout_id FROM stored.live_spans WHERE round = $round",
 }
-"""A read's parameter, the most selective first → SQL of the traces and rollouts stated by the spans that meet it."""
+"""A read's parameter, the most selective first → SQL of the traces and rollouts stated by the spans that meet it.
+
+Those without a rollout are only for reads of spans: an evaluation without a rollout may have no trace either. `round` and
+`without_rollout` together are `round_without_rollout`: no rollout completes such a span's round."""
+
+_NAMING: Final = ("rollout_ids", "task_id")
+"""Those that name rollouts; `task_id` is for reads of rollouts, whose task is one that their own spans state."""
 
 _COLUMNS: Final = (
     "seq, trace_id, span_id, is_call, rollout_id, attempt, task_id, run_id, round, split, untrusted, rollout_status,"
@@ -65,7 +76,7 @@ some_traces AS MATERIALIZED (
 some_spans AS MATERIALIZED (SELECT {_COLUMNS} FROM stored.spans WHERE trace_id IN (FROM some_traces)),
 near_live_spans AS MATERIALIZED (FROM some_spans s ANTI JOIN stored.superseded d ON d.seq = s.seq),"""
 _NAMED: Final = f"""
-some_rollouts AS MATERIALIZED ({SEEDS["rollout_ids"]}),
+some_rollouts AS MATERIALIZED ({{seeds}}),
 some_traces AS MATERIALIZED (
     SELECT trace_id FROM stored.spans WHERE rollout_id IN (FROM some_rollouts)
     UNION SELECT trace_id FROM stored.evaluations WHERE trace_id IS NOT NULL AND rollout_id IN (FROM some_rollouts)
@@ -114,12 +125,10 @@ _NAME: Final = re.compile(rf"\b(?:stored\.({'|'.join((*_BASES, *_DERIVED))})|mai
 def nearby(tables: Sequence[str], parameter: str, places: Sequence[tuple[int, int]] | None = None) -> list[str]:
     """A query's common table expressions, which name views with their schema, limited to what is near the seeds.
 
-    `parameter` is one of SEEDS and bound in the query; `places`, the ranges of PLACES, is only for rollout ids.
+    `parameter` is one of SEEDS, with its values bound in the query; `places`, the ranges of PLACES, is only for rollout ids.
     """
-    if parameter != "rollout_ids":
-        some = _TOUCHING.format(seeds=SEEDS[parameter])
-    elif places is None:
-        some = _NAMED
+    if places is None:
+        some = (_NAMED if parameter in _NAMING else _TOUCHING).format(seeds=SEEDS[parameter])
     else:
         within = " OR ".join(("seq > $seen_seq", *(f"seq BETWEEN {first:d} AND {last:d}" for first, last in places)))
         some = _PLACED.format(within=within)

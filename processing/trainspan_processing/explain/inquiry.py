@@ -238,10 +238,9 @@ def _task(source: Source, found: Found) -> Selection | None:
     server, only the rest of the round tells which models it serves.
     """
     same = Selection(found.run_id, found.round)
-    columns = ["rollout_id", "task_id"]
     ids = {found.rollout_id}
-    for batch in source.read("rollouts", same, columns):
-        ids |= set(batch.filter(pl.col("task_id") == found.task_id)["rollout_id"].to_list())
+    for batch in source.read("rollouts", same, ["rollout_id"], task_id=found.task_id):
+        ids |= set(batch["rollout_id"].to_list())
     return _with_relatives(source, ids)
 
 

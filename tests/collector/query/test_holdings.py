@@ -12,7 +12,7 @@ import pytest
 from tests.collector.query.test_scoped_views import MEMORY_BYTES, most_rows, stores, tangle
 from tests.support.filling import Filling
 from trainspan_collector.query import named_reads
-from trainspan_collector.query.named_reads import HOLDINGS, READS, TOKENS, named_read
+from trainspan_collector.query.named_reads import HOLDINGS, NEWEST, READS, TOKENS, named_read
 from trainspan_collector.store.database import Database
 from trainspan_processing.read import locations
 from trainspan_processing.read.locations import RolloutLocations
@@ -127,6 +127,17 @@ def test_tokens_are_read_by_their_place(tangled: Database) -> None:
     assert _rows(tangled, "tokens", seqs=[wanted[0][0]], columns=["span_id"]) == [repr((wanted[0][2],))]
 
 
+def test_the_newest_rows_are_those_that_arrived_last(tangled: Database) -> None:
+    cursor, last_seq = tangled.cursor(), tangled.progress().last_seq
+    wanted = (
+        f"SELECT seq, rollout_id, left(task_id, 300), rollout_status FROM stored.live_spans WHERE seq > {last_seq} - 30"
+    )
+    query = named_read("newest", {"rows": 30, "columns": ["seq", "rollout_id", "task_id", "rollout_status"]})
+    found = cursor.sql(query.sql, params=query.parameters).fetchall()
+    assert found == cursor.sql(f"{wanted} ORDER BY seq DESC").fetchall()
+    assert 5 < len(found) <= 30
+
+
 def test_a_rollout_that_was_not_counted_is_looked_for_everywhere(tangled: Database) -> None:
     places = RolloutLocations.of(_held(tangled), {0: 10**6})
     assert places.parameters(0, ["nobody"]) == {}
@@ -171,6 +182,9 @@ def test_a_store_of_ten_times_the_size_gives_such_a_read_no_more_to_join(
         ("tokens", {"seqs": [1], "columns": ["attributes"]}, "no column 'attributes'"),
         ("tokens", {"seqs": [1], "run_id": "a"}, "no parameter 'run_id'"),
         ("holdings", {"without_calls": True}, "no parameter 'without_calls'"),
+        ("newest", {"rows": 0}, "not between 1 and 10000"),
+        ("newest", {"round": 1}, "no parameter 'round'"),
+        ("calls", {"task_id": "t"}, "no parameter 'task_id'"),
         ("spans", {"rollout_ids": ["a"], "seen_seq": 1}, "must be given together"),
         ("spans", {"spans_within": [], "seen_seq": 1}, "must be given together"),
         ("spans", {"rollout_ids": ["a"], "spans_within": [], "seen_seq": 1, "since_seq": 1}, "without since_seq"),
@@ -184,7 +198,11 @@ def test_what_such_a_read_does_not_know_is_said(name: str, parameters: dict[str,
 
 
 def test_the_columns_are_those_promised(tangled: Database) -> None:
-    for name, columns, parameters in (("holdings", HOLDINGS, {}), ("tokens", TOKENS, {"seqs": [1]})):
+    for name, columns, parameters in (
+        ("holdings", HOLDINGS, {}),
+        ("tokens", TOKENS, {"seqs": [1]}),
+        ("newest", tuple(NEWEST), {}),
+    ):
         query = named_read(name, parameters)
         assert tuple(tangled.cursor().sql(query.sql, params=query.parameters).columns) == columns
-    assert not {"holdings", "tokens"} & set(READS)
+    assert not {"holdings", "tokens", "newest"} & set(READS)

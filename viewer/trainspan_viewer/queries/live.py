@@ -11,6 +11,7 @@ from trainspan_schemas import keys
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.runs import RunSummary, summary_of
 from trainspan_viewer.queries.sources import Sources
+from trainspan_viewer.queries.store import StoreReader
 
 __all__ = ["LiveModel", "Progress", "load_live"]
 
@@ -18,23 +19,14 @@ _WINDOW: Final = 2000
 """Rows of the store that are examined."""
 _SHOWN: Final = 30
 _MINUTE_NS: Final = 60 * 10**9
-_CALLS: Final = (
-    *("seq", "rollout_id", "attempt", "task_id", "run_id", "round", "split", "agent", "call_index", "policy_version"),
-    *("finish_reason", "delivered", "start_ns", "end_ns", "n_tokens", "call_facts"),
+_COLUMNS: Final = (
+    *("seq", "trace_id", "rollout_id", "attempt", "task_id", "round", "split", "agent", "is_call", "call_index"),
+    *("policy_version", "finish_reason", "delivered", "start_ns", "end_ns", "n_tokens", "call_facts", "rollout_status"),
+    *("status_code", "name", "service_name", "status_message"),
 )
-_ROLLOUTS: Final = (
-    "rollout_id",
-    "attempt",
-    "task_id",
-    "run_id",
-    "round",
-    "split",
-    "status",
-    "reward",
-    "n_calls",
-    "end_ns",
-)
+_ROLLOUTS: Final = ("rollout_id", "attempt", "status", "reward", "n_calls", "task_id", "round", "split", "end_ns")
 _ERROR: Final = 2
+_SHARED_S: Final = 1.0
 
 Row = dict[str, Any]
 
@@ -76,36 +68,69 @@ class LiveModel:
 
 def load_live(sources: Sources, params: Params) -> LiveModel:
     """Raises StoreError."""
-    store, now = sources.store, time.time_ns()
-    since = max(0, store.last_seq() - _WINDOW)
-    calls = store.read("calls", _CALLS, since_seq=since)
-    rows = [{**row, "is_internal": _is_internal(row["call_facts"])} for row in calls.records()]
-    rows.sort(key=lambda row: -int(row["seq"]))
-    rollouts = store.read("rollouts", _ROLLOUTS, since_seq=since).records()
-    rollouts.sort(key=lambda row: -int(row["end_ns"] or 0))
-    sql = (
-        "SELECT seq, trace_id, left(name, 300) AS name, left(service_name, 300) AS service_name, "
-        "left(status_message, 300) AS status_message, end_ns FROM spans "
-        f"WHERE seq > {since} AND status_code = {_ERROR} ORDER BY seq DESC LIMIT {_SHOWN}"
-    )
-    errors = store.select(sql, most=_SHOWN).records()
-    recent = [row for row in rows if now - int(row["end_ns"] or 0) < _MINUTE_NS]
-    newest = sources.places.all_runs()[:1]
-    run = summary_of(newest[0]) if newest else None
+    now = time.time_ns()
+    newest = _newest(sources.store)
+    calls = [row for row in newest.spans if row["is_call"]]
+    recent = [row for row in calls if now - int(row["end_ns"] or 0) < _MINUTE_NS]
+    found = sources.places.all_runs()[:1]
+    run = summary_of(found[0]) if found else None
     return LiveModel(
         run=run if run is not None and run.status == "running" else None,
-        running=_running(rows, rollouts)[:_SHOWN],
-        finished=rollouts[:_SHOWN],
-        calls=rows[:_SHOWN],
-        failures=[row for row in rollouts if row["status"] != "ok"][:_SHOWN],
-        errors=errors,
+        running=_running(calls, newest.ended)[:_SHOWN],
+        finished=newest.finished,
+        calls=[{**row, "is_internal": _is_internal(row["call_facts"])} for row in calls[:_SHOWN]],
+        failures=[row for row in newest.ended if row["status"] != "ok"][:_SHOWN],
+        errors=[row for row in newest.spans if row["status_code"] == _ERROR][:_SHOWN],
         calls_per_minute=len(recent),
         tokens_per_minute=sum(row["n_tokens"] or 0 for row in recent),
-        rollouts_per_minute=sum(now - int(row["end_ns"] or 0) < _MINUTE_NS for row in rollouts),
+        rollouts_per_minute=sum(now - int(row["end_ns"] or 0) < _MINUTE_NS for row in newest.ended),
         now_ns=now,
-        is_behind=calls.is_behind,
+        is_behind=newest.is_behind,
         params=params,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    """The newest rows of a store."""
+
+    spans: Sequence[Row]
+    """Newest first."""
+    ended: Sequence[Row]
+    """Rollouts whose span is among them, the last to end first, as that span tells."""
+    finished: Sequence[Row]
+    """The first of them, as the store tells, with their rewards."""
+    is_behind: bool
+    until_s: float
+    """How long it may be shown, on the monotonic clock."""
+
+
+_kept: dict[str, _Newest] = {}
+
+
+def _newest(store: StoreReader) -> _Newest:
+    """The newest rows; those who look at the same time share one reading."""
+    held = _kept.get(store.store)
+    if held is not None and time.monotonic() < held.until_s and not held.is_behind:
+        return held
+    read = store.read("newest", _COLUMNS, rows=_WINDOW)
+    rows = read.records()
+    rollouts = {row["trace_id"]: row for row in rows if row["rollout_id"] is not None}
+    for row in rows:
+        if row["rollout_id"] is None and (known := rollouts.get(row["trace_id"])):
+            row |= {name: known[name] for name in ("rollout_id", "attempt", "task_id", "round", "split")}
+    ended = [{**row, "status": row["rollout_status"], "n_calls": None} for row in rows if row["rollout_status"]]
+    ended.sort(key=lambda row: -int(row["end_ns"] or 0))
+    ids = list(dict.fromkeys(row["rollout_id"] for row in ended if row["rollout_id"]))[:_SHOWN]
+    stored = store.read("rollouts", _ROLLOUTS, rollout_ids=ids).records() if ids else []
+    stored.sort(key=lambda row: -int(row["end_ns"] or 0))
+    numbers = {(row["rollout_id"], row["attempt"] or 0): row["n_calls"] for row in stored}
+    for row in ended:
+        row["n_calls"] = numbers.get((row["rollout_id"], row["attempt"] or 0))
+    made = _Newest(rows, ended, stored[:_SHOWN], read.is_behind, time.monotonic() + _SHARED_S)
+    _kept.clear()
+    _kept[store.store] = made
+    return made
 
 
 def _is_internal(facts: str | None) -> bool:
@@ -115,7 +140,7 @@ def _is_internal(facts: str | None) -> bool:
 
 def _running(calls: Sequence[Row], rollouts: Sequence[Row]) -> list[Progress]:
     """Rollouts with calls that have not ended, the last active one first."""
-    ended = {(row["rollout_id"], row["attempt"]) for row in rollouts}
+    ended = {(row["rollout_id"], row["attempt"] or 0) for row in rollouts}
     found: defaultdict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in calls:
         key = (row["rollout_id"], row["attempt"] or 0)
