@@ -41,3 +41,32 @@ def test_the_linked_rows_are_those_that_the_check_counted(bench: Bench, tmp_path
     sources.store.close()
     assert [found[name, 0] for name in names] == [5, 2, 2]
     assert [found[name, 1] for name in names] == [4, 1, 1]
+
+
+def test_a_validation_and_a_probe_after_the_same_round_lead_to_their_own_rows(bench: Bench, tmp_path: Path) -> None:
+    easy, hard = (bench.rollout(name, task=f"{name}'s", split="val") for name in ("easy", "hard"))
+    bench.send(chain(easy, 2).reward(1.0), chain(hard, 3).reward(0.0))
+    checks = [
+        {"name": name, "ok": True, "detail": "fine"}
+        for name in ("every call is stored", "rewards are those of the runner")
+    ]
+    names = ("validation", "probe")
+    run = tmp_path / bench.run_id
+    (run / "tasks").mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    records = [{"kind": "eval", "name": name, "round": easy.round, "tasks": 1, "checks": checks} for name in names]
+    (run / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    for name, task in zip(names, (easy.task, hard.task), strict=True):
+        (run / "tasks" / f"{name}-{easy.round:04d}-1.jsonl").write_text(json.dumps({"id": task}) + "\n")
+    store = str(bench.collectors[0].store)
+    sources = Sources(Places(store, tmp_path, tmp_path), StoreReader(store), Settings())
+    deadline = time.monotonic() + 60
+    while sources.store.select("SELECT 1").is_behind:
+        assert time.monotonic() < deadline
+    found = []
+    for place in (0, 1):
+        for check in load_stage(sources, Params("/x", {"run": bench.run_id, "place": str(place)}, {})).checks:
+            (sql,) = parse_qs(urlsplit(check.links[0][1]).query)["sql"]
+            found.append(len(sources.store.select(sql).rows))
+    sources.store.close()
+    assert found == [2, 1, 3, 1]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
+from trainspan_schemas.run_files import RunFiles, json_lines
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.runs import Record, read_run
@@ -18,6 +19,9 @@ __all__ = ["Evidence", "StageModel", "load_stage"]
 _ROLLOUT: Final = re.compile(r"rollout ([0-9A-Za-z._-]{8,})/(\d+)")
 _LOG_BYTES: Final = 64 * 1024
 _LOG_LINES: Final = 60
+_MOST_CHARACTERS: Final = 10_000
+"""Of the task ids in a query."""
+_VALIDATED: Final = re.compile(r"(r\.)?split = 'val'")
 
 _ROUND_CALLS: Final = """SELECT rollout_id, attempt, call_index, agent, policy_version, finish_reason, delivered,
   len(prompt_ids) AS prompt_tokens, len(completion_ids) AS completion_tokens, len(logprobs) AS logprobs
@@ -97,7 +101,7 @@ def load_stage(sources: Sources, params: Params) -> StageModel:
             name=check["name"],
             holds=check["ok"],
             detail=check["detail"],
-            links=_links(check, files.run_id, record, dataset),
+            links=_links(check, files, record, dataset),
             figures=_figures(check["name"], record),
             log="" if check["ok"] else _log_end(files.path / "logs" / f"{_LOGS.get(check['name'], 'trainer')}.log"),
         )
@@ -115,12 +119,15 @@ def load_stage(sources: Sources, params: Params) -> StageModel:
     )
 
 
-def _links(check: Mapping[str, Any], run_id: str, record: Record, dataset: str | None) -> list[tuple[str, str]]:
+def _links(check: Mapping[str, Any], files: RunFiles, record: Record, dataset: str | None) -> list[tuple[str, str]]:
     found = []
     if query := _QUERIES.get(check["name"]):
         # A validation after a round has the round's number: only the split tells their rows apart.
         split = "train" if record["kind"] == "round" else "val"
-        sql = query.format(run=run_id.replace("'", "''"), round=int(record["round"]), split=split)
+        sql = query.format(run=_quoted(files.run_id), round=int(record["round"]), split=split)
+        if split == "val" and (tasks := _tasks_of(files, record)):
+            among = ", ".join(f"'{_quoted(task)}'" for task in tasks)
+            sql = _VALIDATED.sub(lambda found: f"{found[0]} AND {found[1] or ''}task_id IN ({among})", sql)
         found.append(("the stored rows", f"/query?{urlencode({'sql': sql})}"))
     if dataset and check["name"] in ("every drop is named", "rewards are those of the runner"):
         found.append(("the dataset", f"/datasets/{quote(dataset, safe=':')}"))
@@ -129,6 +136,20 @@ def _links(check: Mapping[str, Any], run_id: str, record: Record, dataset: str |
         for rollout, attempt in _ROLLOUT.findall(check["detail"])
     ]
     return found
+
+
+def _tasks_of(files: RunFiles, record: Record) -> list[str]:
+    """The tasks of an evaluation, by which its rows differ from those of another one after the same round.
+
+    Empty if they are not on disk, or too many for an address.
+    """
+    path = files.path / "tasks" / f"{record['name']}-{int(record['round']):04d}-{record.get('tasks')}.jsonl"
+    tasks = [str(line["id"]) for line in json_lines(path) if isinstance(line, dict) and "id" in line]
+    return tasks if sum(len(task) + 4 for task in tasks) < _MOST_CHARACTERS else []
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "''")
 
 
 def _figures(name: str, record: Record) -> str:
