@@ -6,7 +6,7 @@ from pathlib import Path
 from trainspan_schemas.settings import Settings
 from trainspan_viewer.pages.dataset import render_datasets
 from trainspan_viewer.pages.runs import render_runs
-from trainspan_viewer.queries.dataset import load_datasets
+from trainspan_viewer.queries.datasets.listing import load_datasets
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import Places
 from trainspan_viewer.queries.runs import load_runs, read_run

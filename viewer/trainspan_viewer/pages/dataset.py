@@ -12,7 +12,9 @@ from trainspan_viewer.html.formats import count, number, share
 from trainspan_viewer.pages.difference import difference_body
 from trainspan_viewer.pages.quality import quality_body
 from trainspan_viewer.pages.run import paging
-from trainspan_viewer.queries.dataset import DatasetModel, DatasetRow, DatasetsModel, Group, Member
+from trainspan_viewer.queries.datasets.dataset import DatasetModel
+from trainspan_viewer.queries.datasets.listing import DatasetRow, DatasetsModel
+from trainspan_viewer.queries.datasets.members import Group, Member
 
 __all__ = ["render_dataset", "render_datasets"]
 

@@ -17,7 +17,8 @@ from trainspan_viewer.pages.run import render_run
 from trainspan_viewer.pages.runs import render_runs
 from trainspan_viewer.pages.stage import render_stage
 from trainspan_viewer.queries.check import load_stage
-from trainspan_viewer.queries.dataset import load_dataset, load_datasets
+from trainspan_viewer.queries.datasets.dataset import load_dataset
+from trainspan_viewer.queries.datasets.listing import load_datasets
 from trainspan_viewer.queries.live import load_live
 from trainspan_viewer.queries.notes.subject import Subject
 from trainspan_viewer.queries.notes.subjects_of_pages import (

@@ -1,0 +1,118 @@
+"""One dataset: its groups and rollouts with filters, and why calls were dropped."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import polars as pl
+
+from trainspan_processing.dataset.diff import Difference, compare_datasets
+from trainspan_processing.dataset.published import Published, open_published
+from trainspan_viewer.queries.datasets.filters import Filters, filters_of, passing
+from trainspan_viewer.queries.datasets.listing import MOST_DATASETS
+from trainspan_viewer.queries.datasets.members import (
+    Group,
+    Member,
+    as_groups,
+    as_members,
+    members_of,
+    sorted_groups,
+    sorted_rollouts,
+)
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.places import DatasetPlace
+from trainspan_viewer.queries.sources import Sources
+
+__all__ = ["DatasetModel", "load_dataset"]
+
+_PAGE: Final = 50
+_SORTS: Final = ("spread", "reward", "least reward", "tokens", "task")
+_VIEWS: Final = ("groups", "rollouts", "quality", "diff")
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetModel:
+    """The page of a dataset."""
+
+    place: DatasetPlace
+    manifest: Mapping[str, Any]
+    view: str
+    views: Sequence[str]
+    filters: Filters
+    sorts: Sequence[str]
+    sort: str
+    groups: Sequence[Group]
+    rollouts: Sequence[Member]
+    start: int
+    page_size: int
+    n_found: int
+    """Groups, or rollouts, that the filters leave."""
+    agents: Sequence[str]
+    finishes: Sequence[str]
+    reward_range: tuple[float, float]
+    notes: Sequence[str]
+    """What the filters could not do."""
+    others: Sequence[str]
+    difference: Difference | None
+    other: str
+    params: Params
+
+
+def load_dataset(sources: Sources, params: Params) -> DatasetModel:
+    """Raises NotFoundError, UsageError, or DatasetError for a damaged dataset."""
+    place = sources.places.dataset(params.text("dataset"))
+    published = open_published(place.path)
+    filters = filters_of(params)
+    view = params.choice("view", _VIEWS, "groups")
+    sort = params.choice("sort", _SORTS, "spread")
+    with_tokens = view == "rollouts" or sort == "tokens" or filters.least_tokens is not None
+    all_members = members_of(published, with_tokens=with_tokens or filters.most_tokens is not None)
+    notes: list[str] = []
+    members = (
+        passing(sources, place, published, all_members, filters, notes)
+        if view in ("groups", "rollouts")
+        else all_members
+    )
+    start = params.integer("from", 0)
+    groups: list[Group] = []
+    rollouts: list[Member] = []
+    found = members.height
+    if view == "groups":
+        # A group's figures are those of all its rollouts, whichever of them pass the filters.
+        table = sorted_groups(all_members, sort).filter(pl.col("key").is_in(members["key"].unique().implode()))
+        found = table.height
+        groups = as_groups(table.slice(start, _PAGE), all_members)
+    elif view == "rollouts":
+        rollouts = as_members(sorted_rollouts(members, sort).slice(start, _PAGE))
+    other = params.text("other")
+    difference = compare_datasets(published, _other(sources, other)) if view == "diff" and other else None
+    rewards = all_members["reward"].drop_nulls()
+    least, most = (float(rewards.min()), float(rewards.max())) if len(rewards) else (0.0, 1.0)  # type: ignore[arg-type]
+    return DatasetModel(
+        place=place,
+        manifest=published.manifest,
+        view=view,
+        views=_VIEWS,
+        filters=filters,
+        sorts=_SORTS,
+        sort=sort,
+        groups=groups,
+        rollouts=rollouts,
+        start=start,
+        page_size=_PAGE,
+        n_found=found,
+        agents=sorted({name for names in all_members["agents"].unique() for name in names.split(", ") if name})[:100],
+        finishes=sorted({name for names in all_members["finish"].unique() for name in names.split(", ") if name})[:20],
+        reward_range=(least, most),
+        notes=notes,
+        others=[item.name for item in sources.places.all_datasets() if item.name != place.name][:MOST_DATASETS]
+        if view == "diff"
+        else [],
+        difference=difference,
+        other=other,
+        params=params,
+    )
+
+
+def _other(sources: Sources, name: str) -> Published:
+    return open_published(sources.places.dataset(name).path)

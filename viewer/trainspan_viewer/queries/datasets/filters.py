@@ -1,0 +1,127 @@
+"""Which rollouts of a dataset the reader wants to see."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.dataset.published import Published
+from trainspan_processing.tables import ROLLOUT_KEY, Schema
+from trainspan_schemas.errors import StoreError
+from trainspan_viewer.queries.answers import rollouts_with_text
+from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.places import DatasetPlace
+from trainspan_viewer.queries.sources import Sources
+
+__all__ = ["Filters", "filters_of", "passing"]
+
+_MOST_STATUSES: Final = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """What the reader asked for; empty or None: everything."""
+
+    text: str
+    """Part of a task id, of a rollout id, or of a trained answer."""
+    reason: str
+    """`kept`, or a reason for which rollouts were dropped."""
+    status: str
+    agent: str
+    finish: str
+    """Finish reason of a trained call, such as `length`."""
+    least_reward: float | None
+    most_reward: float | None
+    least_tokens: float | None
+    most_tokens: float | None
+
+
+def filters_of(params: Params) -> Filters:
+    return Filters(
+        text=params.text("text").strip(),
+        reason=params.text("reason"),
+        status=params.text("status"),
+        agent=params.text("agent"),
+        finish=params.text("finish"),
+        least_reward=params.number("least_reward"),
+        most_reward=params.number("most_reward"),
+        least_tokens=params.number("least_tokens"),
+        most_tokens=params.number("most_tokens"),
+    )
+
+
+def passing(
+    sources: Sources,
+    place: DatasetPlace,
+    published: Published,
+    members: pl.DataFrame,
+    filters: Filters,
+    notes: list[str],
+) -> pl.DataFrame:
+    conditions: list[pl.Expr] = []
+    if filters.reason == "kept":
+        conditions.append(pl.col("kept") > 0)
+    elif filters.reason:
+        whole = pl.col("reason") == filters.reason
+        lost = published.manifest["dropped"].get(filters.reason, 0) - int(members.filter(whole)["calls"].sum())
+        if lost > 0 and members.filter(whole).is_empty():
+            whole = (pl.col("kept") > 0) & (pl.col("kept") < pl.col("calls"))
+            notes.append(
+                f"No whole rollout was dropped as {filters.reason}. These rollouts lost single calls; "
+                "their own pages say for which reason."
+            )
+        elif lost > 0:
+            notes.append(
+                f"These rollouts were dropped whole, first of all as {filters.reason}. Other rollouts lost calls for this "
+                "reason, too: only their own pages say so."
+            )
+        conditions.append(whole)
+    if filters.agent:
+        conditions.append(pl.col("agents").str.split(", ").list.contains(filters.agent))
+    if filters.finish:
+        conditions.append(pl.col("finish").str.split(", ").list.contains(filters.finish))
+    for column, least, most in (
+        ("reward", filters.least_reward, filters.most_reward),
+        ("tokens", filters.least_tokens, filters.most_tokens),
+    ):
+        if least is not None:
+            conditions.append(pl.col(column) >= least)
+        if most is not None:
+            conditions.append(pl.col(column) <= most)
+    if conditions:
+        members = members.filter(conditions)
+    if filters.status:
+        members = _with_status(sources, members, filters.status, notes)
+    if filters.text:
+        named = pl.col("task_id").fill_null("").str.contains(filters.text, literal=True)
+        named |= pl.col("rollout_id").str.starts_with(filters.text)
+        said = rollouts_with_text(sources, published, place.run_id, filters.text, notes)
+        members = members.filter(named | pl.col("rollout_id").is_in(said))
+    return members
+
+
+def _with_status(sources: Sources, members: pl.DataFrame, status: str, notes: list[str]) -> pl.DataFrame:
+    """The store knows how rollouts ended; a dataset does not."""
+    places = [_among(name, members[name]) for name in ("run_id", "round")]
+    sql = f"SELECT rollout_id, COALESCE(attempt, 0), status FROM rollouts WHERE {' AND '.join(places)}"
+    try:
+        found = sources.store.select(sql, most=_MOST_STATUSES)
+    except StoreError as error:
+        notes.append(f"The status of rollouts is in the store, which cannot be read: {error}")
+        return members
+    if found.is_cut:
+        notes.append(f"Only the status of {len(found.rows)} rollouts was read from the store.")
+    schema: Schema = {"rollout_id": pl.String, "attempt": members.schema["attempt"], "status": pl.String}
+    known = pl.DataFrame(found.rows, schema=schema, orient="row").unique(ROLLOUT_KEY)
+    told = members.join(known, on=ROLLOUT_KEY, how="left", maintain_order="left")
+    if unknown := int(told["status"].null_count()):
+        notes.append(f"The store does not hold the status of {unknown} rollouts: they are not shown.")
+    return told.filter(pl.col("status") == status).drop("status")
+
+
+def _among(column: str, values: pl.Series) -> str:
+    """A condition of SQL: the column has one of the values."""
+    known = values.drop_nulls().unique().sort().to_list()
+    quoted = ", ".join("'" + str(value).replace("'", "''") + "'" for value in known)
+    either = [f"{column} IN ({quoted})"] if known else []
+    return f"({' OR '.join([*either, f'{column} IS NULL'] if values.null_count() or not known else either)})"

@@ -1,0 +1,172 @@
+"""The rollouts of a dataset and their groups as frames, which are kept: a published dataset never changes."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.credit.groups import group_id
+from trainspan_processing.dataset.ledger import LEDGER, ledger_path
+from trainspan_processing.dataset.published import Published
+from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
+from trainspan_processing.tables import ROLLOUT_KEY
+from trainspan_schemas.dataset import manifest_path
+from trainspan_schemas.errors import DatasetError
+
+__all__ = ["Group", "Member", "as_groups", "as_members", "members_of", "sorted_groups", "sorted_rollouts"]
+
+_MOST_DOTS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A rollout of the dataset."""
+
+    rollout_id: str
+    attempt: int
+    task_id: str | None
+    reward: float | None
+    calls: int
+    kept: int
+    reason: str | None
+    tokens: int | None
+    """Trained tokens; None if no call was kept."""
+    agents: str
+    finish: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rollouts that are compared with each other."""
+
+    group_id: str | None
+    task_id: str | None
+    n: int
+    mean: float | None
+    spread: float | None
+    """Standard deviation of the rewards."""
+    kept: int
+    reasons: Sequence[str]
+    members: Sequence[Member]
+    """At most 64, by reward."""
+
+
+def members_of(published: Published, *, with_tokens: bool) -> pl.DataFrame:
+    """A row per rollout that the dataset saw; `tokens` is NULL unless `with_tokens`, which reads the lengths of all answers."""
+    members = _cached(published, "members", _members)
+    if not with_tokens:
+        return members.with_columns(pl.lit(None, pl.Int64).alias("tokens"))
+    tokens = _cached(published, "tokens", _tokens)
+    return members.join(tokens, on=ROLLOUT_KEY, how="left", maintain_order="left")
+
+
+_cache: dict[tuple[Path, int, str], pl.DataFrame] = {}
+_lock = threading.Lock()
+_KEPT_BYTES: Final = 128 * 2**20
+"""Of all kept frames together; one of 100,000 rollouts has about 20 MB."""
+
+
+def _cached(published: Published, name: str, make: Callable[[Published], pl.DataFrame]) -> pl.DataFrame:
+    """What `make` returns; it is kept, since a published dataset never changes."""
+    key = (published.path, manifest_path(published.path).stat().st_mtime_ns, name)
+    with _lock:
+        found = _cache.get(key)
+    if found is None:
+        found = make(published)
+        with _lock:
+            _cache[key] = found
+            while len(_cache) > 1 and sum(frame.estimated_size() for frame in _cache.values()) > _KEPT_BYTES:
+                _cache.pop(next(iter(_cache)))
+    return found
+
+
+def _members(published: Published) -> pl.DataFrame:
+    """A row per rollout that the dataset saw, with names from its rows; `key` names its group."""
+    path = ledger_path(published.path)
+    try:
+        seen = pl.read_ndjson(path, schema=LEDGER)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DatasetError(f"{path} cannot be read ({error}): the dataset is damaged; build it again") from error
+    rows = published.rows([*ROLLOUT_KEY, "group_id", "agent", "finish_reason"])
+    names = rows.group_by(ROLLOUT_KEY).agg(
+        pl.col("group_id").first().alias("row_group"),
+        pl.col("agent").fill_null("–").unique(maintain_order=True).head(8).str.join(", ").alias("agents"),
+        pl.col("finish_reason").fill_null("–").unique(maintain_order=True).str.join(", ").alias("finish"),
+    )
+    by_task = pl.concat_str("run_id", "round", "task_id", separator="\n", ignore_nulls=True)
+    alone = pl.coalesce("row_group", pl.format("rollout:{}", "rollout_id"))
+    return (
+        seen.drop("parts")
+        .filter(~pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
+        .join(names, on=ROLLOUT_KEY, how="left", maintain_order="left")
+        .with_columns(
+            pl.when(pl.col("task_id").is_not_null()).then(by_task).otherwise(alone).alias("key"),
+            pl.col("agents", "finish").fill_null(""),
+        )
+    )
+
+
+def _tokens(published: Published) -> pl.DataFrame:
+    """Trained tokens of each rollout with rows. This reads all answers."""
+    rows = published.rows([*ROLLOUT_KEY, pl.col("completion_ids").list.len().alias("tokens")])
+    return rows.group_by(ROLLOUT_KEY).agg(pl.col("tokens").sum().cast(pl.Int64))
+
+
+def sorted_groups(members: pl.DataFrame, sort: str) -> pl.DataFrame:
+    """A row per group, in order."""
+    groups = members.group_by("key").agg(
+        pl.col("run_id", "round", "task_id", "row_group").first(),
+        pl.len().alias("n"),
+        pl.col("reward").mean().alias("mean"),
+        pl.col("reward").std(ddof=0).alias("spread"),
+        pl.col("tokens").sum(),
+        pl.col("kept").sum().cast(pl.Int64),
+        pl.col("reason").drop_nulls().unique(maintain_order=True).alias("reasons"),
+    )
+    column, descending = {
+        "spread": ("spread", True),
+        "reward": ("mean", True),
+        "least reward": ("mean", False),
+        "tokens": ("tokens", True),
+        "task": ("task_id", False),
+    }[sort]
+    return groups.sort(column, "key", descending=[descending, False], nulls_last=True)
+
+
+def sorted_rollouts(members: pl.DataFrame, sort: str) -> pl.DataFrame:
+    column, descending = {
+        "spread": ("reward", True),
+        "reward": ("reward", True),
+        "least reward": ("reward", False),
+        "tokens": ("tokens", True),
+        "task": ("task_id", False),
+    }[sort]
+    return members.sort(column, "rollout_id", descending=[descending, False], nulls_last=True)
+
+
+def as_groups(table: pl.DataFrame, members: pl.DataFrame) -> list[Group]:
+    inside = members.filter(pl.col("key").is_in(table["key"].implode()))
+    parts = {str(name): part for (name,), part in inside.partition_by("key", as_dict=True).items()}
+    return [
+        Group(
+            group_id=row["row_group"]
+            if row["task_id"] is None
+            else group_id(row["run_id"], row["round"], row["task_id"]),
+            task_id=row["task_id"],
+            n=row["n"],
+            mean=row["mean"],
+            spread=row["spread"],
+            kept=row["kept"],
+            reasons=row["reasons"],
+            members=as_members(parts[row["key"]].sort("reward", "rollout_id", nulls_last=True).head(_MOST_DOTS)),
+        )
+        for row in table.iter_rows(named=True)
+    ]
+
+
+def as_members(rows: pl.DataFrame) -> list[Member]:
+    names = list(Member.__dataclass_fields__)
+    return [Member(*row) for row in rows.select(names).iter_rows()]
