@@ -1,11 +1,13 @@
 """A walk through the pages in a real browser: they load, filter, lead to evidence, update, and keep hostile text as text."""
 
+import contextlib
 import json
 import re
 import shutil
 from typing import Any
+from urllib.parse import quote
 
-from tests.viewer.support.world import RUN, Viewer, World
+from tests.viewer.support.world import RUN, Viewer, World, serving
 
 
 def test_the_address_with_the_token_opens_the_pages_and_leaves_no_token_behind(page: Any, viewer: Viewer) -> None:
@@ -175,3 +177,17 @@ def _paths(world: World) -> list[str]:
         f"/query?sql={evil.replace(' ', '+')}",
         f"/query?sql=SELECT+task_id,+agent+FROM+calls+WHERE+run_id='{RUN}'",
     ]
+
+
+def test_a_page_that_takes_long_appears_once_it_is_ready(chromium: Any, world: World) -> None:
+    sql = quote("SELECT sum(hash(a.range, b.range) % 7) AS hashes FROM range(20000) a, range(4000) b")
+    with (
+        serving(world.home, world.store, patience_ms=30) as running,
+        contextlib.closing(chromium.new_context(base_url=running.url)) as context,
+    ):
+        page = context.new_page()
+        page.goto(f"/?key={running.key}")
+        page.goto(f"/query?sql={sql}")
+        assert page.locator("main[data-waiting] [role=status]").inner_text() == "The store is being read…"
+        page.wait_for_selector("th:has-text('hashes')", timeout=60_000)
+        assert page.locator("main[data-waiting]").count() == 0

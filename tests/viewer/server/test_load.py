@@ -33,6 +33,26 @@ def test_pages_do_not_wait_for_queries_and_abandoned_queries_are_not_run(viewer:
     assert time.monotonic() - began < 6 * alone + 2.0  # those two that had begun, at the same time; all take 10
 
 
+def test_a_browser_gets_a_page_at_once_and_the_whole_one_when_it_is_ready(world: World, viewer: Viewer) -> None:
+    path = f"/query?sql={SLOW}"
+    with serving(world.home, world.store, patience_ms=100) as running:
+        opened = {"sec_fetch_site": "none", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
+        running.get("/query?sql=SELECT+1")
+        began = time.monotonic()
+        at_once = running.get(path, **opened)
+        to_frame = time.monotonic() - began
+        whole = running.get(path)  # as the script asks
+        to_whole = time.monotonic() - began
+        began = time.monotonic()
+        again = running.get(path, **opened)  # what it then loads: made once
+        assert time.monotonic() - began < to_whole / 2
+        assert to_frame < to_whole / 2
+        assert ("data-waiting" in at_once.text, "Look again" in at_once.text) == (True, True)
+        assert "data-waiting" not in whole.text
+        assert again.text == whole.text
+    assert "data-waiting" not in viewer.get("/query?sql=SELECT+1", **opened).text
+
+
 def test_a_query_that_another_site_links_to_is_shown_and_not_run(viewer: Viewer) -> None:
     sql = "SELECT+41%2B1+AS+answer"
     linked, own = viewer.get(f"/query?sql={sql}", **LINK), viewer.get(f"/query?sql={sql}")

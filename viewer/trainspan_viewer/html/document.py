@@ -33,6 +33,8 @@ class Page:
     """Text and address of the pages above this one."""
     live: str | None = None
     """Address that the script asks for changes: the element `#live` is replaced by the one of the new document."""
+    is_waiting: bool = False
+    """Whether it only stands for a page that is being made: the script loads that once it is ready."""
 
 
 @cache
@@ -69,6 +71,8 @@ def served(page: Page, version: str = "") -> str:
         else None
     )
     main = element("main", crumbs, element("h1", page.title), *page.body, id="content", data_live=page.live)
+    if page.is_waiting:
+        main.set("data-waiting", "")
     return _serialized(element("html", head, element("body", header, main), lang="en"))
 
 

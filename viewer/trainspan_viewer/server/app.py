@@ -29,6 +29,7 @@ from trainspan_viewer.queries.rollout.questions import CREDIT_SETTINGS
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.server.guard import HEADERS, Guard
 from trainspan_viewer.server.routes import ROUTES, View
+from trainspan_viewer.server.waiting import Waiting, Work
 from trainspan_viewer.server.writing import writing_routes
 
 __all__ = ["make_app"]
@@ -52,9 +53,9 @@ _CREDIT: Final = frozenset(knob.name for knob in CREDIT_SETTINGS)
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(sources: Sources, guard: Guard) -> ASGIApp:
-    """The application with all routes behind the guard."""
-    turns = _Turns(asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_SLOW_AT_ONCE))
+def make_app(sources: Sources, guard: Guard, *, patience_s: float) -> ASGIApp:
+    """The application with all routes behind the guard. A browser waits `patience_s` for a page that takes longer."""
+    turns = _Turns(asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_SLOW_AT_ONCE), Waiting(patience_s))
     routes = [Route("/static/{name}", _static)]
     routes += [Route(view.path, _endpoint(view, sources, guard, turns)) for view in (*ROUTES, _notes_view(guard))]
     routes += writing_routes(sources.notes, guard, lambda page, status: _html(served(page, _VERSION), status))
@@ -69,6 +70,7 @@ class _Turns:
 
     plain: asyncio.Semaphore
     slow: asyncio.Semaphore
+    waiting: Waiting
 
     def of(self, view: View, params: Params) -> asyncio.Semaphore:
         return self.slow if view.is_slow or any(name in params.query for name in _CREDIT) else self.plain
@@ -89,17 +91,25 @@ def _endpoint(view: View, sources: Sources, guard: Guard, turns: _Turns) -> Endp
             return _error_page(503, "Not readable", str(error))
         return _html(served(made, _VERSION))
 
-    async def endpoint(request: Request) -> Response:
+    async def made(request: Request, work: Work | None) -> Response:
         query = {name: request.query_params.getlist(name) for name in request.query_params}
         path = {name: unquote(str(value)) for name, value in request.path_params.items()}
         params = Params(request.url.path, path, query, is_foreign=guard.is_foreign(request.headers))
         async with turns.of(view, params):
-            if await request.is_disconnected():  # while it waited for its turn
-                return Response(status_code=_CLOSED)
-            made = await run_in_threadpool(answer, params)
-        if made.headers.get("etag") and request.headers.get("if-none-match") == made.headers["etag"]:
-            return Response(status_code=304, headers={"etag": made.headers["etag"]})
-        return made
+            is_gone = not work.is_wanted if work else await request.is_disconnected()  # while it waited for its turn
+            return Response(status_code=_CLOSED) if is_gone else await run_in_threadpool(answer, params)
+
+    async def endpoint(request: Request) -> Response:
+        query, waiting = request.url.query, turns.waiting
+        address = f"{request.url.path}?{query}" if query else request.url.path
+        if request.method == "GET" and request.headers.get("sec-fetch-mode") == "navigate":
+            if guard.is_foreign(request.headers):  # may not be answered like the reader's own
+                return await made(request, None)
+            return await waiting.navigate(address, lambda work: made(request, work)) or _waiting_page(address)
+        whole = await waiting.join(address) or await made(request, None)
+        if whole.headers.get("etag") and request.headers.get("if-none-match") == whole.headers["etag"]:
+            return Response(status_code=304, headers={"etag": whole.headers["etag"]})
+        return whole
 
     return endpoint
 
@@ -129,6 +139,15 @@ def _html(text: str, status: int = 200) -> Response:
     # A page asks for itself again while it is viewed; the tag saves the transfer if nothing has changed.
     headers = {"cache-control": "no-store", "etag": f'"{hashlib.sha256(content).hexdigest()[:24]}"'}
     return Response(content, status, headers, media_type="text/html; charset=utf-8")
+
+
+def _waiting_page(address: str) -> Response:
+    """Stands for a page that is being made; the script loads that when it is ready."""
+    body = [
+        element("p", "The store is being read…", element("progress"), id="waiting", role="status"),
+        element("noscript", link(address, "Look again")),
+    ]
+    return _html(served(Page("One moment", body, is_waiting=True), _VERSION))
 
 
 def _error_page(status: int, title: str, message: str) -> Response:

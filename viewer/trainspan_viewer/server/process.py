@@ -70,7 +70,7 @@ def serve(settings: ViewSettings, sources: Sources, on_ready: Callable[[Listenin
         is_read_only=settings.read_only,
     )
     config = uvicorn.Config(
-        make_app(sources, guard),
+        make_app(sources, guard, patience_s=settings.patience_ms / 1000),
         log_level="warning",
         lifespan="off",
         server_header=False,

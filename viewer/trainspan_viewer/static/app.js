@@ -63,6 +63,15 @@ if (main?.dataset.live) {
   setTimeout(loop, EVERY_MS);
 }
 
+// A page that is still being made: waits for it, then shows it in place of this one.
+if (main?.dataset.waiting !== undefined) {
+  fetch(location.href, { signal: AbortSignal.timeout(300000) })
+    .then(() => location.reload())
+    .catch(() => {
+      document.querySelector("#waiting").textContent = "The server did not answer. Load this page again to see it.";
+    });
+}
+
 // Keyboard: j and k move through the rows of tables that lead somewhere, Enter opens, / goes to the first filter.
 function rows() {
   return [...document.querySelectorAll("main tbody tr")].filter((row) => row.querySelector("a[href]"));
