@@ -25,7 +25,18 @@ MODULES = (
     "accelerator",
     "offpolicy",
 )
-BY_NAME = ("canary", "checkpointing", "filling", "fitting", "reading", "sampling", "stored_spans", "threads")
+BY_NAME = (
+    "canary",
+    "checkpointing",
+    "filling",
+    "fitting",
+    "reading",
+    "sampling",
+    "stored_spans",
+    "threads",
+    "viewer",
+    "viewer_ingest",
+)
 """Measurements that take long or need a pretrained model; they run only if they are named."""
 RESULTS = Path(__file__).parent / "results"
 

@@ -34,7 +34,7 @@ from benchmarks.support.cpu_time import thread_cpu_s
 from benchmarks.support.export_requests import SPAN_BYTES, SPANS_PER_REQUEST, requests
 from trainspan_schemas.store import StoreAddress, running_collector
 
-__all__ = ["measure"]
+__all__ = ["burst", "count_spans", "measure"]
 
 _CONNECTIONS = 4
 _BURST_S = 30.0
@@ -86,11 +86,11 @@ def _measure_burst(store: Path, burst_s: float) -> dict[str, Any]:
     with _collector(store) as (address, process):
         cpu, began = _Cpu(process.pid), time.monotonic()
         with _memory(process.pid) as taken_mib:
-            seconds = _burst(address, burst_s)
+            seconds = burst(address, burst_s)
         burst_end, cpu_in_burst = time.monotonic(), cpu.used_s()
         n_spans = len(seconds) * SPANS_PER_REQUEST
-        n_loaded_at_end = _count(address, wait_ms=0)
-        n_loaded = _count(address, wait_ms=600_000)
+        n_loaded_at_end = count_spans(address, wait_ms=0)
+        n_loaded = count_spans(address, wait_ms=600_000)
         loaded_end = time.monotonic()
         per_cpu_s = cpu.spans_per_s(n_spans)
         peak_mib = _peak_mib(process.pid)
@@ -117,10 +117,10 @@ def _measure_http(store: Path) -> dict[str, Any]:
     """A short burst over OTLP/HTTP."""
     with _collector(store) as (address, process):
         cpu, began = _Cpu(process.pid), time.monotonic()
-        seconds = sorted(_burst(address, _HTTP_BURST_S, _send_http))
+        seconds = sorted(burst(address, _HTTP_BURST_S, _send_http))
         took = time.monotonic() - began
         n_spans = len(seconds) * SPANS_PER_REQUEST
-        lost = _count(address, wait_ms=600_000) - n_spans
+        lost = count_spans(address, wait_ms=600_000) - n_spans
         per_cpu_s = cpu.spans_per_s(n_spans)
     return {
         "http_lost_or_doubled_spans": lost,
@@ -175,7 +175,7 @@ def _measure_flow(store: Path, seconds: float) -> dict[str, Any]:
             backlog_mib.append(_stats(address)["journal_bytes_not_loaded"] / 2**20)
             taken_mib.append(_pss_mib(process.pid))
         took_s = time.monotonic() - began
-        n_loaded = _count(address, wait_ms=600_000)
+        n_loaded = count_spans(address, wait_ms=600_000)
     third = max(1, len(backlog_mib) // 3)
     return {
         "sustained_s": round(took_s),
@@ -208,7 +208,7 @@ def _collector(store: Path) -> Iterator[tuple[StoreAddress, "subprocess.Popen[by
         process.wait(120)
 
 
-def _burst(address: StoreAddress, seconds: float, send: _Send | None = None) -> list[float]:
+def burst(address: StoreAddress, seconds: float, send: _Send | None = None) -> list[float]:
     """Sends from all connections for `seconds`; returns the seconds that each answer took."""
     taken: list[float] = []
     senders = [requests(seed) for seed in range(_CONNECTIONS)]
@@ -272,7 +272,7 @@ def _send_http(address: StoreAddress, stop_at: float, bodies: Iterator[bytes], t
     connection.close()
 
 
-def _count(address: StoreAddress, *, wait_ms: int) -> int:
+def count_spans(address: StoreAddress, *, wait_ms: int) -> int:
     ticket = {"sql": "SELECT count(*) AS n FROM spans", "wait_ms": wait_ms}
     client, options = flight.connect(f"grpc://{address.flight}"), _call_options(address)
     table = client.do_get(flight.Ticket(json.dumps(ticket).encode()), options).read_all()

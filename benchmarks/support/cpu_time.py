@@ -2,9 +2,10 @@
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
-__all__ = ["cpu_s", "thread_cpu_s", "tree_cpu_s"]
+__all__ = ["cpu_s", "exact_cpu_s", "thread_cpu_s", "tree_cpu_s"]
 
 
 def cpu_s(pid: int) -> float:
@@ -16,6 +17,11 @@ def tree_cpu_s(pid: int) -> float:
     """The same for a process and its running descendants."""
     children = (Path(f"/proc/{pid}/task") / thread / "children" for thread in os.listdir(f"/proc/{pid}/task"))
     return cpu_s(pid) + sum(tree_cpu_s(int(child)) for file in children for child in file.read_text().split())
+
+
+def exact_cpu_s(pid: int) -> float:
+    """The same to the nanosecond, for short differences: `cpu_s` counts in hundredths of a second."""
+    return time.clock_gettime((~pid << 3) | 2)  # clock_getcpuclockid(3)
 
 
 def _cpu_s(stat: Path) -> float:

@@ -1,6 +1,6 @@
 """What the notes on a page are about, from the model of the page."""
 
-from trainspan_viewer.queries.dataset import DatasetModel
+from trainspan_viewer.queries.datasets.dataset import DatasetModel
 from trainspan_viewer.queries.notes.subject import Subject
 from trainspan_viewer.queries.rollout.group import GroupModel
 from trainspan_viewer.queries.rollout.rollout import RolloutModel

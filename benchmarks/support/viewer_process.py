@@ -1,0 +1,127 @@
+"""The collector and `trainspan view` as processes, and what an answer costs each of them."""
+
+import http.client
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.support.cpu_time import exact_cpu_s
+from benchmarks.support.viewer_world import BenchWorld
+from trainspan_schemas.roles import Role, token_of
+from trainspan_schemas.store import running_collector
+
+__all__ = ["Asked", "Served", "collector", "processes", "viewer"]
+
+_START_S: Final = 60.0
+_OPENED: Final = {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+"""Headers of a browser that opens a page."""
+_WAITING: Final = b"data-waiting"
+"""In the answer in place of a page that is being made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one answer cost."""
+
+    ms: float
+    """From the request to the last byte of the first answer."""
+    whole_ms: float
+    """The same to the whole page, if the first answer says that it is being made."""
+    viewer_cpu_ms: float
+    collector_cpu_ms: float
+    n_bytes: int
+
+
+@dataclass(slots=True)
+class Served:
+    """A running viewer and its collector."""
+
+    port: int
+    token: str
+    viewer: int
+    """Process id."""
+    collector: int
+
+    def ask(self, path: str) -> Asked:
+        """Asks as a browser does. Raises RuntimeError for any other answer than a page."""
+        before = exact_cpu_s(self.viewer), exact_cpu_s(self.collector)
+        began = time.monotonic()
+        body = self._get(path, _OPENED)
+        first_s = whole_s = time.monotonic() - began
+        if _WAITING in body:
+            self._get(path, {})
+            body = self._get(path, _OPENED)
+            whole_s = time.monotonic() - began
+        cpu_s = exact_cpu_s(self.viewer) - before[0], exact_cpu_s(self.collector) - before[1]
+        return Asked(1e3 * first_s, 1e3 * whole_s, 1e3 * cpu_s[0], 1e3 * cpu_s[1], len(body))
+
+    def _get(self, path: str, headers: Mapping[str, str]) -> bytes:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
+        connection.request("GET", path, headers={"Authorization": f"Bearer {self.token}", **headers})
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        if answer.status != 200:
+            raise RuntimeError(f"{path}: HTTP {answer.status}: {body[-600:].decode(errors='replace')}")
+        return body
+
+    def peaks_mib(self) -> dict[str, int]:
+        """Peak RSS of the viewer, and of the collector with its processes (pages that they share count twice)."""
+        return {
+            "viewer_peak_rss_mib": _peak_kib(self.viewer) >> 10,
+            "collector_peak_rss_mib": sum(map(_peak_kib, processes(self.collector))) >> 10,
+        }
+
+
+@contextmanager
+def collector(store: Path) -> Iterator[int]:
+    """A collector for this store; its process id."""
+    command = [sys.executable, "-m", "trainspan_cli", "collector", "--store", str(store)]
+    process = subprocess.Popen(
+        [*command, "--grpc", "127.0.0.1:0", "--http", "off", "--flight", "127.0.0.1:0"], stdout=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + _START_S
+        while running_collector(store) is None:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the collector did not start (exit code {process.poll()})")
+            time.sleep(0.01)
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait(120)
+
+
+@contextmanager
+def viewer(world: BenchWorld, collecting: int, store: Path | None = None) -> Iterator[Served]:
+    """`trainspan view` of the world, or of another store with its runs."""
+    command = [sys.executable, "-m", "trainspan_cli", "view", "--port", "0", "--store", str(store or world.store)]
+    environ = {**os.environ, "TRAINSPAN_HOME": str(world.home)}
+    process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError("the viewer did not start")
+        port = int(line.partition("?")[0].rstrip("/").rpartition(":")[2])
+        yield Served(port, token_of(world.home / "tokens.toml", Role.READER), process.pid, collecting)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def processes(pid: int) -> list[int]:
+    """A process and its children."""
+    children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [pid, *(int(child) for found in children for child in found)]
+
+
+def _peak_kib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
