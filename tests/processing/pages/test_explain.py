@@ -155,7 +155,11 @@ def test_calls_stand_in_their_segments_by_agent_with_tools_between(bench: Bench)
     (tool,) = account.tools
     assert (tool.name, tool.arguments, tool.result, tool.start_s) == ("run", '{"x": 1}', "2", 2.6)
     page = explanation_page(account)
-    assert page.index("call 1 · coder") < page.index("tool run") < page.index("call 2 · planner")
+    assert (
+        page.index("call 1 · <bdi>coder</bdi>")
+        < page.index("<bdi>run</bdi>")
+        < page.index("call 2 · <bdi>planner</bdi>")
+    )
     assert "⟨3 tokens as in call 0⟩" in page
 
 
@@ -312,5 +316,5 @@ def test_calls_to_another_model_are_told_with_what_was_said(bench: Bench) -> Non
     assert other.answer is not None
     assert other.answer["content"] == "very"
     page = explanation_page(account)
-    assert page.rindex("call 0 · planner") < page.rindex("call to vendor-large")
+    assert page.rindex("call 0 · <bdi>planner</bdi>") < page.rindex("call to <bdi>vendor-large</bdi>")
     assert "is it good?" in page

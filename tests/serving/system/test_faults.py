@@ -40,8 +40,8 @@ def test_the_canary_fails_for_tied_heads_not_repacked_frozen_weights_and_a_cache
     if fault == "forgotten reset":
         assert canary["max_abs_diff"] <= canary["tolerance"]  # the weights are right
         assert canary["tensors_differing"] == 0
-        assert canary["cached_tokens"] == 256  # two full blocks of a prompt of 300 tokens
-        assert "256 tokens of a prompt were still cached from earlier weights" in answer["error"]
+        assert canary["cached_tokens"] == 288  # nine full blocks of a prompt of 300 tokens
+        assert "288 tokens of a prompt were still cached from earlier weights" in answer["error"]
     else:
         assert canary["max_abs_diff"] > 0.1
         assert canary["cached_tokens"] == 0
@@ -64,7 +64,7 @@ def test_a_seeded_request_samples_the_same_if_its_prompt_is_prefilled_in_chunks(
         "ignore_eos": True,
         "return_token_ids": True,
     }
-    answers = [server.post("/v1/completions", body, KEY) for _ in range(2)]  # the second finds 256 tokens in the cache
+    answers = [server.post("/v1/completions", body, KEY) for _ in range(2)]  # the second finds 288 tokens in the cache
     assert [status for status, _, _ in answers] == [200, 200]
     in_parts, at_once = (told["choices"][0]["token_ids"] for _, told, _ in answers)
     assert in_parts == at_once
