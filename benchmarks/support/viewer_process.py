@@ -49,7 +49,7 @@ class Served:
     collector: int
 
     def ask(self, path: str) -> Asked:
-        """Asks as a browser does. Raises RuntimeError for any other answer than a page."""
+        """Requests a page as a browser does. Raises RuntimeError if the answer is not a page."""
         before = exact_cpu_s(self.viewer), exact_cpu_s(self.collector)
         began = time.monotonic()
         body = self._get(path, _OPENED)
