@@ -14,64 +14,26 @@ from typing import Any
 
 import torch
 from problems import demonstration, problems
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-# Each message ends as the model would end it, so that the tokens of a conversation are a prefix of its continuation.
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') + '<|im_end|>' + '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from small_llama import make_model, make_tokenizer
+
 STEPS = 500
 BATCH = 64
 LEARNING_RATE = 3e-3
 
 
-def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE tokenizer with single digits, about 290 tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+def corpus(seed: int) -> list[str]:
+    """Returns the texts that the tokenizer is trained on."""
     generator = random.Random(seed)
     source = problems("train", seed)
-    corpus = [
+    return [
         f"{message['role']} {message['content']}"
         for _ in range(500)
         for message in demonstration(next(source), generator)
     ]
-    trainer = trainers.BpeTrainer(
-        vocab_size=290,
-        special_tokens=["<|pad|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|pad|>")
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
-
-
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
-    """Builds a Llama with 0.64 million parameters, float32, untied embeddings, context 512."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=352,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return LlamaForCausalLM(config).to(torch.float32)
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -126,8 +88,8 @@ def warm_up(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: i
 def make_policy(folder: Path, seed: int = 0) -> dict[str, float]:
     """Writes the warmed-up model to `folder`; returns seconds and loss."""
     began = time.monotonic()
-    tokenizer = make_tokenizer(seed)
-    model = make_model(tokenizer, seed)
+    tokenizer = make_tokenizer(corpus(seed), vocab_size=290)
+    model = make_model(tokenizer, layers=3, context=512, seed=seed)  # 0.64 million weights
     loss = warm_up(model, tokenizer, seed)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
