@@ -9,10 +9,11 @@ that no sender can know, and no text can contain a valid frame.
 
 import secrets
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+
+from isal.isal_zlib import crc32  # zlib's takes eight times as long
 
 from trainspan_collector.journal.trust import Sender
 
@@ -100,7 +101,7 @@ def scan_frames(data: bytes, marker: bytes, *, complete: bool) -> Iterator[Frame
 
 
 def _checksum(kind: int, received_ns: int, body: bytes) -> int:
-    return zlib.crc32(body, zlib.crc32(_CHECKED.pack(kind, received_ns)))
+    return crc32(body, crc32(_CHECKED.pack(kind, received_ns)))
 
 
 def _frame_at(data: bytes, marker: bytes, position: int) -> Frame | None:

@@ -1,12 +1,13 @@
 """Decompresses request bodies, up to a limit."""
 
-import zlib
 from collections.abc import Callable
 from typing import Final
 
+from isal import isal_zlib  # takes half as long as zlib
+
 __all__ = ["TooLargeError", "gunzip", "too_many_bytes"]
 
-_GZIP: Final = 16 + zlib.MAX_WBITS
+_GZIP: Final = 16 + isal_zlib.MAX_WBITS
 _MAX_MEMBERS: Final = 16  # each costs a copy of everything after it
 _STEP_BYTES: Final = 1024 * 1024
 
@@ -33,11 +34,11 @@ def gunzip(data: bytes, max_bytes: int, grow: Callable[[int], None] = lambda _: 
         if n_members == _MAX_MEMBERS:
             raise ValueError(f"the gzip body has more than {_MAX_MEMBERS} members")
         n_members += 1
-        member = zlib.decompressobj(_GZIP)
+        member = isal_zlib.decompressobj(_GZIP)
         while not member.eof:
             try:
                 part = member.decompress(data, min(left + 1, _STEP_BYTES))
-            except zlib.error as error:
+            except isal_zlib.error as error:
                 raise ValueError(f"the body is not gzip: {error}") from error
             if not part and not member.eof and not member.unconsumed_tail:
                 raise ValueError("the gzip body is cut off")
