@@ -38,7 +38,7 @@ def gunzip(data: bytes, max_bytes: int, grow: Callable[[int], None] = lambda _: 
         while not member.eof:
             try:
                 part = member.decompress(data, min(left + 1, _STEP_BYTES))
-            except isal_zlib.error as error:
+            except isal_zlib.error as error:  # type: ignore[misc]  # a class, unlike its stub says
                 raise ValueError(f"the body is not gzip: {error}") from error
             if not part and not member.eof and not member.unconsumed_tail:
                 raise ValueError("the gzip body is cut off")
