@@ -1,12 +1,16 @@
-"""Tokenizer and random weights of the small models that examples create from scratch."""
+"""The small models that examples create from scratch: tokenizer, random weights, supervised warm-up."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-__all__ = ["CHAT_TEMPLATE", "make_model", "make_tokenizer"]
+__all__ = ["CHAT_TEMPLATE", "batches", "make_model", "make_tokenizer", "prompt_and_answer", "warm_up"]
+
+IGNORED = -100
 
 # Each message ends as the model would end it, so that the tokens of a conversation are a prefix of its continuation.
 CHAT_TEMPLATE = (
@@ -55,3 +59,61 @@ def make_model(
         pad_token_id=tokenizer.pad_token_id,
     )
     return LlamaForCausalLM(config).to(torch.float32)
+
+
+def prompt_and_answer(
+    tokenizer: PreTrainedTokenizerFast, prompt: list[dict[str, str]], answer: str
+) -> tuple[list[int], list[int]]:
+    """Returns (ids, labels), each (T,): the answer's tokens and its end have labels, the prompt's do not."""
+    text: Any = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    asked, own = tokenizer.encode(text), tokenizer.encode(f"{answer}<|im_end|>")
+    return asked + own, [IGNORED] * len(asked) + own
+
+
+def batches(
+    rows: Iterator[tuple[list[int], list[int]]], size: int, pad: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields (ids, labels) of shape (size, T), padded on the right."""
+    while True:
+        drawn = [next(rows) for _ in range(size)]
+        width = max(len(ids) for ids, _ in drawn)
+        padded = [ids + [pad] * (width - len(ids)) for ids, _ in drawn]
+        labels = [own + [IGNORED] * (width - len(own)) for _, own in drawn]
+        yield torch.tensor(padded), torch.tensor(labels)
+
+
+def warm_up(
+    model: LlamaForCausalLM,
+    drawn: Iterator[tuple[torch.Tensor, torch.Tensor]],
+    *,
+    steps: int,
+    learning_rate: float = 0.02,
+) -> float:
+    """Supervised training with a cosine schedule; returns the mean loss of the last 20 steps, nats per token.
+
+    Matrices of the layers are trained with Muon at `learning_rate`, which needs half the steps of AdamW; the rest with AdamW.
+    """
+    matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
+    known = set(map(id, matrices))
+    others = [weight for weight in model.parameters() if id(weight) not in known]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=learning_rate, momentum=0.95, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=learning_rate / 4, betas=(0.9, 0.95), weight_decay=0.01),
+    ]
+
+    def share(step: int) -> float:
+        return min(1.0, (step + 1) / 20) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
+
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, share) for optimizer in optimizers]
+    recent: list[float] = []
+    model.train()
+    for _, (ids, labels) in zip(range(steps), drawn, strict=False):
+        # Padding is on the right and attention is causal: no mask is needed.
+        loss: Any = model(input_ids=ids, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for one in (*optimizers, *schedules):
+            one.step()
+        model.zero_grad()
+        recent = [*recent[-19:], float(loss.detach())]
+    return sum(recent) / len(recent)

@@ -14,10 +14,9 @@ from transformers import PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from small_llama import make_model, make_tokenizer
+from small_llama import batches, make_model, make_tokenizer, prompt_and_answer
 
 STEPS, BATCH, LEARNING_RATE = 250, 64, 3e-3
-IGNORED = -100
 
 
 def corpus() -> list[str]:
@@ -28,19 +27,12 @@ def corpus() -> list[str]:
     ]
 
 
-def batches(tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields (ids, labels) of shape (BATCH, T) endlessly; only the answers have labels."""
+def rows(tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[list[int], list[int]]]:
+    """Yields (ids, labels) endlessly; only the answers have labels."""
     generator = random.Random(1)
     while True:
-        rows = []
-        for _ in range(BATCH):
-            question, answer = demonstration(generator)
-            prompt = tokenizer.encode(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")
-            rows.append((prompt, tokenizer.encode(f"{answer}<|im_end|>")))
-        width = max(len(prompt) + len(own) for prompt, own in rows)
-        ids = [prompt + own + [tokenizer.pad_token_id] * (width - len(prompt) - len(own)) for prompt, own in rows]
-        labels = [[IGNORED] * len(prompt) + own + [IGNORED] * (width - len(prompt) - len(own)) for prompt, own in rows]
-        yield torch.tensor(ids), torch.tensor(labels)
+        question, answer = demonstration(generator)
+        yield prompt_and_answer(tokenizer, [{"role": "user", "content": question}], answer)
 
 
 def make_policy(folder: Path) -> float:
@@ -51,7 +43,8 @@ def make_policy(folder: Path) -> float:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=STEPS)
     model.train()
     value = 0.0
-    for _, (ids, labels) in zip(range(STEPS), batches(tokenizer), strict=False):
+    drawn = batches(rows(tokenizer), BATCH, tokenizer.pad_token_id)
+    for _, (ids, labels) in zip(range(STEPS), drawn, strict=False):
         loss = model(input_ids=ids, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
