@@ -34,15 +34,14 @@ def cpu_seconds(pid: int) -> float:
 
 
 class CpuMeter:
-    """Notes in `cpu.jsonl` how much CPU time a run had used when each record of its `rounds.jsonl` appeared.
+    """Notes in `cpu.jsonl` of a run's folder how much CPU time it had used when each record of its `rounds.jsonl` appeared.
 
-    A resumed run continues the count. A record is noted within about a second.
+    The run is the newest one below `state`. If it is resumed, the count continues. A record is noted within about a second.
     """
 
     def __init__(self, state: Path, pid: int) -> None:
         self._state, self._pid = state, pid
-        self._file = state / "cpu.jsonl"
-        self._before = noted(state)[-1][1] if noted(state) else 0.0
+        self._before_s: dict[Path, float] = {}
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="cpu-meter", daemon=True)
 
@@ -62,19 +61,24 @@ class CpuMeter:
         self._note(used)
 
     def _note(self, used: float) -> None:
-        known = noted(self._state)
-        found = sum(path.read_bytes().count(b"\n") for path in self._state.glob("runs/*/rounds.jsonl"))
+        records = max(self._state.glob("runs/*/rounds.jsonl"), default=None)
+        if records is None:
+            return
+        run = records.parent
+        known = noted(run)
+        before_s = self._before_s.setdefault(run, known[-1][1] if known else 0.0)
+        found = records.read_bytes().count(b"\n")
         if found > (known[-1][0] if known else 0):
-            with self._file.open("a") as file:
-                file.write(json.dumps([found, round(self._before + used, 2)]) + "\n")
+            with (run / "cpu.jsonl").open("a") as file:
+                file.write(json.dumps([found, round(before_s + used, 2)]) + "\n")
 
 
-def noted(state: Path) -> list[tuple[int, float]]:
+def noted(run: Path) -> list[tuple[int, float]]:
     """Returns (number of records, CPU seconds) in order."""
-    file = state / "cpu.jsonl"
+    file = run / "cpu.jsonl"
     return [tuple(json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def cpu_at(state: Path, record: int) -> float | None:
+def cpu_at(run: Path, record: int) -> float | None:
     """Returns the CPU seconds when record `record` (from 0) was there; None if it was not noted."""
-    return next((seconds for count, seconds in noted(state) if count > record), None)
+    return next((seconds for count, seconds in noted(run) if count > record), None)

@@ -59,7 +59,7 @@ def store_result(plan: Plan, folder: RunFolder, preparation_cpu_s: float) -> dic
     for number, record in enumerate(records):
         rollouts += sum(record.get("rollout", {}).get("status", {}).values()) if record["kind"] == "round" else 0
         point: dict[str, Any] = {"kind": record["kind"], "round": record["round"], "rollouts": rollouts}
-        point["cpu_s"] = cpu_at(plan.state, number)
+        point["cpu_s"] = cpu_at(folder.path, number)
         if record["kind"] == "eval":
             point |= {"name": record["name"], "tasks": record["tasks"], **_estimate(record)}
         else:
@@ -67,7 +67,7 @@ def store_result(plan: Plan, folder: RunFolder, preparation_cpu_s: float) -> dic
         curve.append(point)
     found = evaluations(records)
     checks = [check for record in records for check in record["checks"]]
-    cpu = noted(plan.state)
+    cpu = noted(folder.path)
     result = {
         "format": FORMAT,
         **settings_of(plan),
