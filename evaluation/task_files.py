@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["is_heldout", "read_lines", "write_tasks"]
+__all__ = ["is_heldout", "read_lines", "write_lines", "write_tasks"]
 
 
 def is_heldout(key: str, percent: int = 20) -> bool:
@@ -16,11 +16,16 @@ def is_heldout(key: str, percent: int = 20) -> bool:
 
 def write_tasks(folder: Path, tasks: Sequence[dict[str, Any]], demonstrations: Sequence[dict[str, Any]]) -> None:
     """Writes `tasks.jsonl` for the loop, and `demonstrations.jsonl`: conversations for a supervised warm start."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, lines in (("demonstrations.jsonl", demonstrations), ("tasks.jsonl", tasks)):
-        temporary = folder / f".{name}"
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        temporary.replace(folder / name)
+        write_lines(folder / name, lines)
+
+
+def write_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Writes a file of JSON lines, at once or not at all; makes its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    temporary.replace(path)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -1,13 +1,16 @@
 """Writes the games of the game agent, made by TextWorld: `python tasks.py FOLDER`.
 
+`random_play.jsonl` has turns of a player who takes any offered command: the small model that `policy.py` makes learns these.
+
 A game has one or two rooms, two or three objects and two quests, each worth a point; the second begins where the first
 ends. The goal names the last command of each quest, and the commands before it must be found.
 A hash of the goal decides whether a game is for training or held out, so no goal is in both.
 """
 
 import contextlib
+import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,11 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from prompt import messages  # noqa: E402
 
-from evaluation.task_files import is_heldout, write_tasks  # noqa: E402
+from evaluation.task_files import is_heldout, write_lines, write_tasks  # noqa: E402
 
 TRAIN_GAMES, HELDOUT_GAMES, DEMONSTRATED_GAMES = 150, 300, 100
 HELDOUT_PERCENT = 50
+RANDOM_GAMES_OF_A_GOAL = 4
 MAX_COMMANDS = 8
 """Commands offered in the first state; games with more are left out."""
 
@@ -66,6 +70,34 @@ def walk(path: Path, goal: str) -> list[dict[str, Any]]:
     return found
 
 
+def wander(path: Path, goal: str, generator: random.Random) -> Iterator[dict[str, Any]]:
+    """Yields each turn of a player who takes any offered command."""
+    import textworld
+    from agent import MAX_TURNS, offered
+
+    environment = textworld.start(str(path), textworld.EnvInfos(admissible_commands=True, score=True))
+    state, score, done = environment.reset(), 0, False
+    for _ in range(MAX_TURNS):
+        commands = offered(state)
+        command = generator.choice(commands)
+        yield {"prompt": messages(goal, score, commands), "completion": [{"role": "assistant", "content": command}]}
+        state, score, done = environment.step(command)
+        if done:
+            return
+
+
+def random_play(tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns turns of random games on the training tasks."""
+    generator = random.Random(0)
+    training = [task["input"] for task in tasks if task["split"] == "train"]
+    return [
+        turn
+        for _ in range(RANDOM_GAMES_OF_A_GOAL)
+        for one in training
+        for turn in wander(Path(one["game"]), one["goal"], generator)
+    ]
+
+
 def n_commands(turn: dict[str, Any]) -> int:
     """Returns the number of commands that a turn offers."""
     return len(turn["prompt"][-1]["content"].rpartition("commands: ")[2].split(", "))
@@ -109,4 +141,6 @@ def write_games(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    write_tasks(target, *write_games(target / "games"))
+    made, shown = write_games(target / "games")
+    write_lines(target / "random_play.jsonl", random_play(made))
+    write_tasks(target, made, shown)

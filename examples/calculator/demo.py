@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from problems import Problem, problems
+from problems import Problem
 from rich.console import Console
+from tasks import HELDOUT_TASKS, task_files
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from demo_run import Demo, main  # noqa: E402 -- beside this folder
-
-SEED = 0
-TRAIN_TASKS, HELDOUT_TASKS, PROBE_TASKS = 4000, 500, 200
 
 
 def make_model(folder: Path, console: Console) -> None:
@@ -44,20 +42,6 @@ def make_model(folder: Path, console: Console) -> None:
     )
 
 
-def task(problem: Problem, name: str, split: str) -> dict[str, Any]:
-    """Returns a line of a task file."""
-    operands = [problem.a, problem.b, problem.c]
-    return {"id": name, "input": problem.text, "answer": problem.answer, "split": split, "meta": {"operands": operands}}
-
-
-def make_tasks() -> dict[str, list[dict[str, Any]]]:
-    streams = {part: problems(part, SEED) for part in ("train", "heldout", "probe")}  # type: ignore[arg-type]
-    tasks = [task(next(streams["train"]), f"train-{n:04d}", "train") for n in range(TRAIN_TASKS)]
-    tasks += [task(next(streams["heldout"]), f"heldout-{n:04d}", "val") for n in range(HELDOUT_TASKS)]
-    probe = [task(next(streams["probe"]), f"probe-{n:04d}", "val") for n in range(PROBE_TASKS)]
-    return {"tasks.jsonl": tasks, "probe.jsonl": probe}
-
-
 def shared(trained: Sequence[dict[str, Any]], heldout: Sequence[dict[str, Any]]) -> int:
     """Returns the number of held-out tasks whose operands occur in training, or that are not of the held-out part."""
     seen = {tuple(one["meta"]["operands"]) for one in trained}
@@ -72,7 +56,7 @@ if __name__ == "__main__":
         start_range=(0.10, 0.40),
         least_gain=0.30,
         make_model=make_model,
-        make_tasks=make_tasks,
+        make_tasks=task_files,
         shared=shared,
     )
     sys.exit(main(demo))

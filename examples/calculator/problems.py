@@ -8,7 +8,7 @@ The hard probe uses operator pairs that never occur in training.
 import functools
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,10 +84,19 @@ def demonstration(problem: Problem, generator: random.Random) -> list[dict[str, 
     steps = problem.steps(right_order=kind != "wrong order")
     if kind == "stops early":
         steps = steps[:1]
-    messages = [{"role": "user", "content": problem.text}]
+    operations = []
     for operation, _ in steps:
         slip = generator.random() < 0.03
-        said = operation.replace(generator.choice(operation), str(generator.randint(1, 9)), 1) if slip else operation
+        operations.append(
+            operation.replace(generator.choice(operation), str(generator.randint(1, 9)), 1) if slip else operation
+        )
+    return conversation(problem, operations)
+
+
+def conversation(problem: Problem, operations: Sequence[str]) -> list[dict[str, str]]:
+    """Returns the messages of a user who asks for these operations and answers with the last result."""
+    messages = [{"role": "user", "content": problem.text}]
+    for said in operations:
         messages.append({"role": "assistant", "content": f"calc {said}"})
         messages.append({"role": "tool", "content": calculate(said)})
     messages.append({"role": "assistant", "content": f"answer {messages[-1]['content']}"})

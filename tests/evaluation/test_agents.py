@@ -89,7 +89,14 @@ def check_agent(task: str, python: Path, data: Path, place: Path, monkeypatch: p
     file = place / "wanted.jsonl"
     file.write_text("".join(json.dumps(one) + "\n" for one in wanted))
     (judge,) = load(task, "judge")
-    name = {"shop": "exact", "math": "exact", "sql": "exact", "retrieval": "dense", "game": "score"}[task]
+    name = {
+        "shop": "exact",
+        "calculator": "exact",
+        "math": "exact",
+        "sql": "exact",
+        "retrieval": "dense",
+        "game": "score",
+    }[task]
     assert hasattr(judge, name)
     with OpenAIServer(answer) as server:
         result = run_rollouts(

@@ -11,10 +11,11 @@ from typing import Any
 import polars as pl
 import pytest
 
+from evaluation import models
 from evaluation.__main__ import main, parser, plans
 from evaluation.cpu_time import CpuMeter, cpu_at, cpu_seconds, noted
-from evaluation.models import continued, rejection_sampled, steps_for, with_success
-from evaluation.plans import CONTROLS, ROOT, TASKS, Plan, folder_of, pins_of
+from evaluation.models import continued, make_untrained, rejection_sampled, steps_for, with_success
+from evaluation.plans import CONTROLS, EXAMPLES, ROOT, SCRATCH, TASKS, Plan, folder_of, pins_of
 from evaluation.report import is_separate, points, write_report
 from evaluation.results import evaluations, read_results, store_result
 from evaluation.runs import carry_out
@@ -84,7 +85,7 @@ def test_the_settings_of_each_task_name_files_that_exist(task: str) -> None:
     assert ("--chat-template" in flags) == (template is not None)
     assert template is None or template in flags
     assert settings.loop.eval_tasks >= 300
-    assert (pins_of(task) is None) == (task == "shop")
+    assert (pins_of(task) is None) == (task in EXAMPLES)
     pins = path.read_text().splitlines() if (path := pins_of(task)) else []
     assert all(line.count("==") == 1 for line in pins)
     assert pins == sorted(set(pins))
@@ -122,6 +123,23 @@ def test_the_loop_reads_the_settings_of_a_plan() -> None:
     assert load_settings(warm.config, warm.environ("start")).loop.rounds == 0
 
 
+def test_a_small_model_from_scratch_is_made_once_by_the_tasks_own_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (plan,) = asked("calculator", "--model", "scratch", "--seeds", "1", "--set", "dataset.credit=step")
+    assert plan.variant == "scratch-rl-credit=step"
+    assert plan.environ(plan.start)["TRAINSPAN_TRAIN__MODEL"] == str(plan.workspace / "scratch-model")
+    program = tmp_path / "policy.py"
+    program.write_text("import pathlib, sys\npathlib.Path(sys.argv[1]).mkdir(parents=True)\nprint(sys.argv[2])\n")
+    monkeypatch.setattr(models, "folder_of", lambda _: tmp_path)
+    make_untrained(plan)
+    program.unlink()
+    make_untrained(plan)
+    assert Path(plan.start).is_dir()
+    with pytest.raises(SystemExit, match=r"sql has no policy.py"):
+        asked("sql", "--model", SCRATCH)
+
+
 def test_options_become_plans(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     found = asked("sql", "--seeds", "2", "--first-seed", "3", "--model", str(tmp_path / "model"), "--eval-n", "8")
@@ -134,31 +152,36 @@ def test_options_become_plans(tmp_path: Path) -> None:
         asked("sql", "--model", "m", "--set", "credit=gigpo")
 
 
-def test_cpu_time_includes_descendants_and_a_resumed_run_continues_the_count(tmp_path: Path) -> None:
-    burn = "import time\nwhile time.process_time() < .6: pass\n"
+def test_cpu_time_includes_descendants_and_a_resumed_run_continues_the_count_which_a_new_run_begins(
+    tmp_path: Path,
+) -> None:
+    burn = "import time\nwhile time.process_time() < 1.2: pass\n"
     start = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {burn!r}])\ntime.sleep(30)"
     plan = Plan("math", 0, "m")
-    records = plan.state / "runs" / "a" / "rounds.jsonl"
-    records.parent.mkdir(parents=True)
-    for number in (1, 2):
+    runs = [plan.state / "runs" / name for name in ("a", "a", "b")]
+    for number, run in enumerate(runs):
+        run.mkdir(parents=True, exist_ok=True)
+        known = len(noted(run))
         with subprocess.Popen([sys.executable, "-c", start]) as process:
             try:
                 with CpuMeter(plan.state, process.pid):
                     deadline_s = time.monotonic() + 60
-                    while cpu_seconds(process.pid) < 0.4:
+                    while cpu_seconds(process.pid) < 0.4 + 0.6 * (number == 1):
                         assert time.monotonic() < deadline_s
                         time.sleep(0.05)
-                    records.write_text("{}\n" * number)
-                    while len(noted(plan.state)) < number:
+                    (run / "rounds.jsonl").write_text("{}\n" * (known + 1))
+                    while len(noted(run)) == known:
                         assert time.monotonic() < deadline_s
                         time.sleep(0.05)
             finally:
                 process.kill()
-    (first, first_s), (second, second_s) = noted(plan.state)
+    (first, first_s), (second, second_s) = noted(runs[0])
     assert (first, second) == (1, 2)
     assert 0.4 <= first_s < 5
-    assert second_s >= first_s + 0.4
-    assert (cpu_at(plan.state, 0), cpu_at(plan.state, 1), cpu_at(plan.state, 2)) == (first_s, second_s, None)
+    assert second_s >= first_s + 1.0
+    ((_, new_s),) = noted(runs[2])
+    assert 0.4 <= new_s < second_s
+    assert [cpu_at(runs[0], record) for record in range(3)] == [first_s, second_s, None]
 
 
 def test_the_largest_validation_of_a_round_counts() -> None:
@@ -172,7 +195,7 @@ def test_a_finished_run_is_stored_once_and_reported(folders: Path) -> None:
         plan = Plan("math", seed, "m", control)
         better = [1.0] * end + [0.0] * (100 - end)
         folder = finished(plan, validation(0, *rewards), trained(1, ok=seed == 0), validation(1, *better))
-        (plan.state / "cpu.jsonl").write_text("[1, 10.0]\n[2, 60.0]\n[3, 120.0]\n")
+        (folder.path / "cpu.jsonl").write_text("[1, 10.0]\n[2, 60.0]\n[3, 120.0]\n")
         store_result(plan, folder, 1.5)
         # It is not run again, although neither environment nor model exists.
         assert carry_out(plan)["end"]["mean"] == end / 100  # type: ignore[index]
