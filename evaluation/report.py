@@ -12,6 +12,7 @@ from trainspan_schemas.intervals import t_interval
 __all__ = ["line_of", "write_report"]
 
 Result = Mapping[str, Any]
+STAGES = ("rollouts", "dataset", "train")
 
 
 def line_of(result: Result) -> str:
@@ -50,7 +51,7 @@ def write_report(folder: Path) -> Path:
     lines = ["# Results", "", "Written by `python -m evaluation report`."]
     for task, found in tasks.items():
         lines += ["", f"## {task}", "", *runs_table(found), "", *variants_table(found)]
-        lines += ["", *passes_table(found), *failures(found)]
+        lines += ["", *passes_table(found), *costs_table(found), *failures(found)]
         for axis, title in (("rollouts", "over rollouts"), ("cpu", "over CPU time")):
             if any(points(result, axis) for result in found):
                 draw(found, axis, folder / f"{task}-{axis}.png")
@@ -77,11 +78,8 @@ def runs_table(results: Iterable[Result]) -> list[str]:
 
 def variants_table(results: Iterable[Result]) -> list[str]:
     """One row per variant: means over seeds with Student's interval."""
-    groups: dict[str, list[Result]] = defaultdict(list)
-    for result in results:
-        groups[result["variant"]].append(result)
     lines = ["| variant | seeds | start | end | gain |", "|---|---|---|---|---|"]
-    for variant, group in groups.items():
+    for variant, group in _by_variant(results).items():
         starts, ends = ([result[when]["mean"] for result in group] for when in ("start", "end"))
         gains = [end - start for start, end in zip(starts, ends, strict=True)]
         lines.append(f"| {variant} | {len(group)} | {_over(starts)} | {_over(ends)} | {_over(gains)} |")
@@ -103,6 +101,26 @@ def passes_table(results: Sequence[Result]) -> list[str]:
             cells = [_short(result[when]["pass_at"][k]) for k in ks]
             lines.append(f"| {result['variant']} | {result['seed']} | {when} | {' | '.join(cells)} |")
     return [*lines, ""]
+
+
+def costs_table(results: Sequence[Result]) -> list[str]:
+    """What a round took, as means over the rounds of all seeds, and how many trained answers re-tokenize differently."""
+    lines = [
+        "| variant | rollouts s | dataset s | training s | sampled tokens | forwarded | trained | re-tokenized differently |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for variant, group in _by_variant(results).items():
+        rounds = [point for result in group for point in result["curve"] if point["kind"] == "round"]
+        if not rounds:
+            continue
+        cells = [_mean((point["seconds"] or {}).get(stage) for point in rounds) for stage in STAGES]
+        cells.append(_mean(point["sampled_tokens"] for point in rounds))
+        cells += [_mean((point["tokens"] or {}).get(kind) for point in rounds) for kind in ("forwarded", "trained")]
+        counted = [found for result in group if (found := result.get("retokenized"))]
+        calls, differ = (sum(found[name] for found in counted) for name in ("calls", "differ"))
+        cells.append(f"{differ} of {calls}" if calls else "–")
+        lines.append(f"| {variant} | {' | '.join(cells)} |")
+    return [*lines, ""] if len(lines) > 2 else []
 
 
 def failures(results: Iterable[Result]) -> list[str]:
@@ -153,6 +171,18 @@ def draw(results: Iterable[Result], axis: str, path: Path) -> None:
     if colors:
         axes.legend()
     figure.savefig(path, dpi=120)
+
+
+def _by_variant(results: Iterable[Result]) -> dict[str, list[Result]]:
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        groups[result["variant"]].append(result)
+    return groups
+
+
+def _mean(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.mean(known):,.0f}" if known else "–"
 
 
 def _over(values: Sequence[float]) -> str:

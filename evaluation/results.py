@@ -12,6 +12,7 @@ from typing import Any
 
 from evaluation.cpu_time import cpu_at, noted
 from evaluation.plans import RESULTS, ROOT, Plan
+from evaluation.retokenized import count_retokenized
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.intervals import Estimate
 
@@ -83,6 +84,7 @@ def store_result(plan: Plan, folder: RunFolder, preparation_cpu_s: float) -> dic
         "rounds": sum(record["kind"] == "round" for record in records),
         "rollouts": rollouts,
         "cpu_s": {"preparation": preparation_cpu_s, "run": cpu[-1][1] if cpu else None},
+        "retokenized": count_retokenized(folder.datasets, plan.start),
         "curve": curve,
         "checks": {
             "n": len(checks),

@@ -10,6 +10,9 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers import models as token_models
+from transformers import PreTrainedTokenizerFast
 
 from evaluation import models
 from evaluation.__main__ import main, parser, plans
@@ -18,9 +21,11 @@ from evaluation.models import continued, make_untrained, rejection_sampled, step
 from evaluation.plans import CONTROLS, EXAMPLES, ROOT, SCRATCH, TASKS, Plan, folder_of, pins_of
 from evaluation.report import is_separate, points, write_report
 from evaluation.results import evaluations, read_results, store_result
+from evaluation.retokenized import count_retokenized
 from evaluation.runs import carry_out
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.config import load_settings
+from trainspan_schemas.dataset import round_dir_name
 from trainspan_schemas.functions import is_function_name
 from trainspan_schemas.intervals import Estimate
 
@@ -219,9 +224,22 @@ def test_a_finished_run_is_stored_once_and_reported(folders: Path) -> None:
     assert "| rl | 0 | .050 [.022, .112] | .800 [.711, .867] | yes | 1 | 16 | 2 | 3 of 3 |" in text
     assert "| rl | 2 | .050 [.050, .050] | .850 [.215, 1.485] | .800 [.165, 1.435] |" in text
     assert "| rl | 1 | end | .250 | .500 |" in text
+    assert "| rl | – | – | – | 200 | – | – | – |" in text
     assert "- rl, seed 1: server and trainer agree: 4e-5" in text
     for axis in ("rollouts", "cpu"):
         assert (folders / f"math-{axis}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_answers_whose_text_has_other_tokens_are_counted(tmp_path: Path) -> None:
+    words = token_models.WordLevel({"take": 0, "a": 1, "b": 2, "ab": 3, "<end>": 4}, unk_token="take")
+    tokenizer = Tokenizer(words)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(tmp_path / "model")
+    part = tmp_path / "datasets" / round_dir_name(1) / "part-00000.parquet"
+    part.parent.mkdir(parents=True)
+    pl.DataFrame({"completion_ids": [[3, 4], [1, 2, 4], [0], [0, 4]]}).write_parquet(part)
+    assert count_retokenized(tmp_path / "datasets", str(tmp_path / "model")) == {"calls": 4, "differ": 1}
 
 
 def test_a_report_without_results_says_what_to_run(tmp_path: Path) -> None:
