@@ -25,7 +25,7 @@ _OF_CALL: Final = [
     *("rollout", "store", "seq", *SPAN_KEY, *ROLLOUT_KEY, "run_id", "round", "task_id", "agent"),
     *("call_index", "next_index", "turn"),
     *("position", "policy_name", "base", "policy_version", "policy_version_spans", "finish_reason", "temperature"),
-    *("logprobs_mode", "tokens_source", "group_id", "reason", "reward", "n_tokens", "response_id"),
+    *("logprobs_mode", "tokens_source", "group_id", "reason", "reward", "n_tokens", "response_id", "constrained"),
 ]
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trainspan_processing.read.json_attributes import with_facts
 from trainspan_processing.read.source import Source
-from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, TOKENS, empty
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, TOKENS, Schema, empty
 from trainspan_schemas import keys
 
 __all__ = ["Tokens", "chunk_number", "chunks_of_rollouts", "read_tokens"]
@@ -82,19 +82,29 @@ def chunks_of_rollouts(calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
 def read_tokens(
     source: Source, calls: pl.DataFrame, columns: Sequence[str] = tuple(TOKENS), answers: pl.DataFrame | None = None
 ) -> pl.DataFrame:
-    """TOKENS (its `columns`) of `calls` (with `store` and `seq`); `answers` holds TOKENS of client-only calls."""
+    """TOKENS (its `columns`) of `calls` (with `store`, `seq`, `constrained`); `answers` holds TOKENS of client-only calls.
+
+    Facts of calls are read only for those that may be constrained: the others have none.
+    """
     schema = {name: TOKENS[name] for name in columns}
     numbers, texts = ({name: key for name, key in of.items() if name in schema} for of in (_NUMBERS, _TEXTS))
     facts = {*numbers, *texts}
-    asked = [*(name for name in columns if name not in facts), *(["call_facts"] if facts else [])]
     frames = [empty(schema)]
     if answers is not None and answers.height:
         frames.append(answers.join(calls.select(SPAN_KEY), on=SPAN_KEY, how="semi").select(*schema))
     for (store,), part in calls.drop_nulls("seq").partition_by("store", as_dict=True).items():
-        frames += [
-            (with_facts(batch, numbers=numbers, booleans={}, texts=texts) if facts else batch).select(
-                pl.col(name).cast(kind) for name, kind in schema.items()
-            )
-            for batch in source.tokens(int(str(store)), part["seq"].sort().to_list(), asked)
-        ]
+        asked = [name for name in columns if name not in facts]
+        seqs = part["seq"].sort().to_list()
+        if not facts or not part["constrained"].fill_null(value=True).any():
+            absent = [pl.lit(None, dtype=schema[name]).alias(name) for name in facts]
+            frames += [
+                _cast(batch.with_columns(absent), schema) for batch in source.tokens(int(str(store)), seqs, asked)
+            ]
+            continue
+        batches = source.tokens(int(str(store)), seqs, [*asked, "call_facts"])
+        frames += [_cast(with_facts(batch, numbers=numbers, booleans={}, texts=texts), schema) for batch in batches]
     return pl.concat(frames)
+
+
+def _cast(batch: pl.DataFrame, schema: Schema) -> pl.DataFrame:
+    return batch.select(pl.col(name).cast(kind) for name, kind in schema.items())
