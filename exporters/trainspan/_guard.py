@@ -1,12 +1,12 @@
-"""Contains our own failures, so that they never reach the agent: each is logged once and counted."""
+"""Contains our own failures, so that they never reach the agent: each is logged once and counted. Hides our frames."""
 
 import functools
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
-__all__ = ["faults", "guarded", "logger"]
+__all__ = ["faults", "guarded", "hidden", "logger"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -33,3 +33,24 @@ def guarded(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
             return None
 
     return call
+
+
+class _Hidden:
+    """Removes our frames from the beginning of the traceback of an exception that leaves the block.
+
+    The block is the call of the wrapped function in a wrapper: the agent's tracebacks are those of a run without us.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if error is None:
+            return
+        entry = error.__traceback__
+        while entry is not None and str(entry.tb_frame.f_globals.get("__name__")).startswith("trainspan."):
+            entry = entry.tb_next
+        error.__traceback__ = entry
+
+
+hidden: Final = _Hidden()

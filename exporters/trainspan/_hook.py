@@ -17,7 +17,7 @@ from trainspan import _instrumentors, _jobs, _pytest
 from trainspan._calls import agent_name, http_clients
 from trainspan._guard import guarded
 from trainspan._process import delivery, exits, gevent_threads, process_span
-from trainspan._rollout import boundary, span_processor
+from trainspan._rollout import boundary, span_processor, threads
 from trainspan._switch import is_disabled
 
 __all__ = ["hand_down", "install"]
@@ -38,6 +38,7 @@ def install() -> None:
         delivery.watch_exporters,
         _stamp_spans,
         _begin_process,
+        threads.watch_threads,
         boundary.watch_servers,
         _pytest.watch_pytest,
         _jobs.watch_workers,

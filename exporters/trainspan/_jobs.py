@@ -14,7 +14,7 @@ import wrapt
 from opentelemetry import context
 from opentelemetry.context import Context
 
-from trainspan._guard import guarded
+from trainspan._guard import guarded, hidden
 from trainspan._rollout.boundary import requests_are_rollouts
 from trainspan._rollout.scope import Scope, process_scope
 from trainspan._rollout_block import begin_hosted, end_hosted
@@ -56,14 +56,15 @@ def _end_task(task_id: str, retval: Any, state: str | None, **_: Any) -> None:
 def _wrap_rq_jobs(module: ModuleType) -> None:
     def perform(wrapped: Callable[..., Any], rq_job: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         job = _begin() if getattr(rq_job, "worker_name", None) else None
-        if job is None:
-            return wrapped(*args, **kwargs)
         try:
-            result = wrapped(*args, **kwargs)
+            with hidden:
+                result = wrapped(*args, **kwargs)
         except BaseException as error:
-            _end(job, failed=True, error=error)
+            if job:
+                _end(job, failed=True, error=error)
             raise
-        _end(job, failed=False)
+        if job:
+            _end(job, failed=False)
         return result
 
     wrapt.wrap_function_wrapper(module.Job, "perform", perform)
@@ -72,7 +73,8 @@ def _wrap_rq_jobs(module: ModuleType) -> None:
 def _wrap_rq_workers(module: ModuleType) -> None:
     def work(wrapped: Callable[..., Any], _worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _mark_worker()
-        return wrapped(*args, **kwargs)
+        with hidden:
+            return wrapped(*args, **kwargs)
 
     wrapt.wrap_function_wrapper(getattr(module, "BaseWorker", module.Worker), "work", work)
 

@@ -1,6 +1,8 @@
 """A failure in any of our steps is logged once, without effect on the agent or other instrumentors."""
 
+import importlib
 import json
+import operator
 import subprocess
 from pathlib import Path
 
@@ -32,6 +34,8 @@ PLACES = [
     "_process.process_span:_export",
     "_process.process_span:end_open_rollouts",
     "_process.process_span:start_span",
+    "_rollout.threads:watch_threads",
+    "_rollout.threads:context",
     "_rollout.boundary:_wrap_socketserver",
     "_rollout.boundary:_wrap_uvicorn",
     "_calls.http_clients:prepare",
@@ -41,8 +45,7 @@ PLACES = [
     "_calls.policy_request:strip_identity",
     "_calls.policy_request:is_outside_of_requests",
     "_calls.agent_name:_stop_uploads",
-    "_calls.agent_name:json",
-    "_calls.agent_name:hashlib",
+    "_calls.agent_name:agent_of_body",
     "_rollout.scope:Scope.count",
     "_rollout.scope:Scope.outcome",
     "_process.exits:process_span.end",
@@ -54,6 +57,14 @@ PLACES = [
     "_process.system_exit:only_raises",
 ]
 """Functions and modules that the steps use; none is guarded itself."""
+
+
+
+def test_each_place_exists() -> None:
+    for place in (*STEPS, *PLACES):
+        module, _, path = place.partition(":")
+        assert operator.attrgetter(path)(importlib.import_module(f"trainspan.{module}")), place
+
 
 DRIVER = '''
 """Forks a child per place, which plants a fault there, starts like `opentelemetry-instrument`, and runs an agent."""

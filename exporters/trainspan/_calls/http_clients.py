@@ -15,7 +15,7 @@ import wrapt
 
 from trainspan._calls import client_capture
 from trainspan._calls.policy_request import PolicyRequest, answered, failed, is_policy, prepare, sending, strip
-from trainspan._guard import guarded
+from trainspan._guard import guarded, hidden
 
 __all__ = ["wrap_clients"]
 
@@ -52,7 +52,7 @@ def _wrap_httpx(module: ModuleType) -> None:
         exchange = client_capture.begin(module, message, request)
         outgoing = (exchange and exchange.outgoing()) or message
         try:
-            with sending(request):
+            with hidden, sending(request):
                 response = wrapped(outgoing, *rest, **options)
                 if exchange and exchange.refused(outgoing, response.status_code):
                     response.close()
@@ -73,7 +73,7 @@ def _wrap_httpx(module: ModuleType) -> None:
         exchange = client_capture.begin(module, message, request)
         outgoing = (exchange and exchange.outgoing()) or message
         try:
-            with sending(request):
+            with hidden, sending(request):
                 response = await wrapped(outgoing, *rest, **options)
                 if exchange and exchange.refused(outgoing, response.status_code):
                     await response.aclose()
@@ -116,7 +116,8 @@ def _wrap_requests(module: ModuleType) -> None:
 def _send_requests(wrapped: Callable[..., Any], _session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Sends a request; redirects call this again from inside."""
     request = _prepare(args[0] if args else kwargs["request"])
-    return _count(request, lambda: wrapped(*args, **kwargs), "status_code")
+    with hidden:
+        return _count(request, lambda: wrapped(*args, **kwargs), "status_code")
 
 
 def _count(request: PolicyRequest | None, send: Callable[[], Any], status: str) -> Any:
@@ -136,7 +137,8 @@ def _wrap_urllib3(module: ModuleType) -> None:
         """Sends a request; retries and redirects call this again from inside."""
         named = dict(zip(("method", "url", "body", "headers"), args, strict=False)) | kwargs
         request = _prepare_urllib3(module, pool, named)
-        return _count(request, lambda: wrapped(*args[4:], **named), "status")
+        with hidden:
+            return _count(request, lambda: wrapped(*args[4:], **named), "status")
 
     wrapt.wrap_function_wrapper(module.HTTPConnectionPool, "urlopen", urlopen)
 
@@ -190,7 +192,8 @@ def _send_urllib(wrapped: Callable[..., Any], _handler: Any, args: tuple[Any, ..
     """Sends a request; called for each hop of a redirect."""
     message = args[1] if len(args) > 1 else kwargs["req"]
     request = prepare(message.get_method(), message.full_url, _UrllibHeaders(message), lambda: _bytes(message.data))
-    return _count(request, lambda: wrapped(*args, **kwargs), "status")
+    with hidden:
+        return _count(request, lambda: wrapped(*args, **kwargs), "status")
 
 
 def _bytes(body: Any) -> bytes | None:
@@ -227,14 +230,16 @@ def _wrap_aiohttp(module: ModuleType) -> None:
 
     def init(wrapped: Callable[..., Any], _session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs["trace_configs"] = [*(kwargs.get("trace_configs") or ()), config]
-        return wrapped(*args, **kwargs)
+        with hidden:
+            return wrapped(*args, **kwargs)
 
     async def request(
         wrapped: Callable[..., Awaitable[Any]], _session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         token = _aiohttp_body.set(kwargs.get("data") if kwargs.get("json") is None else kwargs["json"])
         try:
-            return await wrapped(*args, **kwargs)
+            with hidden:
+                return await wrapped(*args, **kwargs)
         finally:
             _aiohttp_body.reset(token)
 

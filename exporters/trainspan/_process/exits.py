@@ -10,7 +10,7 @@ import sys
 import threading
 from typing import Any, NoReturn
 
-from trainspan._guard import guarded
+from trainspan._guard import guarded, hidden
 from trainspan._process import delivery, process_span, sigterm, system_exit
 from trainspan_schemas.status import RolloutStatus
 
@@ -71,24 +71,33 @@ def _watch_os_exit() -> None:
 @guarded
 def _watch_exec() -> None:
     """Wraps `os.execv` and `os.execve`, which every `os.exec*` function calls."""
-    execve = os.execve
+    execv, execve = os.execv, os.execve
 
-    @functools.wraps(os.execv)
+    @functools.wraps(execv)
     def replace(path: Any, argv: Any, /) -> NoReturn:
-        replace_with_environment(path, argv, os.environ)
+        with hidden:
+            if _fails(path):
+                execv(path, argv)
+            replace_with_environment(path, argv, os.environ)
 
     @functools.wraps(execve)
     def replace_with_environment(path: Any, argv: Any, env: Any) -> NoReturn:
-        if isinstance(path, (str, bytes)) and not os.access(path, os.X_OK):
-            execve(path, argv, env)  # fails, as `os.execvp` does for each folder of PATH before the right one
-        following = dict(env)
-        _before_exec(following)
-        try:
-            execve(path, argv, following)
-        finally:  # it failed
-            _after_failed_exec()
+        with hidden:
+            if _fails(path):
+                execve(path, argv, env)
+            following = dict(env)
+            _before_exec(following)
+            try:
+                execve(path, argv, following)
+            finally:  # it failed
+                _after_failed_exec()
 
     os.execv, os.execve = replace, replace_with_environment
+
+
+def _fails(path: Any) -> bool:
+    """Whether exec cannot run `path`: `os.execvp` tries each folder of PATH before the right one."""
+    return isinstance(path, (str, bytes)) and not os.access(path, os.X_OK)
 
 
 @guarded

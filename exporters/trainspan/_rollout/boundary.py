@@ -15,7 +15,7 @@ import wrapt
 from opentelemetry import context
 from opentelemetry.context import Context
 
-from trainspan._guard import guarded, logger
+from trainspan._guard import guarded, hidden, logger
 from trainspan._rollout.scope import process_scope, scope_in
 
 __all__ = [
@@ -93,7 +93,8 @@ def _wrap_uvicorn(module: ModuleType) -> None:
     async def serve(
         wrapped: Callable[..., Awaitable[Any]], _server: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        return await _serve_until_done(wrapped, args, kwargs)
+        with hidden:
+            return await _serve_until_done(wrapped, args, kwargs)
 
     wrapt.wrap_function_wrapper(module.Server, "serve", serve)
 
@@ -117,7 +118,8 @@ def _wrap_master(name: str) -> Callable[[ModuleType], None]:
     def run(wrapped: Callable[..., Any], _master: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if scope := process_scope():
             scope.holds_rollouts = True
-        return wrapped(*args, **kwargs)
+        with hidden:
+            return wrapped(*args, **kwargs)
 
     def wrap_master(module: ModuleType) -> None:
         wrapt.wrap_function_wrapper(getattr(module, name), "run", run)
@@ -142,7 +144,8 @@ def _wrap_aiohttp(module: ModuleType) -> None:
 def _serve(wrapped: Callable[..., Any], _server: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     token = _begin_serving()
     try:
-        return wrapped(*args, **kwargs)
+        with hidden:
+            return wrapped(*args, **kwargs)
     finally:
         if token is not None:
             context.detach(token)
