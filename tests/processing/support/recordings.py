@@ -1,4 +1,4 @@
-"""Recordings of one agent by real instrumentations (golden/*.json), as rollouts to send; made by golden/record.py."""
+"""Recordings by real instrumentations (golden/*.json, with their versions), as rollouts to send; made by golden/record.py."""
 
 import base64
 import json

@@ -87,7 +87,7 @@ def test_a_verdict_stays_the_runners_beside_a_judge(bench: Bench) -> None:
 
 
 def _record(bench: Bench, response: str, *, span: tuple[str, str] | None) -> TestRollout:
-    """`gen_ai.evaluation.result` as a log record, as sent by GenAI evaluators."""
+    """`gen_ai.evaluation.result` as a log record; made from the GenAI conventions, as no released package sends it."""
     carrier = TestRollout(f"{bench.run_id}-evaluator", status=None)
     attributes = {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 0.75, keys.GEN_AI_RESPONSE_ID: response}
     carrier.logs.append(
