@@ -1,7 +1,7 @@
 """What tracing adds to a program from start to exit: CPU and wall seconds of ordinary agents that make one call.
 
-Each program runs bare, under `opentelemetry-instrument` with trainspan disabled, and with it, in the environment of the agents
-(`.venv-agents`) without the instrumentors of web frameworks, as `pip install trainspan` has none. A local server answers at
+Each program runs bare, under `opentelemetry-instrument` with trainspan disabled, with it, and with the instrumentor of the extra
+`messages` too, in the environment of the agents (`.venv-agents`) without those of web frameworks. A local server answers at
 once; spans go to a real OTLP receiver. The variants of a program run in turn, so that each run has neighbors to compare with.
 """
 
@@ -40,11 +40,12 @@ agent = create_agent(ChatOpenAI(model="policy"), [], system_prompt="You are a cl
 agent.invoke({"messages": [{"role": "user", "content": "hello"}]})
 """,
 }
-_BARE, _DISABLED, _TRACED = "bare", "trainspan disabled", "traced"
+_BARE, _DISABLED, _TRACED, _MESSAGES = "bare", "trainspan disabled", "traced", "traced with messages"
 _VARIANTS: dict[str, tuple[list[str], dict[str, str]]] = {
     _BARE: ([], {}),
     _DISABLED: (["opentelemetry-instrument"], {"TRAINSPAN_DISABLED": "1"}),
     _TRACED: (["opentelemetry-instrument"], {}),
+    _MESSAGES: (["opentelemetry-instrument"], {"PYTHONPATH": str(ROOT / ".venv-agents" / "messages")}),
 }
 
 
@@ -79,8 +80,9 @@ def _compare(name: str, program: Path, wired: dict[str, str]) -> dict[str, Any]:
     for place, clock in enumerate(("CPU", "wall")):
         column = {variant: [one[place] for one in runs] for variant, runs in spent.items()}
         figures |= {f"{name}: {clock} s, {variant}": summary(values, 2) for variant, values in column.items()}
-        added = [traced - bare for traced, bare in zip(column[_TRACED], column[_BARE], strict=True)]
-        figures[f"{name}: {clock} s that tracing adds"] = summary(added, 2)
+        for variant in (_TRACED, _MESSAGES):
+            added = [traced - bare for traced, bare in zip(column[variant], column[_BARE], strict=True)]
+            figures[f"{name}: {clock} s added when {variant}"] = summary(added, 2)
     return figures
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Creates .venv-agents, the environment of agents in tests: frameworks, and trainspan's base install only.
-# The frameworks' instrumentors, web frameworks and job queues are in separate folders there; tests add them through PYTHONPATH.
+# The instrumentors of openai (the extra `messages`) and of frameworks, web frameworks and job queues are in separate folders there;
+# tests add them through PYTHONPATH.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,7 +9,8 @@ folder=.venv-agents
 log=$folder/setup.log
 pins=constraints/agents.txt
 
-[ -x "$folder/bin/python" ] || .venv/bin/python -m venv "$folder"
+# Made anew, since a package that is no longer required would stay.
+.venv/bin/python -m venv --clear "$folder"
 pip=("$folder/bin/python" -m pip --disable-pip-version-check --quiet)
 : >"$log"
 
@@ -24,10 +26,10 @@ echo "trainspan: installing the agents' environment for tests (log: $log)"
 run install --constraint "$pins" --editable ".[web]" \
     langchain langchain-openai langgraph openai-agents autogen-agentchat "autogen-ext[openai]" agno smolagents \
     aiohttp fastapi gunicorn requests uvicorn
-rm -rf "$folder/traceloop" "$folder/openinference" "$folder/web" "$folder/jobs"
-run install --constraint "$pins" --no-deps --target "$folder/traceloop" \
-    opentelemetry-instrumentation-langchain opentelemetry-instrumentation-openai-agents \
+run install --constraint "$pins" --no-deps --target "$folder/messages" \
     opentelemetry-instrumentation-openai opentelemetry-semantic-conventions-ai
+run install --constraint "$pins" --no-deps --target "$folder/traceloop" \
+    opentelemetry-instrumentation-langchain opentelemetry-instrumentation-openai-agents
 run install --constraint "$pins" --no-deps --target "$folder/openinference" \
     openinference-instrumentation openinference-semantic-conventions openinference-instrumentation-openai \
     openinference-instrumentation-langchain openinference-instrumentation-openai-agents \

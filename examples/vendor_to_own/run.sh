@@ -4,6 +4,10 @@
 # examples/vendor_to_own/run.sh [MODEL_DIR]     from the repository's root; without a model, one with random weights is made
 set -euo pipefail
 
+python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("opentelemetry.instrumentation.openai") is None)' || {
+  echo "the agent's conversations would not be recorded: pip install 'trainspan[messages]'" >&2
+  exit 1
+}
 here=examples/vendor_to_own
 config=$here/trainspan.toml
 home=${TRAINSPAN_HOME:-.trainspan}

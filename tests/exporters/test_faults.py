@@ -59,7 +59,6 @@ PLACES = [
 """Functions and modules that the steps use; none is guarded itself."""
 
 
-
 def test_each_place_exists() -> None:
     for place in (*STEPS, *PLACES):
         module, _, path = place.partition(":")

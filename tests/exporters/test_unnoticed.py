@@ -357,9 +357,9 @@ def test_warnings_caused_only_by_instrumentors_are_dropped(tmp_path: Path, wired
     source = """
         import openai
         from opentelemetry import trace
-        from opentelemetry.instrumentation.threading import ThreadingInstrumentor
+        from opentelemetry.instrumentation.openai import OpenAIInstrumentor
 
-        ThreadingInstrumentor().instrument()
+        OpenAIInstrumentor().instrument()
         messages = [{"role": "user", "content": "u"}]
         client = openai.OpenAI()
         client.chat.completions.create(model="policy", messages=messages, temperature=openai.omit, top_p=openai.omit)
@@ -403,6 +403,11 @@ def test_openais_instrumentor_is_loaded_once_and_only_with_openai(
     (call,) = (span for span in recorder.spans if "gen_ai.request.model" in span.attributes)
     assert call.trace_id == rollout.trace_id
     assert rollout.attributes[keys.ROLLOUT_CALLS] == 1
+
+
+def test_warnings_as_errors_change_nothing(tmp_path: Path, wired: dict[str, str]) -> None:
+    ran = run(write(tmp_path, CALL), wired | {"PYTHONWARNINGS": "error"})
+    assert (ran.code, ran.stdout, ran.stderr) == (0, "", "")
 
 
 def test_an_agent_that_fails_in_a_thread_pool_loses_no_call(

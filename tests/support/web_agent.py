@@ -37,11 +37,16 @@ class WebAgent:
 
 @contextlib.contextmanager
 def web_agent(folder: Path, command: list[str], extra: Mapping[str, str]) -> Iterator[WebAgent]:
-    """Runs `command`, with `{port}` filled in, in `folder`; ends it by SIGTERM, so that its spans have been sent."""
+    """Runs `command`, with `{port}` filled in, in `folder`; ends it by SIGTERM, so that its spans have been sent.
+
+    The instrumentation of openai, from the extra `messages`, records each call.
+    """
     (port,) = free_ports(1)
+    python_path = os.pathsep.join(filter(None, (str(AGENTS / "messages"), extra.get("PYTHONPATH"))))
+    path = f"{AGENTS / 'bin'}{os.pathsep}{os.environ['PATH']}"
     process = subprocess.Popen(
         ["opentelemetry-instrument", *(word.format(port=port) for word in command)],
-        env={**environment(extra), "PATH": f"{AGENTS / 'bin'}{os.pathsep}{os.environ['PATH']}"},
+        env={**environment(extra), "PATH": path, "PYTHONPATH": python_path},
         cwd=folder,
         stderr=subprocess.PIPE,
         text=True,

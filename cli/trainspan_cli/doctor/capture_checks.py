@@ -80,6 +80,16 @@ def capture_findings(store: str) -> list[Finding]:
             "set OPENAI_BASE_URL of the agent to the policy server",
         ),
         (
+            "calls unknown",
+            "SELECT count(*) FROM rollouts r WHERE r.n_calls > 0 "
+            "AND NOT EXISTS (SELECT 1 FROM calls c WHERE c.trace_id = r.trace_id) "
+            """AND NOT EXISTS (SELECT 1 FROM spans s WHERE s.trace_id = r.trace_id """
+            """AND (s.attributes LIKE '%"gen_ai.request.model"%' OR s.attributes LIKE '%"llm.model_name"%'))""",
+            lambda n: f"{n} rollouts made model calls that nothing recorded",
+            "set OPENAI_BASE_URL of the agent to the policy server; for conversations with a vendor's model, "
+            "pip install 'trainspan[messages]' in the agent's environment",
+        ),
+        (
             "token ids",
             f"""SELECT count(*) FROM spans WHERE attributes LIKE '%"{keys.CALL_LACKS}"%'""",
             lambda n: (

@@ -29,9 +29,7 @@ def watch_threads() -> None:
     wrapt.wrap_function_wrapper(futures.ThreadPoolExecutor, "submit", _submit)
 
 
-def _start(
-    wrapped: Callable[..., Any], thread: threading.Thread, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _start(wrapped: Callable[..., Any], thread: threading.Thread, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     _keep(thread)
     with hidden:
         return wrapped(*args, **kwargs)
@@ -45,9 +43,7 @@ def _bootstrap(
         return wrapped(*args, **kwargs)
 
 
-def _submit(
-    wrapped: Callable[..., Any], _pool: futures.Executor, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _submit(wrapped: Callable[..., Any], _pool: futures.Executor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     submitted = _in_context(args[0]) if args else None
     with hidden:
         return wrapped(submitted, *args[1:], **kwargs) if submitted else wrapped(*args, **kwargs)

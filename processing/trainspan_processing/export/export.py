@@ -30,8 +30,10 @@ Kind = Literal["sft", "dpo"]
 
 _MAKERS: Final = {"sft": supervised_examples, "dpo": preference_pairs}
 _NO_TEXT: Final = (
-    "no client instrumentation recorded the messages: configure the agent's to record them (OpenTelemetry's own: "
-    "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true), or decode the tokens of a dataset with --form text"
+    "no client instrumentation recorded the messages: install trainspan[messages] in the agent's environment (for the openai "
+    "package; other clients need their instrumentation, and OpenTelemetry's own ones the setting "
+    "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true) and run the agent again, or decode the tokens of a dataset with "
+    "--form text"
 )
 
 

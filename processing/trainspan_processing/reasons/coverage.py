@@ -43,6 +43,11 @@ EXPECTED: Final = frozenset(
 )
 """Reasons that the user chose, or that are no fault of the agent or the setup, and so do not lower the coverage."""
 
+_NO_CALL: Final = (
+    "set OPENAI_BASE_URL of the agent to the policy server (`trainspan serve`); conversations with a vendor's model are for "
+    "`trainspan sft`, and recorded if trainspan[messages] is installed in the agent's environment"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
@@ -211,6 +216,9 @@ def check_outcome(
     `reasons` returns all reasons, worst first. `may_be_empty`: a round in which all rewards are equal is a dataset without rows,
     not a failure.
     """
+    if not coverage.seen and coverage.rollouts_seen:
+        many = "1 rollout" if coverage.rollouts_seen == 1 else f"{coverage.rollouts_seen} rollouts"
+        raise NothingToTrainError(f"no call was recorded of the {many} in {where}: {_NO_CALL}", coverage.figures)
     if not coverage.seen:
         raise NothingToTrainError(
             f"no call in {where} is waiting for a dataset: run the agent first (`trainspan rollout --help`)",

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 __all__ = ["CASES", "FRAMEWORKS", "INSTRUMENTORS", "Case"]
 
 INSTRUMENTORS = {
-    "off": "without the openai instrumentation",
     "base": "base install",
     "traceloop": "traceloop added",
     "openinference": "OpenInference added",
@@ -29,7 +28,7 @@ _NO_SYNCHRONOUS_STREAM = ((False, False), (True, False), (True, True))
 _ASYNCHRONOUS = ((True, False), (True, True))
 
 FRAMEWORKS = {
-    "openai": Framework("openai", "plain_openai.py", False, _ALL, ("off", "base", "openinference")),
+    "openai": Framework("openai", "plain_openai.py", False, _ALL, ("base", "traceloop", "openinference")),
     "langgraph": Framework(
         "LangChain agent on LangGraph", "langgraph_agent.py", False, _ALL, ("base", "traceloop", "openinference")
     ),
@@ -51,9 +50,9 @@ FRAMEWORKS = {
         ("base", "traceloop", "openinference"),
         ("--responses",),
     ),
-    "autogen": Framework("AutoGen", "autogen_agent.py", False, _ASYNCHRONOUS, ("off", "base", "openinference")),
+    "autogen": Framework("AutoGen", "autogen_agent.py", False, _ASYNCHRONOUS, ("base", "traceloop", "openinference")),
     "autogen-team": Framework(
-        "AutoGen, two agents", "autogen_team.py", True, _ASYNCHRONOUS, ("off", "base", "openinference")
+        "AutoGen, two agents", "autogen_team.py", True, _ASYNCHRONOUS, ("base", "traceloop", "openinference")
     ),
 }
 
@@ -92,6 +91,7 @@ CASES = tuple(
 QUICK = frozenset(
     {
         "openai-sync-base",
+        "openai-sync-traceloop",
         "openai-async-stream-openinference",
         "langgraph-sync-stream-base",
         "langgraph-async-traceloop",

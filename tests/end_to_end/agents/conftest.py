@@ -73,7 +73,14 @@ class Stack:
         self.server, self.collector, self._record = server, collector, record
         self.ready = threading.Lock()
 
-    def run(self, *command: str, name: str, extra: dict[str, str] | None = None, timeout_s: float = 120) -> Ran:
+    def run(
+        self,
+        *command: str,
+        name: str,
+        extra: dict[str, str] | None = None,
+        timeout_s: float = 120,
+        traced: bool = True,
+    ) -> Ran:
         """`command` under `opentelemetry-instrument` in the agents' environment, known as service and client `name`."""
         environ = {
             **environment({}),
@@ -86,7 +93,7 @@ class Stack:
             **(extra or {}),
         }
         done = subprocess.run(
-            ["opentelemetry-instrument", "python", *command],
+            [*(["opentelemetry-instrument"] if traced else []), "python", *command],
             env=environ,
             cwd=PROGRAMS,
             capture_output=True,

@@ -11,6 +11,7 @@ import sys
 import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,16 +46,30 @@ class Fit:
     why_not: str
 
 
+def _project() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return project
+
+
 def base_requirements() -> list[str]:
-    requirements: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    return requirements
+    return list(_project()["dependencies"])
+
+
+def requirements_of_programs() -> list[str]:
+    """The base install and the extra `messages`: the PROGRAMS look for the spans of openai's client."""
+    return [*base_requirements(), *_project()["optional-dependencies"]["messages"]]
+
+
+def test_the_base_install_has_no_instrumentor() -> None:
+    """The instrumentation of openai would import all of openai, which takes longer than the rest of the start."""
+    contrib = [name for name in base_requirements() if "opentelemetry-instrumentation-" in name]
+    assert not contrib
 
 
 def test_the_page_names_the_lowest_release_and_all_packages_are_of_it() -> None:
     """Releases of the SDK and of the instrumentation come in pairs: 1.30 with 0.51b0."""
     bounds = dict(re.findall(r"^(opentelemetry-[\w-]+)>=([\d.b]+)", "\n".join(base_requirements()), re.MULTILINE))
-    lowest = {version for name, version in bounds.items() if name != "opentelemetry-instrumentation-openai"}
-    assert lowest == {"1.30", "0.51b0"}
+    assert set(bounds.values()) == {"1.30", "0.51b0"}
     assert "works with OpenTelemetry 1.30 to" in PAGE.read_text()
 
 
@@ -106,9 +121,9 @@ def test_the_newest_release_of_a_framework_and_the_base_install_fit(
 
 @pytest.fixture(scope="module", params=["lowest-direct", "highest"])
 def release(request: pytest.FixtureRequest, uv: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of a fresh environment: the base install in its lowest or newest releases, and HTTP clients."""
+    """The `bin` of a fresh environment: the agent's side in its lowest or newest releases, and HTTP clients."""
     place = tmp_path_factory.mktemp(request.param)
-    versions, refused = resolve(uv, base_requirements(), "--resolution", request.param)
+    versions, refused = resolve(uv, requirements_of_programs(), "--resolution", request.param)
     assert not refused
     own = f"opentelemetry-exporter-otlp-proto-http=={versions['opentelemetry-sdk']}"
     clients = ["openai", "httpx", "requests", "aiohttp", "gevent", own]

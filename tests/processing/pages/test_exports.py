@@ -19,6 +19,7 @@ from trainspan_processing.export.conversations import RecordedCall, SpokenSpan, 
 from trainspan_processing.export.dpo import preference_pairs
 from trainspan_processing.export.sft import supervised_examples
 from trainspan_processing.text.chat_messages import chat_messages, same_messages, tools_of
+from trainspan_schemas.errors import DatasetError
 
 TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
 
@@ -306,6 +307,18 @@ def test_a_vendors_answers_are_exported_from_the_store(bench: Bench, tmp_path: P
     assert (manifest["examples"], manifest["sources"][0]["chosen"]["reward"]) == (1, 1.0)
     again = _export(bench, "sft", store, out, "--run", bench.run_id)
     assert (again.returncode, len(again.stderr.splitlines())) == (2, 1)
+
+
+def test_rollouts_whose_messages_nobody_recorded_are_told_what_to_install(bench: Bench, tmp_path: Path) -> None:
+    bench.send(*(bench.rollout(name, stated_calls=1).reward(float(name == "a")) for name in "ab"))
+    store = bench.collectors[0].store
+    for kind in ("sft", "dpo"):
+        done = _export(bench, kind, store, tmp_path / "out.jsonl", "--run", bench.run_id)
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+        assert "install trainspan[messages] in the agent's environment" in done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+    with pytest.raises(DatasetError, match=r"no call was recorded of the 2 rollouts in run .*trainspan\[messages\]"):
+        bench.build()
 
 
 def test_the_rows_of_a_dataset_are_decoded_exactly(bench: Bench, tmp_path: Path) -> None:
