@@ -15,7 +15,7 @@ from trainspan_schemas.stored import EvaluationRow, LogRow, SpanRow, columns
 
 __all__ = ["CALL_FACTS", "IDENTITY", "STORE_VERSION", "VIEWS"]
 
-STORE_VERSION: Final = 7
+STORE_VERSION: Final = 8
 """Version of the tables under the views; kept in the store's `meta` table."""
 
 CALL_FACTS: Final = (

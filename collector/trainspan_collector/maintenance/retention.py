@@ -11,6 +11,7 @@ from typing import Final
 import duckdb
 
 from trainspan_collector.maintenance.selection import GONE, Criteria, select
+from trainspan_collector.store.insert import drop_empty_places
 from trainspan_collector.store.key_index import KeyIndex
 
 __all__ = ["Retention"]
@@ -49,6 +50,8 @@ class Retention:
                 delete = f"DELETE FROM stored.{table} WHERE {GONE}"
                 n_rows += cursor.execute(delete, selection.parameters).fetchall()[0][0]
                 cursor.execute(f"DELETE FROM stored.{table} WHERE seq IS NULL AND received_ns < ?", [before_ns])
+            if n_rows:
+                drop_empty_places(cursor)
         if n_rows:
             log.warning("retention traces=%d rows=%d", selection.traces.num_rows, n_rows)
         return n_rows

@@ -15,6 +15,7 @@ from trainspan_collector.journal.segments import Progress
 from trainspan_collector.maintenance.selection import GONE, Selection
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
 from trainspan_collector.store.database import Database
+from trainspan_collector.store.insert import add_places
 from trainspan_collector.store.row_groups import GROUP_BYTES, largest_row_bytes, rows_at_once
 
 __all__ = ["Rewriting", "remove_leftovers"]
@@ -48,6 +49,7 @@ class Rewriting:
         since = source.sql(_REPLACED_SINCE, params={"copied_to": self._copied_to}).to_arrow_table()
         if since.num_rows:
             target.from_arrow(since).insert_into("stored.superseded")
+        add_places(target, up_to_seq)
         self._copied_to = up_to_seq
 
     def finish(self, progress: Progress) -> None:

@@ -10,11 +10,19 @@ from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.segments import marker_of
 from trainspan_collector.maintenance.stats import store_files
 from trainspan_collector.store.duckdb_errors import first_line
+from trainspan_collector.store.insert import lacking_places
 from trainspan_collector.store.key_index import KeyIndex, KeyIndexError
 
 __all__ = ["verify"]
 
-_TABLES: Final = {"spans": "seq", "logs": "seq", "evaluations": "seq", "superseded": "*", "progress": "*"}
+_TABLES: Final = {
+    "spans": "seq",
+    "logs": "seq",
+    "evaluations": "seq",
+    "superseded": "*",
+    "places": "*",
+    "progress": "*",
+}
 """Table → what is counted as its rows."""
 _QUESTIONS: Final = {
     "duplicate spans": "SELECT count(*) - count(DISTINCT (trace_id, span_id)) FROM stored.live_spans",
@@ -28,6 +36,7 @@ _QUESTIONS: Final = {
         (SELECT seq FROM stored.spans UNION ALL SELECT seq FROM stored.logs UNION ALL SELECT seq FROM stored.evaluations)
         WHERE seq > (SELECT last_seq FROM stored.progress)""",
     "spans whose key differs from their id": "SELECT count(*) FROM stored.spans WHERE printf('%016x', span_key) <> span_id",
+    "places of traces and rollouts that are not known": lacking_places(),
     "calls without token ids": "SELECT count(*) FROM calls WHERE prompt_ids IS NULL AND completion_ids IS NULL",
 }
 """What must not occur → SQL that counts it."""

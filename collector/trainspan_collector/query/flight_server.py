@@ -29,6 +29,7 @@ from trainspan_collector.network.flight_messages import SERVICE, Action, Result,
 from trainspan_collector.network.grpc_limits import CallGuard, RoleHandlers, abort, server_options
 from trainspan_collector.network.grpc_timeout import MessageTimeout
 from trainspan_collector.query.named_reads import named_read
+from trainspan_collector.query.places import Places
 from trainspan_collector.query.tickets import Request, parse_ticket
 from trainspan_collector.store.database import Database
 from trainspan_collector.store.duckdb_errors import first_line, lacks_memory
@@ -149,10 +150,10 @@ def _answer(
         with store.readers.query(store.database, request.sql, behind, context.cancel) as process:
             yield from process.answer()
         return
-    query = named_read(request.read, request.parameters)
     with store.readers.snapshot(store.database, context.cancel) as snapshot:
         reader = None
         try:
+            query = named_read(request.read, request.parameters, Places(snapshot.cursor))
             reader = snapshot.query(query.sql, query.parameters)
             metadata = {"watermark": str(snapshot.watermark), "behind": behind}
             yield flight_data(pa.ipc.read_message(reader.schema.with_metadata(metadata).serialize()))

@@ -1,15 +1,16 @@
 """Named reads of Flight: names and parameters → one SQL query with bound values.
 
 Two of them are for readers that process a large store piece by piece: `holdings` returns what the store has of each rollout
-and where, `tokens` returns the tokens of calls by their `seq` alone. `newest` is for those who watch: its cost does not depend
-on the size of the store.
+and where, `tokens` returns the tokens of calls by their `seq` alone. `records` returns log records by their event. `newest` is
+for those who watch: its cost does not depend on the size of the store.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trainspan_collector.query.scoped_views import PLACES, SEEDS, nearby
+from trainspan_collector.query.places import EVERYWHERE, Places
+from trainspan_collector.query.scoped_views import SEEDS, nearby
 from trainspan_collector.rows.promoted import PROMOTED
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.views import IDENTITY, VIEWS
@@ -99,22 +100,21 @@ class Query:
     parameters: dict[str, object]
 
 
-def named_read(name: str, parameters: Mapping[str, object]) -> Query:
-    """The query of a read. Raises UsageError for an unknown read, parameter or column.
+def named_read(name: str, parameters: Mapping[str, object], places: Places) -> Query:
+    """The query of a read, for the store that `places` are of. Raises UsageError for an unknown read, parameter or column.
 
     `task_id`: only the rollouts of this task.
     `without_calls`: only spans that the read `calls` does not return. `without_rollout`: only rows without a rollout.
     """
-    special = {"holdings": _holdings, "tokens": _tokens, "newest": _newest}
+    special = {"holdings": _holdings, "tokens": _tokens, "records": _records, "newest": _newest}
     if name not in READS and name not in special:
         raise UsageError(f"unknown read {name!r}; reads are {', '.join((*READS, *special))}")
     given = {key: value for key, value in parameters.items() if value is not None}
     if name in special:
-        return special[name](given)
+        return special[name](given, places)
     of_spans = ("without_calls",) if name == "spans" else ()
-    placed = PLACES if name in ("spans", "calls", "evaluations") else ()
     of_rollouts = ("task_id",) if name == "rollouts" else ()
-    _expect(name, given, (*_CHOOSING, "columns", *of_spans, *of_rollouts, *placed))
+    _expect(name, given, (*_CHOOSING, "columns", *of_spans, *of_rollouts))
     bound: dict[str, object] = {}
     tables = []
     conditions = _conditions(given, bound)
@@ -130,11 +130,11 @@ def named_read(name: str, parameters: Mapping[str, object]) -> Query:
     # With its own filter, the scan reads the payload of only those rows that the join may need.
     spans = {"calls": "(FROM stored.spans WHERE is_call)", "spans": "stored.spans"}
     payload = f"{spans[name]} s JOIN chosen i ON i.seq = s.seq" if name in spans else "chosen i"
-    return Query(f"WITH {', '.join(_near(name, tables, given, bound))} SELECT {columns} FROM {payload}", bound)
+    return Query(f"WITH {', '.join(_near(name, tables, given, bound, places))} SELECT {columns} FROM {payload}", bound)
 
 
-def _holdings(given: Mapping[str, object]) -> Query:
-    _expect("holdings", given, (*_CHOOSING, "columns"))
+def _holdings(given: Mapping[str, object], places: Places) -> Query:
+    _expect("holdings", given, (*_CHOOSING, "task_id", "columns"))
     bound: dict[str, object] = {}
     conditions = _conditions(given, bound)
     tables = [_TOUCHED] if "since_seq" in given else []
@@ -154,7 +154,7 @@ held AS MATERIALIZED (
     columns = ", ".join(_columns("holdings", HOLDINGS, given))
     return Query(
         f"""
-WITH {", ".join(_near("holdings", tables, given, bound))}
+WITH {", ".join(_near("holdings", tables, given, bound, places))}
 SELECT {columns} FROM chosen
 WHERE trace_id IN (
     SELECT trace_id FROM chosen WHERE rollout_id IN (SELECT rollout_id FROM chosen WHERE is_selected)
@@ -163,7 +163,7 @@ WHERE trace_id IN (
     )
 
 
-def _tokens(given: Mapping[str, object]) -> Query:
+def _tokens(given: Mapping[str, object], _: Places) -> Query:
     _expect("tokens", given, ("seqs", "columns"))
     seqs = given.get("seqs")
     if not isinstance(seqs, list) or not all(type(seq) is int for seq in seqs):
@@ -175,7 +175,23 @@ def _tokens(given: Mapping[str, object]) -> Query:
     return Query(f"SELECT {columns} FROM stored.spans WHERE is_call AND seq IN ({wanted})", bound)
 
 
-def _newest(given: Mapping[str, object]) -> Query:
+def _records(given: Mapping[str, object], places: Places) -> Query:
+    _expect("records", given, ("event_names", "trace_ids", "attribute", "columns"))
+    if "event_names" not in given:
+        raise UsageError("the read 'records' needs the parameter event_names")
+    bound: dict[str, object] = {"event_names": _texts(given, "event_names")}
+    conditions = ["event_name IN (SELECT unnest($event_names::VARCHAR[]))"]
+    if "trace_ids" in given:
+        bound["trace_ids"] = trace_ids = _texts(given, "trace_ids")
+        conditions += [places.of_traces(trace_ids), "trace_id IN (SELECT unnest($trace_ids::VARCHAR[]))"]
+    if "attribute" in given:
+        conditions.append("contains(attributes, '\"' || $attribute || '\"')")
+        bound["attribute"] = _checked(given, "attribute", str)
+    columns = ", ".join(_columns("records", READS["logs"], given))
+    return Query(f"SELECT {columns} FROM main.logs WHERE {' AND '.join(conditions)}", bound)
+
+
+def _newest(given: Mapping[str, object], _: Places) -> Query:
     _expect("newest", given, ("rows", "columns"))
     rows = _checked({"rows": 1000, **given}, "rows", int)
     if not isinstance(rows, int) or not 0 < rows <= _MOST_NEWEST:
@@ -217,28 +233,25 @@ def _conditions(given: Mapping[str, object], bound: dict[str, object]) -> list[s
     return conditions
 
 
-def _near(name: str, tables: list[str], given: Mapping[str, object], bound: dict[str, object]) -> list[str]:
+def _near(
+    name: str, tables: list[str], given: Mapping[str, object], bound: dict[str, object], places: Places
+) -> list[str]:
     """The tables, limited to what is near the most selective parameter."""
-    places = _places(given, bound)
     selective = {parameter for parameter in bound if (parameter, bound[parameter]) != _ALL}
     if name in _OF_SPANS and given.get("without_rollout"):
         selective.add("round_without_rollout" if "round" in bound else "without_rollout")
     seeds = [parameter for parameter in SEEDS if parameter in selective]
-    return nearby(tables, seeds[0], places) if seeds else tables
+    return nearby(tables, seeds[0], _within(seeds[0], bound, places)) if seeds else tables
 
 
-def _places(given: Mapping[str, object], bound: dict[str, object]) -> list[tuple[int, int]] | None:
-    if not any(key in given for key in PLACES):
-        return None
-    if "since_seq" in given or not all(key in given for key in (*PLACES, "rollout_ids")):
-        raise UsageError(f"parameters rollout_ids, {' and '.join(PLACES)} must be given together, without since_seq")
-    bound["seen_seq"] = _checked(given, "seen_seq", int)
-    ranges = given["spans_within"]
-    if not isinstance(ranges, list) or not all(
-        isinstance(item, list) and len(item) == 2 and all(type(seq) is int for seq in item) for item in ranges
-    ):
-        raise UsageError(f"parameter spans_within = {ranges!r} is not a list of ranges [from, to]")
-    return [(first, last) for first, last in ranges]
+def _within(seed: str, bound: dict[str, object], places: Places) -> str:
+    """Where the rows are that a read from these seeds needs; the rollouts of a task are added to `bound`."""
+    if seed == "rollout_ids":
+        return places.of_rollouts(_texts(bound, "rollout_ids"))
+    if seed == "task_id":
+        bound["task_rollouts"] = rollout_ids = places.rollouts_of(str(bound["task_id"]))
+        return places.of_rollouts(rollout_ids)
+    return places.without_rollout() if seed.endswith("without_rollout") else EVERYWHERE
 
 
 def _qualified(name: str, column: str) -> str:

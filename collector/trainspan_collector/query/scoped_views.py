@@ -5,8 +5,8 @@ is limited to the rows that can matter. It starts from seeds: rows that meet a n
 a trace of a seed, or in a trace of a seed's rollout. So the traces and rollouts of the seeds are looked up, then those that
 share a trace or rollout with them, which are then complete. These scans read two narrow columns.
 
-If rollouts are named, the identity of others in their traces does not matter, and one lookup is enough. A reader that knows
-where their spans are in the store saves that, too.
+If rollouts are named, the identity of others in their traces does not matter, and one lookup is enough; all scans are limited
+to the places of these traces (places.py).
 """
 
 import functools
@@ -15,12 +15,9 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Final
 
-__all__ = ["PLACES", "SEEDS", "nearby"]
+from trainspan_collector.query.places import EVERYWHERE, NOWHERE
 
-PLACES: Final = ("spans_within", "seen_seq")
-"""Parameters of a read by rollout ids, given together: ranges [from, to] of `seq` that contain all spans of these rollouts'
-traces, as of when the store's last one was `seen_seq`. Rollouts and traces that have received more since are searched for
-everywhere: the new spans may determine the rollout of the older ones."""
+__all__ = ["SEEDS", "nearby"]
 
 SEEDS: Final = {
     "rollout_ids": "SELECT unnest($rollout_ids::VARCHAR[]) AS rollout_id",
@@ -28,17 +25,18 @@ SEEDS: Final = {
     SELECT trace_id, rollout_id FROM stored.live_spans WHERE seq > $since_seq
     UNION SELECT trace_id, rollout_id FROM stored.live_evaluations WHERE seq > $since_seq
     UNION SELECT trace_id, rollout_id FROM stored.logs WHERE seq > $since_seq""",
-    "task_id": "SELECT DISTINCT rollout_id FROM stored.spans WHERE task_id = $task_id AND rollout_id IS NOT NULL",
+    "task_id": "SELECT unnest($task_rollouts::VARCHAR[]) AS rollout_id",
     "round_without_rollout": (
-        "SELECT trace_id, rollout_id FROM stored.live_spans WHERE rollout_id IS NULL AND round = $round"
+        "SELECT trace_id, rollout_id FROM stored.live_spans WHERE rollout_id IS NULL AND round = $round AND {within}"
     ),
-    "without_rollout": "SELECT trace_id, rollout_id FROM stored.live_spans WHERE rollout_id IS NULL",
+    "without_rollout": "SELECT trace_id, rollout_id FROM stored.live_spans WHERE rollout_id IS NULL AND {within}",
     "round": "SELECT trace_id, rollout_id FROM stored.live_spans WHERE round = $round",
 }
 """A read's parameter, the most selective first → SQL of the traces and rollouts stated by the spans that meet it.
 
 Those without a rollout are only for reads of spans: an evaluation without a rollout may have no trace either. `round` and
-`without_rollout` together are `round_without_rollout`: no rollout completes such a span's round."""
+`without_rollout` together are `round_without_rollout`: no rollout completes such a span's round. `{within}`: where these
+spans are."""
 
 _NAMING: Final = ("rollout_ids", "task_id")
 """Those that name rollouts; `task_id` is for reads of rollouts, whose task is one that their own spans state."""
@@ -49,13 +47,13 @@ _COLUMNS: Final = (
 )
 """The columns of a span that the views use; its payload is joined to the selected rows."""
 
-_TOUCHING: Final = f"""
+_TOUCHING: Final = """
 said AS NOT MATERIALIZED (
-    SELECT trace_id, rollout_id FROM stored.spans
-    UNION ALL SELECT trace_id, rollout_id FROM stored.evaluations
-    UNION ALL SELECT trace_id, rollout_id FROM stored.logs
+    SELECT trace_id, rollout_id FROM stored.spans WHERE {within}
+    UNION ALL SELECT trace_id, rollout_id FROM stored.evaluations WHERE {within}
+    UNION ALL SELECT trace_id, rollout_id FROM stored.logs WHERE {within}
 ),
-seeds AS MATERIALIZED ({{seeds}}),
+seeds AS MATERIALIZED ({seeds}),
 seed_traces AS (SELECT trace_id FROM seeds WHERE trace_id IS NOT NULL),
 seed_rollouts AS MATERIALIZED (
     SELECT rollout_id FROM seeds WHERE rollout_id IS NOT NULL
@@ -72,77 +70,77 @@ some_rollouts AS MATERIALIZED (
 some_traces AS MATERIALIZED (
     FROM met_traces
     UNION SELECT trace_id FROM said WHERE trace_id IS NOT NULL AND rollout_id IN (FROM some_rollouts)
-),
-some_spans AS MATERIALIZED (SELECT {_COLUMNS} FROM stored.spans WHERE trace_id IN (FROM some_traces)),
-near_live_spans AS MATERIALIZED (FROM some_spans s ANTI JOIN stored.superseded d ON d.seq = s.seq),"""
-_NAMED: Final = f"""
-some_rollouts AS MATERIALIZED ({{seeds}}),
-some_traces AS MATERIALIZED (
-    SELECT trace_id FROM stored.spans WHERE rollout_id IN (FROM some_rollouts)
-    UNION SELECT trace_id FROM stored.evaluations WHERE trace_id IS NOT NULL AND rollout_id IN (FROM some_rollouts)
-    UNION SELECT trace_id FROM stored.logs WHERE trace_id IS NOT NULL AND rollout_id IN (FROM some_rollouts)
-),
-some_spans AS MATERIALIZED (SELECT {_COLUMNS} FROM stored.spans WHERE trace_id IN (FROM some_traces)),
-near_live_spans AS MATERIALIZED (FROM some_spans s ANTI JOIN stored.superseded d ON d.seq = s.seq),"""
-_PLACED: Final = f"""
-some_rollouts AS MATERIALIZED ({SEEDS["rollout_ids"]}),
-changed_rollouts AS MATERIALIZED (
-    SELECT DISTINCT rollout_id FROM stored.spans WHERE seq > $seen_seq AND rollout_id IN (FROM some_rollouts)
-),
-known_traces AS MATERIALIZED (
-    SELECT DISTINCT trace_id FROM stored.spans WHERE ({{within}}) AND rollout_id IN (FROM some_rollouts)
-),
-changed_traces AS MATERIALIZED (
-    SELECT trace_id FROM stored.spans WHERE rollout_id IN (FROM changed_rollouts)
-    UNION SELECT trace_id FROM stored.spans WHERE seq > $seen_seq AND trace_id IN (FROM known_traces)
-),
-same_traces AS MATERIALIZED (FROM known_traces EXCEPT FROM changed_traces),
-some_traces AS MATERIALIZED (FROM same_traces UNION ALL FROM changed_traces),
-changed_spans AS MATERIALIZED (SELECT {_COLUMNS} FROM stored.spans WHERE trace_id IN (FROM changed_traces)),
-near_live_spans AS MATERIALIZED (
-    SELECT {_COLUMNS} FROM stored.spans s ANTI JOIN stored.superseded d ON d.seq = s.seq
-    WHERE ({{within}}) AND trace_id IN (FROM same_traces)
-    UNION ALL FROM changed_spans s ANTI JOIN stored.superseded d ON d.seq = s.seq
 ),"""
-_NEAR: Final = """
+_NAMED: Final = """
+some_rollouts AS MATERIALIZED ({seeds}),
+some_traces AS MATERIALIZED (
+    SELECT trace_id FROM stored.spans WHERE {within} AND rollout_id IN (FROM some_rollouts)
+    UNION SELECT trace_id FROM stored.evaluations
+    WHERE {within} AND trace_id IS NOT NULL AND rollout_id IN (FROM some_rollouts)
+    UNION SELECT trace_id FROM stored.logs
+    WHERE {within} AND trace_id IS NOT NULL AND rollout_id IN (FROM some_rollouts)
+),"""
+_NEAR: Final = f"""
+some_spans AS MATERIALIZED (SELECT {_COLUMNS} FROM stored.spans WHERE {{within}} AND trace_id IN (FROM some_traces)),
+near_live_spans AS MATERIALIZED (FROM some_spans s ANTI JOIN stored.superseded d ON d.seq = s.seq),
 some_evaluations AS MATERIALIZED (
-    SELECT seq FROM stored.evaluations WHERE trace_id IN (FROM some_traces)
-    UNION SELECT seq FROM stored.evaluations WHERE rollout_id IN (FROM some_rollouts)
+    SELECT seq FROM stored.evaluations WHERE {{within}} AND trace_id IN (FROM some_traces)
+    UNION SELECT seq FROM stored.evaluations WHERE {{within}} AND rollout_id IN (FROM some_rollouts)
 ),
-near_evaluations AS MATERIALIZED (SELECT * FROM stored.evaluations WHERE seq IN (FROM some_evaluations)),
+near_evaluations AS MATERIALIZED (SELECT * FROM stored.evaluations WHERE {{within}} AND seq IN (FROM some_evaluations)),
 near_live_evaluations AS MATERIALIZED (FROM near_evaluations e ANTI JOIN stored.superseded d ON d.seq = e.seq),
 near_logs AS MATERIALIZED (
-    SELECT seq, trace_id, rollout_id FROM stored.logs WHERE trace_id IN (FROM some_traces)
-    UNION SELECT seq, trace_id, rollout_id FROM stored.logs WHERE rollout_id IN (FROM some_rollouts)
-)"""
+    SELECT seq, trace_id, rollout_id FROM stored.logs WHERE {{within}} AND trace_id IN (FROM some_traces)
+    UNION SELECT seq, trace_id, rollout_id FROM stored.logs WHERE {{within}} AND rollout_id IN (FROM some_rollouts)
+),"""
 _BASES: Final = ("live_spans", "live_evaluations", "logs")
 _DERIVED: Final = (
     "trace_rollouts", "rollout_identities", "span_identities", "bound_evaluations", "log_rollouts", "rollouts",
 )  # fmt: skip
 _NAME: Final = re.compile(rf"\b(?:stored\.({'|'.join((*_BASES, *_DERIVED))})|main\.(rollouts))\b")
+_WORD: Final = re.compile(r"\w+")
+_EXPRESSION: Final = re.compile(r"^(\w+) AS .*?(?=^\w+ AS |\Z)", re.MULTILINE | re.DOTALL)
 
 
-def nearby(tables: Sequence[str], parameter: str, places: Sequence[tuple[int, int]] | None = None) -> list[str]:
+def nearby(tables: Sequence[str], parameter: str, within: str) -> list[str]:
     """A query's common table expressions, which name views with their schema, limited to what is near the seeds.
 
-    `parameter` is one of SEEDS, with its values bound in the query; `places`, the ranges of PLACES, is only for rollout ids.
+    `parameter` is one of SEEDS, with its values bound in the query. `within` is a condition on `seq` that holds for the traces
+    of named rollouts, or for the spans without a rollout.
     """
-    if places is None:
-        some = (_NAMED if parameter in _NAMING else _TOUCHING).format(seeds=SEEDS[parameter])
-    else:
-        within = " OR ".join(("seq > $seen_seq", *(f"seq BETWEEN {first:d} AND {last:d}" for first, last in places)))
-        some = _PLACED.format(within=within)
-    return [some + _NEAR, *_derived(), *map(_local, tables)]
+    is_naming = parameter in _NAMING
+    seeds = SEEDS[parameter].format(within=within)
+    everything = within if is_naming or within == NOWHERE else EVERYWHERE
+    near = ((_NAMED if is_naming else _TOUCHING) + _NEAR).format(seeds=seeds, within=everything)
+    own = [_local(table) for table in tables]
+    return [*_needed([*_expressions(near), *_derived()], own), *own]
+
+
+def _needed(expressions: Sequence[tuple[str, str]], by: Sequence[str]) -> list[str]:
+    """The expressions that `by` names, directly or through others, in their order: DuckDB's planning of the rest takes longer than
+    reading a few rollouts."""
+    words = {word for sql in by for word in _WORD.findall(sql)}
+    kept: list[str] = []
+    for name, sql in reversed(expressions):
+        if name in words:
+            kept.append(sql)
+            words.update(_WORD.findall(sql))
+    return kept[::-1]
+
+
+def _expressions(sql: str) -> list[tuple[str, str]]:
+    """Common table expressions, each of which begins a line, and their names."""
+    return [(found[1], found[0].strip().removesuffix(",")) for found in _EXPRESSION.finditer(sql)]
 
 
 @functools.cache
-def _derived() -> list[str]:
+def _derived() -> list[tuple[str, str]]:
     """The views of schema.sql as common table expressions."""
     schema = files("trainspan_collector.store").joinpath("schema.sql").read_text()
     views = dict(
         re.findall(r"^CREATE OR REPLACE VIEW (?:stored\.)?(\w+) AS\n(.*?);$", schema, re.MULTILINE | re.DOTALL)
     )
-    return [f"near_{name} AS ({_local(views[name])})" for name in _DERIVED]
+    return [(f"near_{name}", f"near_{name} AS ({_local(views[name])})") for name in _DERIVED]
 
 
 def _local(sql: str) -> str:

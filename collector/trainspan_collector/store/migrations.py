@@ -17,6 +17,7 @@ import duckdb
 
 from trainspan_collector.rows.promoted import PROMOTED, read_promoted
 from trainspan_collector.store.duckdb_errors import ReopenError, first_line, lacks_memory
+from trainspan_collector.store.insert import PLACES_TABLE, add_places
 from trainspan_schemas import keys
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.stored import TABLES, columns
@@ -38,7 +39,7 @@ def _schema() -> str:
     listed = {name: ", ".join(VIEWS[name]) for name in ("spans", "logs", "evaluations")}
     calls = ", ".join(f"{'i' if name in IDENTITY else 's'}.{name}" for name in VIEWS["calls"])
     text = files("trainspan_collector.store").joinpath("schema.sql").read_text()
-    return Template(text).substitute(listed, tables="\n".join(tables), calls=calls)
+    return Template(text).substitute(listed, tables="\n".join(tables), places=PLACES_TABLE, calls=calls)
 
 
 _SCHEMA: Final = _schema()
@@ -84,6 +85,7 @@ INSERT INTO meta SELECT 'largest_row_bytes', max(n_bytes)::VARCHAR FROM (
 ALTER TABLE stored.superseded ADD COLUMN IF NOT EXISTS by_seq BIGINT;
 UPDATE stored.superseded SET by_seq = seq;
 """,
+    8: PLACES_TABLE,  # filled below
 }
 """Version → SQL that migrates the tables from the version before. When older rows arrived is not known: they count as
 received at the time that they state."""
@@ -113,6 +115,8 @@ def _bring_up(cursor: duckdb.DuckDBPyConnection, name: str, version: int | None)
             for step in range(version + 1, STORE_VERSION + 1):
                 cursor.execute(_STEPS[step])
         cursor.execute(_SCHEMA)
+        [(last_seq,)] = cursor.execute("SELECT last_seq FROM stored.progress").fetchall()
+        add_places(cursor, last_seq)
         cursor.execute("DELETE FROM meta WHERE key IN ('schema_version', 'epoch')")
         values = [str(STORE_VERSION), secrets.token_hex(16)]
         cursor.execute("INSERT INTO meta VALUES ('schema_version', ?), ('epoch', ?)", values)

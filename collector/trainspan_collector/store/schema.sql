@@ -18,6 +18,9 @@ CREATE TABLE IF NOT EXISTS stored.superseded (seq BIGINT, by_seq BIGINT);
 -- spans, logs and evaluations, with the columns of their rows.
 $tables
 
+-- Where the rows of each trace and rollout are (see insert.py).
+$places;
+
 CREATE OR REPLACE VIEW stored.live_spans AS
 SELECT * FROM stored.spans s ANTI JOIN stored.superseded d ON d.seq = s.seq WHERE s.seq IS NOT NULL;
 
@@ -129,10 +132,12 @@ WITH rollout_spans AS (
         ORDER BY untrusted, coalesce(list_position(['runner', 'explicit', 'request', 'process'], rollout_boundary), 5), seq
     ) = 1
 ),
+last_attempts AS (SELECT rollout_id, max(attempt) AS attempt FROM rollout_spans GROUP BY rollout_id),
 rewards AS (
     SELECT r.seq, sum(e.score ORDER BY e.score) AS reward
     FROM rollout_spans r
     JOIN stored.bound_evaluations e ON e.rollout_id = r.rollout_id
+    JOIN last_attempts l ON l.rollout_id = r.rollout_id
     WHERE e.name = 'reward'
         -- From an agent: only evaluations in its rollout's trace, if the runner leaves the reward to the agent.
         AND (
@@ -140,9 +145,7 @@ rewards AS (
             OR NOT r.untrusted AND r.rollout_judge IS NULL AND e.trace_id = r.trace_id
                 AND coalesce(r.own_reward, false)
         )
-        AND coalesce(
-            e.attempt, (SELECT max(later.attempt) FROM rollout_spans later WHERE later.rollout_id = e.rollout_id)
-        ) = r.attempt
+        AND coalesce(e.attempt, l.attempt) = r.attempt
         AND CASE
             WHEN r.rollout_judge IS NULL THEN e.of_rollout
             ELSE e.source = 'judge' AND e.on_span AND e.trace_id = r.trace_id AND e.span_id = r.span_id

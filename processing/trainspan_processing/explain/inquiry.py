@@ -131,10 +131,12 @@ def _inquire_of(dataset: Published, question: Question, settings: DatasetSetting
     if wanted == NEWEST:
         wanted, attempt = _newest_of(dataset)
     with view.open(question.stores, allow_behind=True) as source:
-        found = _find(source, wanted, None)
+        found = _listed_in(dataset, wanted) or _find(source, wanted, None)
         company = _task(source, found) if not question.whole and _stands_alone(settings, found) else None
         at_hand = _within(view, company).rollouts_at_hand(source)
         traces = index_traces(source, at_hand, earlier, now_ns=clock.now_ns(), settle_s=settings.settle_s)
+        if found.rollout_id not in traces.rollouts["rollout_id"]:
+            _find(source, wanted, None)  # raises if it was deleted
         found = _seen(found, attempt, traces.rollouts, dataset)
         # A round has no later dataset that its groups could wait for.
         wait_s = settings.group_wait_s if view.selection.round is None else 0.0
@@ -163,6 +165,12 @@ def _newest_of(dataset: Published) -> tuple[str, int]:
         raise UsageError(f"{dataset.path} covers no rollout: name another dataset")
     rollout_id, attempt = seen.sort(pl.col("kept") > 0, "end_ns").select(*ROLLOUT_KEY).row(-1)
     return rollout_id, attempt
+
+
+def _listed_in(dataset: Published, wanted: str) -> Found | None:
+    """The rollout as the dataset's ledger states it; None if it does not list this id."""
+    own = dataset.seen().filter(pl.col("rollout_id") == wanted).sort("attempt").select(_FOUND)
+    return None if own.is_empty() else Found(*own.row(-1))
 
 
 def _find(source: Source, wanted: str, attempt: int | None) -> Found:
@@ -238,10 +246,15 @@ def _task(source: Source, found: Found) -> Selection | None:
     server, only the rest of the round tells which models it serves.
     """
     same = Selection(found.run_id, found.round)
-    ids = {found.rollout_id}
-    for batch in source.read("rollouts", same, ["rollout_id"], task_id=found.task_id):
-        ids |= set(batch["rollout_id"].to_list())
-    return _with_relatives(source, ids)
+    ids, n_calls = {found.rollout_id}, 0
+    relatives: set[str] = set()
+    for batch in source.read("holdings", same, ["rollout_id", "calls", "is_selected"], task_id=found.task_id):
+        ids |= set(batch.filter("is_selected")["rollout_id"].to_list())
+        relatives |= set(batch["rollout_id"].to_list())
+        n_calls += int(batch["calls"].sum())
+    if not relatives <= ids or found.rollout_id not in relatives:
+        return _with_relatives(source, ids | relatives)
+    return Selection(rollout_ids=sorted(ids)) if n_calls else None
 
 
 def _with_relatives(source: Source, ids: set[str]) -> Selection | None:

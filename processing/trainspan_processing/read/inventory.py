@@ -8,7 +8,6 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.read.locations import RolloutLocations
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import ROLLOUT_KEY, Schema, compact, empty
 
@@ -29,7 +28,7 @@ _HOLDINGS: Final[Schema] = {
     "calls": pl.UInt32,
     "spans": pl.UInt32,
 }
-_READ: Final[Schema] = {**_HOLDINGS, "first_seq": pl.Int64, "last_seq": pl.Int64, "is_selected": pl.Boolean}
+_READ: Final[Schema] = {**_HOLDINGS, "first_seq": pl.Int64, "is_selected": pl.Boolean}
 """Columns requested from the read `holdings`."""
 
 
@@ -86,7 +85,7 @@ def spans_per_chunk(spans: int) -> int:
 
 
 def take_inventory(source: Source, selection: Selection) -> Inventory:
-    """Counts the content of the selection, and sets its locations on the source."""
+    """Counts the content of the selection."""
     held = [
         batch.with_columns(pl.col("attempt").fill_null(0)).select(
             "store", *(pl.col(name).cast(kind) for name, kind in _READ.items())
@@ -94,7 +93,6 @@ def take_inventory(source: Source, selection: Selection) -> Inventory:
         for batch in source.read("holdings", selection, list(_READ))
     ]
     rows = pl.concat(held) if held else empty({"store": pl.UInt8, **_READ})
-    source.locations = RolloutLocations.of(rows, source.reached)
     shown = rows.filter(pl.col("is_selected") & source.is_within("first_seq"))
     counted = shown.group_by(_KEY, maintain_order=True).agg(pl.col("calls", "spans").sum())
     return Inventory(compact(counted))

@@ -2,14 +2,13 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 import polars as pl
 
-from trainspan_processing.read.locations import RolloutLocations
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.store import open_store
@@ -20,7 +19,7 @@ BATCH_BYTES = 16 * 1024 * 1024
 IDS_PER_READ = 10_000
 SEQS_PER_READ = 10_000
 WAIT_MS = 10_000
-_PLACED_READS = ("spans", "calls", "evaluations")
+_NUMBERED_READS = ("spans", "calls", "evaluations", "records")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +60,6 @@ class Source:
     """Store number → highest `seq` that a read has seen; fixed while `is_held`."""
     is_held: bool = False
     """Whether reads leave out rows after the watermarks, so that all reads show the stores at one moment."""
-    reached: dict[int, int] = field(default_factory=dict)
-    """Store number → highest `seq` of the store that any read has reported."""
-    locations: RolloutLocations | None = None
-    """The locations of rollouts, once an inventory was taken; reads of some rollouts then skip the rest of the store."""
     _clients: list[Any] = field(default_factory=list)
     _options: list[Any] = field(default_factory=list)
     _exit: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -94,11 +89,11 @@ class Source:
 
         `more` are further parameters of the read.
         """
-        is_cut = self.is_held and name in _PLACED_READS
+        is_cut = self.is_held and name in _NUMBERED_READS
         wanted = list(dict.fromkeys((*columns, "seq"))) if is_cut else list(columns)
         for number in range(len(self._clients)) if store is None else (store,):
             for parameters in selection.parameters():
-                asked = {**parameters, **self._places(name, number, parameters), **more, "columns": wanted}
+                asked = {**parameters, **more, "columns": wanted}
                 ticket = {"read": name, "parameters": asked, "wait_ms": WAIT_MS}
                 for batch in self._stream(number, ticket):
                     yield self._up_to_watermark(number, batch).select(*columns, "store") if is_cut else batch
@@ -148,11 +143,6 @@ class Source:
             return batch
         return batch.filter(pl.col("seq") <= self.watermarks.get(number, 0))
 
-    def _places(self, name: str, number: int, parameters: Mapping[str, Any]) -> dict[str, object]:
-        if self.locations is None or "rollout_ids" not in parameters or name not in _PLACED_READS:
-            return {}
-        return self.locations.parameters(number, parameters["rollout_ids"])
-
     def _stream(self, number: int, ticket: dict[str, Any]) -> Iterator[pl.DataFrame]:
         import pyarrow as pa
         from pyarrow import flight
@@ -183,9 +173,8 @@ class Source:
 
     def _check_watermark(self, number: int, metadata: dict[bytes, bytes]) -> None:
         reached = int(metadata.get(b"watermark", b"0"))
-        self.reached[number] = max(reached, self.reached.get(number, 0))
         if not self.is_held:
-            self.watermarks[number] = self.reached[number]
+            self.watermarks[number] = max(reached, self.watermarks.get(number, 0))
         if metadata.get(b"behind") == b"true" and not self.allow_behind:
             raise StoreError(
                 f"store {self.stores[number]} has not loaded all acknowledged data (up to seq {reached}): "

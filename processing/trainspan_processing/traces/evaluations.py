@@ -6,7 +6,7 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.read.json_attributes import number, text
-from trainspan_processing.read.source import Source
+from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.span_words import quoted_ids
 from trainspan_processing.tables import EVALUATIONS, ROLLOUT_KEY, Schema, empty
 from trainspan_processing.traces.call_matching import response_stem
@@ -24,11 +24,7 @@ __all__ = [
 EVALUATION_COLUMNS: Final = [name for name in EVALUATIONS if name != "response_id"]
 """Columns requested from the read `evaluations`."""
 
-_FEEDBACK_QUERY: Final = f"""
-    SELECT seq, time_ns, trace_id, span_id, attributes, untrusted
-    FROM logs
-    WHERE event_name = '{keys.EVALUATION_EVENT}' AND contains(attributes, '"{keys.GEN_AI_RESPONSE_ID}"')"""
-"""Evaluations sent as log records with a response id, which the view does not include."""
+_FEEDBACK_COLUMNS: Final = ["seq", "time_ns", "trace_id", "span_id", "attributes", "untrusted"]
 
 _OWNED_QUERY: Final = """
     SELECT DISTINCT trace_id, span_id FROM evaluations WHERE rollout_id IS NOT NULL AND trace_id IN ({})"""
@@ -70,9 +66,12 @@ def count_evaluations(evaluations: pl.DataFrame, names: Collection[str]) -> pl.D
 
 
 def read_feedback(source: Source) -> pl.DataFrame:
-    """_FEEDBACK: late feedback on responses. Excludes records in a span of a rollout, which are evaluations of that span; an
-    evaluator's own span has no rollout."""
-    feedback = _collected(source.query(_FEEDBACK_QUERY))
+    """_FEEDBACK: late feedback on responses, from log records that name one.
+
+    Excludes records in a span of a rollout, which are evaluations of that span; an evaluator's own span has no rollout.
+    """
+    events, named = [keys.EVALUATION_EVENT], keys.GEN_AI_RESPONSE_ID
+    feedback = _collected(source.read("records", Selection(), _FEEDBACK_COLUMNS, event_names=events, attribute=named))
     within = feedback.drop_nulls("span_id")
     if within.is_empty():
         return feedback
@@ -82,7 +81,7 @@ def read_feedback(source: Source) -> pl.DataFrame:
 
 
 def _collected(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    """_FEEDBACK from the rows of _FEEDBACK_QUERY, each evaluation once."""
+    """_FEEDBACK from _FEEDBACK_COLUMNS, each evaluation once."""
     frames = [
         batch.select(
             "trace_id",

@@ -9,8 +9,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from trainspan_processing.read.source import Source
-from trainspan_processing.read.span_words import SpanKey, quoted_ids
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.read.span_words import SpanKey
 from trainspan_processing.text.dialects import Message, plain
 from trainspan_schemas import keys
 
@@ -26,7 +26,7 @@ _TOLD: Final = (
 )
 """Attributes that are copied from the single record of a call."""
 _COLUMNS: Final = ("seq", "time_ns", "trace_id", "span_id", "event_name", "body", "attributes")
-_TRACES_PER_QUERY: Final = 500
+_TRACES_PER_READ: Final = 10_000
 
 Record = tuple[int, int, str, Any, Any]
 """time_ns, seq, event name, body, attributes."""
@@ -35,12 +35,10 @@ Record = tuple[int, int, str, Any, Any]
 def read_records(source: Source, traces: Collection[str]) -> dict[SpanKey, dict[str, Any]]:
     """Span → the attributes that log records of these traces add to it."""
     found: dict[SpanKey, list[Record]] = {}
-    names = ", ".join(f"'{name}'" for name in _EVENTS)
     ids = sorted(traces)
-    for start in range(0, len(ids), _TRACES_PER_QUERY):
-        some = quoted_ids(ids[start : start + _TRACES_PER_QUERY])
-        sql = f"SELECT {', '.join(_COLUMNS)} FROM logs WHERE event_name IN ({names}) AND trace_id IN ({some})"
-        for batch in source.query(sql):
+    for start in range(0, len(ids), _TRACES_PER_READ):
+        some = ids[start : start + _TRACES_PER_READ]
+        for batch in source.read("records", Selection(), _COLUMNS, event_names=_EVENTS, trace_ids=some):
             for seq, time_ns, trace_id, span_id, event, body, attributes in batch.select(_COLUMNS).iter_rows():
                 if span_id is not None:
                     record = (time_ns, seq, event, _loaded(body), _loaded(attributes) or {})

@@ -14,12 +14,23 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from tests.support.collector import Attribute, event, key_values, span, trace_id, trace_request
 from tests.support.filling import Filling
 from trainspan_collector.journal.frames import Signal
-from trainspan_collector.query import named_reads
+from trainspan_collector.query import named_reads, places
 from trainspan_collector.query.named_reads import READS, named_read
+from trainspan_collector.query.places import Places
+from trainspan_collector.store import insert
 from trainspan_collector.store.database import Database
 from trainspan_schemas import keys
 
 MEMORY_BYTES = 2**28
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _narrow_places() -> Iterator[None]:
+    """Small stores have many places, like large ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (insert, places):
+            patch.setattr(module, "PLACE_ROWS", 16)
+        yield
 
 
 def _identity(random: Random) -> dict[str, Any]:
@@ -85,8 +96,9 @@ PARAMETERS: list[dict[str, object]] = [
 
 
 def _rows(database: Database, name: str, parameters: Mapping[str, object]) -> list[str]:
-    query = named_read(name, parameters)
-    return sorted(map(repr, database.cursor().sql(query.sql, params=query.parameters).fetchall()))
+    cursor = database.cursor()
+    query = named_read(name, parameters, Places(cursor))
+    return sorted(map(repr, cursor.sql(query.sql, params=query.parameters).fetchall()))
 
 
 def _differing(database: Database, name: str) -> list[Mapping[str, object]]:
@@ -154,7 +166,7 @@ def _operators(node: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 def most_rows(database: Database, name: str, parameters: Mapping[str, object]) -> int:
     """The greatest number of rows output by a join or grouping."""
-    query = named_read(name, parameters)
+    query = named_read(name, parameters, Places(database.cursor()))
     [(_, plan)] = database.cursor().execute(f"EXPLAIN (ANALYZE, FORMAT json) {query.sql}", query.parameters).fetchall()
     rows = [
         n_rows

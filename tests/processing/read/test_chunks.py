@@ -10,16 +10,10 @@ from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import TestRollout, TestSpan, chain, hex_id
 from trainspan_processing.assembly.build import BuiltDataset
 from trainspan_processing.dataset.ledger import ledger_path
-from trainspan_processing.read import inventory, locations, tokens
+from trainspan_processing.read import inventory, tokens
 from trainspan_processing.read.inventory import Inventory, take_inventory
 from trainspan_processing.read.source import Selection, Source
 from trainspan_schemas import keys
-
-
-@pytest.fixture(autouse=True)
-def _tight_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads of a small store restrict themselves to locations of rollouts like those of a large one."""
-    monkeypatch.setattr(locations, "_NEAR_SEQS", 0)
 
 
 def _client(rollout: TestRollout, name: str, model: str, **more: Any) -> str:
