@@ -292,7 +292,7 @@ def test_verify_is_content_with_a_good_store_and_names_what_is_wrong_with_a_bad_
         answer = _store(store, "verify")
         assert (answer["ok"], answer["problems"]) == (True, [])
         assert answer["rows"] | {"superseded": 0} == {
-            "spans": 6, "logs": 4, "evaluations": 4, "superseded": 0, "progress": 1,
+            "spans": 6, "logs": 4, "evaluations": 4, "superseded": 0, "places": 0, "progress": 1,
         }  # fmt: skip
     import duckdb
 

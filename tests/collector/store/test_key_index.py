@@ -31,6 +31,7 @@ from tests.support.collector import (
 )
 from tests.support.filling import Store
 from trainspan_collector.journal.frames import Signal
+from trainspan_collector.store.insert import add_places
 from trainspan_collector.store.key_index import Copy, KeyIndex, KeyIndexError, _options
 from trainspan_schemas import keys
 
@@ -330,6 +331,7 @@ def test_duplicates_from_all_over_the_store_are_found_without_reading_it(
     tokens: dict[str, Attribute] = {keys.COMPLETION_TOKEN_IDS: [1]} if is_richer else {}
     again = [span(int(trace, 16), int(number, 16), tokens) for trace, number in rows]
     store.filling.index.cover(cursor)
+    add_places(cursor, 100_000)
     watched = _Watched(cursor)
     monkeypatch.setattr(store.filling, "cursor", watched)
     assert store.filling.add_spans(again) == len(again) == 2_000
