@@ -52,11 +52,11 @@ class _Recorded(Source):
     def read(
         self, name: str, selection: Selection, columns: Sequence[str], *, store: int | None = None, **more: object
     ) -> Iterator[pl.DataFrame]:
-        key = (name, tuple(selection.rollout_ids or ()), selection.without_rollout, tuple(columns), store)
+        key = (name, tuple(selection.rollout_ids or ()), selection.without_rollout, tuple(columns), store, str(more))
         if key not in self._kept:
-            self._behind.locations, self._behind.is_held = self.locations, self.is_held
+            self._behind.is_held = self.is_held
             self._kept[key] = list(self._behind.read(name, selection, columns, store=store, **more))
-            self.watermarks, self.reached = self._behind.watermarks, self._behind.reached
+            self.watermarks = self._behind.watermarks
         yield from self._kept[key]
 
     def tokens(self, store: int, seqs: Sequence[int], columns: Sequence[str]) -> Iterator[pl.DataFrame]:
