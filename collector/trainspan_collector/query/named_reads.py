@@ -101,9 +101,9 @@ class Query:
 
 
 def named_read(name: str, parameters: Mapping[str, object], places: Places) -> Query:
-    """The query of a read, for the store that `places` are of. Raises UsageError for an unknown read, parameter or column.
+    """Returns the query of a read. Raises UsageError if the read, a parameter or a column is unknown.
 
-    `task_id`: only the rollouts of this task.
+    `places` locates rows in the store to be read. `task_id`: only the rollouts of this task.
     `without_calls`: only spans that the read `calls` does not return. `without_rollout`: only rows without a rollout.
     """
     special = {"holdings": _holdings, "tokens": _tokens, "records": _records, "newest": _newest}

@@ -41,7 +41,7 @@ _LAST: Final = 2**63 - 1
 
 
 class Places:
-    """Of the store as `cursor` sees it. Raises duckdb.Error."""
+    """Locates rows in the store that `cursor` reads. Methods raise duckdb.Error."""
 
     def __init__(self, cursor: duckdb.DuckDBPyConnection) -> None:
         self._cursor = cursor

@@ -84,7 +84,7 @@ def read_tokens(
 ) -> pl.DataFrame:
     """TOKENS (its `columns`) of `calls` (with `store`, `seq`, `constrained`); `answers` holds TOKENS of client-only calls.
 
-    Facts of calls are read only for those that may be constrained: the others have none.
+    The facts of calls, which hold constraints, are read only of those that may be constrained: the others have none.
     """
     schema = {name: TOKENS[name] for name in columns}
     numbers, texts = ({name: key for name, key in of.items() if name in schema} for of in (_NUMBERS, _TEXTS))
@@ -94,16 +94,17 @@ def read_tokens(
         frames.append(answers.join(calls.select(SPAN_KEY), on=SPAN_KEY, how="semi").select(*schema))
     for (store,), part in calls.drop_nulls("seq").partition_by("store", as_dict=True).items():
         asked = [name for name in columns if name not in facts]
-        seqs = part["seq"].sort().to_list()
-        if not facts or not part["constrained"].fill_null(value=True).any():
-            absent = [pl.lit(None, dtype=schema[name]).alias(name) for name in facts]
-            frames += [
-                _cast(batch.with_columns(absent), schema) for batch in source.tokens(int(str(store)), seqs, asked)
-            ]
-            continue
-        batches = source.tokens(int(str(store)), seqs, [*asked, "call_facts"])
-        frames += [_cast(with_facts(batch, numbers=numbers, booleans={}, texts=texts), schema) for batch in batches]
+        is_free = ~pl.col("constrained").fill_null(value=True) if facts else pl.lit(value=True)
+        absent = [pl.lit(None, dtype=schema[name]).alias(name) for name in sorted(facts)]
+        plain = source.tokens(int(str(store)), _seqs(part.filter(is_free)), asked)
+        frames += [_cast(batch.with_columns(absent), schema) for batch in plain]
+        bound = source.tokens(int(str(store)), _seqs(part.filter(~is_free)), [*asked, "call_facts"])
+        frames += [_cast(with_facts(batch, numbers=numbers, booleans={}, texts=texts), schema) for batch in bound]
     return pl.concat(frames)
+
+
+def _seqs(calls: pl.DataFrame) -> list[int]:
+    return calls["seq"].sort().to_list()
 
 
 def _cast(batch: pl.DataFrame, schema: Schema) -> pl.DataFrame:
