@@ -20,7 +20,7 @@ _TRACE_MARK, _SPAN_MARK = b"\xfetrace-id-here\xff!", b"\xfespanid\xff"
 
 
 def requests(seed: int, resource: Mapping[str, str] | None = None) -> Iterator[bytes]:
-    """Yields requests forever with new ids in each; the content of 8 x 64 spans repeats. `resource`: extra attributes."""
+    """Yields requests forever with new ids in each, which is a trace of one rollout; the content of 8 x 64 spans repeats. `resource`: extra attributes."""
     templates = [_template(100 * seed + number, resource or {}) for number in range(_TEXTS)]
     while True:
         for body, trace_places, span_places in templates:
@@ -41,12 +41,12 @@ def _template(seed: int, resource: Mapping[str, str]) -> tuple[bytearray, list[i
         resource_spans.resource.attributes.add(key=key).value.string_value = text
     scope_spans = resource_spans.scope_spans.add()
     generator = random.Random(seed)
-    scope_spans.spans.extend(_span(generator, index) for index in range(SPANS_PER_REQUEST))
+    scope_spans.spans.extend(_span(generator, f"r{seed}", index) for index in range(SPANS_PER_REQUEST))
     body = request.SerializeToString()
     return bytearray(body), list(_places(body, _TRACE_MARK)), list(_places(body, _SPAN_MARK))
 
 
-def _span(generator: random.Random, index: int) -> Span:
+def _span(generator: random.Random, rollout_id: str, index: int) -> Span:
     now = time.time_ns()
     span = Span(
         trace_id=_TRACE_MARK,
@@ -57,7 +57,7 @@ def _span(generator: random.Random, index: int) -> Span:
         end_time_unix_nano=now + 10**8,
     )
     for key, text in {
-        keys.ROLLOUT_ID: f"r{index}",
+        keys.ROLLOUT_ID: rollout_id,
         keys.RUN_ID: "bench",
         keys.TASK_ID: "t",
         keys.SPLIT: "train",

@@ -23,6 +23,8 @@ def text(attributes: Mapping[str, Json], key: str) -> str | None:
 def integer(attributes: Mapping[str, Json], key: str) -> int | None:
     """A 32-bit integer, also given as a whole double or as decimal text."""
     value = attributes.get(key)
+    if type(value) is int:  # neither a boolean nor absent, and the most frequent
+        return value if _MIN_INT32 <= value <= _MAX_INT32 else None
     if value is None:
         return None
     if isinstance(value, str):

@@ -42,7 +42,7 @@ _known: Final[dict[bytes, str]] = {}
 
 
 def _call_facts(plain: Mapping[str, Json]) -> str | None:
-    values = [plain.get(key) for key in CALL_FACTS]
+    values = list(map(plain.get, CALL_FACTS))
     packed = marshal.dumps(values, 2)  # later versions write equal values in several ways
     text = _known.get(packed)
     if text is None:

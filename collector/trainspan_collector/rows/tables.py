@@ -31,10 +31,10 @@ _ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
 def arrow_table(rows: Sequence[SpanRow] | Sequence[LogRow] | Sequence[EvaluationRow]) -> pa.Table:
     """The rows, at least one, as a table. Raises ValueError, TypeError or ArithmeticError if a value does not fit its column."""
     kept = zip(columns(type(rows[0])), zip(*rows, strict=True), strict=True)
-    return pa.table({column.name: _array(column, list(values)) for column, values in kept})
+    return pa.table({column.name: _array(column, values) for column, values in kept})
 
 
-def _array(column: Column, values: list[Any]) -> pa.Array:
+def _array(column: Column, values: tuple[Any, ...]) -> pa.Array:
     arrow_type = _ARROW_TYPES[column.sql_type]
     if pa.types.is_list(arrow_type):
         return packed_lists(values, arrow_type.value_type)

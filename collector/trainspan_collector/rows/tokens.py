@@ -47,7 +47,7 @@ def pack_logprobs(value: AnyValue) -> bytes:
     raise InvalidRecordError(f"log-probabilities are of type {kind}: send bytes (float32 little-endian)")
 
 
-def packed_lists(packed: list[bytes | None], item: pa.DataType) -> pa.Array:
+def packed_lists(packed: Sequence[bytes | None], item: pa.DataType) -> pa.Array:
     """A list column (B,) of 4-byte items from each row's packed bytes; None is NULL."""
     lengths = np.fromiter((len(row) // 4 if row is not None else 0 for row in packed), np.int64, len(packed))
     offsets = np.zeros(len(packed) + 1, np.int32)

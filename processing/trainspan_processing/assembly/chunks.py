@@ -75,7 +75,7 @@ class Assembly:
         numbered = ordered.select(
             *("rollout", "in_part", "part"),
             pl.col("reward").alias("rollout_reward"),
-            chunk_number(pl.col("sound"), pl.col("tokens")).alias("chunk"),
+            chunk_number(ordered["sound"], ordered["tokens"]),
         )
         numbered = numbered.with_row_index("place")
         parts: dict[int, tuple[pl.DataFrame, pl.DataFrame]] = {}

@@ -54,19 +54,23 @@ class Tokens:
         return self.values[start : start + self.lengths[call]]
 
 
-def chunk_number(calls: pl.Expr, tokens: pl.Expr) -> pl.Expr:
-    """The chunk (u32) of each item in order, from its numbers of calls and tokens (u32).
+def chunk_number(calls: pl.Series, tokens: pl.Series) -> pl.Series:
+    """The chunk (u32) of each item in order, from its numbers of calls and tokens.
 
-    It depends on the items before, not on the stores, so the same rows give the same bytes. A chunk has about
-    CALLS_PER_CHUNK calls or TOKENS_PER_CHUNK tokens, whichever comes first, and at least one item.
+    It depends on the items before, not on the stores, so the same rows give the same bytes. A chunk has at most
+    CALLS_PER_CHUNK calls and TOKENS_PER_CHUNK tokens, unless its only item has more.
     """
-
-    def before(count: pl.Expr) -> pl.Expr:
-        return count.cast(pl.Int64).cum_sum() - count
-
-    # Both sums only grow: a chunk ends when either passes the next multiple of its bound.
-    passed = pl.struct(before(calls) // CALLS_PER_CHUNK, (before(tokens) // TOKENS_PER_CHUNK).alias("tokens"))
-    return passed.rle_id()
+    sums = [np.cumsum(counts.to_numpy(), dtype=np.int64) for counts in (calls, tokens)]
+    numbers = np.zeros(len(calls), dtype=np.uint32)
+    start, number = 0, 0
+    while start < len(numbers):
+        before = [int(total[start - 1]) if start else 0 for total in sums]
+        limits = (before[0] + CALLS_PER_CHUNK, before[1] + TOKENS_PER_CHUNK)
+        ends = [int(np.searchsorted(total, limit, side="right")) for total, limit in zip(sums, limits, strict=True)]
+        end = max(start + 1, min(ends))
+        numbers[start:end] = number
+        start, number = end, number + 1
+    return pl.Series("chunk", numbers)
 
 
 def chunks_of_rollouts(calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
@@ -74,7 +78,7 @@ def chunks_of_rollouts(calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
     if calls.is_empty():
         return
     sizes = calls.group_by(ROLLOUT_KEY, maintain_order=True).agg(pl.len().alias("calls"), pl.col("n_tokens").sum())
-    numbers = sizes.select(*ROLLOUT_KEY, chunk_number(pl.col("calls"), pl.col("n_tokens")).alias("chunk"))
+    numbers = sizes.select(*ROLLOUT_KEY, chunk_number(sizes["calls"], sizes["n_tokens"]))
     numbered = calls.join(numbers, on=ROLLOUT_KEY, nulls_equal=True, maintain_order="left")
     yield from numbered.partition_by("chunk", maintain_order=True, include_key=False)
 

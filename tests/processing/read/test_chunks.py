@@ -167,14 +167,15 @@ def test_traces_link_rollouts_over_any_number_of_steps() -> None:
     assert Inventory(holdings).chunks() == [["a", "b", "c", "d"], ["e"]]
 
 
-def test_a_chunk_of_rows_ends_where_its_calls_or_its_tokens_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_of_rows_is_bounded_by_calls_and_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "CALLS_PER_CHUNK", 4)
     monkeypatch.setattr(tokens, "TOKENS_PER_CHUNK", 100)
-    sizes = [(2, 10), (2, 10), (2, 10), (1, 90), (1, 10), (1, 10), (1, 250), (1, 1), (4, 1)]
-    # Calls before each: 0 2 4 6 7 8 9 10 11, tokens before each: 0 10 20 30 120 130 140 390 391.
+    sizes = [(2, 10), (2, 10), (2, 10), (1, 90), (1, 10), (1, 10), (1, 250), (1, 1), (4, 1), (9, 1), (0, 0), (1, 0)]
     items = pl.DataFrame(sizes, schema={"calls": pl.UInt32, "tokens": pl.UInt32}, orient="row")
-    chunks = items.select(tokens.chunk_number(pl.col("calls"), pl.col("tokens"))).to_series().to_list()
-    assert chunks == [0, 0, 1, 1, 2, 3, 3, 4, 4]
+    chunks = tokens.chunk_number(items["calls"], items["tokens"]).to_list()
+    assert chunks == [0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 7]
+    nothing = items.clear()
+    assert tokens.chunk_number(nothing["calls"], nothing["tokens"]).to_list() == []
 
 
 def test_chunks_of_long_calls_hold_few_of_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,4 +185,4 @@ def test_chunks_of_long_calls_hold_few_of_them(bench: Bench, monkeypatch: pytest
     calls = bench.traces().calls
     assert calls["n_tokens"].to_list() == [8, 14, 20] * 5
     sizes = [part["n_tokens"].sum() for part in tokens.chunks_of_rollouts(calls)]
-    assert sizes == [84, 84, 42]
+    assert sizes == [42] * 5
