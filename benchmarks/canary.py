@@ -87,12 +87,12 @@ def _measure_setup(base: Path, root: Path, dtype: str, scores: str) -> dict[str,
 def _sample(server: RunningServer, question: str) -> dict[str, Any]:
     messages = [{"role": "user", "content": question}]
     body = {"model": "policy", "messages": messages, "max_tokens": 48, "temperature": 1.0, "seed": 0}
-    status, told, _ = server.post("/v1/chat/completions", {**body, "logprobs": True, "return_token_ids": True})
+    status, answer, _ = server.post("/v1/chat/completions", {**body, "logprobs": True, "return_token_ids": True})
     if status != 200:
-        raise RuntimeError(f"sampling failed: {told}")
-    (choice,) = told["choices"]
+        raise RuntimeError(f"sampling failed: {answer}")
+    (choice,) = answer["choices"]
     logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
-    return {"prompt": told["prompt_token_ids"], "completion": choice["token_ids"], "logprobs": logprobs}
+    return {"prompt": answer["prompt_token_ids"], "completion": choice["token_ids"], "logprobs": logprobs}
 
 
 def compare(base: Path, sampled: Path) -> dict[str, Any]:

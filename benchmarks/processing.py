@@ -253,12 +253,12 @@ def _rollout(number: int, random: np.random.Generator) -> Iterator[Span]:
         client = random.bytes(8)
         call_start = start + turn * 10_000_000
         messages = json.dumps([{"role": "user", "parts": [{"type": "text", "content": "x" * 4 * (split // 4)}]}])
-        twin = {
+        client_attributes = {
             keys.GEN_AI_OPERATION: "chat",
             keys.GEN_AI_REQUEST_MODEL: "policy",
             keys.GEN_AI_INPUT_MESSAGES: messages,
         }
-        yield _span(trace_id, client, root, call_start, identity | twin)
+        yield _span(trace_id, client, root, call_start, identity | client_attributes)
         call = {
             keys.GEN_AI_OPERATION: "chat",
             keys.GEN_AI_REQUEST_MODEL: "policy",

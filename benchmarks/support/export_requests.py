@@ -20,7 +20,10 @@ _TRACE_MARK, _SPAN_MARK = b"\xfetrace-id-here\xff!", b"\xfespanid\xff"
 
 
 def requests(seed: int, resource: Mapping[str, str] | None = None) -> Iterator[bytes]:
-    """Yields requests forever with new ids in each, which is a trace of one rollout; the content of 8 x 64 spans repeats. `resource`: extra attributes."""
+    """Yields requests forever: each is a trace of one rollout with new ids; the content of 8 x 64 spans repeats.
+
+    `resource`: extra attributes.
+    """
     templates = [_template(100 * seed + number, resource or {}) for number in range(_TEXTS)]
     while True:
         for body, trace_places, span_places in templates:

@@ -198,7 +198,7 @@ class _Rollout:
         client, start_ns = generator.randbytes(8), self._start_ns + turn * 2 * 10**9
         response = f"chatcmpl-{generator.randbytes(12).hex()}"
         asked = json.dumps([{"role": "user", "parts": [{"type": "text", "content": self._text}]}])
-        told = json.dumps(
+        output = json.dumps(
             [{"role": "assistant", "parts": [{"type": "text", "content": answer}], "finish_reason": "stop"}]
         )
         call = {
@@ -225,14 +225,14 @@ class _Rollout:
             keys.COMPLETION_LOGPROBS: encode_logprobs([-generator.random() for _ in answer]),
         }
         yield self._span(generator.randbytes(8), client, start_ns + 10**6, call, 10**9, "chat policy")
-        twin = {
+        client_attributes = {
             keys.GEN_AI_OPERATION: "chat",
             keys.GEN_AI_REQUEST_MODEL: "policy",
             keys.GEN_AI_RESPONSE_ID: response,
             keys.GEN_AI_INPUT_MESSAGES: asked,
-            keys.GEN_AI_OUTPUT_MESSAGES: told,
+            keys.GEN_AI_OUTPUT_MESSAGES: output,
         }
-        made = self._span(client, self._root, start_ns, twin, 10**9 + 2 * 10**6, "chat policy")
+        made = self._span(client, self._root, start_ns, client_attributes, 10**9 + 2 * 10**6, "chat policy")
         if failed:
             made.status.CopyFrom(Status(code=Status.StatusCode.STATUS_CODE_ERROR, message="the agent gave up"))
         yield made

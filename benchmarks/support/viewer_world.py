@@ -35,7 +35,7 @@ __all__ = ["BenchWorld", "kept_folder", "world"]
 RUN: Final = "20260102-030405-0a1b2c3d"
 _DATASET_ROUND: Final = 5
 _ROUNDS: Final = 500
-"""Of the run, as its records tell."""
+"""Of the run, as its records say."""
 _OTHER_RUNS: Final = 60
 _OTHER_DATASETS: Final = 200
 _CHECKS: Final = (
@@ -167,8 +167,8 @@ def _checks(round_: int) -> list[dict[str, Any]]:
 
 def _validation(round_: int) -> dict[str, Any]:
     about = {"kind": "eval", "name": "validation", "round": round_, "policy_version": round_, "tasks": 300}
-    told = {"status": {"ok": 300}, "calls": 526, "seconds": 74.5, "checks": _checks(round_)[:3]}
-    return {**about, **_estimate(1 - math.exp(-(round_ + 5) / 100)), **told}
+    figures = {"status": {"ok": 300}, "calls": 526, "seconds": 74.5, "checks": _checks(round_)[:3]}
+    return {**about, **_estimate(1 - math.exp(-(round_ + 5) / 100)), **figures}
 
 
 def _figures(round_: int) -> dict[str, Any]:

@@ -101,12 +101,12 @@ def import_part(package: str) -> None:
 
 def _error(process: "subprocess.Popen[str]") -> str | None:
     try:
-        _, told = process.communicate(timeout=_TIMEOUT_S)
+        _, stderr = process.communicate(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         return f"its import did not finish within {_TIMEOUT_S:.0f} s"
-    return None if process.returncode == 0 else (told.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+    return None if process.returncode == 0 else (stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
 
 
 def _declared(extra: str) -> list[str]:

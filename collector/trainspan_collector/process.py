@@ -69,13 +69,13 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
     memory_bytes = settings.duckdb_memory_bytes
     servers = Servers(settings, grpc, http, guard, Metrics(), flight=flight)
     store = store_path(settings.store).resolve()
-    with stop_signal() as stop, _locked(store), contextlib.closing(servers), contextlib.ExitStack() as told:
+    with stop_signal() as stop, _locked(store), contextlib.closing(servers), contextlib.ExitStack() as announced:
         address = None
         while True:
             try:
                 with StoreSession(store, settings, memory_bytes, servers) as session, contextlib.ExitStack() as watched:
                     session.open(on_failure=stop.set)
-                    address = address or _tell_address(store, servers, for_readers, told)
+                    address = address or _announce_address(store, servers, for_readers, announced)
                     on_ready(address)
                     if for_readers:
                         watched.callback(os.close, _watch_readers(store))
@@ -132,8 +132,10 @@ def _locked(store: Path) -> Iterator[None]:
         lock.release()
 
 
-def _tell_address(store: Path, servers: Servers, for_readers: bool, told: contextlib.ExitStack) -> StoreAddress:
-    """Writes the address file, which is valid until `told` exits: readers that connect while the store is reopened wait in Flight."""
+def _announce_address(
+    store: Path, servers: Servers, for_readers: bool, announced: contextlib.ExitStack
+) -> StoreAddress:
+    """Writes the address file, which is valid until `announced` exits: readers that connect while the store is reopened wait in Flight."""
     address = StoreAddress(
         pid=os.getpid(),
         store=str(store),
@@ -145,8 +147,8 @@ def _tell_address(store: Path, servers: Servers, for_readers: bool, told: contex
         token_file=str(servers.guard.token_file) if servers.guard.token_file else None,
         for_readers=for_readers,
     )
-    told.callback(os.close, write_address(address))
-    told.callback(address_file(store).unlink, missing_ok=True)
+    announced.callback(os.close, write_address(address))
+    announced.callback(address_file(store).unlink, missing_ok=True)
     return address
 
 

@@ -33,5 +33,5 @@ def agent_of_body(content: bytes | None) -> str | None:
     tools = request.get("tools") or []
     if not tools and not any(prompt):
         return None
-    told = json.dumps([[text for text in prompt if text], tools], sort_keys=True)
-    return f"agent-{hashlib.blake2b(told.encode(), digest_size=4).hexdigest()}"
+    identity = json.dumps([[text for text in prompt if text], tools], sort_keys=True)
+    return f"agent-{hashlib.blake2b(identity.encode(), digest_size=4).hexdigest()}"

@@ -99,8 +99,8 @@ def _rebuilt(original: Path, request: "Request", stores: list[str] | None) -> "B
 
     rebuilt = rebuild(original, request.out, stores, Clock(time.time_ns, time.sleep), {QUALITY_PAGE: quality_page})
     if rebuilt.differences:
-        told = "; ".join(rebuilt.differences)
-        raise DatasetError(f"{original} differs from its rebuild at {rebuilt.built.path}: {told}")
+        differences = "; ".join(rebuilt.differences)
+        raise DatasetError(f"{original} differs from its rebuild at {rebuilt.built.path}: {differences}")
     return rebuilt.built
 
 

@@ -41,8 +41,8 @@ def backlog_findings(store: str) -> list[Finding]:
     n_bytes, seconds = backlog(store)
     if not n_bytes or (seconds is not None and seconds < _BACKLOG_ALARM_S):
         return [Finding("ok", "loading", "keeps up with ingest")]
-    told = "nothing was loaded yet" if seconds is None else f"loading them takes {seconds:.0f} s"
-    detail = f"{n_bytes / 2**20:.0f} MiB of acknowledged requests are not loaded: {told}"
+    duration = "nothing was loaded yet" if seconds is None else f"loading them takes {seconds:.0f} s"
+    detail = f"{n_bytes / 2**20:.0f} MiB of acknowledged requests are not loaded: {duration}"
     advice = (
         "send data more slowly, or give the collector a faster disk or CPU; it slows senders before its disk is full"
     )

@@ -69,10 +69,10 @@ def template_findings(model: str | None) -> list[Finding]:
     ratios = merge_ratios(template, special_tokens)
     if not ratios:
         return []
-    told = _ratios(ratios)
+    merged = _ratios(ratios)
     if min(ratios.values()) == 1.0:
-        return [Finding("ok", "chat template", f"keeps history: {told}")]
-    detail = f"of {model} rewrites earlier answers, so that calls do not merge and tokens are forwarded several times: {told}"
+        return [Finding("ok", "chat template", f"keeps history: {merged}")]
+    detail = f"of {model} rewrites earlier answers, so that calls do not merge and tokens are forwarded several times: {merged}"
     keeper = prefix_keeping_template(template)
     better = merge_ratios(keeper.read_text(encoding="utf-8"), special_tokens) if keeper else {}
     if better and sum(better.values()) > sum(ratios.values()):

@@ -50,18 +50,20 @@ def print_merge_failures(found: "Sequence[tuple[int, Unmerged]]", path: Path, de
         )
         console.print(Text(hint, style="dim"), soft_wrap=True)
     for count, one in found:
-        told = one.divergence
+        divergence = one.divergence
         calls = "1 call" if count == 1 else f"{count} calls"
-        console.print(Text(f"\nnot merged: {told.cause} ({calls})", style="bold yellow"))
-        explanation = EXPLANATIONS[told.cause]
+        console.print(Text(f"\nnot merged: {divergence.cause} ({calls})", style="bold yellow"))
+        explanation = EXPLANATIONS[divergence.cause]
         console.print(Text(f"{explanation.what} → {explanation.advice}"), soft_wrap=True)
         agent = f" of agent {one.agent}" if one.agent else ""
-        where = (
-            f"rollout {one.rollout_id}: call {one.call_index}{agent} departs from call {one.after} at token {told.at}"
-        )
+        where = f"rollout {one.rollout_id}: call {one.call_index}{agent} departs from call {one.after} at token {divergence.at}"
         shown = visible(f"{where}; see: trainspan explain {one.rollout_id} --dataset {path}")
         console.print(Text(shown), soft_wrap=True)
-        sides = {"both": told.shared, f"call {one.after}": told.was, f"call {one.call_index}": told.now}
+        sides = {
+            "both": divergence.shared,
+            f"call {one.after}": divergence.was,
+            f"call {one.call_index}": divergence.now,
+        }
         known = decoder if decoder and decoder.covers(token for ids in sides.values() for token in ids) else None
         for name, ids in sides.items():
             console.print(Text(f"  {name:>8}: {' '.join(map(str, ids)) or 'nothing'}"), soft_wrap=True)

@@ -147,13 +147,13 @@ def _overlap(a: pl.DataFrame, b: pl.DataFrame, seen_a: pl.DataFrame, seen_b: pl.
 
 def _count_reasons(items: pl.DataFrame, seen: pl.DataFrame) -> dict[str, int]:
     """Why `items` are not in the dataset that saw `seen`, most frequent first."""
-    fate = (
+    why = (
         pl.when(pl.col("there").is_null())
         .then(pl.lit("not seen"))
-        .otherwise(pl.coalesce("fate", pl.lit("this call alone was dropped")))
+        .otherwise(pl.coalesce("reason", pl.lit("this call alone was dropped")))
     )
-    there = seen.select(*ROLLOUT_KEY, pl.col("reason").alias("fate"), pl.lit(True).alias("there"))
-    counted = items.select(ROLLOUT_KEY).join(there, on=ROLLOUT_KEY, how="left").group_by(fate.alias("why")).len()
+    there = seen.select(*ROLLOUT_KEY, "reason", pl.lit(True).alias("there"))
+    counted = items.select(ROLLOUT_KEY).join(there, on=ROLLOUT_KEY, how="left").group_by(why.alias("why")).len()
     return dict(counted.sort("len", "why", descending=[True, False]).iter_rows())
 
 

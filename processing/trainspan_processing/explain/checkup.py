@@ -74,10 +74,10 @@ def _unfinished(source: Source, traces: TraceIndex) -> Iterator[Trouble]:
         if settled.height < incomplete.height
         else ""
     )
-    told = "; ".join(lack.what for lack in lacks)
+    problems = "; ".join(lack.what for lack in lacks)
     yield Trouble(
         "unfinished",
-        f"{incomplete.height} of the {traces.rollouts.height} newest rollouts{coming}, e.g. {example['rollout_id']}: {told}",
+        f"{incomplete.height} of the {traces.rollouts.height} newest rollouts{coming}, e.g. {example['rollout_id']}: {problems}",
         "; ".join(dict.fromkeys(lack.advice for lack in lacks)),
     )
 

@@ -69,12 +69,12 @@ def _untrained(evidence: Evidence) -> list[UntrainedAccount]:
     for row in evidence.calls.filter(pl.col("reason").is_not_null()).iter_rows(named=True):
         reason = row["reason"]
         advice = special.get(reason) or advice_on(reason) or ""
-        told = found.setdefault(reason, UntrainedAccount(reason, [], [], advice))
-        told.calls.append(row["call_index"])
+        account = found.setdefault(reason, UntrainedAccount(reason, [], [], advice))
+        account.calls.append(row["call_index"])
         span = evidence.texts.get((row["trace_id"], row["span_id"]))
         client = span.attributes.get(keys.USER_AGENT) if span else None
-        if isinstance(client, str) and client not in told.clients:
-            told.clients.append(client)
+        if isinstance(client, str) and client not in account.clients:
+            account.clients.append(client)
     return list(found.values())
 
 
@@ -95,7 +95,7 @@ def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None, *, pieces
         for row in evidence.traces.matches.calls.select(*SPAN_KEY, "client_trace_id", "client_span_id").iter_rows()
         if row[3] is not None
     }
-    told = []
+    accounts = []
     for call in evidence.calls.iter_rows(named=True):
         key = (call["trace_id"], call["span_id"])
         row = rows.get(key)
@@ -103,7 +103,7 @@ def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None, *, pieces
         inputs, outputs = messages_of(spoken.attributes) if spoken else ([], [])
         prompt, completion = call["prompt_ids"] or [], call["completion_ids"] or []
         prefix_len = row["prefix_len"] if row else 0
-        told.append(
+        accounts.append(
             CallAccount(
                 index=call["call_index"],
                 agent=call["agent"],
@@ -132,17 +132,17 @@ def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None, *, pieces
                 pieces=decoder.pieces(completion) if decoder and pieces else None,
             )
         )
-    return told
+    return accounts
 
 
 def _broken(rows: pl.DataFrame | None, decoder: Decoder | None) -> dict[Key, str]:
     """For each call that opens a segment, why it does not continue its agent's previous call."""
     found: dict[Key, str] = {}
     for one in find_unmerged(rows, decoder) if rows is not None else ():
-        told = one.divergence
-        was, now = (_excerpt(ids[:_EXCERPT], decoder) for ids in (told.was, told.now))
+        divergence = one.divergence
+        was, now = (_excerpt(ids[:_EXCERPT], decoder) for ids in (divergence.was, divergence.now))
         found[one.trace_id, one.span_id] = (
-            f"{told.cause}: departs from call {one.after} at token {told.at}: {was} became {now}"
+            f"{divergence.cause}: departs from call {one.after} at token {divergence.at}: {was} became {now}"
         )
     return found
 
@@ -155,12 +155,12 @@ def _excerpt(ids: list[int], decoder: Decoder | None) -> str:
 
 def _foreign(evidence: Evidence, start_ns: int) -> list[ForeignAccount]:
     reasons = {(row[0], row[1]): row[2] for row in evidence.decided.others.select(*SPAN_KEY, "reason").iter_rows()}
-    told = []
+    accounts = []
     for call in evidence.own(evidence.traces.others).sort("start_ns", "span_id").iter_rows(named=True):
         key = (call["trace_id"], call["span_id"])
         spoken = evidence.texts.get(key)
         inputs, outputs = messages_of(spoken.attributes) if spoken else ([], [])
-        told.append(
+        accounts.append(
             ForeignAccount(
                 model=call["model"],
                 agent=call["agent"],
@@ -171,16 +171,16 @@ def _foreign(evidence: Evidence, start_ns: int) -> list[ForeignAccount]:
                 answer=outputs[-1] if outputs else None,
             )
         )
-    return told
+    return accounts
 
 
 def _tools(evidence: Evidence, start_ns: int) -> list[ToolAccount]:
-    told = []
+    accounts = []
     for span in sorted(evidence.texts.values(), key=lambda span: span.start_ns):
         if step := tool_step(span.attributes, span.name):
             name, arguments, result = step
             agent = span.attributes.get("gen_ai.agent.name")
-            told.append(
+            accounts.append(
                 ToolAccount(
                     name=name,
                     agent=agent if isinstance(agent, str) else None,
@@ -191,7 +191,7 @@ def _tools(evidence: Evidence, start_ns: int) -> list[ToolAccount]:
                     result=result,
                 )
             )
-    return told
+    return accounts
 
 
 def _credit(evidence: Evidence) -> CreditAccount:

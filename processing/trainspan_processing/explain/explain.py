@@ -75,10 +75,10 @@ def compare_credit(
         before = _gather(inquiry, part, content)
         other = inquiry.changed(changes)
         after = None if other is None else _gather(other, part, content)
-    told = _described(before, keys, question)
+    explanation = _described(before, keys, question)
     if after is not None:
-        return told, _described(after, keys, question)
-    return told, explain_group(replace(question, changes=changes), clock, start=start, most=most)
+        return explanation, _described(after, keys, question)
+    return explanation, explain_group(replace(question, changes=changes), clock, start=start, most=most)
 
 
 def _part(keys: Sequence[RolloutKey], start: int, most: int | None) -> Sequence[RolloutKey]:
@@ -175,8 +175,8 @@ def _with_tokens(calls: pl.DataFrame, payload: pl.DataFrame) -> pl.DataFrame:
 
 def _with_outcome(calls: pl.DataFrame, outcome: pl.DataFrame) -> pl.DataFrame:
     """The calls with their final reasons."""
-    told = outcome.select(*SPAN_KEY, pl.col("reason").alias("token_reason"))
-    calls = calls.join(told, on=SPAN_KEY, how="left", maintain_order="left")
+    reasons = outcome.select(*SPAN_KEY, pl.col("reason").alias("token_reason"))
+    calls = calls.join(reasons, on=SPAN_KEY, how="left", maintain_order="left")
     return calls.with_columns(pl.coalesce("reason", "token_reason").alias("reason")).drop("token_reason")
 
 

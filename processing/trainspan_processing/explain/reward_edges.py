@@ -38,12 +38,12 @@ def describe_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
     stored = evidence.traces.evaluations.filter((pl.col("rollout_id") == evidence.rollout["rollout_id"]) & this_attempt)
     bound = evidence.own(evidence.decided.rewarded.edges).sort("time_ns", "name", "score", nulls_last=True)
     recorded = stored.sort("untrusted", maintain_order=True).unique(same, keep="first").select(*same, *SPAN_KEY)
-    told = []
+    edges = []
     for edge in bound.join(recorded, on=same, how="left", nulls_equal=True, maintain_order="left").iter_rows(
         named=True
     ):
         span = evidence.texts.get((edge["trace_id"], edge["span_id"]))
-        told.append(
+        edges.append(
             EdgeAccount(
                 name=edge["name"],
                 score=edge["score"],
@@ -57,7 +57,7 @@ def describe_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
         )
     for row in stored.join(bound, on=same, how="anti", nulls_equal=True).sort("time_ns", "name").iter_rows(named=True):
         span = evidence.texts.get((row["trace_id"], row["span_id"]))
-        told.append(
+        edges.append(
             EdgeAccount(
                 name=row["name"],
                 score=row["score"],
@@ -69,7 +69,7 @@ def describe_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
                 call=None,
             )
         )
-    return told
+    return edges
 
 
 def _why_not(evidence: Evidence, name: str, score: float | None, *, untrusted: bool) -> str:

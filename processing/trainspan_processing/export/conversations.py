@@ -51,11 +51,11 @@ def spoken_calls(spans: Sequence[SpokenSpan]) -> list[RecordedCall]:
     If two instrumentations recorded the same call (one span inside the other, or the same response id), only the more
     detailed record counts. The first of several choices is the answer. Failed calls and calls without messages are left out.
     """
-    told = [span for span in spans if _is_model_call(span.attributes)]
-    same = _same_calls(told, {(span.trace_id, span.span_id): span.parent_span_id for span in spans})
+    calls = [span for span in spans if _is_model_call(span.attributes)]
+    same = _same_calls(calls, {(span.trace_id, span.span_id): span.parent_span_id for span in spans})
     best: dict[object, tuple[int, SpokenSpan]] = {}
     tools: dict[object, list[dict[str, Any]]] = {}
-    for span in told:
+    for span in calls:
         call = same[span.trace_id, span.span_id]
         tools[call] = tools.get(call) or tools_of(span.attributes)
         inputs, outputs = messages_of(span.attributes)
@@ -115,20 +115,20 @@ def _is_model_call(attributes: Mapping[str, Any]) -> bool:
 
 
 def _same_calls(
-    told: Sequence[SpokenSpan], parents: Mapping[tuple[str, str], str | None]
+    calls: Sequence[SpokenSpan], parents: Mapping[tuple[str, str], str | None]
 ) -> dict[tuple[str, str], object]:
     """Span → the id shared by all recordings of its call: a response id, else the outermost model call span."""
-    keys_told = {(span.trace_id, span.span_id) for span in told}
+    call_keys = {(span.trace_id, span.span_id) for span in calls}
     outermost: dict[tuple[str, str], tuple[str, str]] = {}
     responses: dict[tuple[str, str], str] = {}
-    for span in told:
+    for span in calls:
         root = place = (span.trace_id, span.span_id)
         for _ in range(len(parents)):
             parent = parents.get(place)
             if parent is None:
                 break
             place = (span.trace_id, parent)
-            root = place if place in keys_told else root
+            root = place if place in call_keys else root
         outermost[span.trace_id, span.span_id] = root
         if isinstance(response := span.attributes.get(keys.GEN_AI_RESPONSE_ID), str):
             responses.setdefault(root, response)

@@ -102,13 +102,13 @@ def _uncounted(
         return []
     stored = _requests_by_process(calls, bare, spans, stating)
     processes = stating.filter(~is_runners).select(*SPAN_KEY, "stated_calls")
-    told = [
+    texts = [
         f"the process of service {_service(words.get((trace_id, span_id)))} counted {counted}, "
         f"of which {stored[trace_id, span_id]} are stored"
         for trace_id, span_id, counted in processes.iter_rows()
     ]
     what = f"the agent's side counted {_many(expected, 'successful call')}, but the policy server stored {requests}"
-    return [Lack(": ".join([what, "; ".join(told[:_MOST])] if told else [what]), _OTHER_SERVER)]
+    return [Lack(": ".join([what, "; ".join(texts[:_MOST])] if texts else [what]), _OTHER_SERVER)]
 
 
 def _service(words: SpanWords | None) -> str:
@@ -147,14 +147,14 @@ def _unanswered(calls: pl.DataFrame, words: dict[SpanKey, SpanWords]) -> list[La
     """Calls that a client recorded as successful, but that the policy server did not record."""
     if calls.is_empty():
         return []
-    told = []
+    texts = []
     for trace_id, span_id, response in calls.select(*SPAN_KEY, "response_id").iter_rows():
         said = words.get((trace_id, span_id))
         named = f"{said.name!r} ({said.client})" if said else f"span {span_id}"
-        told.append(f"{named}, {f'response {response}' if response else 'without a response id'}")
+        texts.append(f"{named}, {f'response {response}' if response else 'without a response id'}")
     what = f"{_many(calls.height, 'call')} recorded by a client {'has' if calls.height == 1 else 'have'} no match on the policy server: "
-    more = f"; and {len(told) - _MOST} more" if len(told) > _MOST else ""
-    return [Lack(what + "; ".join(told[:_MOST]) + more, _OTHER_SERVER)]
+    more = f"; and {len(texts) - _MOST} more" if len(texts) > _MOST else ""
+    return [Lack(what + "; ".join(texts[:_MOST]) + more, _OTHER_SERVER)]
 
 
 def _many(count: int, noun: str) -> str:

@@ -77,17 +77,17 @@ def describe_reasons(
     """
     cases = {case["reason"]: case for case in examples.iter_rows(named=True)}
     words = read_words(source, [(case["trace_id"], case["span_id"]) for case in cases.values() if case["span_id"]])
-    told = []
+    sentences = []
     for name, calls in sorted(dropped.items(), key=lambda item: (item[0] in expected, -item[1], item[0])):
         case, todo = cases.get(name), advice.get(name) or advice_on(name) or "see docs/processing.md"
         shown = _example(case, words.get((case["trace_id"], case["span_id"]))) if case else None
         if name == "unfinished" and case and (lacks := _lacks(source, case, now_ns, settle_s)):
             shown = f"{shown}: {'; '.join(lack.what for lack in lacks)}"
             todo = "; ".join(dict.fromkeys([todo, *(lack.advice for lack in lacks)]))
-        told.append(
+        sentences.append(
             Reason(name, calls, name not in expected, visible(" ".join(shown.split())) if shown else None, todo)
         )
-    return told
+    return sentences
 
 
 def _example(case: Mapping[str, Any], words: Any) -> str:

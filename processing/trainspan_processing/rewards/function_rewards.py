@@ -61,9 +61,9 @@ def reward_by_function(
             results.append((*key, *_as_rewards(answer.result(), names, function), False))
         except Exception as error:  # noqa: BLE001 - a user's function; the rollout is named and counted
             is_ours = isinstance(error, InvalidRecordError)
-            told = str(error) if is_ours else f"{function} raised {type(error).__name__}: {error}"
-            first_error = first_error or told
-            log.warning("event=reward_failed rollout_id=%s error=%r", key[0], told)
+            message = str(error) if is_ours else f"{function} raised {type(error).__name__}: {error}"
+            first_error = first_error or message
+            log.warning("event=reward_failed rollout_id=%s error=%r", key[0], message)
             results.append((*key, *(None for _ in names), True))
     values = dict.fromkeys(names, pl.Float64)
     schema: Schema = {"rollout_id": pl.String, "attempt": pl.Int32, **values, "reward_failed": pl.Boolean}

@@ -82,17 +82,17 @@ def _content(content: Any) -> str:
 
 
 def _tool_calls(message: Message, parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    told = [part for part in parts if part.get("type") == "tool_call"]
-    if not told and isinstance(message.get("tool_calls"), list):
-        told = [{**call, **(call.get("function") or {})} for call in message["tool_calls"] if isinstance(call, dict)]
-    if not told:
+    recorded = [part for part in parts if part.get("type") == "tool_call"]
+    if not recorded and isinstance(message.get("tool_calls"), list):
+        recorded = [{**call, **(call.get("function") or {})} for call in message["tool_calls"] if isinstance(call, dict)]
+    if not recorded:
         flat: dict[int, dict[str, Any]] = {}
         for key, value in message.items():
             if match := _CALL_KEY.fullmatch(key):
                 flat.setdefault(int(match[1]), {})[match[2]] = value
-        told = [flat[index] for index in sorted(flat)]
+        recorded = [flat[index] for index in sorted(flat)]
     calls = []
-    for call in told:
+    for call in recorded:
         function = {"name": str(call.get("name", "")), "arguments": _arguments(call.get("arguments"))}
         identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
         calls.append({**identity, "type": "function", "function": function})

@@ -20,7 +20,7 @@ _DETAILS: Final = "gen_ai.client.inference.operation.details"
 _CHOICE: Final = "gen_ai.choice"
 _ROLES: Final = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
 _EVENTS: Final = (_DETAILS, _CHOICE, *_ROLES)
-_TOLD: Final = (
+_FACTS: Final = (
     *(keys.GEN_AI_INPUT_MESSAGES, keys.GEN_AI_OUTPUT_MESSAGES),
     *(keys.GEN_AI_SYSTEM_INSTRUCTIONS, keys.GEN_AI_TOOL_DEFINITIONS),
 )
@@ -55,12 +55,12 @@ def with_records(
 
 def _attributes_of(records: list[Record]) -> dict[str, Any]:
     """The attributes from one span's records, which are in order."""
-    told: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     asked: list[Message] = []
     answered: dict[int, Message] = {}
     for _, _, event, body, attributes in records:
         if event == _DETAILS:
-            told |= {key: attributes[key] for key in _TOLD if key in attributes}
+            facts |= {key: attributes[key] for key in _FACTS if key in attributes}
             continue
         said = plain(body)
         if not isinstance(said, dict):
@@ -80,7 +80,7 @@ def _attributes_of(records: list[Record]) -> dict[str, Any]:
         keys.GEN_AI_INPUT_MESSAGES: asked,
         keys.GEN_AI_OUTPUT_MESSAGES: [answered[at] for at in sorted(answered)],
     }
-    return {**{key: value for key, value in messages.items() if value}, **told}
+    return {**{key: value for key, value in messages.items() if value}, **facts}
 
 
 def _asked(role: str, said: dict[str, Any]) -> Message:

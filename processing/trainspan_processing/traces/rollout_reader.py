@@ -53,12 +53,12 @@ def _stored_rollouts(
     by_rollout: dict[tuple[str, int], list[StoredCall]] = {}
     for row in calls.join(payload, on=SPAN_KEY, how="left", maintain_order="left").iter_rows(named=True):
         span = (row["trace_id"], row["span_id"])
-        told = [
+        recorded = [
             messages_of(with_records(attributes.get(client, {}), records, client))
             for client in (*clients.get(span, ()), span)
         ]
         # Two instrumentations may have recorded one call: the more detailed record is used.
-        inputs, outputs = max(told, key=lambda pair: (bool(pair[1]), bool(pair[0]), len(pair[0])))
+        inputs, outputs = max(recorded, key=lambda pair: (bool(pair[1]), bool(pair[0]), len(pair[0])))
         by_rollout.setdefault((row["rollout_id"], row["attempt"]), []).append(
             StoredCall(
                 index=row["call_index"],

@@ -79,8 +79,8 @@ def _with_obstacles(calls: pl.DataFrame) -> pl.DataFrame:
     calls = calls.join(known, on=["constrained", "constraint"], how="left", nulls_equal=True, maintain_order="left")
     # Raw log-probabilities are taken before biases are applied and before tokens are excluded by id.
     raw = pl.col("constraint").is_not_null() & (pl.col("logprobs_mode") != "processed").fill_null(True)
-    told = pl.when(raw & pl.col("constrained")).then(pl.lit(f"{CONSTRAINED}:raw_logprobs"))
-    return calls.with_columns(pl.coalesce("obstacle", told).alias("obstacle"))
+    obstacle = pl.when(raw & pl.col("constrained")).then(pl.lit(f"{CONSTRAINED}:raw_logprobs"))
+    return calls.with_columns(pl.coalesce("obstacle", obstacle).alias("obstacle"))
 
 
 def with_defaults(calls: pl.DataFrame) -> pl.DataFrame:

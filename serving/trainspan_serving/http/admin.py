@@ -99,8 +99,8 @@ async def _answer(server: PolicyServer, exporter: Exporter, scope: Scope, receiv
     body = await read_body(scope, receive, max_bytes=_MAX_BODY_BYTES, timeout_s=plan.body_timeout_s)
     if what == "policy":
         result = await server.swap(*_parse(body))
-        told = {"version": result.version, "checkpoint": result.checkpoint}
-        return {**told, "canary": result.canary.as_json(), "seconds": result.seconds}
+        state = {"version": result.version, "checkpoint": result.checkpoint}
+        return {**state, "canary": result.canary.as_json(), "seconds": result.seconds}
     if not plan.sleep:
         raise _Refusal(409, "this server cannot sleep: start it with --sleep")
     await (server.sleep() if what == "sleep" else server.wake())

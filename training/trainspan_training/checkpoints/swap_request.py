@@ -58,20 +58,20 @@ def publish(url: str, checkpoint: str, version: int, *, patience_s: float, was_t
         return Swap("off", None)
     base = url.rstrip("/").removesuffix("/v1")
     deadline = time.monotonic() + patience_s
-    told = False
+    is_reported = False
     while True:
         swap, wait_s = _try(base, checkpoint, version, max(_LEAST_TRY_S, deadline - time.monotonic()))
         may_pass = swap.outcome == "busy" or (swap.outcome == "unreachable" and was_there)
         if not may_pass or time.monotonic() + wait_s >= deadline:
             return swap
-        if not told:
+        if not is_reported:
             log.warning(
                 "checkpoint=%s is waiting for the policy server for at most %g s: %s",
                 checkpoint,
                 patience_s,
                 swap.error,
             )
-        told = True
+        is_reported = True
         time.sleep(wait_s)
 
 

@@ -66,11 +66,11 @@ class Replayer:
         time_limit = _GrammarTimeLimit(_LIMIT_S * slack)
         limit_s = _ROUND_S * slack
         deadline = time.monotonic() + limit_s
-        told: set[tuple[str, str]] = set()
+        logged: set[tuple[str, str]] = set()
 
         def drop(numbers: Iterable[int], error: ReplayError, text: str) -> None:
-            if (error.name, text) not in told:
-                told.add((error.name, text))
+            if (error.name, text) not in logged:
+                logged.add((error.name, text))
                 log.warning(
                     "a constrained call cannot be replayed reason=%s: %s; constraint %.200s", error.name, error, text
                 )

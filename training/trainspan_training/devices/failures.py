@@ -21,7 +21,7 @@ __all__ = ["Failures", "failed_in"]
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.25
-_HEAR_S = 5.0
+_RECEIPT_S = 5.0
 """How long the leader, whose process holds the store, waits for the others to receive its error."""
 _GRACE_S = 30.0
 """Time that a process has to end after an error."""
@@ -43,9 +43,9 @@ class Failures:
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
         start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._told, self._heard_by = f"trainspan/{start}/error", f"trainspan/{start}/heard"
-        self._store, self._ear = _connect(), _connect()
-        self._heard: TrainspanError | None = None
+        self._error_key, self._received_key = f"trainspan/{start}/error", f"trainspan/{start}/received"
+        self._store, self._listening_store = _connect(), _connect()
+        self._received: TrainspanError | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="failures", daemon=True)
         self._thread.start()
@@ -54,40 +54,40 @@ class Failures:
         """Reports this process's error to the others and returns the one that was reported first."""
         own = _text_of(error, self._rank, self._size)
         try:
-            told = self._store.compare_set(self._told, "", own).decode()
+            stored = self._store.compare_set(self._error_key, "", own).decode()
         except RuntimeError:  # the leader is gone, and so is the store
             self._thread.join(2 * _POLL_S)
-            return self._heard or error
-        mine = told == own and getattr(error, _ORIGIN, self._rank) == self._rank
+            return self._received or error
+        mine = stored == own and getattr(error, _ORIGIN, self._rank) == self._rank
         if mine and not isinstance(error, TrainspanError):
             log.error("%s", _error_of(own), exc_info=error)
         if self._rank == 0:
-            self._await_hearing()
-        return _error_of(told)
+            self._await_receipt()
+        return _error_of(stored)
 
     def close(self) -> None:
         """Stops listening; not called after an error, so that this process is killed if it does not end."""
         self._over.set()
         self._thread.join()
 
-    def _await_hearing(self) -> None:
-        until = time.monotonic() + _HEAR_S
-        while time.monotonic() < until and self._store.add(self._heard_by, 0) < self._size:
+    def _await_receipt(self) -> None:
+        until = time.monotonic() + _RECEIPT_S
+        while time.monotonic() < until and self._store.add(self._received_key, 0) < self._size:
             time.sleep(_POLL_S)
 
     def _listen(self) -> None:
         while not self._over.wait(_POLL_S):
             try:
-                if self._ear.check([self._told]):
-                    self._heard = _error_of(self._ear.get(self._told).decode())
-                    self._ear.add(self._heard_by, 1)
+                if self._listening_store.check([self._error_key]):
+                    self._received = _error_of(self._listening_store.get(self._error_key).decode())
+                    self._listening_store.add(self._received_key, 1)
                     break
             except RuntimeError:  # the leader is gone
                 return
         else:
             return
         if not self._over.wait(_GRACE_S):
-            sys.stderr.write(f"trainspan: {self._heard}\n")
+            sys.stderr.write(f"trainspan: {self._received}\n")
             sys.stderr.flush()
             os._exit(1)
 
@@ -107,7 +107,7 @@ def _text_of(error: Exception, rank: int, size: int) -> str:
     return json.dumps([TrainingError.__name__, text])
 
 
-def _error_of(told: str) -> TrainspanError:
-    kind, text = json.loads(told)
+def _error_of(stored: str) -> TrainspanError:
+    kind, text = json.loads(stored)
     found: Any = getattr(errors, kind, TrainingError)
     return found(text)  # type: ignore[no-any-return]

@@ -50,9 +50,9 @@ class Outline:
     def why_nothing(self, settings: TrainSettings) -> str:
         """Why no call of the dataset is left."""
         stale, lost = self.staleness.dropped, self.unreplayed
-        told = [f"{stale} calls are beyond train.max_staleness {settings.max_staleness}"] if stale else []
-        told += [f"{sum(lost.values())} calls cannot be replayed: {', '.join(lost)}"] if lost else []
-        return f"all {told[0]}" if len(told) == 1 else "; ".join(told) or NO_ROWS
+        causes = [f"{stale} calls are beyond train.max_staleness {settings.max_staleness}"] if stale else []
+        causes += [f"{sum(lost.values())} calls cannot be replayed: {', '.join(lost)}"] if lost else []
+        return f"all {causes[0]}" if len(causes) == 1 else "; ".join(causes) or NO_ROWS
 
 
 class Reading:

@@ -56,7 +56,7 @@ def own_names() -> Iterator[None]:
     try:
         yield
     except (ConfigError, CheckpointError, TrainingError) as error:
-        told = _NAMES.sub(r"sft.\1", str(error))
-        if told == str(error):
+        message = _NAMES.sub(r"sft.\1", str(error))
+        if message == str(error):
             raise
-        raise type(error)(told) from error
+        raise type(error)(message) from error

@@ -122,8 +122,8 @@ def training_checks(event: Mapping[str, Any]) -> list[Check]:
     """Checks that server and trainer agreed on the sampled tokens, and that the server now has the trainer's weights."""
     if event.get("skipped"):
         return []
-    told = event.get("agreement")
-    agreement = Agreement(**told) if told else None
+    reported = event.get("agreement")
+    agreement = Agreement(**reported) if reported else None
     checks = [
         Check(
             "server and trainer agree",

@@ -107,10 +107,10 @@ class Stages:
         arguments += ["--run", self._folder.run_id, "--round", str(round_), "--wait-s", "30", "--settle-s", "20"]
         if are_stored:
             arguments += ["--group-wait-s", "0"]
-        told: dict[str, Any] = {}
-        code, message = self._command("dataset", arguments, [], told.update, admitted=(0, NOTHING_TO_TRAIN))
+        summary: dict[str, Any] = {}
+        code, message = self._command("dataset", arguments, [], summary.update, admitted=(0, NOTHING_TO_TRAIN))
         if code == NOTHING_TO_TRAIN:
-            return Built(time.monotonic() - began, {"nothing_to_train": message, **told})
+            return Built(time.monotonic() - began, {"nothing_to_train": message, **summary})
         return Built(time.monotonic() - began)
 
     def trained(self, round_: int) -> dict[str, Any]:
