@@ -75,10 +75,10 @@ def run(folder: Path, model: Path, checkpoints: Path, processes: int) -> dict[st
         )
         for rank in range(processes)
     ]
-    began, events, heard = time.monotonic(), [], []
+    began, events, times = time.monotonic(), [], []
     assert running[0].stdout is not None
     for line in running[0].stdout:
-        heard.append(time.monotonic())
+        times.append(time.monotonic())
         events.append(json.loads(line))
     statuses = [os.wait4(process.pid, 0) for process in running]
     for process, (_, status, _) in zip(running, statuses, strict=True):
@@ -88,10 +88,10 @@ def run(folder: Path, model: Path, checkpoints: Path, processes: int) -> dict[st
     errors = [event["error"] for event in events if event.get("error")]
     assert not errors, errors
     figures = {
-        "start_s": round(heard[0] - began, 2),
-        "round_s": round(statistics.median(b - a for a, b in pairwise(heard[1:])), 2),
+        "start_s": round(times[0] - began, 2),
+        "round_s": round(statistics.median(b - a for a, b in pairwise(times[1:])), 2),
         "stages_s": {name: round(statistics.median(one[name] for one in rounds), 3) for name in rounds[0]},
-        "end_s": round(time.monotonic() - heard[-1], 2),
+        "end_s": round(time.monotonic() - times[-1], 2),
         "peak_gib": [round(usage.ru_maxrss / 2**20, 2) for _, _, usage in statuses],
     }
     print(json.dumps(figures), file=sys.stderr)

@@ -67,7 +67,7 @@ def _run(settings: TrainSettings, datasets: Path, checkpoints: Path, rounds: int
     def mark() -> None:
         marks.append((time.perf_counter(), time.process_time()))
 
-    def hear(result: Result) -> None:
+    def on_result(result: Result) -> None:
         before = marks[-1]
         mark()
         seconds.append(marks[-1][0] - before[0])
@@ -75,7 +75,7 @@ def _run(settings: TrainSettings, datasets: Path, checkpoints: Path, rounds: int
         results.append(result)
 
     free = replace(settings, max_kl=1e9, max_ratio=1e9, old_policy="logged")
-    train(Job(free, datasets, checkpoints, follow=True, rounds=rounds), mark, hear)
+    train(Job(free, datasets, checkpoints, follow=True, rounds=rounds), mark, on_result)
     event = results[-1].event()
     return {
         "seconds": round(statistics.median(seconds), 3),

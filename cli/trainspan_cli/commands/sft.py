@@ -83,7 +83,7 @@ def sft(
         data = _exported(request, out)
     elif unused := _given(run=run, round=round, min_reward=min_reward, agent=agent, form=form != "chat"):
         raise UsageError(f"{', '.join(unused)} choose rollouts of a store or a dataset, and --data is a file")
-    done = fine_tune(SftJob(section, data, out), _print_json if format == "json" else _Lines().hear)
+    done = fine_tune(SftJob(section, data, out), _print_json if format == "json" else _Lines().print_event)
     if done.signal is not None:
         name = signal.Signals(done.signal).name
         print(
@@ -145,7 +145,7 @@ def _print_json(event: dict[str, Any]) -> None:
 class _Lines:
     """Prints the events for people: the data, every evaluation, and about twenty of the steps."""
 
-    def hear(self, event: dict[str, Any]) -> None:
+    def print_event(self, event: dict[str, Any]) -> None:
         getattr(self, f"_{event['event']}")(event)
 
     @staticmethod

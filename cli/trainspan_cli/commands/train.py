@@ -51,10 +51,10 @@ def train(
         elif follow:
             print("waiting for datasets", flush=True)
 
-    def hear(result: Result) -> None:
+    def on_result(result: Result) -> None:
         results.append(result)
         print(json.dumps(result.event()) if format == "json" else result.line(), flush=True)
 
-    run(job, ready, hear)
+    run(job, ready, on_result)
     if not follow and results and (failure := results[0].failure):
         raise TrainingError(failure)

@@ -99,8 +99,8 @@ def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None, *, pieces
     for call in evidence.calls.iter_rows(named=True):
         key = (call["trace_id"], call["span_id"])
         row = rows.get(key)
-        spoken = evidence.texts.get(matches.get(key, key)) or evidence.texts.get(key)
-        inputs, outputs = messages_of(spoken.attributes) if spoken else ([], [])
+        texts = evidence.texts.get(matches.get(key, key)) or evidence.texts.get(key)
+        inputs, outputs = messages_of(texts.attributes) if texts else ([], [])
         prompt, completion = call["prompt_ids"] or [], call["completion_ids"] or []
         prefix_len = row["prefix_len"] if row else 0
         accounts.append(
@@ -158,8 +158,8 @@ def _foreign(evidence: Evidence, start_ns: int) -> list[ForeignAccount]:
     accounts = []
     for call in evidence.own(evidence.traces.others).sort("start_ns", "span_id").iter_rows(named=True):
         key = (call["trace_id"], call["span_id"])
-        spoken = evidence.texts.get(key)
-        inputs, outputs = messages_of(spoken.attributes) if spoken else ([], [])
+        texts = evidence.texts.get(key)
+        inputs, outputs = messages_of(texts.attributes) if texts else ([], [])
         accounts.append(
             ForeignAccount(
                 model=call["model"],

@@ -11,7 +11,7 @@ from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.traces.message_records import read_records, with_records
 from trainspan_schemas import keys
 
-__all__ = ["RecordedCall", "SpokenSpan", "read_speech", "spoken_calls"]
+__all__ = ["MessageSpan", "RecordedCall", "read_conversations", "recorded_calls"]
 
 _OPERATIONS: Final = (keys.OPERATION_CHAT, keys.OPERATION_TEXT_COMPLETION, "generate_content")
 _COLUMNS: Final = ["trace_id", "span_id", "parent_span_id", "start_ns", "status_code", "attributes"]
@@ -20,7 +20,7 @@ _CUT_OFF: Final = {"length", "max_tokens", "content_filter", "error", "abort", "
 
 
 @dataclass(frozen=True, slots=True)
-class SpokenSpan:
+class MessageSpan:
     """A span as stored."""
 
     trace_id: str
@@ -45,7 +45,7 @@ class RecordedCall:
     """JSON of each offered tool, with its keys in the order of the request: a chat template renders them in this order."""
 
 
-def spoken_calls(spans: Sequence[SpokenSpan]) -> list[RecordedCall]:
+def recorded_calls(spans: Sequence[MessageSpan]) -> list[RecordedCall]:
     """The calls that clients' instrumentations recorded with their messages, by start time.
 
     If two instrumentations recorded the same call (one span inside the other, or the same response id), only the more
@@ -53,7 +53,7 @@ def spoken_calls(spans: Sequence[SpokenSpan]) -> list[RecordedCall]:
     """
     calls = [span for span in spans if _is_model_call(span.attributes)]
     same = _same_calls(calls, {(span.trace_id, span.span_id): span.parent_span_id for span in spans})
-    best: dict[object, tuple[int, SpokenSpan]] = {}
+    best: dict[object, tuple[int, MessageSpan]] = {}
     tools: dict[object, list[dict[str, Any]]] = {}
     for span in calls:
         call = same[span.trace_id, span.span_id]
@@ -65,22 +65,22 @@ def spoken_calls(spans: Sequence[SpokenSpan]) -> list[RecordedCall]:
         if call not in best or size > best[call][0]:
             best[call] = (size, span)
     ordered = sorted(best.items(), key=lambda item: (item[1][1].start_ns, item[1][1].span_id))
-    return [_speech(span, tools[call]) for call, (_, span) in ordered]
+    return [_recorded_call(span, tools[call]) for call, (_, span) in ordered]
 
 
-def read_speech(
+def read_conversations(
     source: Source, rollouts: Sequence[tuple[str, int]]
 ) -> Iterator[tuple[tuple[str, int], list[RecordedCall]]]:
     """Yields ((rollout_id, attempt), its calls with messages) for each of `rollouts`, a limited number in memory at a time."""
     for start in range(0, len(rollouts), _ROLLOUTS_PER_READ):
         wanted = rollouts[start : start + _ROLLOUTS_PER_READ]
-        found: dict[tuple[str, int], list[SpokenSpan]] = {key: [] for key in wanted}
+        found: dict[tuple[str, int], list[MessageSpan]] = {key: [] for key in wanted}
         of_trace: dict[str, set[tuple[str, int]]] = {}
-        nameless: list[SpokenSpan] = []
+        nameless: list[MessageSpan] = []
         for batch in source.read("spans", Selection(rollout_ids=sorted({key[0] for key in wanted})), _COLUMNS):
             for trace_id, span_id, parent, start_ns, status, text in batch.select(_COLUMNS).iter_rows():
                 attributes = json.loads(text or "{}")
-                span = SpokenSpan(trace_id, span_id, parent, start_ns, status == 2, attributes)
+                span = MessageSpan(trace_id, span_id, parent, start_ns, status == 2, attributes)
                 rollout_id = attributes.get(keys.ROLLOUT_ID)
                 if rollout_id is None:
                     nameless.append(span)
@@ -97,7 +97,7 @@ def read_speech(
         for key in wanted:
             yield (
                 key,
-                spoken_calls(
+                recorded_calls(
                     [
                         replace(span, attributes=with_records(span.attributes, records, (span.trace_id, span.span_id)))
                         for span in found[key]
@@ -115,7 +115,7 @@ def _is_model_call(attributes: Mapping[str, Any]) -> bool:
 
 
 def _same_calls(
-    calls: Sequence[SpokenSpan], parents: Mapping[tuple[str, str], str | None]
+    calls: Sequence[MessageSpan], parents: Mapping[tuple[str, str], str | None]
 ) -> dict[tuple[str, str], object]:
     """Span → the id shared by all recordings of its call: a response id, else the outermost model call span."""
     call_keys = {(span.trace_id, span.span_id) for span in calls}
@@ -135,7 +135,7 @@ def _same_calls(
     return {key: responses.get(root, root) for key, root in outermost.items()}
 
 
-def _speech(span: SpokenSpan, tools: Sequence[dict[str, Any]]) -> RecordedCall:
+def _recorded_call(span: MessageSpan, tools: Sequence[dict[str, Any]]) -> RecordedCall:
     inputs, outputs = messages_of(span.attributes)
     reasons = span.attributes.get(keys.GEN_AI_FINISH_REASONS) or [outputs[0].get("finish_reason")]
     agent = span.attributes.get(keys.GEN_AI_AGENT_NAME)

@@ -13,7 +13,7 @@ import polars as pl
 from trainspan_processing.dataset.ledger import LEDGER, Ledger
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.export.candidates import Candidate, Examples
-from trainspan_processing.export.conversations import RecordedCall, read_speech
+from trainspan_processing.export.conversations import RecordedCall, read_conversations
 from trainspan_processing.export.dpo import preference_pairs
 from trainspan_processing.export.sft import supervised_examples
 from trainspan_processing.read.source import Selection, Source
@@ -83,7 +83,7 @@ def export(request: ExportRequest, clock: Clock) -> Exported:
     else:
         with Source(request.stores, allow_behind=True) as source:
             candidates = _candidates_of(request.dataset) if request.dataset else _candidates_in(source, request, clock)
-            examples = _made(request, candidates, dict(read_speech(source, [each.key for each in candidates])))
+            examples = _made(request, candidates, dict(read_conversations(source, [each.key for each in candidates])))
     if not examples.rows:
         raise DatasetError(f"{examples.groups} groups contain no example: {_why(examples)}")
     _write(request, examples)

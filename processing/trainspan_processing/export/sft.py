@@ -22,8 +22,8 @@ def supervised_examples(
             made.skipped["below_min_reward"] += 1
             continue
         best = [candidate for candidate in candidates if candidate.reward == highest]
-        spoken = [(candidate, calls_of(candidate.key)) for candidate in best]
-        recorded = [(candidate, calls) for candidate, calls in spoken if calls]
+        found = [(candidate, calls_of(candidate.key)) for candidate in best]
+        recorded = [(candidate, calls) for candidate, calls in found if calls]
         if not recorded:
             made.skipped["no_text"] += 1
             continue

@@ -84,7 +84,9 @@ def _content(content: Any) -> str:
 def _tool_calls(message: Message, parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     recorded = [part for part in parts if part.get("type") == "tool_call"]
     if not recorded and isinstance(message.get("tool_calls"), list):
-        recorded = [{**call, **(call.get("function") or {})} for call in message["tool_calls"] if isinstance(call, dict)]
+        recorded = [
+            {**call, **(call.get("function") or {})} for call in message["tool_calls"] if isinstance(call, dict)
+        ]
     if not recorded:
         flat: dict[int, dict[str, Any]] = {}
         for key, value in message.items():

@@ -15,7 +15,7 @@ from tests.processing.support.recordings import FOLDER
 from tests.processing.support.traces import TestRollout
 from tests.support.byte_tokenizer import encode, make_byte_tokenizer
 from trainspan_processing.export.candidates import Candidate
-from trainspan_processing.export.conversations import RecordedCall, SpokenSpan, spoken_calls
+from trainspan_processing.export.conversations import MessageSpan, RecordedCall, recorded_calls
 from trainspan_processing.export.dpo import preference_pairs
 from trainspan_processing.export.sft import supervised_examples
 from trainspan_processing.text.chat_messages import chat_messages, same_messages, tools_of
@@ -114,8 +114,8 @@ def _chat(question: str, answer: str, **more: Any) -> dict[str, Any]:
 
 def _span(
     name: str, attributes: dict[str, Any], *, parent: str | None = None, start: int = 0, failed: bool = False
-) -> SpokenSpan:
-    return SpokenSpan("t", name, parent, start, failed, attributes)
+) -> MessageSpan:
+    return MessageSpan("t", name, parent, start, failed, attributes)
 
 
 def test_one_call_in_two_dialects_is_said_once_by_the_one_that_says_more() -> None:
@@ -126,7 +126,7 @@ def test_one_call_in_two_dialects_is_said_once_by_the_one_that_says_more() -> No
         _span("between", {}, parent="outer"),
         _span("inner", _chat("2+2?", "4"), parent="between"),
     ]
-    (call,) = spoken_calls(spans)
+    (call,) = recorded_calls(spans)
     assert (call.prompt, call.answer) == (
         [{"role": "user", "content": "2+2?"}],
         [{"role": "assistant", "content": "4"}],
@@ -136,7 +136,7 @@ def test_one_call_in_two_dialects_is_said_once_by_the_one_that_says_more() -> No
 def test_recordings_that_share_a_call_are_one_though_only_the_inner_one_knows_the_response() -> None:
     inner = _chat("2+2?", "4", gen_ai__response__id="chatcmpl-1")
     tools = {"gen_ai.tool.definitions": '[{"type": "function", "name": "add"}]', "llm.request.type": "chat"}
-    (call,) = spoken_calls([_span("inner", inner, parent="outer"), _span("outer", tools)])
+    (call,) = recorded_calls([_span("inner", inner, parent="outer"), _span("outer", tools)])
     assert call.answer == [{"role": "assistant", "content": "4"}]
     assert call.tools == ('{"type": "function", "function": {"name": "add"}}',)
 
@@ -144,14 +144,14 @@ def test_recordings_that_share_a_call_are_one_though_only_the_inner_one_knows_th
 def test_a_tool_keeps_the_order_of_its_keys_which_chat_templates_render() -> None:
     function = {"name": "add", "parameters": {"type": "object", "properties": {"y": {}, "x": {}}, "required": ["y"]}}
     tool = {"type": "function", "function": function}
-    (call,) = spoken_calls([_span("a", _chat("2+2?", "4", gen_ai__tool__definitions=json.dumps([tool])))])
+    (call,) = recorded_calls([_span("a", _chat("2+2?", "4", gen_ai__tool__definitions=json.dumps([tool])))])
     assert call.tools == (json.dumps(tool),)
 
 
 @pytest.mark.parametrize("dialect", ["official", "traceloop", "traceloop_flat", "openinference", "mixed"])
 def test_every_real_instrumentation_tells_the_same_conversation(dialect: str) -> None:
     """All recordings are of the same agent: a tool call, its result, a stream, two choices, an error."""
-    calls = spoken_calls(_recorded(dialect))
+    calls = recorded_calls(_recorded(dialect))
     system = {"role": "system", "content": "You are a calculator."}
     asked = {"role": "user", "content": "tool: 2+2?"}
     function = {"name": "add", "arguments": {"a": 2, "b": 2}}
@@ -172,7 +172,7 @@ def test_every_real_instrumentation_tells_the_same_conversation(dialect: str) ->
         assert json.loads(calls[0].tools[0])["function"]["name"] == "add"
 
 
-def _recorded(dialect: str) -> list[SpokenSpan]:
+def _recorded(dialect: str) -> list[MessageSpan]:
     def value(told: dict[str, Any]) -> Any:
         ((kind, content),) = told.items()
         if kind == "arrayValue":
@@ -185,7 +185,7 @@ def _recorded(dialect: str) -> list[SpokenSpan]:
         attributes = {item["key"]: value(item["value"]) for item in span.get("attributes", [])}
         failed = span.get("status", {}).get("code") == "STATUS_CODE_ERROR"
         start_ns, parent = int(span["startTimeUnixNano"]), span.get("parentSpanId")
-        found.append(SpokenSpan(span["traceId"], span["spanId"], parent, start_ns, failed, attributes))
+        found.append(MessageSpan(span["traceId"], span["spanId"], parent, start_ns, failed, attributes))
     return found
 
 
@@ -197,12 +197,12 @@ def test_calls_are_in_order_and_failed_or_silent_ones_left_out() -> None:
         _span("s", {"gen_ai.operation.name": "chat"}, start=13),
         _span("agent", {**_chat("whole", "run"), "gen_ai.operation.name": "invoke_agent"}, start=5),
     ]
-    assert [call.answer[0]["content"] for call in spoken_calls(spans)] == ["1", "2"]  # type: ignore[index]
+    assert [call.answer[0]["content"] for call in recorded_calls(spans)] == ["1", "2"]  # type: ignore[index]
 
 
 def test_an_answer_that_was_cut_off_is_known() -> None:
     cut, whole = (
-        spoken_calls([_span("a", _chat("q", "a", gen_ai__response__finish_reasons=[why]))])[0]
+        recorded_calls([_span("a", _chat("q", "a", gen_ai__response__finish_reasons=[why]))])[0]
         for why in ("length", "stop")
     )
     assert (cut.is_whole, whole.is_whole) == (False, True)

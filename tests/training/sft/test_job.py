@@ -47,9 +47,9 @@ def fine_tuned(tmp_path: Path, model_dir: Path, home: None) -> Callable[..., Out
     """Runs a job on tmp_path/data.jsonl; returns its outcome."""
     (tmp_path / "data.jsonl").write_text(conversations())
 
-    def run(out: str = "out", hear: Callable[[Event], None] = lambda _: None, **settings: Any) -> Outcome:
+    def run(out: str = "out", on_event: Callable[[Event], None] = lambda _: None, **settings: Any) -> Outcome:
         chosen = dataclasses.replace(SETTINGS, **{"model": str(model_dir), **settings})
-        return fine_tune(SftJob(chosen, tmp_path / "data.jsonl", tmp_path / out), hear)
+        return fine_tune(SftJob(chosen, tmp_path / "data.jsonl", tmp_path / out), on_event)
 
     return run
 
@@ -68,7 +68,7 @@ def test_a_job_writes_a_model_that_answers_like_the_conversations(
     fine_tuned: Callable[..., Outcome], tmp_path: Path, model_dir: Path
 ) -> None:
     events: list[Event] = []
-    done = fine_tuned(hear=events.append, epochs=20, save_every_s=300)
+    done = fine_tuned(on_event=events.append, epochs=20, save_every_s=300)
     out = tmp_path / "out"
     assert (done.out, done.done, done.signal) == (out, done.steps, None)
     assert sorted(path.name for path in out.iterdir()) == sorted([*(path.name for path in model_dir.iterdir()), "sft"])
@@ -218,7 +218,7 @@ def test_what_cannot_be_done_is_refused_with_its_reason(
     def stop(_: Event) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    assert fine_tuned(hear=stop).signal == signal.SIGINT
+    assert fine_tuned(on_event=stop).signal == signal.SIGINT
     with pytest.raises(CheckpointError, match=r"out.unfinished holds an unfinished job with another epochs, seed"):
         fine_tuned(seed=1, epochs=1)
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -51,7 +51,7 @@ def fine_tune(job: SftJob, on_event: Callable[[dict[str, Any]], None]) -> Outcom
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise TrainingError("WORLD_SIZE is set, and sft trains in one process: start it without a launcher, on one GPU")
     stop = Stop()
-    before = {number: signal.signal(number, stop.hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop.on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with own_names():
             return _run(job, stop, on_event)

@@ -31,7 +31,7 @@ class Stop:
         self.signal: int | None = None
         self._patient = False
 
-    def hear(self, number: int, _: object) -> None:
+    def on_signal(self, number: int, _: object) -> None:
         again, self.signal = self.signal is not None, number
         if again or not self._patient:
             raise Stopped
