@@ -245,9 +245,10 @@ class DatasetSettings:
     gamma: float = 1.0
     """Discount per call for `return_to_go` and `gigpo`."""
     group_over: str = "rollouts"
-    """Unit of a group's statistics: `rollouts` or `calls`.
+    """What a call is compared with: the group's `rollouts`, its calls of the same turn (`turns`), or all of its `calls`.
 
-    With `calls`, a rollout with more calls has more weight."""
+    With `turns`, later calls are not compared with earlier ones, which have more reward to come. With `calls`, a rollout with
+    more calls has more weight."""
     step_by: str = "turn"
     """Calls that `step` compares within a group: those of the same `turn`, or of the same `agent`."""
     episode_weight: float = 1.0

@@ -66,6 +66,9 @@ class Comparison:
             of_step = f"{part} step {plan.step_by}:".lstrip()
             terms, parts = self._over_calls(credited, plan.step_by, of_step, estimator)
             return _labeled(terms, "step"), parts
+        if plan.group_over == "turns":
+            terms, parts = self._over_calls(credited, "turn", f"{part} turn:".lstrip(), estimator)
+            return _labeled(terms, "turn"), parts
         if plan.group_over == "calls":
             terms, parts = self._over_calls(credited, None, "", estimator)
             return _labeled(terms, "call"), parts

@@ -18,7 +18,7 @@ __all__ = ["Estimator", "Plan", "make_plan", "plan_for"]
 GIGPO: Final = "gigpo"
 PER_AGENT: Final = "per_agent"
 ANY_AGENT: Final = "*"
-GROUP_OVER: Final = ("rollouts", "calls")
+GROUP_OVER: Final = ("rollouts", "turns", "calls")
 STEP_BY: Final = ("turn", "agent")
 COMBINATIONS: Final = ("sum", "gdpo")
 
@@ -79,7 +79,7 @@ def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> Plan:
     Raises UsageError for an unknown name, and for a combination of credit and baseline that makes no sense.
     """
     per_agent = settings.credit == PER_AGENT
-    in_groups = has_tasks or settings.credit == GIGPO or settings.group_over == "calls"
+    in_groups = has_tasks or settings.credit == GIGPO or settings.group_over != "rollouts"
     baseline = settings.baseline or ("grpo" if in_groups else "running")
     default = Estimator("identical" if per_agent else settings.credit, baseline)
     by_agent = _by_agent(settings.agent_credit or "", default)
@@ -158,7 +158,7 @@ def _check_pair(estimator: Estimator, plan: Plan) -> None:
     if estimator.baseline in WITH_HISTORY and plan.group_over == "calls" and estimator.credit != "step":
         raise UsageError(
             f"group_over = 'calls' pools the calls of a group, but baseline {estimator.baseline!r} compares with "
-            f"earlier rollouts: use group_over = 'rollouts', or baseline {known}"
+            f"earlier rollouts: use group_over = 'rollouts' or 'turns', or baseline {known}"
         )
 
 

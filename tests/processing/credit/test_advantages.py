@@ -129,6 +129,20 @@ def test_over_calls_a_rollout_with_more_calls_weighs_more() -> None:
     assert advantages(rollouts, baseline="grpo", group_over="calls") == pytest.approx(expected)
 
 
+def test_over_turns_the_return_to_go_is_compared_with_that_of_the_same_turn() -> None:
+    rollouts = [Rollout(None, [0.5, 0.5, None]), Rollout(None, [None, 0.5, None]), Rollout(0.0, [None, None])]
+    over_turns = {"credit": "return_to_go", "group_over": "turns"}
+    # returns by turn: 1, .5, 0; then .5, .5, 0; then 0, 0: nothing is left to be earned
+    found = estimate(rollouts, baseline="dr_grpo", **over_turns).calls
+    assert found["advantage"].to_list() == pytest.approx([0.5, 1 / 6, 0.0, 0.0, 1 / 6, 0.0, -0.5, -1 / 3])
+    assert found["drop"].to_list() == [None, None, "zero_spread_group", None, None, "zero_spread_group", None, None]
+    # compared with the mean return of whole rollouts, .5, the second call of the first rollout would look bad
+    assert advantages(rollouts, baseline="dr_grpo", credit="return_to_go")[1] == pytest.approx(0.0)
+    # .5 is above the mean of the second turn's returns to go before, and below that of the rollouts
+    past = [("turn:1", 0.25), ("", 2.0)]
+    assert advantages([Rollout(None, [0.5, 0.5])], baseline="running", history=past, **over_turns)[1] == pytest.approx(0.25)
+
+
 def test_step_and_running_compare_calls_of_one_turn_with_those_of_the_rollouts_before() -> None:
     # turn 0: 1, 0 (after 1), 2 (after 1 and 0: .5); turn 1: .25, .75 (after .25), .5 (after both: .5)
     rollouts = [Rollout(None, [1.0, 0.25]), Rollout(None, [0.0, 0.75]), Rollout(None, [2.0, 0.5])]
@@ -224,7 +238,7 @@ def test_what_compares_within_groups_has_a_baseline_of_groups_also_without_tasks
         return make_plan(DatasetSettings(**settings), has_tasks=False).estimator.baseline  # type: ignore[arg-type]
 
     assert (default(), default(credit="step")) == ("running", "running")
-    assert (default(credit="gigpo"), default(group_over="calls")) == ("grpo", "grpo")
+    assert [default(credit="gigpo"), default(group_over="calls"), default(group_over="turns")] == ["grpo"] * 3
 
 
 def test_batch_and_global_scale_by_all_rollouts() -> None:

@@ -20,6 +20,7 @@ _ESTIMATORS = [
     {"credit": "step", "step_by": "agent"},
     {"credit": "gigpo", "gamma": 0.5},
     {"credit": "identical", "group_over": "calls"},
+    {"credit": "return_to_go", "group_over": "turns"},
     {"credit": "per_agent", "agent_credit": "a=rloo,b=return_to_go+rae"},
     {"credit": "identical", "combine": "gdpo", "reward_name": "reward,style?=0.5"},
 ]

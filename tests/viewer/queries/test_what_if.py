@@ -37,6 +37,7 @@ MORE: list[dict[str, Any]] = [
     {"credit": "step", "step_by": "agent", "baseline": "dr_grpo"},
     {"baseline": "rloo"},
     {"group_over": "calls"},
+    {"credit": "return_to_go", "group_over": "turns"},
     {"overlong": "punish", "overlong_penalty": 0.5},
     {"status_rewards": "timeout=-1"},
     {"baseline": "batch"},
