@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.workload import Workload
-from tests.support.tiny_model import make_tiny_model
+from tests.support.models.tiny_model import make_tiny_model
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.model.loading import load_tokenizer
 from trainspan_training.objective.heavy_imports import import_training
@@ -75,7 +75,7 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
     import numpy as np
     import torch
 
-    from tests.training.support.references import as_calls
+    from tests.training.support.exactness.references import as_calls
     from trainspan_training.data.layout import batch_layout
     from trainspan_training.data.loss_weights import find_rule
     from trainspan_training.data.sequences import make_sequences

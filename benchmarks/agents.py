@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.pairs import mean, rotated, summary
-from tests.support.openai_server import OpenAIServer
-from tests.support.otlp_recorder import OtlpRecorder
-from tests.support.programs import environment
+from tests.support.agents.openai_server import OpenAIServer
+from tests.support.agents.programs import environment
+from tests.support.otlp.recorder import OtlpRecorder
 
 __all__ = ["measure"]
 

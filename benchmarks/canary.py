@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.support.faulty import FAULT_VARIABLE
-from tests.support.policy_server import RunningServer, policy_server
+from tests.support.policy_server.faults import FAULT_VARIABLE
+from tests.support.policy_server.process import RunningServer, policy_server
 from trainspan_schemas.checkpoint import CheckpointMeta, checkpoint_name
 
 _REPOSITORY = Path(__file__).parents[1]
@@ -60,8 +60,8 @@ def _measure_setup(base: Path, root: Path, dtype: str, scores: str) -> dict[str,
     home = root / f"{dtype}-{scores}"
     found: dict[str, Any] = {"right": 0, "refused": 0, "planted": 0, "missed": 0, "updates": {}, "faults": {}}
     arguments = ("--collector", "none", "--dtype", dtype, "--checkpoints", str(root / "made" / scores))
-    flags = ["--worker-extension-cls", "tests.support.faulty.FaultyWorker", "--max-model-len", "1024"]
-    flags += ["--middleware", "tests.support.faulty.FaultyEngine"]
+    flags = ["--worker-extension-cls", "tests.support.policy_server.faults.FaultyWorker", "--max-model-len", "1024"]
+    flags += ["--middleware", "tests.support.policy_server.faults.FaultyEngine"]
     environment = {FAULT_VARIABLE: str(home / "fault")}
     with policy_server(base, home, *arguments, flags=flags, environment=environment) as server:
         sampled = home / "sampled.json"

@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.support.workload import Workload
 from tests.support.dataset_files import write_dataset
-from tests.support.tiny_model import make_tiny_model
-from tests.training.support.pair import FSDP
+from tests.support.models.tiny_model import make_tiny_model
+from tests.training.support.processes.pair import FSDP
 
 __all__ = ["measure"]
 

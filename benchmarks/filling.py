@@ -63,7 +63,7 @@ def _calls(count: int, *, median: int, vocabulary: int = 49_152) -> list[LoggedC
 def _plan(logged: list[LoggedCall], config: Any, settings: TrainSettings) -> Any:
     import numpy as np
 
-    from tests.training.support.references import as_calls
+    from tests.training.support.exactness.references import as_calls
     from trainspan_training.data.layout import batch_layout
     from trainspan_training.data.loss_weights import find_rule
     from trainspan_training.data.sequences import make_sequences

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.otlp_sink import otlp_sink
-from tests.support.programs import BIN, environment
+from tests.support.agents.programs import BIN, environment
+from tests.support.otlp.sink import otlp_sink
 
 __all__ = ["measure"]
 

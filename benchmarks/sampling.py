@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.cpu_time import tree_cpu_s
-from tests.support.policy_server import RunningServer, policy_server
+from tests.support.policy_server.process import RunningServer, policy_server
 
 __all__ = ["measure"]
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.pairs import rotated, summary
-from tests.support.adapters import make_adapter
-from tests.support.canary import write_checkpoint_files
-from tests.support.plain_vllm import plain_vllm
-from tests.support.policy_server import RunningServer, policy_server
+from tests.support.models.adapters import make_adapter
+from tests.support.models.canary import write_checkpoint_files
+from tests.support.models.tiny_model import make_tiny_model
+from tests.support.policy_server.plain_vllm import plain_vllm
+from tests.support.policy_server.process import RunningServer, policy_server
 from tests.support.ports import free_port
-from tests.support.tiny_model import make_tiny_model
 from trainspan_schemas.identity import Identity
 from trainspan_schemas.settings import ServingSettings
 from trainspan_serving.process.launch import prepare

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.pairs import rotated, summary
-from tests.support.openai_server import OpenAIServer
-from tests.support.otlp_recorder import OtlpRecorder
+from tests.support.agents.openai_server import OpenAIServer
+from tests.support.agents.programs import environment
+from tests.support.otlp.recorder import OtlpRecorder
 from tests.support.places import ROOT
-from tests.support.programs import environment
 
 __all__ = ["measure"]
 

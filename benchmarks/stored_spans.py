@@ -18,7 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from benchmarks.support.export_requests import SPANS_PER_REQUEST, requests
-from tests.support.filling import Filling
+from tests.support.collector.filling import Filling
 from trainspan_collector.journal.frames import Frame, Signal
 from trainspan_collector.journal.segments import Position, Progress
 from trainspan_collector.rows.batch import Batch, Tables

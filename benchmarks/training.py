@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.support.workload import Workload
 from tests.support.dataset_files import LoggedCall, write_dataset
-from tests.support.tiny_model import make_tiny_model
+from tests.support.models.tiny_model import make_tiny_model
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.model.loading import load_config, load_model, load_tokenizer
 from trainspan_training.objective.heavy_imports import import_training
@@ -90,7 +90,7 @@ def _steps(model_dir: Path, folder: Path) -> dict[str, Any]:
     """One optimizer step in four ways; all use the mean over tokens as loss, like TRL."""
     import numpy as np
 
-    from tests.training.support.references import as_calls
+    from tests.training.support.exactness.references import as_calls
     from trainspan_training.data.layout import batch_layout
     from trainspan_training.data.loss_weights import find_rule
     from trainspan_training.data.sequences import make_sequences

@@ -1,9 +1,10 @@
-"""The direction of imports between packages, folders and files, and the imports of the agent's side."""
+"""The direction of imports between packages, folders and files, the size of folders, and the imports of the agent's side."""
 
 import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -22,6 +23,7 @@ PACKAGES = {
     "training": "trainspan_training",
     "cli": "trainspan_cli",
 }
+SOURCES = (*PACKAGES, "tests", "benchmarks", "evaluation", "examples", "tools")
 FLOORS = {
     "collector": (
         "process",
@@ -63,7 +65,14 @@ FLOORS = {
 }
 """A package's folders and top modules, top layer first: each imports from itself and from lower layers, never from its neighbors."""
 LARGEST = 11
-"""Files in a folder; modules next to the folders of a package do not count."""
+"""Modules in a folder, not counting `__init__.py`."""
+LARGER = {
+    "benchmarks": "one module per benchmark",
+    "cli/trainspan_cli/commands": "one module per subcommand",
+    "schemas/trainspan_schemas": "flat: one module per contract between parts",
+    "tests/end_to_end/matrix/programs/agents": "one program per framework",
+}
+"""The folders that may hold more than `LARGEST` modules → the reason."""
 
 
 def modules_of(folder: Path, package: str) -> dict[str, Path]:
@@ -117,6 +126,13 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
     except CycleError as error:
         return list(error.args[1])
     return []
+
+
+def large_folders(root: Path, sources: Sequence[str]) -> dict[str, int]:
+    """Folder below one of the sources → its number of modules, where that is more than `LARGEST`."""
+    modules = [path for source in sources for path in (root / source).rglob("*.py") if path.name != "__init__.py"]
+    counts = Counter(path.parent.relative_to(root).as_posix() for path in modules)
+    return {folder: n_modules for folder, n_modules in counts.items() if n_modules > LARGEST}
 
 
 def imported_roots(path: Path) -> set[str]:
@@ -173,6 +189,10 @@ def test_folders_are_small_and_say_what_they_hold(folder: str) -> None:
         assert 4 <= n_files <= LARGEST, f"{room.relative_to(ROOT)} holds {n_files} files"
 
 
+def test_no_folder_holds_too_many_modules() -> None:
+    assert set(large_folders(ROOT, SOURCES)) == set(LARGER)
+
+
 def test_a_planted_import_is_found(tmp_path: Path) -> None:
     package = tmp_path / "planted"
     for name, text in {
@@ -192,6 +212,17 @@ def test_a_planted_import_is_found(tmp_path: Path) -> None:
     (package / "low/one.py").write_text("from .three import x\n")
     with pytest.raises(AssertionError, match="imports relatively"):
         graph_of(tmp_path, "planted")
+
+
+def test_a_planted_twelfth_module_is_found(tmp_path: Path) -> None:
+    room = tmp_path / "tests" / "room" / "inner"
+    room.mkdir(parents=True)
+    for name in ("__init__", *(f"test_{number}" for number in range(LARGEST))):
+        (room / f"{name}.py").touch()
+    (room.parent / "test_beside.py").touch()
+    assert large_folders(tmp_path, ["tests"]) == {}
+    (room / "conftest.py").touch()
+    assert large_folders(tmp_path, ["tests"]) == {"tests/room/inner": LARGEST + 1}
 
 
 def test_schemas_use_the_standard_library_only() -> None:

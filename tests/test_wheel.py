@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.processing.support.traces import TestRollout, chain, send
-from tests.support.canary import logprobs_of
 from tests.support.dataset_files import LoggedCall, write_dataset
+from tests.support.models.canary import logprobs_of
+from tests.support.models.tiny_model import make_tiny_model
 from tests.support.places import ROOT
-from tests.support.tiny_model import make_tiny_model
 from trainspan_schemas.store import StoreAddress, running_collector
 
 pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.timeout(1800)]

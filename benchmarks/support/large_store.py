@@ -16,7 +16,7 @@ from typing import Any, Final
 import duckdb
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from tests.support.filling import Filling
+from tests.support.collector.filling import Filling
 from trainspan_collector.store.database import Database
 from trainspan_schemas import keys
 from trainspan_schemas.tokens import encode_ids, encode_logprobs

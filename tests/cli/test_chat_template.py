@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiny_model import CHATML
+from tests.support.models.tiny_model import CHATML
 from trainspan_cli.doctor.chat_template import (
     merge_ratios,
     model_template,

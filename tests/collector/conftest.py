@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.collector import ANY_PORT, CollectorProcess, running
+from tests.support.collector.process import ANY_PORT, CollectorProcess, running
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from evaluation.environments import install
 from evaluation.plans import ROOT, TASKS, folder_of, pins_of
 from evaluation.task_files import read_lines
 from tests.evaluation.modules import load
-from tests.support.openai_server import OpenAIServer
+from tests.support.agents.openai_server import OpenAIServer
 from trainspan_rollouts import RunSettings, run_rollouts
 
 SMALL_GAME = (

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.openai_server import OpenAIServer
-from tests.support.otlp_recorder import OtlpRecorder
+from tests.support.agents.openai_server import OpenAIServer
+from tests.support.otlp.recorder import OtlpRecorder
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 
 from tests.processing.support.traces import SECOND, START_NS, TestRollout, send
-from tests.support.collector import remember
+from tests.support.collector.process import remember
 from trainspan_processing.assembly.build import BuiltDataset, Pages, Request, build_dataset
 from trainspan_processing.dataset.ledger import read_ledger
 from trainspan_processing.read.source import Selection, Source

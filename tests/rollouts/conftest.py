@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.openai_server import OpenAIServer
-from tests.support.otlp_recorder import OtlpRecorder
-from tests.support.programs import WITHOUT_OPENAI, environment, write
+from tests.support.agents.openai_server import OpenAIServer
+from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
+from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_rollouts import RunResult, RunSettings, run_rollouts
 
 Run = Callable[..., RunResult]

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.serving.support.servers import LAUNCHES, Faulty, Models, Plain, Stack, publish_base
-from tests.support.canary import write_checkpoint_files
-from tests.support.policy_server import RunningServer
-from tests.support.tiny_model import make_tiny_model
+from tests.support.models.canary import write_checkpoint_files
+from tests.support.models.tiny_model import make_tiny_model
+from tests.support.policy_server.process import RunningServer
 
 Servers = Mapping[str, "Future[Any]"]
 

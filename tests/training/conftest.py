@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.tiny_model import make_tiny_model
-from tests.training.support.imports import import_once
+from tests.support.models.tiny_model import make_tiny_model
+from tests.training.support.processes.imports import import_once
 from tests.training.support.sessions import GENTLE, Run
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.metrics import curves
@@ -46,7 +46,7 @@ def model(model_dir: Path) -> Any:
 @pytest.fixture(scope="session")
 def double_model(model: Any) -> Any:
     """A model in float64 with the same vocabulary; must not be changed."""
-    from tests.training.support.trainers import double_gpt2
+    from tests.training.support.exactness.trainers import double_gpt2
 
     return double_gpt2(model.config.vocab_size)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.collector import ANY_PORT, event, export, read, running, span, trace_request
-from tests.support.http import request
+from tests.support.collector.process import ANY_PORT, event, export, read, running, span, trace_request
+from tests.support.otlp.http import request
 from trainspan_collector.journal.frames import Frame, Signal
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.quarantine import Quarantine

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.support.collector import CollectorProcess, event, export, get, span, trace_id, trace_request
+from tests.support.collector.process import CollectorProcess, event, export, get, span, trace_id, trace_request
 from trainspan_collector.journal.frames import HEADER_BYTES, Signal
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.quarantine import Quarantine

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
-from tests.support.collector import (
+from tests.support.collector.process import (
     CollectorProcess,
     any_value,
     event,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
-from tests.support.collector import (
+from tests.support.collector.process import (
     Attribute,
     CollectorProcess,
     any_value,
@@ -320,7 +320,7 @@ def test_of_two_rollout_spans_of_one_rollout_the_runners_speaks(collector: Colle
 
 
 def test_what_the_views_leave_out_is_stored_all_the_same(collector: CollectorProcess) -> None:
-    from tests.support.collector import TRACES, send, trace_request
+    from tests.support.collector.process import TRACES, send, trace_request
 
     request = trace_request(span(23, 1))
     resource_spans = request.resource_spans[0]

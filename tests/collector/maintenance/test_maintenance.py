@@ -14,7 +14,8 @@ import pytest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from pyarrow import parquet
 
-from tests.support.collector import (
+from tests.support.collector.faults import jumping_clock
+from tests.support.collector.process import (
     CollectorProcess,
     any_value,
     event,
@@ -27,8 +28,7 @@ from tests.support.collector import (
     select,
     span,
 )
-from tests.support.collector import trace_id as padded_trace_id
-from tests.support.faults import jumping_clock
+from tests.support.collector.process import trace_id as padded_trace_id
 from trainspan_collector.store.database import Database
 from trainspan_collector.store.snapshots import Readers
 from trainspan_collector.store.sql_process import SqlLimits

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.collector import span
-from tests.support.filling import Store
+from tests.support.collector.filling import Store
+from tests.support.collector.process import span
 from trainspan_collector.maintenance import replaced_rows
 from trainspan_collector.maintenance.replaced_rows import ReplacedRows
 

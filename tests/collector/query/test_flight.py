@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from pyarrow import flight
 
-from tests.support.collector import (
+from tests.support.collector.process import (
     CollectorProcess,
     call_options,
     event,

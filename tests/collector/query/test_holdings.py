@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from tests.collector.query.test_scoped_views import MEMORY_BYTES, tangle
-from tests.support.filling import Filling
+from tests.support.collector.filling import Filling
 from trainspan_collector.query import named_reads
 from trainspan_collector.query.named_reads import HOLDINGS, NEWEST, READS, TOKENS, named_read
 from trainspan_collector.query.places import Places

@@ -11,7 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.support.collector import (
+from tests.support.collector.faults import hanging_loader, slow_loader, small_disk
+from tests.support.collector.process import (
     ANY_PORT,
     TRACES,
     CollectorProcess,
@@ -22,8 +23,7 @@ from tests.support.collector import (
     span,
     trace_request,
 )
-from tests.support.faults import hanging_loader, slow_loader, small_disk
-from tests.support.http import request
+from tests.support.otlp.http import request
 from trainspan_cli.doctor.capture_checks import backlog_findings
 from trainspan_collector.journal.backlog import Backlog
 from trainspan_collector.journal.frames import HEADER_BYTES, Signal

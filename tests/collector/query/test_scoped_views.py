@@ -11,8 +11,8 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
-from tests.support.collector import Attribute, event, key_values, span, trace_id, trace_request
-from tests.support.filling import Filling
+from tests.support.collector.filling import Filling
+from tests.support.collector.process import Attribute, event, key_values, span, trace_id, trace_request
 from trainspan_collector.journal.frames import Signal
 from trainspan_collector.query import named_reads, places
 from trainspan_collector.query.named_reads import READS, named_read

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags
 
-from tests.support.collector import (
+from tests.support.collector.process import (
     LOGS,
     METRICS,
     TRACES,
@@ -34,7 +34,7 @@ from tests.support.collector import (
     trace_id,
     trace_request,
 )
-from tests.support.http import request
+from tests.support.otlp.http import request
 
 MIB = 1024 * 1024
 

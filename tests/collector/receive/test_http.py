@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
-from tests.support.collector import (
+from tests.support.collector.process import (
     ANY_PORT,
     CollectorProcess,
     any_value,
@@ -25,7 +25,7 @@ from tests.support.collector import (
     trace_id,
     trace_request,
 )
-from tests.support.http import JSON, PROTOBUF, gzipped, raw, request
+from tests.support.otlp.http import JSON, PROTOBUF, gzipped, raw, request
 
 MIB = 1024 * 1024
 

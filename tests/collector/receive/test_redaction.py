@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from tests.support.collector import (
+from tests.support.collector.process import (
     ANY_PORT,
     LOGS,
     Attribute,
@@ -22,7 +22,7 @@ from tests.support.collector import (
     span,
     trace_request,
 )
-from tests.support.http import request
+from tests.support.otlp.http import request
 from trainspan_collector.receive.redaction import Redaction
 from trainspan_schemas import keys
 

@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.support.collector import TRACES, send, span, trace_request
-from tests.support.http import PROTOBUF, request
+from tests.support.collector.process import TRACES, send, span, trace_request
+from tests.support.otlp.http import PROTOBUF, request
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.network import grpc_limits
 from trainspan_collector.network.access import Access

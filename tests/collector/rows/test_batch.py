@@ -7,7 +7,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from tests.support.collector import any_value, span_id, trace_id, trace_request
+from tests.support.collector.process import any_value, span_id, trace_id, trace_request
 from trainspan_collector.journal.frames import Frame, Signal
 from trainspan_collector.rows.batch import Batch
 from trainspan_collector.rows.tables import arrow_table

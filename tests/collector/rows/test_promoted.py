@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.support.collector import CollectorProcess, export, key_values, read, span
+from tests.support.collector.process import CollectorProcess, export, key_values, read, span
 from trainspan_schemas import keys
 
 TOKENS = {keys.PROMPT_TOKEN_IDS: [1, 2], keys.COMPLETION_TOKEN_IDS: [3]}

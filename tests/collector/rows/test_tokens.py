@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.collector import Attribute, any_value
+from tests.support.collector.process import Attribute, any_value
 from trainspan_collector.rows.tokens import pack_ids, pack_logprobs, packed_lists
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.tokens import decode_ids, decode_logprobs, encode_ids

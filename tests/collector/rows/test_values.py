@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from tests.support.collector import any_value, key_values
+from tests.support.collector.process import any_value, key_values
 from trainspan_collector.otlp.values import read_attributes, to_json_text, to_plain
 
 # Text that protobuf can carry: no lone surrogates.

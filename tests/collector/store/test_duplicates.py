@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from tests.collector.store.test_key_index import DAMAGES, Sent
-from tests.support.collector import Attribute, span, span_id, trace_id
-from tests.support.filling import Store
+from tests.support.collector.filling import Store
+from tests.support.collector.process import Attribute, span, span_id, trace_id
 from trainspan_collector.maintenance.replaced_rows import ReplacedRows
 from trainspan_collector.store.key_index import KeyIndex, KeyIndexError
 from trainspan_schemas import keys

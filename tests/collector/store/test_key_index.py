@@ -16,7 +16,8 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from rocksdict import Rdict
 
 from tests.collector.maintenance.test_maintenance import _store
-from tests.support.collector import (
+from tests.support.collector.filling import Store
+from tests.support.collector.process import (
     Attribute,
     CollectorProcess,
     any_value,
@@ -29,7 +30,6 @@ from tests.support.collector import (
     span,
     trace_id,
 )
-from tests.support.filling import Store
 from trainspan_collector.journal.frames import Signal
 from trainspan_collector.store.insert import add_places
 from trainspan_collector.store.key_index import Copy, KeyIndex, KeyIndexError, _options

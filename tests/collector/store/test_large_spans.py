@@ -22,7 +22,8 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from pyarrow import flight
 
 from tests.processing.support.traces import TestRollout, send
-from tests.support.collector import (
+from tests.support.collector.filling import Filling
+from tests.support.collector.process import (
     ANY_PORT,
     TRACES,
     CollectorProcess,
@@ -37,9 +38,8 @@ from tests.support.collector import (
     trace_id,
     trace_request,
 )
-from tests.support.collector import send as post
-from tests.support.filling import Filling
-from tests.support.http import request as ask
+from tests.support.collector.process import send as post
+from tests.support.otlp.http import request as ask
 from trainspan_collector.store.database import Database
 from trainspan_collector.store.row_groups import largest_row_bytes, rows_at_once, scan_settings
 from trainspan_schemas import keys

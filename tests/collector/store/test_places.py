@@ -8,8 +8,8 @@ import duckdb
 import pytest
 
 from tests.collector.query.test_scoped_views import tangle
-from tests.support.collector import span
-from tests.support.filling import Store
+from tests.support.collector.filling import Store
+from tests.support.collector.process import span
 from trainspan_collector.query import places
 from trainspan_collector.query.places import NOWHERE, Places
 from trainspan_collector.store import insert

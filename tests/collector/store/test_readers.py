@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from tests.support.collector import CollectorProcess, export, get, read, running, span
+from tests.support.collector.process import CollectorProcess, export, get, read, running, span
 from trainspan_schemas.endpoint import StoreEndpoint
 from trainspan_schemas.store import StoreAddress, open_store, running_collector, write_address
 

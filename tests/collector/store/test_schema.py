@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.support.collector import CollectorProcess, get, select
+from tests.support.collector.process import CollectorProcess, get, select
 from trainspan_collector.query.named_reads import READS
 from trainspan_schemas.stored import TABLES, columns
 from trainspan_schemas.views import STORE_VERSION, VIEWS

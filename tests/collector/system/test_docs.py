@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.collector import CollectorProcess
-from tests.support.http import request
+from tests.support.collector.process import CollectorProcess
+from tests.support.otlp.http import request
 from tests.support.places import ROOT
 from trainspan_collector.network.access import Right, Role
 from trainspan_collector.receive.http_answers import _GRPC_CODES

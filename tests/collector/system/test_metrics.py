@@ -9,8 +9,19 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.collector import ANY_PORT, LOGS, TRACES, CollectorProcess, channel, export, read, running, send, span
-from tests.support.http import request
+from tests.support.collector.process import (
+    ANY_PORT,
+    LOGS,
+    TRACES,
+    CollectorProcess,
+    channel,
+    export,
+    read,
+    running,
+    send,
+    span,
+)
+from tests.support.otlp.http import request
 from trainspan_schemas import keys
 
 CALL = {

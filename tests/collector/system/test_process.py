@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.support.collector import (
+from tests.support.collector.process import (
     TRACES,
     CollectorProcess,
     channel,

@@ -10,8 +10,8 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.support.collector import LOGS, METRICS, TRACES, send, span, trace_request
-from tests.support.http import request
+from tests.support.collector.process import LOGS, METRICS, TRACES, send, span, trace_request
+from tests.support.otlp.http import request
 from trainspan_collector.journal.frames import Signal
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.segments import Position

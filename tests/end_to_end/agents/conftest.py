@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.collector import CollectorProcess, read, running, select
+from tests.support.agents.programs import environment
+from tests.support.collector.process import CollectorProcess, read, running, select
+from tests.support.models.tiny_model import make_tiny_model
 from tests.support.places import ROOT
-from tests.support.policy_server import RunningServer, policy_server
-from tests.support.programs import environment
-from tests.support.tiny_model import make_tiny_model
+from tests.support.policy_server.process import RunningServer, policy_server
 
 AGENTS = ROOT / ".venv-agents"
 PROGRAMS = ROOT / "examples" / "frameworks"
@@ -150,7 +150,7 @@ def stack(agents_environment: Path, tmp_path_factory: pytest.TempPathFactory) ->
     record.touch()
     with running(root / "home" / "spans.duckdb") as collector:
         arguments = ("--collector", f"http://{collector.address.grpc}", "--checkpoints", str(root / "checkpoints"))
-        flags = (*FORCED_TOOLS, "--middleware", "tests.support.engine_record.EngineRecorder")
+        flags = (*FORCED_TOOLS, "--middleware", "tests.support.policy_server.engine_record.EngineRecorder")
         with policy_server(
             model, root / "home", *arguments, flags=flags, environment={"ENGINE_RECORD": str(record)}
         ) as server:

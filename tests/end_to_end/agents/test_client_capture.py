@@ -11,7 +11,7 @@ import pytest
 
 from tests.end_to_end.agents.bare_server import BareServer, bare_server
 from tests.end_to_end.agents.conftest import Stack
-from tests.support.collector import read
+from tests.support.collector.process import read
 from trainspan_cli.doctor.capture_checks import capture_findings
 
 ASK = """

@@ -17,7 +17,7 @@ import pytest
 from tests.end_to_end.agents.cases import CASES, QUICK, Case
 from tests.end_to_end.agents.conftest import AGENTS, Ran, Stack
 from tests.end_to_end.agents.table import remember
-from tests.support.programs import environment
+from tests.support.agents.programs import environment
 
 _UNNAMED = "agent-"
 COMPARED = ("openai-sync-base", "agents-responses-async-stream-base", "autogen-async-stream-base")

@@ -26,10 +26,10 @@ FRAMEWORKS = (
 )  # fmt: skip
 PYTHON = f"3.{sys.version_info.minor}"
 PROGRAMS = (
-    "tests/exporters/test_instrumented_agents.py",
-    "tests/exporters/test_exits.py",
-    "tests/exporters/test_faults.py",
-    "tests/exporters/test_unnoticed.py",
+    "tests/exporters/process/test_instrumented_agents.py",
+    "tests/exporters/process/test_exits.py",
+    "tests/exporters/process/test_faults.py",
+    "tests/exporters/process/test_unnoticed.py",
 )
 """Agents under `opentelemetry-instrument`, in separate programs."""
 PAGE = ROOT / "docs" / "agents.md"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.byte_tokenizer import encode, make_byte_tokenizer
-from tests.support.chat_templates import EXAMPLE, Message, parsed, render, trl_template
+from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
+from tests.support.models.chat_templates import EXAMPLE, Message, parsed, render, trl_template
 
 _QUESTION: list[Message] = [
     {"role": "system", "content": "You are a calculator."},

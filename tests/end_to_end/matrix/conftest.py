@@ -14,10 +14,10 @@ import pytest
 from tests.end_to_end.agents.conftest import FORCED_TOOLS, Stack
 from tests.end_to_end.matrix.cases import Case
 from tests.end_to_end.matrix.environments import GO_COMMAND, PROGRAMS, Installer, installer
-from tests.support.collector import running, select
-from tests.support.policy_server import policy_server
-from tests.support.programs import environment
-from tests.support.tiny_model import make_tiny_model
+from tests.support.agents.programs import environment
+from tests.support.collector.process import running, select
+from tests.support.models.tiny_model import make_tiny_model
+from tests.support.policy_server.process import policy_server
 from trainspan_schemas import keys
 
 TEMPLATE = """\
@@ -142,7 +142,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
     with running(root / "home" / "spans.duckdb") as collector:
         arguments = ("--collector", f"http://{collector.address.grpc}", "--checkpoints", str(root / "checkpoints"))
         limit = ("--override-generation-config", json.dumps({"max_new_tokens": MOST_TOKENS}))
-        flags = (*FORCED_TOOLS, *limit, "--middleware", "tests.support.engine_record.EngineRecorder")
+        flags = (*FORCED_TOOLS, *limit, "--middleware", "tests.support.policy_server.engine_record.EngineRecorder")
         settings = {"ENGINE_RECORD": str(record), "ENGINE_SEEDED": "1"}
         with policy_server(model, root / "home", *arguments, flags=flags, environment=settings) as server:
             yield Matrix(Stack(server, collector, record), root / "work")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.end_to_end.matrix.cases import Case
-from tests.support.debian_go import GoToolchain
+from tests.support.agents.debian_go import GoToolchain
 from tests.support.places import ROOT
 
 __all__ = ["GO_COMMAND", "PINS", "PROGRAMS", "Installer", "install_uv", "installer"]

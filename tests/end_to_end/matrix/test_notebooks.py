@@ -10,9 +10,9 @@ import pytest
 
 from tests.end_to_end.matrix.cases import CASES
 from tests.end_to_end.matrix.environments import Installer
-from tests.support.openai_server import OpenAIServer
-from tests.support.otlp_recorder import OtlpRecorder
-from tests.support.programs import environment
+from tests.support.agents.openai_server import OpenAIServer
+from tests.support.agents.programs import environment
+from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_schemas import keys
 
 CELLS = (

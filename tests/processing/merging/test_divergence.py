@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.byte_tokenizer import encode, make_byte_tokenizer
-from tests.support.chat_templates import Message, render, tool_call, trl_template
+from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
+from tests.support.models.chat_templates import Message, render, tool_call, trl_template
 from trainspan_processing.merging.divergence import EXPLANATIONS, diverge
 from trainspan_processing.merging.merge_failures import CAUSES
 from trainspan_processing.text.token_text import Decoder, load_decoder

@@ -8,7 +8,7 @@ import pytest
 
 from tests.processing.conftest import RunningCollector
 from tests.processing.support.traces import TestRollout, chain
-from tests.support.byte_tokenizer import encode, make_byte_tokenizer
+from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
 from trainspan_cli.doctor.capture_checks import capture_findings, rollout_findings
 from trainspan_cli.doctor.examine import _processes
 from trainspan_cli.doctor.finding import Finding

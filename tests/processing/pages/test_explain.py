@@ -11,7 +11,7 @@ import pytest
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import TestRollout, chain
-from tests.support.byte_tokenizer import encode, make_byte_tokenizer
+from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
 from trainspan_processing.assembly.build import BuiltDataset
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.account import RolloutAccount

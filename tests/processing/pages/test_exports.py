@@ -13,7 +13,7 @@ import pytest
 from tests.processing.conftest import Bench
 from tests.processing.support.recordings import FOLDER
 from tests.processing.support.traces import TestRollout
-from tests.support.byte_tokenizer import encode, make_byte_tokenizer
+from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
 from trainspan_processing.export.candidates import Candidate
 from trainspan_processing.export.conversations import MessageSpan, RecordedCall, recorded_calls
 from trainspan_processing.export.dpo import preference_pairs

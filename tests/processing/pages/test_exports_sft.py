@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.processing.conftest import Bench
-from tests.support.tiny_model import make_tiny_model
+from tests.support.models.tiny_model import make_tiny_model
 from trainspan_cli.main import run
 
 

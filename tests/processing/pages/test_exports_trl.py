@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.tiny_model import make_tiny_model
+from tests.support.models.tiny_model import make_tiny_model
 from trainspan_processing.export.candidates import Candidate
 from trainspan_processing.export.conversations import RecordedCall
 from trainspan_processing.export.dpo import preference_pairs

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.byte_tokenizer import encode, make_byte_tokenizer
+from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
 from trainspan_processing.text.safe_text import visible
 from trainspan_processing.text.token_text import Decoder, find_decoder, load_decoder
 from trainspan_schemas.errors import UsageError

@@ -13,7 +13,7 @@ import pytest
 
 from tests.processing.conftest import Bench, RunningCollector
 from tests.support.browser import dump_dom, find_chromium
-from tests.support.byte_tokenizer import encode, make_byte_tokenizer
+from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
 
 OSC_52 = "\x1b]52;c;cm0gLXJmIH4=\x07"
 EVIL = (

@@ -8,7 +8,7 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import START_NS, TestRollout, send
-from tests.support.collector import CollectorProcess, running
+from tests.support.collector.process import CollectorProcess, running
 from trainspan_processing.assembly.build import BuiltDataset, Request, build_dataset
 from trainspan_processing.stored_rollout import StoredRollout
 from trainspan_processing.traces.trace_index import Clock

@@ -14,7 +14,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeL
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
-from tests.support.collector import runner_metadata
+from tests.support.collector.process import runner_metadata
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity
 from trainspan_schemas.tokens import encode_ids, encode_logprobs

@@ -11,7 +11,7 @@ import duckdb
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
-from tests.support.byte_tokenizer import encode, make_byte_tokenizer
+from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
 from trainspan_schemas.dataset import manifest_path
 from trainspan_training.data.dataset import open_dataset, read_calls
 

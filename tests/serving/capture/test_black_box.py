@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from tests.serving.support.servers import Models, Stack
-from tests.support.otlp_recorder import OtlpRecorder
-from tests.support.policy_server import policy_server
+from tests.support.otlp.recorder import OtlpRecorder
+from tests.support.policy_server.process import policy_server
 from trainspan_rollouts import RunSettings, run_rollouts
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity, TraceParent

@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from tests.serving.support.servers import Models, Stack
-from tests.support.canary import logprobs_of
-from tests.support.otlp_sink import ReceivedSpan
+from tests.support.models.canary import logprobs_of
+from tests.support.otlp.sink import ReceivedSpan
 from trainspan_schemas import keys
 from trainspan_schemas.checkpoint import digest_of_model
 from trainspan_schemas.identity import Identity, TraceParent

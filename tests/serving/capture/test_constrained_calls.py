@@ -11,10 +11,10 @@ import pytest
 
 from tests.serving.capture.test_capture import Caller
 from tests.serving.support.servers import FLAGS, Models, Plain, Stack
-from tests.support.constrained import Scorer, constraint, logged
-from tests.support.otlp_sink import ReceivedSpan, otlp_sink
-from tests.support.policy_server import policy_server
-from tests.support.tiny_model import make_tiny_model
+from tests.support.models.tiny_model import make_tiny_model
+from tests.support.otlp.sink import ReceivedSpan, otlp_sink
+from tests.support.policy_server.constrained import Scorer, constraint, logged
+from tests.support.policy_server.process import policy_server
 from trainspan_cli.clients.policy_server import PolicyClient
 from trainspan_schemas import keys
 from trainspan_schemas.identity import TraceParent

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.support.collector import running, span, trace_request
+from tests.support.collector.process import running, span, trace_request
 from tests.support.tls import make_certificate
 from trainspan_schemas.errors import ConfigError
 from trainspan_serving.export.collector_client import CollectorClient

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.support.otlp_sink import otlp_sink
+from tests.support.otlp.sink import otlp_sink
 from tests.support.ports import free_port
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.identity import TraceParent

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.serving.support.servers import Models
-from tests.support.adapters import make_adapter
-from tests.support.canary import write_checkpoint_files
-from tests.support.otlp_sink import otlp_sink
-from tests.support.policy_server import RunningServer, policy_server
+from tests.support.models.adapters import make_adapter
+from tests.support.models.canary import write_checkpoint_files
+from tests.support.otlp.sink import otlp_sink
+from tests.support.policy_server.process import RunningServer, policy_server
 from trainspan_schemas import keys
 
 LONG_PROMPT = [(13 * position) % 240 + 10 for position in range(300)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.serving.support.servers import Models
-from tests.support.adapters import make_adapter
+from tests.support.models.adapters import make_adapter
 from tests.support.ports import free_port
 from trainspan_schemas.checkpoint import CheckpointMeta, write_latest
 from trainspan_schemas.errors import CheckpointError, ConfigError, UsageError

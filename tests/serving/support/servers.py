@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from tests.serving.support.traffic import LONG_PROMPT, greedy
-from tests.support.adapters import adapter_logprobs, load_adapter, make_adapter
-from tests.support.canary import logprobs_of, write_checkpoint_files
-from tests.support.faulty import FAULT_VARIABLE
-from tests.support.otlp_sink import OtlpSink, otlp_sink
-from tests.support.plain_vllm import plain_vllm
-from tests.support.policy_server import RunningServer, policy_server
+from tests.support.models.adapters import adapter_logprobs, load_adapter, make_adapter
+from tests.support.models.canary import logprobs_of, write_checkpoint_files
+from tests.support.otlp.sink import OtlpSink, otlp_sink
+from tests.support.policy_server.faults import FAULT_VARIABLE
+from tests.support.policy_server.plain_vllm import plain_vllm
+from tests.support.policy_server.process import RunningServer, policy_server
 from tests.support.ports import free_port
 from trainspan_schemas.checkpoint import CANARY_FILE, CheckpointMeta
 from trainspan_schemas.settings import ServingSettings
@@ -93,7 +93,7 @@ def _without(flags: tuple[str, ...], *names: str) -> list[str]:
 
 
 Faulty = tuple[RunningServer, OtlpSink, Path]
-"""A server, its spans and its checkpoints; the file `fault` next to them plants a fault of tests/support/faulty.py."""
+"""A server, its spans and its checkpoints; the file `fault` next to them plants a fault of tests/support/policy_server/faults.py."""
 
 
 @contextlib.contextmanager
@@ -113,8 +113,8 @@ def _faulty(models: Models, root: Path) -> Iterator[Faulty]:
             "--val-temperature",
             "0.5",
         )
-        flags = ["--worker-extension-cls", "tests.support.faulty.FaultyWorker", "--api-key", "sesame"]
-        flags += ["--middleware", "tests.support.faulty.FaultyEngine", "--max-num-batched-tokens", "256"]
+        flags = ["--worker-extension-cls", "tests.support.policy_server.faults.FaultyWorker", "--api-key", "sesame"]
+        flags += ["--middleware", "tests.support.policy_server.faults.FaultyEngine", "--max-num-batched-tokens", "256"]
         environment = {
             "TRAINSPAN_SERVING__SWAP_TIMEOUT_S": "0.2",
             "TRAINSPAN_SERVING__DRAIN_TIMEOUT_S": "0.6",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from tests.support.otlp_sink import OtlpSink
-from tests.support.policy_server import RunningServer
+from tests.support.otlp.sink import OtlpSink
+from tests.support.policy_server.process import RunningServer
 from trainspan_schemas import keys
 from trainspan_schemas.tokens import decode_ids, decode_logprobs
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.serving.support.servers import Faulty, Models, publish_base
-from tests.support.policy_server import RunningServer
+from tests.support.policy_server.process import RunningServer
 from trainspan_schemas import keys
 from trainspan_schemas.identity import TraceParent
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.serving.support.servers import Models, Stack
 from tests.serving.support.traffic import LONG_PROMPT, greedy
-from tests.support.canary import greedy_ids
+from tests.support.models.canary import greedy_ids
 from trainspan_cli.clients.policy_server import PolicyClient
 from trainspan_schemas import keys
 from trainspan_schemas.errors import PolicyServerError

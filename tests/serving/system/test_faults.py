@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.serving.support.servers import Faulty, Models, Stack, publish_base
-from tests.support.canary import greedy_ids, write_checkpoint_files
-from tests.support.policy_server import RunningServer
+from tests.support.models.canary import greedy_ids, write_checkpoint_files
+from tests.support.policy_server.process import RunningServer
 from trainspan_schemas import keys
 from trainspan_schemas.identity import Identity, TraceParent
 

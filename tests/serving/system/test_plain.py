@@ -12,7 +12,7 @@ import pytest
 
 from tests.serving.support.servers import HUB_ID, Plain
 from tests.serving.support.traffic import LONG_PROMPT, check_calls, load
-from tests.support.canary import greedy_ids
+from tests.support.models.canary import greedy_ids
 from trainspan_schemas import keys
 from trainspan_schemas.checkpoint import META_FILE, Canary, CheckpointMeta
 from trainspan_schemas.tokens import decode_ids, decode_logprobs

@@ -15,8 +15,8 @@ import xgrammar
 
 from tests.support.dataset_files import LoggedCall, as_version_2, write_dataset
 from tests.training.devices.test_team import tensors, train
-from tests.training.support.pair import FSDP
-from tests.training.support.references import Measured, as_calls, assert_same, gradients
+from tests.training.support.exactness.references import Measured, as_calls, assert_same, gradients
+from tests.training.support.processes.pair import FSDP
 from tests.training.support.sessions import Run
 from trainspan_schemas.constraints import Constraint, Grammar
 from trainspan_schemas.settings import TrainSettings

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.support.places import ROOT
-from tests.training.support.failing import LEADERS, PLACES
-from tests.training.support.forks import run_forked
-from tests.training.support.pair import FSDP
-from tests.training.support.split_bf16 import measured
+from tests.training.support.processes.failing import LEADERS, PLACES
+from tests.training.support.processes.forks import run_forked
+from tests.training.support.processes.pair import FSDP
+from tests.training.support.processes.split_bf16 import measured
 from trainspan_schemas.checkpoint import CheckpointMeta
 from trainspan_schemas.errors import TrainingError
 from trainspan_schemas.trained_tokens import parts
@@ -139,7 +139,13 @@ def test_processes_that_split_the_weights_compute_in_bfloat16_and_keep_float32(
 ) -> None:
     logged = sample_rollouts(model, rollouts=6)
     (tmp_path / "logged.json").write_text(json.dumps([dataclasses.asdict(call) for call in logged]))
-    program = ["-m", "tests.training.support.split_bf16", str(model_dir), str(tmp_path / "logged.json"), str(tmp_path)]
+    program = [
+        "-m",
+        "tests.training.support.processes.split_bf16",
+        str(model_dir),
+        str(tmp_path / "logged.json"),
+        str(tmp_path),
+    ]
     alone = measured(model_dir, logged, tmp_path, Team())
     for name, value in FSDP.items():
         monkeypatch.setenv(name, value)
@@ -207,7 +213,7 @@ def test_processes_that_split_the_weights_make_the_checkpoints_of_one(
 def failed_pairs(folder: Path, model: Any, model_dir: Path, cases: list[str]) -> dict[str, dict[str, Any]]:
     """How pairs of processes end if one fails; see `failing`."""
     dataset = write_dataset(folder / "dataset", sample_rollouts(model, rollouts=9))
-    program = ("tests.training.support.failing", *map(str, (model_dir, dataset, folder)), *cases)
+    program = ("tests.training.support.processes.failing", *map(str, (model_dir, dataset, folder)), *cases)
     done = run_forked(folder, *program, timeout_s=1800, TRAINSPAN_HOME=str(folder))
     assert done.code == 0, done.err
     found: dict[str, dict[str, Any]] = json.loads(done.out.splitlines()[-1])

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from tests.support.dataset_files import LoggedCall, sample_rollouts, write_dataset
-from tests.training.support import trainers
-from tests.training.support.covering import Case
-from tests.training.support.forks import forked
-from tests.training.support.references import mixed_rollouts
+from tests.training.support.exactness import trainers
+from tests.training.support.exactness.covering import Case
+from tests.training.support.exactness.references import mixed_rollouts
+from tests.training.support.processes.forks import forked
 from tests.training.support.sessions import GENTLE, Run
 from tests.training.support.swap_server import policy_server
 from trainspan_schemas.checkpoint import CheckpointMeta

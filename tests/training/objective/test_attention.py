@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.dataset_files import sample_rollouts
-from tests.training.support.references import as_calls, mixed_rollouts, one_step
+from tests.training.support.exactness.references import as_calls, mixed_rollouts, one_step
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.cuts import Cut, TreeCost, packed, shared

@@ -16,11 +16,18 @@ import torch
 from safetensors import safe_open
 
 from tests.support.dataset_files import LoggedCall, sample_rollouts
-from tests.training.support import trainers
-from tests.training.support.covering import OPTIONS, Case, cases
-from tests.training.support.forks import forked
-from tests.training.support.pair import FSDP
-from tests.training.support.references import Measured, assert_same, measured, mixed_rollouts, one_step, reference
+from tests.training.support.exactness import trainers
+from tests.training.support.exactness.covering import OPTIONS, Case, cases
+from tests.training.support.exactness.references import (
+    Measured,
+    assert_same,
+    measured,
+    mixed_rollouts,
+    one_step,
+    reference,
+)
+from tests.training.support.processes.forks import forked
+from tests.training.support.processes.pair import FSDP
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.model.loading import load_model, load_tokenizer
 from trainspan_training.objective.options import clip_range
@@ -62,7 +69,7 @@ def _pair(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    program = ("tests.training.support.pair", str(model_dir), str(folder / "logged.json"), str(folder))
+    program = ("tests.training.support.processes.pair", str(model_dir), str(folder / "logged.json"), str(folder))
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **environ}
     with ExitStack() as running:
         pair = [running.enter_context(forked(folder, *program, RANK=r, LOCAL_RANK=r, **shared)) for r in "01"]

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.support.places import ROOT
-from tests.training.support.forks import run_forked
-from tests.training.support.references import mixed_rollouts, one_step
+from tests.training.support.exactness.references import mixed_rollouts, one_step
+from tests.training.support.processes.forks import run_forked
 from trainspan_schemas.settings import TrainSettings
 
 
@@ -46,7 +46,7 @@ find checkpoints -name '.tmp-*'; ls -d checkpoints/policy-* checkpoints/optimize
 
 TWICE = """
 import os, sys
-from tests.training.support.imports import import_once
+from tests.training.support.processes.imports import import_once
 import_once()
 from trainspan_cli.main import run
 *train, last = sys.argv[1:]
@@ -99,7 +99,11 @@ def test_a_disk_that_fills_while_saving_keeps_the_previous_policy_and_says_why(
 def kill(tmp_path: Path, model: Any, model_dir: Path, moments: int, timeout_s: float = 280) -> dict[str, Any]:
     for round_ in range(4):
         write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=round_), round_=round_)
-    program = ("tests.training.support.killing", *map(str, (model_dir, tmp_path / "dataset", tmp_path)), str(moments))
+    program = (
+        "tests.training.support.processes.killing",
+        *map(str, (model_dir, tmp_path / "dataset", tmp_path)),
+        str(moments),
+    )
     done = run_forked(tmp_path, *program, timeout_s=timeout_s, TRAINSPAN_HOME=str(tmp_path / "home"))
     assert done.code == 0, done.err[-3000:]
     report: dict[str, Any] = json.loads(done.out.splitlines()[-1])

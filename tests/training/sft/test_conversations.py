@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.tiny_model import CHATML
+from tests.support.models.tiny_model import CHATML
 from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.settings import SftSettings
 from trainspan_training.data.layout import BatchLayout

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.tiny_model import CHATML
+from tests.support.models.tiny_model import CHATML
 from tests.training.support.sessions import same_weights, weights
 from trainspan_schemas.checkpoint import base_digest, digest_of_model
 from trainspan_schemas.errors import CheckpointError, ConfigError, NothingToTrainError, TrainingError

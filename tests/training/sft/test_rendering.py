@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.chat_templates import EXAMPLE, trl_template
-from tests.support.tiny_model import CHATML
+from tests.support.models.chat_templates import EXAMPLE, trl_template
+from tests.support.models.tiny_model import CHATML
 from trainspan_training.model.loading import load_tokenizer
 from trainspan_training.sft.examples import Example, served_message, served_tool
 from trainspan_training.sft.rendering import Call, Renderer

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.tiny_model import CHATML
-from tests.training.support.references import Measured, assert_same, gradients
+from tests.support.models.tiny_model import CHATML
+from tests.training.support.exactness.references import Measured, assert_same, gradients
 from trainspan_schemas.errors import TrainingError
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.layout import BatchLayout

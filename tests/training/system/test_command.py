@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
-from tests.training.support.forks import forked
+from tests.training.support.processes.forks import forked
 from trainspan_cli.main import run
 from trainspan_schemas.checkpoint import CheckpointMeta, digest_of_model
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from benchmarks import accelerator
 from tests.support.dataset_files import LoggedCall, sample_rollouts, write_dataset
-from tests.training.support.references import as_calls, assert_same, measured, mixed_rollouts, reference
+from tests.training.support.exactness.references import as_calls, assert_same, measured, mixed_rollouts, reference
 from tests.training.support.sessions import GENTLE, Run
 from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.layout import BatchLayout

@@ -1,0 +1,435 @@
+"""An agent behaves as without trainspan: its pools end, and its exporters, children and signals remain its own."""
+
+import os
+import signal
+import subprocess
+import textwrap
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.support.agents.openai_server import OpenAIServer
+from tests.support.agents.programs import WITHOUT_OPENAI, environment, run, write
+from tests.support.otlp.recorder import OtlpRecorder
+from trainspan_schemas import keys
+
+NEWLINE = "\n"
+POOLS = """
+    import multiprocessing, sys
+
+    def square(x):
+        return x * x
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context("{method}")
+        for _ in range({pools}):
+            with context.Pool(4) as pool:
+                assert pool.map(square, range(8)) == [x * x for x in range(8)]
+        print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "pools"),
+    [
+        ("fork", 15),
+        pytest.param("fork", 1000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)]),
+        pytest.param("spawn", 100, marks=[pytest.mark.slow, pytest.mark.timeout(3000)]),
+    ],
+)
+def test_process_pools_end(tmp_path: Path, wired: dict[str, str], method: str, pools: int) -> None:
+    ran = run(
+        write(tmp_path, POOLS.format(method=method, pools=pools)), wired | WITHOUT_OPENAI, timeout_s=60 + 3 * pools
+    )
+    assert (ran.code, ran.stdout, ran.stderr) == (0, "done\n", "")
+
+
+IN_C = """
+    import hashlib, os
+    if {fork} and (child := os.fork()):
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -15
+        raise SystemExit
+    print(os.getpid(), flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"x", b"y", 10**9)  # minutes in C that no signal ends
+"""
+
+
+@pytest.mark.parametrize("forked", [False, True], ids=["the program", "a forked child"])
+def test_sigterm_ends_a_program_whose_main_thread_never_returns_from_c(
+    tmp_path: Path, recorder: OtlpRecorder, wired: dict[str, str], forked: bool
+) -> None:
+    program = write(tmp_path, IN_C.format(fork=forked))
+    started = subprocess.Popen(
+        ["opentelemetry-instrument", "python", str(program)],
+        env=environment(wired | WITHOUT_OPENAI), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert started.stdout is not None
+        target = int(started.stdout.readline())
+        assert (target != started.pid) is forked
+        os.kill(target, signal.SIGTERM)
+        _, stderr = started.communicate(timeout=20)
+    finally:
+        started.kill()
+    assert (started.returncode, stderr) == (0 if forked else -signal.SIGTERM, "")
+    assert len(recorder.named("trainspan.process")) == forked
+    assert recorder.one(keys.ROLLOUT_SPAN_NAME).attributes[keys.ROLLOUT_STATUS] == ("ok" if forked else "cancelled")
+
+
+def test_a_program_can_use_the_wakeup_descriptor_itself(tmp_path: Path, wired: dict[str, str]) -> None:
+    source = """
+        import os, signal, socket, time
+        assert signal.set_wakeup_fd(-1) == -1
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        assert signal.set_wakeup_fd(theirs.fileno()) == -1
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert ours.recv(1) == bytes([signal.SIGUSR1])
+        if os.fork() == 0:
+            assert signal.set_wakeup_fd(-1) == theirs.fileno()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+        assert signal.set_wakeup_fd(-1) == theirs.fileno()
+        assert signal.set_wakeup_fd(-1) == -1
+    """
+    ran = run(write(tmp_path, source), wired | WITHOUT_OPENAI)
+    assert (ran.code, ran.stderr) == (0, "")
+
+
+RIDING = """
+    import asyncio, aiohttp, httpx, os
+
+    class OverAiohttp(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request):
+            async with aiohttp.ClientSession() as session:
+                async with session.request(
+                    request.method, str(request.url), data=await request.aread(), headers=dict(request.headers)
+                ) as answer:
+                    return httpx.Response(answer.status, content=await answer.read(), headers=answer.headers)
+
+    async def main():
+        async with httpx.AsyncClient(transport=OverAiohttp(), base_url=os.environ["OPENAI_BASE_URL"]) as client:
+            for text in ("first", "second"):
+                body = {"model": "policy", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": text}]}
+                (await client.post("/chat/completions", json=body)).raise_for_status()
+
+    asyncio.run(main())
+"""
+
+
+def test_a_client_used_as_anothers_transport_adds_no_call(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
+) -> None:
+    ran = run(write(tmp_path, RIDING), wired | WITHOUT_OPENAI)
+    assert ran.code == 0, ran.stderr
+    (rollout,) = recorder.named(keys.ROLLOUT_SPAN_NAME)
+    assert len(policy.requests) == 2
+    assert rollout.attributes[keys.ROLLOUT_CALLS] == 2
+    for request in policy.requests:
+        assert request.headers["baggage"].count(keys.ROLLOUT_ID) == 1
+        assert f"{keys.GEN_AI_AGENT_NAME}=agent-" in request.headers["baggage"]
+
+
+class _Slow(BaseHTTPRequestHandler):
+    received: list[bytes]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        time.sleep(3)
+        self.received.append(body)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def backend() -> Iterator[tuple[str, list[bytes]]]:
+    """Runs the agent's own backend, which takes 3 seconds per export; yields its URL and what it received."""
+    handler = type("Handler", (_Slow,), {"received": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces", handler.received
+        server.shutdown()
+
+
+OWN = """
+    import sys
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=sys.argv[1] if sys.argv[1:] else "{url}")))
+    provider.get_tracer("own").start_span("the agent's own").end()
+    provider.shutdown()
+"""
+
+
+def test_the_agents_own_exporter_keeps_its_timeout(
+    tmp_path: Path, wired: dict[str, str], backend: tuple[str, list[bytes]]
+) -> None:
+    url, received = backend
+    ran = run(write(tmp_path, OWN.format(url=url)), wired | WITHOUT_OPENAI)
+    assert (ran.code, ran.stderr) == (0, "")
+    assert len(received) == 1
+    assert b"the agent's own" in received[0]
+
+
+def test_the_agents_own_exporter_reports_its_losses_itself(tmp_path: Path, wired: dict[str, str]) -> None:
+    program = write(tmp_path, OWN.format(url="http://127.0.0.1:9/v1/traces"))
+    bare = run(program, wired | {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}, instrument=False)
+    ran = run(program, wired | WITHOUT_OPENAI | {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"})
+    assert ran.code == bare.code == 0
+    (said,) = (
+        words for words in ("Failed to export spans batch", "Exception while exporting Span") if words in bare.stderr
+    )
+    assert said in ran.stderr
+    assert "telemetry_lost" not in ran.stderr
+
+
+def test_a_python_of_another_environment_starts_as_without_instrumentation(
+    tmp_path: Path, wired: dict[str, str]
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("print('the next sitecustomize')")
+    source = f"""
+        import os, subprocess, sys
+        other = getattr(sys, "_base_executable")
+        code = "import sys; print(sys.flags.no_site, 'opentelemetry' in sys.modules)"
+        print(subprocess.run([other, "-c", code], capture_output=True, text=True))
+        os.environ["PYTHONPATH"] += os.pathsep + {str(site)!r}
+        print(subprocess.run([other, "-c", code], capture_output=True, text=True))
+    """
+    ran = run(write(tmp_path, source), wired | WITHOUT_OPENAI)
+    assert (ran.code, ran.stderr) == (0, "")
+    first, second = ran.stdout.splitlines()
+    assert "stdout='0 False\\n', stderr=''" in first
+    assert "stdout='the next sitecustomize\\n0 False\\n', stderr=''" in second
+
+
+def test_a_python_of_the_same_environment_is_instrumented_at_any_depth(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
+) -> None:
+    source = """
+        import subprocess, sys
+        depth = int(sys.argv[1]) if sys.argv[1:] else 0
+        if depth < 2:
+            subprocess.run([sys.executable, __file__, str(depth + 1)], check=True)
+        print("trainspan._hook" in sys.modules)
+    """
+    ran = run(write(tmp_path, source), wired | WITHOUT_OPENAI)
+    assert (ran.code, ran.stderr, ran.stdout) == (0, "", "True\nTrue\nTrue\n")
+    assert len({span.trace_id for span in recorder.spans}) == 1
+
+
+CLIENTS = {
+    "urllib": """
+        import urllib.request
+        def post(url, body):
+            request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request) as answer:
+                return answer.status
+    """,
+    "urllib3": """
+        import urllib3
+        pool = urllib3.PoolManager(headers={"X-Own": "1"})
+        def post(url, body):
+            return pool.request("POST", url, json=body).status
+    """,
+    "requests": """
+        import requests
+        def post(url, body):
+            return requests.post(url, json=body).status_code
+    """,
+    "aiohttp": """
+        import asyncio, aiohttp
+        async def ask(url, body):
+            async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+                return answer.status
+        def post(url, body):
+            return asyncio.run(ask(url, body))
+    """,
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_every_client_names_rollout_and_agent_and_counts_once(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str], client: str
+) -> None:
+    source = f"""
+        import json, os, sys
+        {textwrap.dedent(CLIENTS[client]).strip().replace(NEWLINE, NEWLINE + "        ")}
+        body = {{"model": "policy", "messages": [{{"role": "system", "content": "s"}}, {{"role": "user", "content": "u"}}]}}
+        assert post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body) == 200
+    """
+    ran = run(write(tmp_path, source), wired | WITHOUT_OPENAI)
+    assert (ran.code, ran.stderr) == (0, "")
+    (rollout,) = recorder.named(keys.ROLLOUT_SPAN_NAME)
+    (request,) = policy.requests
+    assert rollout.attributes[keys.ROLLOUT_CALLS] == 1
+    assert request.traceparent is not None
+    assert request.traceparent.trace_id == rollout.trace_id
+    assert request.baggage[keys.ROLLOUT_ID] == rollout.attributes[keys.ROLLOUT_ID]
+    assert request.baggage[keys.GEN_AI_AGENT_NAME].startswith("agent-")
+
+
+ASK = """
+    import os, sys, subprocess
+    import httpx
+
+    def ask(text):
+        body = {"model": "policy", "messages": [{"role": "user", "content": text}]}
+        httpx.post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json=body).raise_for_status()
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("os.execv(sys.executable, [sys.executable, __file__, 'next'])", 3),
+        ("os.execlp('python', 'python', __file__, 'next')", 3),
+        ("os.execve(sys.executable, [sys.executable, __file__, 'next'], dict(os.environ, OWN='1'))", 3),
+        ("os.execve('/no/such/program', ['x'], {})", 3),
+        ("os.execve(__file__, [__file__], {})", 3),
+    ],
+)
+def test_a_program_that_replaces_itself_is_one_rollout(
+    tmp_path: Path, recorder: OtlpRecorder, wired: dict[str, str], how: str, code: int
+) -> None:
+    source = (
+        ASK
+        + f"""
+    ask("one")
+    if sys.argv[1:] == ["next"]:
+        sys.exit(3)
+    try:
+        {how}
+    except OSError:
+        ask("two")
+        sys.exit(3)
+    """
+    )
+    ran = run(write(tmp_path, source), wired | WITHOUT_OPENAI)
+    assert (ran.code, ran.stderr) == (code, "")
+    rollout = recorder.one(keys.ROLLOUT_SPAN_NAME)
+    assert rollout.attributes[keys.ROLLOUT_STATUS] == "agent_error"
+    assert rollout.attributes[keys.ROLLOUT_CALLS] == 2
+    assert {span.trace_id for span in recorder.spans} == {rollout.trace_id}
+
+
+def test_under_gevent_the_program_ends_quietly_and_sends_all(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
+) -> None:
+    source = """
+        from gevent import monkey
+        monkey.patch_all()
+        import os, time
+        import gevent, httpx
+        from opentelemetry import trace
+
+        def ask(number):
+            body = {"model": "policy", "messages": [{"role": "user", "content": str(number)}]}
+            with trace.get_tracer("agent").start_as_current_span("work"):
+                return httpx.post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json=body).status_code
+
+        asked = [gevent.spawn(ask, number) for number in range(5)]
+        gevent.joinall(asked)
+        time.sleep(.5)
+        print({greenlet.value for greenlet in asked})
+    """
+    ran = run(write(tmp_path, source), wired | WITHOUT_OPENAI, timeout_s=25)
+    assert (ran.code, ran.stdout, ran.stderr) == (0, "{200}\n", "")
+    rollout = recorder.one(keys.ROLLOUT_SPAN_NAME)
+    assert (rollout.attributes[keys.ROLLOUT_STATUS], rollout.attributes[keys.ROLLOUT_CALLS]) == ("ok", 5)
+    assert len(recorder.named("work")) == 5
+
+
+def test_warnings_caused_only_by_instrumentors_are_dropped(tmp_path: Path, wired: dict[str, str]) -> None:
+    source = """
+        import openai
+        from opentelemetry import trace
+        from opentelemetry.instrumentation.openai import OpenAIInstrumentor
+
+        OpenAIInstrumentor().instrument()
+        messages = [{"role": "user", "content": "u"}]
+        client = openai.OpenAI()
+        client.chat.completions.create(model="policy", messages=messages, temperature=openai.omit, top_p=openai.omit)
+        with trace.get_tracer("agent").start_as_current_span("own") as span:
+            span.set_attribute("own", object)
+    """
+    ran = run(write(tmp_path, source), wired)
+    assert ran.code == 0
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("Invalid type")
+    assert "Omit" not in line
+
+
+CALL = """
+        import openai
+        openai.OpenAI().chat.completions.create(model="policy", messages=[{"role": "user", "content": "u"}])
+"""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "",
+        "warnings.simplefilter('error')",
+        "from opentelemetry.instrumentation.openai import OpenAIInstrumentor",
+    ],
+    ids=["openai", "warnings are errors", "its instrumentor"],
+)
+def test_openais_instrumentor_is_loaded_once_and_only_with_openai(
+    tmp_path: Path, recorder: OtlpRecorder, wired: dict[str, str], first: str
+) -> None:
+    source = f"""
+        import sys, warnings
+        print([name for name in ("openai", "pydantic", "httpx2", "aiohttp") if name in sys.modules])
+        {first}
+        {CALL.strip()}
+    """
+    ran = run(write(tmp_path, source), wired)
+    assert (ran.code, ran.stdout, ran.stderr) == (0, "[]\n", "")
+    rollout = recorder.one(keys.ROLLOUT_SPAN_NAME)
+    (call,) = (span for span in recorder.spans if "gen_ai.request.model" in span.attributes)
+    assert call.trace_id == rollout.trace_id
+    assert rollout.attributes[keys.ROLLOUT_CALLS] == 1
+
+
+def test_warnings_as_errors_change_nothing(tmp_path: Path, wired: dict[str, str]) -> None:
+    ran = run(write(tmp_path, CALL), wired | {"PYTHONWARNINGS": "error"})
+    assert (ran.code, ran.stdout, ran.stderr) == (0, "", "")
+
+
+def test_an_agent_that_fails_in_a_thread_pool_loses_no_call(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
+) -> None:
+    source = (
+        ASK
+        + """
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(number):
+        ask(str(number))
+        if number == 3:
+            raise ValueError("no answer")
+
+    pool = ThreadPoolExecutor(4)
+    for one in [pool.submit(work, number) for number in range(8)]:
+        one.result()
+    """
+    )
+    ran = run(write(tmp_path, source), wired | WITHOUT_OPENAI)
+    assert (ran.code, ran.stderr.splitlines()[-1]) == (1, "ValueError: no answer")
+    rollout = recorder.one(keys.ROLLOUT_SPAN_NAME)
+    assert (rollout.attributes[keys.ROLLOUT_STATUS], rollout.attributes[keys.ROLLOUT_CALLS]) == ("agent_error", 8)
+    assert len(policy.requests) == 8

@@ -1,0 +1,126 @@
+"""A killed run resumes where it stopped, and does not repeat finished rollouts."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rollouts.agents.test_functions import rollouts, statuses, tasks
+from tests.rollouts.conftest import Run, write_tasks
+from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
+from tests.support.otlp.recorder import OtlpRecorder
+from trainspan_schemas import keys
+from trainspan_schemas.errors import UsageError
+
+AGENT = """
+import pathlib, time
+
+def solve(task):
+    with open("ran.txt", "a") as file:
+        file.write(task["id"] + "\\n")
+    if pathlib.Path("slow").exists():
+        time.sleep(0.15)
+    return float(task["id"])
+"""
+
+
+def trainspan_rollout(tmp_path: Path, recorder: OtlpRecorder, *arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "trainspan_cli", "rollout", "--tasks", "tasks.jsonl", "--n", "2", "--run", "r"]
+    command += ["--round", "4", "--concurrency", "3", "--format", "json", *arguments, "agent.py:solve"]
+    own = {"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint, "TRAINSPAN_HOME": str(tmp_path / "home")}
+    environ = environment({**WITHOUT_OPENAI, **own})
+    return subprocess.Popen(command, env=environ, cwd=tmp_path, text=True, stdout=subprocess.PIPE)
+
+
+def result_of(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return result
+
+
+def test_a_killed_run_is_resumed_without_repeating_what_is_finished(tmp_path: Path, recorder: OtlpRecorder) -> None:
+    write(tmp_path, AGENT)
+    (tmp_path / "slow").touch()
+    write_tasks(tmp_path, *({"id": str(number), "input": "x"} for number in range(30)))
+    killed = trainspan_rollout(tmp_path, recorder)
+    ledger = tmp_path / "home" / "rollouts" / "r" / "round-0004.jsonl"
+    deadline = time.monotonic() + 60
+    while not ledger.exists() or ledger.read_text().count('"end"') < 10:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=30)
+    time.sleep(0.5)  # its worker has noticed and exited
+    with ledger.open("a") as file:
+        file.write('{"begin": "half a li')
+    finished = ledger.read_text().count('"end"')
+    delivered = len(recorder.named("trainspan.rollout"))
+    assert delivered - finished <= 3  # acknowledged, but killed before that was recorded
+    ran = Counter((tmp_path / "ran.txt").read_text().split())
+    (tmp_path / "slow").unlink()
+
+    result = result_of(trainspan_rollout(tmp_path, recorder, "--resume"))
+    assert (result["total"], result["status"], result["resumed"]) == (60, {"ok": 60}, finished)
+    assert result["mean_reward"] == sum(range(30)) / 30
+    found = [span.attributes for span in recorder.named("trainspan.rollout")]
+    assert len({attributes[keys.ROLLOUT_ID] for attributes in found}) == 60
+    attempts = Counter(attributes[keys.ATTEMPT] for attributes in found)
+    assert attempts[1] <= 3 + 3  # rollouts running at the kill continue as the next attempt of the same rollout
+    assert sum(Counter((tmp_path / "ran.txt").read_text().split()).values()) - sum(ran.values()) == 60 - finished
+
+    again = result_of(trainspan_rollout(tmp_path, recorder, "--resume"))
+    assert (again["status"], again["resumed"], again["mean_reward"]) == ({"ok": 60}, 60, sum(range(30)) / 30)
+
+
+def test_infrastructure_failures_are_retried(run: Run, recorder: OtlpRecorder) -> None:
+    source = """
+    import pathlib, sys
+
+    kind = sys.argv[1]
+    sys.exit({"good": 0, "bad": 3, "again": 0 if pathlib.Path("fixed").exists() else 75}[kind])
+    """
+    command = ("python", "agent.py", "{input}")
+    first = run(source, tasks("good", "bad", "again"), *command, retries=0)
+    assert (first.status, first.resumed) == ({"agent_error": 1, "infra_error": 1, "ok": 1}, 0)
+    Path("fixed").touch()
+    second = run(source, tasks("good", "bad", "again"), *command, retries=0, resume=True)
+    assert (second.status, second.resumed) == ({"agent_error": 1, "ok": 2}, 2)
+    assert statuses(recorder) == {
+        ("good", 0): "ok",
+        ("bad", 0): "agent_error",
+        ("again", 0): "infra_error",
+        ("again", 1): "ok",
+    }
+    found = rollouts(recorder)
+    assert found["again", 0].attributes[keys.ROLLOUT_ID] == found["again", 1].attributes[keys.ROLLOUT_ID]
+
+
+def test_a_limit_runs_only_the_first_tasks_and_a_resumed_run_may_raise_it(run: Run, recorder: OtlpRecorder) -> None:
+    source = "def solve(task): return 1"
+    marked = [{**task, "split": "val" if task["id"] == "0" else "train"} for task in tasks(*range(5))]
+    first = run(source, marked, "agent:solve", n=2, limit=2, split="train")
+    assert (first.total, first.status) == (4, {"ok": 4})
+    more = run(source, marked, "agent:solve", n=2, limit=3, split="train", resume=True)
+    assert (more.total, more.resumed) == (6, 4)
+    done = Counter(span.attributes[keys.TASK_ID] for span in recorder.named("trainspan.rollout"))
+    assert done == {"1": 2, "2": 2, "3": 2}
+    assert run(source, marked, "agent:solve", limit=9).total == 5
+    with pytest.raises(UsageError, match="limit = 0: it must be at least 1 task"):
+        run(source, marked, "agent:solve", limit=0)
+
+
+def test_nothing_to_resume_and_another_target_are_errors(run: Run) -> None:
+    source = "def solve(task): pass\ndef other(task): pass"
+    with pytest.raises(UsageError, match=r"nothing to resume: .* does not exist"):
+        run(source, tasks("x"), "agent:solve", resume=True)
+    assert run(source, tasks("x"), "agent:solve").total == 1
+    with pytest.raises(UsageError, match=r"cannot resume .*: it is for .*solve.*, not .*other"):
+        run(source, tasks("x"), "agent:other", resume=True)
+    assert run(source, tasks("x"), "agent:other").resumed == 0  # without --resume a run starts over

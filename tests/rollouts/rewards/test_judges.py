@@ -1,0 +1,75 @@
+"""Judges: several run at once while agents continue, and a hanging one does not block the run."""
+
+import time
+
+import pytest
+
+from tests.rollouts.agents.test_functions import rewards, rollouts, statuses, tasks
+from tests.rollouts.conftest import Run
+from tests.support.otlp.recorder import OtlpRecorder
+
+
+def test_verdicts_run_concurrently_while_the_agents_run_one_by_one(run: Run, recorder: OtlpRecorder) -> None:
+    source = """
+    import threading, time
+
+    active, most = 0, 0
+    meeting = threading.Barrier(3, timeout=20)
+
+    def solve(task):
+        global active, most
+        active += 1
+        most = max(most, active)
+        time.sleep(0.05)
+        active -= 1
+        return most
+
+    def judge(task, result):
+        meeting.wait()  # passed by three verdicts at a time only
+        return result.value
+    """
+    result = run(source, tasks(*range(6)), "agent:solve", judge="agent.py:judge", concurrency=1, judge_concurrency=3)
+    assert result.status == {"ok": 6}
+    # each rollout has the verdict on its own result: one agent at a time, although three verdicts ran at once
+    assert [rewards(span) for span in rollouts(recorder).values()] == [[(1.0, "judge")]] * 6
+
+
+def test_a_judge_that_hangs_or_blocks_times_out_and_the_other_rollouts_are_judged(
+    run: Run, recorder: OtlpRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = """
+    import asyncio, time
+
+    def solve(task):
+        return 1
+
+    def judge(task, result):
+        if task["input"] == "hang":
+            time.sleep(120)
+        if task["input"] == "exit":
+            raise SystemExit(3)
+        if task["input"] == "own":
+            raise TimeoutError("the judge's own")
+        return 1.0
+
+    async def blocking(task, result):
+        if task["input"] == "cancel":
+            raise asyncio.CancelledError
+        if task["input"] == "hang":
+            time.sleep(120)  # and with it every other verdict of this judge
+        return 1.0
+    """
+    limits = {"concurrency": 1, "judge_concurrency": 1, "judge_timeout_s": 1.0}
+    began = time.monotonic()
+    result = run(source, tasks("first", "hang", "exit", "own", "last"), "agent:solve", judge="agent.py:judge", **limits)
+    assert result.status == {"judge_error": 3, "ok": 2}
+    for error in (
+        "TimeoutError: no verdict within 1 s ([rollouts] judge_timeout_s)",
+        "RuntimeError: it raised SystemExit(3)",
+        "TimeoutError: the judge's own",
+    ):
+        assert f"judge agent.py:judge: {error}" in caplog.text
+    recorder.spans.clear()
+    run(source, tasks("cancel", "first", "hang"), "agent:solve", judge="agent.py:blocking", **limits)
+    assert statuses(recorder) == {("cancel", 0): "judge_error", ("first", 0): "ok", ("hang", 0): "judge_error"}
+    assert time.monotonic() - began < 60

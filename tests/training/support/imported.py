@@ -1,9 +1,0 @@
-"""What children of tests begin with: everything imported, one thread, nothing computed. Loaded by `forks`."""
-
-import os
-
-os.environ["OMP_NUM_THREADS"] = "1"
-
-from tests.training.support.imports import import_once
-
-import_once()
