@@ -15,7 +15,7 @@ from trainspan_collector.rows.promoted import PROMOTED
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.views import IDENTITY, VIEWS
 
-__all__ = ["HOLDINGS", "NEWEST", "READS", "TOKENS", "Query", "named_read"]
+__all__ = ["HOLDINGS", "NEWEST", "READS", "SIZES", "TOKENS", "Query", "named_read"]
 
 _EXTRAS: Final = {
     "spans": (
@@ -59,6 +59,19 @@ NEWEST: Final = {
 """Column of the read `newest` → SQL expression if it is not just the column: a row for each span among the last `rows` rows of
 the store. The identity is what the span itself states; texts are cut to 300 characters."""
 _MOST_NEWEST: Final = 10_000
+
+SIZES: Final = (
+    *("rollout_id", "spans", "calls", "evaluations", "logs", "tokens", "text_bytes"),
+    *("all_rollouts", "all_spans"),
+)
+"""Columns of the read `sizes`: a row for each rollout, the one with the most spans first, at most `rows` of them. `spans` counts
+its calls too; `text_bytes` is the size of the attributes of its spans and of its log records; `all_rollouts` and `all_spans` count
+those of all selected rollouts, also of those without a row."""
+_MOST_SIZES: Final = 10_000
+_MOST_PAGE: Final = 10_000
+_PAGED: Final = ("attempt", "skip", "rows")
+"""Parameters of the reads `spans` and `calls` that ask for a part: `rows` of them after the first `skip`, by start and `seq`,
+with the column `n_selected`, the number of all."""
 
 _STRETCH: Final = 2048
 """Width in `seq`: about a row group."""
@@ -105,8 +118,9 @@ def named_read(name: str, parameters: Mapping[str, object], places: Places) -> Q
 
     `places` locates rows in the store to be read. `task_id`: only the rollouts of this task.
     `without_calls`: only spans that the read `calls` does not return. `without_rollout`: only rows without a rollout.
+    `skip` and `rows`, for spans and calls: only a part, in the order of their start.
     """
-    special = {"holdings": _holdings, "tokens": _tokens, "records": _records, "newest": _newest}
+    special = {"holdings": _holdings, "tokens": _tokens, "records": _records, "newest": _newest, "sizes": _sizes}
     if name not in READS and name not in special:
         raise UsageError(f"unknown read {name!r}; reads are {', '.join((*READS, *special))}")
     given = {key: value for key, value in parameters.items() if value is not None}
@@ -114,7 +128,8 @@ def named_read(name: str, parameters: Mapping[str, object], places: Places) -> Q
         return special[name](given, places)
     of_spans = ("without_calls",) if name == "spans" else ()
     of_rollouts = ("task_id",) if name == "rollouts" else ()
-    _expect(name, given, (*_CHOOSING, "columns", *of_spans, *of_rollouts))
+    of_parts = _PAGED if name in _OF_SPANS else ()
+    _expect(name, given, (*_CHOOSING, "columns", *of_spans, *of_rollouts, *of_parts))
     bound: dict[str, object] = {}
     tables = []
     conditions = _conditions(given, bound)
@@ -127,10 +142,80 @@ def named_read(name: str, parameters: Mapping[str, object], places: Places) -> Q
     chosen = f"SELECT * FROM {_SOURCES[name]} r WHERE {' AND '.join(conditions)}"
     tables.append(f"chosen AS MATERIALIZED ({chosen})")
     columns = ", ".join(_qualified(name, column) for column in _columns(name, READS[name], given))
+    order = ""
+    if any(key in given for key in ("skip", "rows")):
+        tables.append(_part(given, bound))
+        columns, order = f"{columns}, i.n_selected", " ORDER BY i.from_ns, i.seq"
     # With its own filter, the scan reads the payload of only those rows that the join may need.
     spans = {"calls": "(FROM stored.spans WHERE is_call)", "spans": "stored.spans"}
-    payload = f"{spans[name]} s JOIN chosen i ON i.seq = s.seq" if name in spans else "chosen i"
-    return Query(f"WITH {', '.join(_near(name, tables, given, bound, places))} SELECT {columns} FROM {payload}", bound)
+    rows = "part" if order else "chosen"
+    payload = f"{spans[name]} s JOIN {rows} i ON i.seq = s.seq" if name in spans else "chosen i"
+    with_ = ", ".join(_near(name, tables, given, bound, places))
+    return Query(f"WITH {with_} SELECT {columns} FROM {payload}{order}", bound)
+
+
+def _part(given: Mapping[str, object], bound: dict[str, object]) -> str:
+    """The table of the chosen rows that were asked for by number."""
+    bound["skip"] = _bounded(given, "skip", 0, 0, 2**62)
+    bound["rows"] = _bounded(given, "rows", _MOST_PAGE, 1, _MOST_PAGE)
+    return """
+part AS MATERIALIZED (
+    SELECT c.*, l.start_ns AS from_ns, (SELECT count(*) FROM chosen) AS n_selected
+    FROM chosen c JOIN stored.live_spans l ON l.seq = c.seq
+    ORDER BY l.start_ns, c.seq LIMIT $rows OFFSET $skip
+)"""
+
+
+def _sizes(given: Mapping[str, object], places: Places) -> Query:
+    _expect("sizes", given, ("run_id", "round", "task_id", "rollout_ids", "rows", "columns"))
+    bound: dict[str, object] = {}
+    conditions = ["r.rollout_id IS NOT NULL", *_conditions(given, bound)]
+    rows = _bounded(given, "rows", _MOST_SIZES, 1, _MOST_SIZES)
+    wanted = _columns("sizes", SIZES, given)
+    # Each of these scans something that is wide or large, so it is left out unless it is asked for.
+    others = {
+        "evaluations": "SELECT rollout_id, count(*) AS evaluations FROM stored.bound_evaluations GROUP BY rollout_id",
+        "logs": "SELECT rollout_id, count(*) AS logs FROM stored.log_rollouts GROUP BY rollout_id",
+        "tokens": (
+            "SELECT i.rollout_id, sum(coalesce(len(s.prompt_ids), 0) + coalesce(len(s.completion_ids), 0)) AS tokens"
+            " FROM stored.spans s JOIN chosen i ON i.seq = s.seq GROUP BY i.rollout_id"
+        ),
+        "text_bytes": (
+            "SELECT rollout_id, sum(text_bytes) AS text_bytes FROM ("
+            "SELECT i.rollout_id, strlen(s.attributes) AS text_bytes FROM stored.spans s JOIN chosen i ON i.seq = s.seq"
+            " UNION ALL SELECT b.rollout_id, coalesce(strlen(l.attributes), 0) + coalesce(strlen(l.body), 0)"
+            " FROM main.logs l JOIN stored.log_rollouts b ON b.seq = l.seq) GROUP BY rollout_id"
+        ),
+    }
+    joined = [name for name in others if name in wanted]
+    tables = [
+        f"chosen AS MATERIALIZED (SELECT * FROM stored.span_identities r WHERE {' AND '.join(conditions)})",
+        """
+sized AS MATERIALIZED (
+    SELECT rollout_id, count(*) AS spans, count(*) FILTER (is_call) AS calls,
+        count(*) OVER () AS all_rollouts, sum(count(*)) OVER () AS all_spans
+    FROM chosen GROUP BY rollout_id
+)""",
+        *(f"{name}_of AS ({others[name]})" for name in joined),
+    ]
+    columns = ", ".join(
+        f"coalesce({name}_of.{name}, 0)::BIGINT AS {name}" if name in joined else _whole(name) for name in wanted
+    )
+    joins = "".join(f" LEFT JOIN {name}_of ON {name}_of.rollout_id = z.rollout_id" for name in joined)
+    with_ = ", ".join(_near("sizes", tables, given, bound, places))
+    order = f"ORDER BY z.spans DESC, z.rollout_id LIMIT {rows}"
+    return Query(f"WITH {with_} SELECT {columns} FROM sized z{joins} {order}", bound)
+
+
+def _whole(name: str) -> str:
+    return "z.rollout_id" if name == "rollout_id" else f"z.{name}::BIGINT AS {name}"
+
+
+def _bounded(given: Mapping[str, object], key: str, default: int, least: int, most: int) -> int:
+    value = _checked({key: default, **given}, key, int)
+    if not isinstance(value, int) or not least <= value <= most:
+        raise UsageError(f"parameter {key} = {value!r} is not between {least} and {most}")
+    return value
 
 
 def _holdings(given: Mapping[str, object], places: Places) -> Query:
@@ -219,6 +304,9 @@ def _conditions(given: Mapping[str, object], bound: dict[str, object]) -> list[s
     if "task_id" in given:
         conditions.append("r.task_id = $task_id")
         bound["task_id"] = _checked(given, "task_id", str)
+    if "attempt" in given:
+        conditions.append("coalesce(r.attempt, 0) = $attempt")
+        bound["attempt"] = _checked(given, "attempt", int)
     if "rollout_ids" in given:
         conditions.append("r.rollout_id IN (SELECT unnest($rollout_ids::VARCHAR[]))")
         bound["rollout_ids"] = _texts(given, "rollout_ids")

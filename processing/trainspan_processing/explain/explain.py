@@ -1,7 +1,7 @@
 """Explains one rollout, or the rollouts of its group, with the dataset step's own functions."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -40,6 +40,10 @@ class GroupAccount:
     """All of them."""
 
 
+def _any_size(_: Iterable[str]) -> None:
+    """Checks nothing."""
+
+
 def explain_rollout(question: Question, clock: Clock, *, pieces: bool = True) -> RolloutAccount:
     """Everything about one rollout; its credit is as `trainspan dataset` computes it over the rollouts of its round.
 
@@ -52,25 +56,41 @@ def explain_rollout(question: Question, clock: Clock, *, pieces: bool = True) ->
     return describe_rollout(evidence, _decoder([evidence], question), pieces=pieces)
 
 
-def explain_group(question: Question, clock: Clock, *, start: int = 0, most: int | None = None) -> GroupAccount:
+def explain_group(
+    question: Question,
+    clock: Clock,
+    *,
+    start: int = 0,
+    most: int | None = None,
+    check: Callable[[Iterable[str]], None] = _any_size,
+) -> GroupAccount:
     """The rollouts of the same run, round and task as the one in question, or with the same first prompt if it has no task.
 
     The accounts are those of explain_rollout without pieces, for at most `most` of them from number `start`. Raises the same
-    errors.
+    errors, and what `check` raises for the ids of these rollouts before their contents are read.
     """
     with inquire(question, clock) as inquiry:
         keys = _siblings(inquiry)
-        gathered = _gather(inquiry, _part(keys, start, most))
+        part = _part(keys, start, most)
+        check(rollout_id for rollout_id, _ in part)
+        gathered = _gather(inquiry, part)
     return _described(gathered, keys, question)
 
 
 def compare_credit(
-    question: Question, changes: Mapping[str, Any], clock: Clock, *, start: int = 0, most: int | None = None
+    question: Question,
+    changes: Mapping[str, Any],
+    clock: Clock,
+    *,
+    start: int = 0,
+    most: int | None = None,
+    check: Callable[[Iterable[str]], None] = _any_size,
 ) -> tuple[GroupAccount, GroupAccount]:
     """The group as explain_group gives it, and the same with `changes` of settings. Raises the same errors."""
     with inquire(question, clock) as inquiry:
         keys = _siblings(inquiry)
         part = _part(keys, start, most)
+        check(rollout_id for rollout_id, _ in part)
         content = _read(inquiry, part)
         before = _gather(inquiry, part, content)
         other = inquiry.changed(changes)
@@ -78,7 +98,7 @@ def compare_credit(
     explanation = _described(before, keys, question)
     if after is not None:
         return explanation, _described(after, keys, question)
-    return explanation, explain_group(replace(question, changes=changes), clock, start=start, most=most)
+    return explanation, explain_group(replace(question, changes=changes), clock, start=start, most=most, check=check)
 
 
 def _part(keys: Sequence[RolloutKey], start: int, most: int | None) -> Sequence[RolloutKey]:

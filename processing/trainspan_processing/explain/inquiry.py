@@ -20,7 +20,7 @@ from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_tra
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.settings import DatasetSettings
 
-__all__ = ["Found", "Inquiry", "Question", "UnknownRolloutError", "inquire"]
+__all__ = ["Found", "Inquiry", "Question", "UnknownRolloutError", "inquire", "stands_alone"]
 
 NEWEST: Final = "newest"
 _MOST_EXAMPLES: Final = 5
@@ -93,7 +93,7 @@ class Inquiry:
     def changed(self, changes: Mapping[str, Any]) -> "Inquiry | None":
         """The same with other settings; None if rollouts that were not read would matter."""
         settings = replace(self.settings, **changes)
-        if self.is_narrow and not _stands_alone(settings, self.found):
+        if self.is_narrow and not stands_alone(settings, self.found):
             return None
         decided = dry_run(self.source, self.traces, settings, self.earlier, self.held)
         return replace(self, settings=settings, decided=decided)
@@ -115,7 +115,7 @@ def inquire(question: Question, clock: Clock) -> Iterator[Inquiry]:
         return
     with Source(question.stores, allow_behind=True) as source:
         found = _find(source, question.rollout, question.attempt)
-        company = _task(source, found) if not question.whole and _stands_alone(settings, found) else None
+        company = _task(source, found) if not question.whole and stands_alone(settings, found) else None
         selection, now_ns = company or _round(source, found), clock.now_ns()
         traces = index_traces(source, selection, NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s)
         decided = dry_run(source, traces, settings, NOTHING_USED)
@@ -132,7 +132,7 @@ def _inquire_of(dataset: Published, question: Question, settings: DatasetSetting
         wanted, attempt = _newest_of(dataset)
     with view.open(question.stores, allow_behind=True) as source:
         found = _listed_in(dataset, wanted) or _find(source, wanted, None)
-        company = _task(source, found) if not question.whole and _stands_alone(settings, found) else None
+        company = _task(source, found) if not question.whole and stands_alone(settings, found) else None
         at_hand = _within(view, company).rollouts_at_hand(source)
         traces = index_traces(source, at_hand, earlier, now_ns=clock.now_ns(), settle_s=settings.settle_s)
         if found.rollout_id not in traces.rollouts["rollout_id"]:
@@ -145,7 +145,7 @@ def _inquire_of(dataset: Published, question: Question, settings: DatasetSetting
         yield Inquiry(source, found, settings, traces, decided, dataset, company is not None, earlier, groups.held)
 
 
-def _stands_alone(settings: DatasetSettings, found: Found) -> bool:
+def stands_alone(settings: DatasetSettings, found: Found) -> bool:
     """Whether only rollouts of its task can affect the rollout's credit.
 
     A user's own functions may compare in any way, and `max_staleness` counts from the newest call of all.

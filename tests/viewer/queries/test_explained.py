@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -66,9 +67,11 @@ def test_spans_come_in_order_and_only_those_of_the_page_are_read_in_full(
     asked: list[str] = []
     read = Source.read
 
-    def counted(source: Source, name: str, selection: Selection, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+    def counted(
+        source: Source, name: str, selection: Selection, columns: Sequence[str], **more: Any
+    ) -> Iterator[pl.DataFrame]:
         asked.extend(columns if name == "spans" else [])
-        return read(source, name, selection, columns)
+        return read(source, name, selection, columns, **more)
 
     monkeypatch.setattr(Source, "read", counted)
     spans = []

@@ -15,6 +15,7 @@ def render_spans(model: SpansModel) -> Page:
         "p",
         link(model.params.link(start=max(model.start - PAGE, 0) or None), "earlier") if model.start else None,
         f"spans {count(model.start + 1)} to {count(end)} of {count(model.total)}" if model.spans else "no spans here",
+        "indented by the ancestors on this page" if model.is_part and model.spans else None,
         link(model.params.link(start=end), "later") if end < model.total else None,
         class_="pages",
     )

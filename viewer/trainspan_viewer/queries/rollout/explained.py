@@ -2,8 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final, TypeVar
 
 import polars as pl
 
@@ -24,9 +25,12 @@ from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import DatasetPlace, NotFoundError
 from trainspan_viewer.queries.rollout.kept import Kept
 from trainspan_viewer.queries.rollout.questions import Asked, ask
+from trainspan_viewer.queries.rollout.sizes import TooLargeError, check_own, excess_of
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["MEMBERS", "account_of", "asked_of", "changed_group_of", "decoder_of", "group_of"]
+
+_Made = TypeVar("_Made")
 
 MEMBERS: Final = 8
 """Rollouts of a group side by side."""
@@ -75,7 +79,7 @@ def _stored(sources: Sources, rollout: str) -> list[tuple[int, str | None, int |
             (row[0] or 0, row[1], row[2])
             for batches in reads
             for batch in batches
-            for row in batch.select(columns).iter_rows()
+            for row in batch.select(columns).unique().iter_rows()
         }
     return sorted(found, key=lambda row: -row[0])
 
@@ -113,33 +117,44 @@ def _known() -> Iterator[None]:
         raise NotFoundError(str(error)) from error
 
 
+def _checked(asked: Asked, make: Callable[[], _Made]) -> _Made:
+    """What `make` returns. Raises TooLargeError if the store holds more than that may read."""
+    if (error := excess_of(asked)) is not None:
+        raise TooLargeError(str(error), error.largest)  # not the one that is kept, which would gather tracebacks
+    return make()
+
+
 def account_of(asked: Asked) -> RolloutAccount:
-    """The rollout, without the text of its single tokens."""
+    """The rollout, without the text of its single tokens. Raises TooLargeError."""
     question = asked.question
     with _known():
         return _rollouts.get(
-            _key(asked), lambda: explain_rollout(question, _CLOCK, pieces=False), is_live=asked.place is None
+            _key(asked),
+            lambda: _checked(asked, lambda: explain_rollout(question, _CLOCK, pieces=False)),
+            is_live=asked.place is None,
         )
 
 
 def group_of(asked: Asked, *, start: int) -> GroupAccount:
-    """The rollout's group: MEMBERS of them from number `start`."""
-    question = asked.question
+    """The rollout's group: MEMBERS of them from number `start`. Raises TooLargeError."""
+    question, check = asked.question, partial(check_own, asked)
     with _known():
         return _groups.get(
             (*_key(asked), start),
-            lambda: explain_group(question, _CLOCK, start=start, most=MEMBERS),
+            lambda: _checked(asked, lambda: explain_group(question, _CLOCK, start=start, most=MEMBERS, check=check)),
             is_live=asked.place is None,
         )
 
 
 def changed_group_of(asked: Asked, *, start: int) -> tuple[GroupAccount, GroupAccount]:
-    """The same group, and with the changes of the address."""
-    question, changes = asked.question, asked.changes
+    """The same group, and with the changes of the address. Raises TooLargeError."""
+    question, changes, check = asked.question, asked.changes, partial(check_own, asked)
     with _known():
         return _pairs.get(
             (*_key(asked), start, tuple(sorted(changes.items()))),
-            lambda: compare_credit(question, changes, _CLOCK, start=start, most=MEMBERS),
+            lambda: _checked(
+                asked, lambda: compare_credit(question, changes, _CLOCK, start=start, most=MEMBERS, check=check)
+            ),
             is_live=asked.place is None,
         )
 

@@ -14,6 +14,7 @@ from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.rollout.conversation import Text
 from trainspan_viewer.queries.rollout.explained import asked_of
 from trainspan_viewer.queries.rollout.links import Links
+from trainspan_viewer.queries.rollout.parts import part_of
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["PAGE", "RawSpan", "SpansModel", "load_spans"]
@@ -22,9 +23,15 @@ PAGE: Final = 20
 _MOST_CHARACTERS: Final = 10_000
 """Characters of one span's attributes."""
 _PLACES: Final = ["seq", "trace_id", "span_id", "parent_span_id", "start_ns"]
-"""What is read of all spans of the rollout."""
+"""What is read of all spans of the rollout if they are not too many, else of those of the page."""
+_MOST_PLACES: Final = 10_000
+"""Up to this many spans, the ancestors of each are known."""
+_MOST_LENGTH: Final = 4_000_000
+"""Characters of attributes that are read whole: of longer ones only the beginning is."""
 _FACTS: Final = (
-    "trace_id, span_id, left(name, 300) AS name, left(service_name, 300) AS service_name, end_ns, status_code"
+    "trace_id, span_id, left(name, 300) AS name, left(service_name, 300) AS service_name, end_ns, status_code,"
+    f" length(attributes) AS length, CASE WHEN length(attributes) <= {_MOST_LENGTH} THEN attributes"
+    f" ELSE left(attributes, {_MOST_CHARACTERS}) END AS attributes"
 )
 
 
@@ -55,6 +62,8 @@ class SpansModel:
     spans: list[RawSpan]
     start: int
     total: int
+    is_part: bool
+    """Whether only the spans of the page were read: `depth` then counts only ancestors among them."""
     params: Params
     above: str
     """Address of the rollout."""
@@ -65,20 +74,21 @@ def load_spans(sources: Sources, params: Params) -> SpansModel:
     rollout_id = params.text("rollout")
     asked = asked_of(sources, params, rollout_id)
     start = params.integer("start", 0, most=10**7)
+    selection = Selection(rollout_ids=[rollout_id])
     with Source(asked.question.stores, allow_behind=True) as source:
-        frames = list(source.read("spans", Selection(rollout_ids=[rollout_id]), _PLACES))
-        rows = pl.concat(frames).sort("start_ns", "seq") if frames else pl.DataFrame()
-        page = _with_facts(source, rows.slice(start, PAGE))
-        attributes = {
-            (row[0], row[1]): row[2]
-            for batch in (source.attributes(page) if page.height else ())
-            for row in batch.select("trace_id", "span_id", "attributes").iter_rows()
-        }
-    if not rows.height:
+        rows, total = part_of(source, "spans", selection, _PLACES, start=start, most=PAGE)
+        page, first = rows, rows
+        if 0 < total <= _MOST_PLACES:
+            rows = pl.concat(source.read("spans", selection, _PLACES)).sort("start_ns", "seq")
+            page, first = rows.slice(start, PAGE), rows
+        elif total and start:
+            first, _ = part_of(source, "spans", selection, _PLACES, start=0, most=1)
+        page = _with_facts(source, page)
+    if not total:
         raise NotFoundError(f"no spans of rollout {rollout_id!r} in the store")
     depths = _depths(rows)
-    first = rows["start_ns"].min() if rows.height else 0
-    began = first if isinstance(first, int) else 0
+    earliest = first["start_ns"].min() if first.height else 0
+    began = earliest if isinstance(earliest, int) else 0
     spans = [
         RawSpan(
             name=row["name"] or "",
@@ -90,7 +100,7 @@ def load_spans(sources: Sources, params: Params) -> SpansModel:
             start_s=(row["start_ns"] - began) / 1e9,
             seconds=None if row["end_ns"] is None else (row["end_ns"] - row["start_ns"]) / 1e9,
             failed=row["status_code"] == 2,
-            attributes=_pretty(attributes.get((row["trace_id"], row["span_id"]))),
+            attributes=_pretty(row["attributes"], row["length"]),
         )
         for row in page.iter_rows(named=True)
     ]
@@ -98,7 +108,8 @@ def load_spans(sources: Sources, params: Params) -> SpansModel:
         rollout_id,
         spans,
         start,
-        rows.height,
+        total,
+        total > _MOST_PLACES,
         params,
         Links.of_question(asked).of(f"/rollouts/{quote(rollout_id, safe='')}"),
     )
@@ -128,7 +139,9 @@ def _depths(rows: pl.DataFrame) -> dict[tuple[str, str], int]:
     return depths
 
 
-def _pretty(attributes: str | None) -> Text:
+def _pretty(attributes: str | None, length: int | None) -> Text:
+    if attributes is not None and length is not None and length > len(attributes):
+        return Text(attributes, length - len(attributes))
     try:
         said = json.loads(attributes or "{}")
     except ValueError:
