@@ -60,9 +60,13 @@ class Published:
             for file in files:
                 yield pl.scan_parquet(file).select(columns).collect()
 
-    def rows_of(self, rollout_ids: Sequence[str], columns: Sequence[str]) -> pl.DataFrame:
-        """Columns of the rows of these rollouts. Raises DatasetError if a file is missing or damaged."""
+    def rows_of(
+        self, rollout_ids: Sequence[str], columns: Sequence[str], span_ids: Sequence[str] | None = None
+    ) -> pl.DataFrame:
+        """Columns of the rows of these rollouts, or only of these calls. Raises DatasetError if a file is missing or damaged."""
         own = pl.col("rollout_id").is_in(list(rollout_ids))
+        if span_ids is not None:
+            own &= pl.col("span_id").is_in(list(span_ids))
         with self._undamaged() as files:
             return pl.concat([pl.scan_parquet(file).filter(own).select(columns).collect() for file in files])
 

@@ -41,6 +41,8 @@ _AT_ONCE: Final = 4
 _SLOW_AT_ONCE: Final = 2
 """The same for answers whose work the reader chooses: queries, and credit that is computed anew. Other pages do not wait for them."""
 _CLOSED: Final = 499
+_MOST_BYTES: Final = 1_000_000
+"""Of one page. Pages bound what they show; this holds whatever they forgot."""
 _STATIC: Final = {
     "style.css": "text/css; charset=utf-8",
     "app.js": "text/javascript; charset=utf-8",
@@ -89,7 +91,12 @@ def _endpoint(view: View, sources: Sources, guard: Guard, turns: _Turns) -> Endp
             return _error_page(400, "Not understood", str(error))
         except TrainspanError as error:
             return _error_page(503, "Not readable", str(error))
-        return _html(served(made, _VERSION))
+        text = served(made, _VERSION)
+        size = len(text.encode())
+        if size > _MOST_BYTES:
+            message = f"This page would have {size / 1e6:.1f} MB; at most {_MOST_BYTES / 1e6:.0f} MB are sent."
+            return _error_page(503, "Too large", message)
+        return _html(text)
 
     async def made(request: Request, work: Work | None) -> Response:
         query = {name: request.query_params.getlist(name) for name in request.query_params}

@@ -10,18 +10,22 @@ from trainspan_viewer.html.formats import count, seconds
 from trainspan_viewer.pages.rollout.marks import titled_marks
 from trainspan_viewer.pages.rollout.texts import pre, text_parts
 from trainspan_viewer.queries.rollout.conversation import Said, Step, Text, Turn, said_of
+from trainspan_viewer.queries.rollout.large import NOT_DERIVED, NOT_IN_DATASET
 from trainspan_viewer.queries.rollout.links import Links
 
-__all__ = ["advantage_legend", "conversation", "cut_off", "policy_of"]
+__all__ = ["advantage_legend", "conversation", "cut_off", "policy_of", "verdict_on"]
 
 _MOST_TOOL: Final = 1_500
 
 
 def conversation(
-    account: RolloutAccount, steps: list[Step], links: Links | None, *, in_full: bool = False
+    account: RolloutAccount, steps: list[Step], links: Links | None, *, in_full: bool = False, is_part: bool = False
 ) -> list[Child]:
-    """One section per step; without `links` for a page that stands alone, and with `in_full` each token has a title."""
-    return [_step(account, step, links, in_full=in_full) for step in steps]
+    """One section per step; without `links` for a page that stands alone, and with `in_full` each token has a title.
+
+    `is_part`: the calls come from the store alone (queries/rollout/large.py).
+    """
+    return [_step(account, step, links, in_full=in_full, is_part=is_part) for step in steps]
 
 
 def advantage_legend(account: RolloutAccount) -> Element:
@@ -43,25 +47,27 @@ def advantage_legend(account: RolloutAccount) -> Element:
     )
 
 
-def _step(account: RolloutAccount, step: Step, links: Links | None, *, in_full: bool) -> Element:
+def _step(account: RolloutAccount, step: Step, links: Links | None, *, in_full: bool, is_part: bool) -> Element:
     if isinstance(step, Turn):
-        return _call(account, step, links, in_full=in_full)
+        return _call(account, step, links, in_full=in_full, is_part=is_part)
     return _tool(step) if isinstance(step, ToolAccount) else _foreign(step)
 
 
-def _call(account: RolloutAccount, turn: Turn, links: Links | None, *, in_full: bool) -> Element:
+def _call(account: RolloutAccount, turn: Turn, links: Links | None, *, in_full: bool, is_part: bool) -> Element:
     call = turn.call
-    whose: list[Child] = [f"call {call.index} · ", isolated(call.agent or "no agent named"), f" · turn {call.turn}"]
+    whose: list[Child] = [f"call {call.index} · ", isolated(call.agent or "no agent named")]
+    if not is_part:
+        whose.append(f" · turn {call.turn}")
     address = links.call(account.rollout_id, account.attempt, call.index) if links else None
-    verdict = f"advantage {number(call.advantage)}" if call.reason is None else f"not trained: {call.reason}"
-    value = f"step reward {number(call.step_reward)}, value {number(call.value)}, {verdict}"
+    verdict = verdict_on(call)
+    value = verdict if is_part else f"step reward {number(call.step_reward)}, value {number(call.value)}, {verdict}"
     known = f"⟨{turn.known} tokens as in call {turn.like}⟩ " if turn.known else ""
     kind = shade(call.advantage, account.credit.greatest, trained=call.reason is None)
     return element(
         "section",
         element("h3", link(address, *whose)) if address else element("h3", *whose),
         element("div", *_facts(call), class_="note"),
-        element("div", value, class_="note" if call.reason is None else "bad"),
+        element("div", value, class_="note" if call.reason is None or is_part else "bad"),
         cut_off(call),
         element("div", "does not merge: ", isolated(call.broken), class_="warn") if call.broken else None,
         _recorded(turn.said, turn.said_before),
@@ -89,6 +95,13 @@ def _facts(call: CallAccount) -> list[Child]:
         " · ",
         " · ".join(told),
     ]
+
+
+def verdict_on(call: CallAccount) -> str:
+    """Its advantage, or why it has none."""
+    if call.reason in (NOT_DERIVED, NOT_IN_DATASET):
+        return call.reason
+    return f"advantage {number(call.advantage)}" if call.reason is None else f"not trained: {call.reason}"
 
 
 def cut_off(call: CallAccount) -> Element | None:

@@ -1,21 +1,41 @@
 """The facts of a rollout, its reward edges with their rules, and the derivation of its advantages in numbers."""
 
 from collections.abc import Callable
+from itertools import accumulate
+from typing import Final
 
 from trainspan_processing.explain.account import CreditAccount, EdgeAccount, RolloutAccount
 from trainspan_processing.explain.arithmetic import number
 from trainspan_viewer.html.elements import Child, Element, element, isolated, link, listed, table
 from trainspan_viewer.html.formats import count, seconds
+from trainspan_viewer.queries.rollout.large import LargePart
 
-__all__ = ["Address", "derivation", "edges", "facts", "members"]
+__all__ = ["Address", "derivation", "edges", "facts", "members", "shown_calls"]
+
+_MOST_CLIENTS: Final = 20
+_MOST_LACKS: Final = 50
+_MOST_LINES: Final = 500
+"""Lines of a derivation; each may have 2,000 characters, so they are bounded together, too."""
+_MOST_CHARACTERS: Final = 100_000
+_MOST_EDGES: Final = 200
+_MOST_NAME: Final = 300
 
 Address = Callable[[str, int], str]
 """(rollout id, attempt) → the address of its page."""
 
 
-def facts(account: RolloutAccount, *more: tuple[str, Child]) -> Element:
-    """What is known about the rollout as a whole; `more` are further rows."""
+def shown_calls(part: LargePart) -> str:
+    """Which calls a page has, in words."""
+    n_shown = len(part.account.calls)
+    if not n_shown:
+        return f"none of {count(part.n_calls)} calls"
+    return f"calls {count(part.start + 1)}–{count(part.start + n_shown)} of {count(part.n_calls)}"
+
+
+def facts(account: RolloutAccount, *more: tuple[str, Child], part: LargePart | None = None) -> Element:
+    """What is known about the rollout as a whole; `more` are further rows. With `part`, the account has only some calls."""
     trained = sum(call.reason is None for call in account.calls)
+    n_calls = f"{len(account.calls) + len(account.foreign)}, of which {trained} trained"
     rows: list[tuple[str, Child]] = [
         ("task", account.task_id or "–"),
         (
@@ -25,14 +45,19 @@ def facts(account: RolloutAccount, *more: tuple[str, Child]) -> Element:
         ("status, split", element("span", *listed([account.status or "not ended", account.split or "–"]))),
         ("duration", seconds(account.seconds)),
         ("reward", number(account.credit.reward)),
-        ("calls", f"{len(account.calls) + len(account.foreign)}, of which {trained} trained"),
+        ("calls", n_calls if part is None else f"{count(part.n_calls)}, with tokens"),
     ]
     if account.reason:
         rows.append(("not trained because", element("span", account.reason, class_="bad")))
-    rows.extend(("missing", f"{lack.what} → {lack.advice}") for lack in account.lacks)
+    rows.extend(("missing", f"{lack.what} → {lack.advice}") for lack in account.lacks[:_MOST_LACKS])
+    if len(account.lacks) > _MOST_LACKS:
+        rows.append(("missing", f"{count(len(account.lacks) - _MOST_LACKS)} more"))
     for one in account.untrained:
         calls = ", ".join(map(str, one.calls[:20])) + (" …" if len(one.calls) > 20 else "")
-        told: list[Child] = [one.advice, " (client ", *listed(one.clients), ")"] if one.clients else [one.advice]
+        told: list[Child] = [one.advice]
+        if one.clients:
+            named = listed(one.clients[:_MOST_CLIENTS])
+            told = [one.advice, " (client ", *named, _more(len(one.clients) - _MOST_CLIENTS), ")"]
         rows.append((f"{one.reason}: calls {calls}", element("span", *told)))
     if account.verdict:
         rows.append(("dataset", element("span", account.verdict, class_="ok" if account.agrees else "bad")))
@@ -49,10 +74,10 @@ def edges(found: list[EdgeAccount], address: Callable[[int], str]) -> Element:
     rows: list[list[Child]] = [
         [
             number(edge.score),
-            edge.name,
-            edge.source,
+            _cut(edge.name),
+            _cut(edge.source),
             "–" if edge.at_s is None else f"{edge.at_s:.3f} s",
-            edge.on or "–",
+            _cut(edge.on or "–"),
             edge.rule or element("span", "does not count", class_="warn"),
             "–"
             if edge.rule is None
@@ -61,21 +86,29 @@ def edges(found: list[EdgeAccount], address: Callable[[int], str]) -> Element:
             else link(address(edge.call), f"call {edge.call}"),
             edge.why,
         ]
-        for edge in found[:200]
+        for edge in found[:_MOST_EDGES]
     ]
     head = ["score", "name", "from", "at", "recorded on", "rule", "falls on", "because"]
     listed = table(
         head,
         rows,
         text=frozenset({1, 2, 4, 5, 6, 7}),
-        caption="evaluations in the order of time, those that do not count last",
+        caption="evaluations in the order of time, those that do not count last"
+        + (f"; 1–{count(len(rows))} of {count(len(found))}" if len(rows) < len(found) else ""),
     )
     return element("div", listed, class_="edges")
 
 
 def derivation(credit: CreditAccount) -> Element:
     """The computation of the advantages, line by line, as `trainspan explain` prints it."""
-    return element("ol", *(element("li", line) for line in credit.lines), class_="sum")
+    lines = credit.lines[:_MOST_LINES]
+    sizes = accumulate(min(len(line), 2_000) for line in lines)
+    lines = lines[: max(sum(size <= _MOST_CHARACTERS for size in sizes), 1)]
+    listed = element("ol", *(element("li", line) for line in lines), class_="sum")
+    if len(lines) == len(credit.lines):
+        return listed
+    said = f"lines 1–{count(len(lines))} of {count(len(credit.lines))}; `trainspan explain` prints all"
+    return element("div", listed, element("p", said, class_="note"))
 
 
 def members(credit: CreditAccount, address: Address | None, *, is_open: bool = False) -> Element | None:
@@ -93,5 +126,16 @@ def members(credit: CreditAccount, address: Address | None, *, is_open: bool = F
         for one in shown
     ]
     this = next((place for place, one in enumerate(shown) if one.is_this), -1)
-    listed = table(["rollout", "attempt", "R", "calls"], rows, this=this, caption="rollouts compared with each other")
+    caption = "rollouts compared with each other"
+    if len(shown) < len(credit.members):
+        caption += f"; 1–{len(shown)} of {count(len(credit.members))}"
+    listed = table(["rollout", "attempt", "R", "calls"], rows, this=this, caption=caption)
     return element("details", element("summary", f"its group: {len(credit.members)} rollouts"), listed, open=is_open)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_NAME else f"{text[:_MOST_NAME]}… ({len(text)} characters)"
+
+
+def _more(left: int) -> str:
+    return f" and {count(left)} more" if left > 0 else ""

@@ -6,18 +6,34 @@ from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.arithmetic import number
 from trainspan_processing.explain.shades import shade
 from trainspan_viewer.html.document import Page
-from trainspan_viewer.html.elements import Child, Element, element, isolated, link
+from trainspan_viewer.html.elements import Child, Element, element, isolated, link, table
 from trainspan_viewer.html.formats import count, seconds
 from trainspan_viewer.pages.rollout.conversation import advantage_legend, cut_off
 from trainspan_viewer.pages.rollout.texts import text_parts
 from trainspan_viewer.pages.rollout.what_if import what_if_part
 from trainspan_viewer.queries.rollout.explained import MEMBERS
-from trainspan_viewer.queries.rollout.group import Cell, Divergence, GroupModel, Sibling
+from trainspan_viewer.queries.rollout.group import Cell, Divergence, GroupModel, LargeGroup, Sibling
 
 __all__ = ["render_group"]
 
 
-def render_group(model: GroupModel) -> Page:
+def render_group(model: GroupModel | LargeGroup) -> Page:
+    return _large(model) if isinstance(model, LargeGroup) else _side_by_side(model)
+
+
+def _large(model: LargeGroup) -> Page:
+    rows: list[list[Child]] = [
+        [link(model.links.rollout(one.rollout_id, -1), one.rollout_id[:60]), count(one.spans), count(one.calls)]
+        for one in model.largest
+    ]
+    body: list[Child] = [
+        element("p", f"{model.why}. So they are not put side by side; each has a page.", class_="warn", role="status"),
+        table(["rollout", "spans", "calls"], rows, caption="the largest of those that were counted") if rows else None,
+    ]
+    return Page("A group that is too large", body, section="datasets")
+
+
+def _side_by_side(model: GroupModel) -> Page:
     first = model.group.rollouts[0]
     compared = max(len(one.credit.members) for one in model.group.rollouts)
     about: list[Child] = [

@@ -8,11 +8,12 @@ from trainspan_viewer.html.document import Page, standalone
 from trainspan_viewer.html.elements import Child, Element, element, link
 from trainspan_viewer.html.formats import count
 from trainspan_viewer.pages.rollout.conversation import advantage_legend, conversation
-from trainspan_viewer.pages.rollout.facts import derivation, edges, facts, members
+from trainspan_viewer.pages.rollout.facts import derivation, edges, facts, members, shown_calls
 from trainspan_viewer.pages.rollout.timeline import timeline
 from trainspan_viewer.pages.rollout.what_if import what_if_part
 from trainspan_viewer.queries.rollout.conversation import steps_of
 from trainspan_viewer.queries.rollout.explained import decoder_of
+from trainspan_viewer.queries.rollout.large import LargePart
 from trainspan_viewer.queries.rollout.rollout import STEPS, RolloutModel
 
 __all__ = ["explanation_page", "render_rollout"]
@@ -27,19 +28,22 @@ def render_rollout(model: RolloutModel) -> Page:
     by = model.links.dataset
     explained: Child = link(f"/datasets/{by}", by) if by else "the store as it is now"
     body: list[Child] = [
-        facts(account, ("explained by", explained)),
+        facts(account, ("explained by", explained), part=model.part),
         element(
             "p",
-            link(links.group(*key), f"side by side with its group of {len(account.credit.members) or 1}"),
+            link(links.group(*key), f"side by side with its group of {len(account.credit.members) or 1}")
+            if model.part is None
+            else None,
             link(links.spans(account.rollout_id), "raw spans"),
             class_="pages",
         ),
-        *_told(account, lambda index: links.call(*key, index)),
+        *(_told(account, lambda index: links.call(*key, index)) if model.part is None else _told_of_part(model.part)),
         members(account.credit, links.rollout),
-        what_if_part(model.what_if, model.params, links, key),
+        what_if_part(model.what_if, model.params, links, key) if model.what_if is not None else None,
         element("h2", "Conversation"),
+        _pages(model) if model.part is not None else None,
         advantage_legend(account),
-        *conversation(account, model.steps, links),
+        *conversation(account, model.steps, links, is_part=model.part is not None),
         _pages(model),
     ]
     crumbs = []
@@ -79,14 +83,41 @@ def _told(account: RolloutAccount, call: Callable[[int], str]) -> list[Child]:
     ]
 
 
+def _told_of_part(part: LargePart) -> list[Child]:
+    """What is not derived, and the timeline of the calls on the page."""
+    account = part.account
+    shown = shown_calls(part)
+    explain = f"`trainspan explain {account.rollout_id}` derives them without this limit."
+    of_dataset = (
+        "Advantages are those of the dataset's rows. " if any(one.reason is None for one in account.calls) else ""
+    )
+    said = f"{part.why}. So this page reads only {shown}, and leaves out rewards, derivation, tool steps and what clients recorded."
+    return [
+        element("p", said, class_="warn", role="status"),
+        element("p", f"{of_dataset}{explain}", class_="note"),
+        element("h2", "Timeline"),
+        element("p", f"{shown}, from the start of the rollout", class_="note"),
+        timeline(account),
+    ]
+
+
 def _pages(model: RolloutModel) -> Element | None:
-    if model.n_steps <= STEPS:
+    if model.n_steps <= STEPS and model.part is None:
         return None
-    end = min(model.start + STEPS, model.n_steps)
+    end = min(model.start + (STEPS if model.part is None else len(model.steps)), model.n_steps)
+    what = "steps" if model.part is None else "calls"
+    last = (model.n_steps - 1) // STEPS * STEPS
+    shown = (
+        shown_calls(model.part)
+        if model.part
+        else f"steps {count(model.start + 1)} to {count(end)} of {count(model.n_steps)}"
+    )
     return element(
         "p",
-        link(model.params.link(start=max(model.start - STEPS, 0) or None), "earlier steps") if model.start else None,
-        f"steps {count(model.start + 1)} to {count(end)} of {count(model.n_steps)}",
-        link(model.params.link(start=end), "later steps") if end < model.n_steps else None,
+        link(model.params.link(start=None), f"first {what}") if model.part and model.start else None,
+        link(model.params.link(start=max(model.start - STEPS, 0) or None), f"earlier {what}") if model.start else None,
+        shown,
+        link(model.params.link(start=end), f"later {what}") if end < model.n_steps and model.steps else None,
+        link(model.params.link(start=last), f"last {what}") if model.part and model.start < last else None,
         class_="pages",
     )

@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from trainspan_processing.explain.account import CallAccount, ForeignAccount, RolloutAccount, ToolAccount
-from trainspan_processing.explain.arithmetic import number
 from trainspan_processing.explain.shades import shade
 from trainspan_viewer.html.elements import Element, element
-from trainspan_viewer.html.formats import seconds
+from trainspan_viewer.html.formats import count, seconds
+from trainspan_viewer.pages.rollout.conversation import verdict_on
 
 __all__ = ["gaps_of", "timeline"]
 
 _LEFT, _WIDTH, _HEIGHT = 150, 800, 22
-_MOST_BARS: Final = 1_500
+_MOST_BARS: Final = 1_000
+"""Bars of all kinds together; the first of each kind are drawn."""
+_MOST_LABEL: Final = 120
 _MOST_LANES: Final = 40
 _SHORTEST_GAP: Final = 0.005
 """Share of the whole below which a gap is not drawn."""
@@ -84,7 +86,9 @@ def _summary(account: RolloutAccount, gaps: Sequence[Interval], span: float) -> 
     told = [f"model calls {seconds(calls)} ({calls / span:.0%})"]
     if account.tools:
         told.append(f"tools {seconds(tools)} ({tools / span:.0%})")
-    return ", ".join([*told, f"neither {seconds(idle)} ({idle / span:.0%})"]) + f" of {seconds(span)}"
+    said = ", ".join([*told, f"neither {seconds(idle)} ({idle / span:.0%})"]) + f" of {seconds(span)}"
+    drawn, have = sum(_drawn(account)), len(_steps(account))
+    return said if drawn == have else f"{said}; drawn: the first {count(drawn)} of {count(have)} steps"
 
 
 def _covered(parts: Sequence[tuple[float, float | None]]) -> float:
@@ -101,19 +105,32 @@ def _bars(account: RolloutAccount, agents: Sequence[str], span: float) -> list[E
     drawn: list[Element] = []
     lane_of = {name: lane for lane, name in enumerate(agents)}
     last = len(agents) - 1
-    for call in account.calls[:_MOST_BARS]:
+    n_calls, n_foreign, n_tools = _drawn(account)
+    for call in account.calls[:n_calls]:
         kind = f"{shade(call.advantage, account.credit.greatest, trained=call.reason is None)} edge"
-        verdict = f"advantage {number(call.advantage)}" if call.reason is None else f"not trained: {call.reason}"
+        verdict = verdict_on(call)
         label = f"call {call.index}: {len(call.completion_ids)} tokens in {seconds(call.seconds)}, {verdict}"
         lane = lane_of.get(call.agent or "–", last)
         drawn += _bar(call.start_s, call.seconds, span, lane, kind, label, str(call.index))
-    for other in account.foreign[:_MOST_BARS]:
+    for other in account.foreign[:n_foreign]:
         lane = lane_of.get(other.agent or "–", last)
         drawn += _bar(other.start_s, other.seconds, span, lane, "u edge", f"call to {other.model or 'a model'}", "")
-    for tool in account.tools[:_MOST_BARS]:
+    for tool in account.tools[:n_tools]:
         label = f"{tool.name}{' failed' if tool.failed else ''}, {seconds(tool.seconds)}"
         drawn += _bar(tool.start_s, tool.seconds, span, last + 1, "failed" if tool.failed else "tool", label, "")
     return drawn
+
+
+def _drawn(account: RolloutAccount) -> tuple[int, int, int]:
+    """How many calls, calls to other models and tool steps are drawn: equal parts if they are too many."""
+    have = (len(account.calls), len(account.foreign), len(account.tools))
+    if sum(have) <= _MOST_BARS:
+        return have
+    left, drawn = _MOST_BARS, [0, 0, 0]
+    for rank, place in enumerate(sorted(range(3), key=lambda kind: have[kind])):
+        drawn[place] = min(have[place], left // (3 - rank))
+        left -= drawn[place]
+    return drawn[0], drawn[1], drawn[2]
 
 
 def _bar(
@@ -124,7 +141,7 @@ def _bar(
     y = _HEIGHT * lane
     box = element(
         "rect",
-        element("title", label),
+        element("title", label[:_MOST_LABEL]),
         class_=kind,
         x=round(x, 1),
         y=y + 4,

@@ -2,11 +2,10 @@
 
 from typing import Final
 
-from trainspan_processing.explain.arithmetic import number
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, isolated, link
 from trainspan_viewer.html.formats import count, seconds
-from trainspan_viewer.pages.rollout.conversation import policy_of
+from trainspan_viewer.pages.rollout.conversation import policy_of, verdict_on
 from trainspan_viewer.pages.rollout.marks import joined, legend, level, marks
 from trainspan_viewer.pages.rollout.texts import pre
 from trainspan_viewer.queries.rollout.tokens import OVERLAYS, Overlay, TokensModel
@@ -27,11 +26,13 @@ _TITLES: Final = {
 def render_tokens(model: TokensModel) -> Page:
     account, call = model.account, model.call
     above = model.links.rollout(account.rollout_id, account.attempt)
-    verdict = f"advantage {number(call.advantage)}" if call.reason is None else f"not trained: {call.reason}"
+    verdict = verdict_on(call)
     sizes = f"{count(len(call.prompt_ids))} prompt tokens · {count(len(call.completion_ids))} sampled"
     about: list[Child] = [
         isolated(call.agent or "no agent named"),
-        f" · turn {call.turn} · ",
+        f" · turn {call.turn} · "
+        if model.n_calls is None
+        else f" · call {count(call.index + 1)} of {count(model.n_calls)} · ",
         isolated(policy_of(call)),
         f" · {sizes} · {seconds(call.seconds)} · finished: ",
         isolated(call.finish_reason or "–"),
@@ -127,7 +128,7 @@ def _pages(model: TokensModel) -> Element | None:
 
 def _neighbors(model: TokensModel) -> Element:
     account, index = model.account, model.call.index
-    indexes = [call.index for call in account.calls]
+    indexes = range(model.n_calls) if model.n_calls is not None else [call.index for call in account.calls]
     place = indexes.index(index)
     keep = {"overlay": model.chosen}
     links = [

@@ -5,6 +5,7 @@ from typing import Any
 
 from trainspan_processing.explain.arithmetic import number
 from trainspan_viewer.html.elements import Child, Element, element, link, table
+from trainspan_viewer.pages.rollout.facts import derivation
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.rollout.links import Links
 from trainspan_viewer.queries.rollout.what_if import Change, KnobState, WhatIf
@@ -26,7 +27,7 @@ def what_if_part(model: WhatIf, params: Params, links: Links, this: tuple[str, i
         body.append(_table(model.changes, links))
         accounts = model.group.rollouts if this is None else [one for one in [model.account(*this)] if one is not None]
         for one in accounts:
-            lines = element("ol", *(element("li", line) for line in one.credit.lines), class_="sum")
+            lines = derivation(one.credit)
             summary = element("summary", f"derivation of {one.rollout_id}")
             body.append(element("details", summary, lines, open=this is not None))
     summary = element("summary", "What if? Another credit, baseline, discount or rule")

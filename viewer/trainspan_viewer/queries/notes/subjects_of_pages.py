@@ -2,7 +2,7 @@
 
 from trainspan_viewer.queries.datasets.dataset import DatasetModel
 from trainspan_viewer.queries.notes.subject import Subject
-from trainspan_viewer.queries.rollout.group import GroupModel
+from trainspan_viewer.queries.rollout.group import GroupModel, LargeGroup
 from trainspan_viewer.queries.rollout.rollout import RolloutModel
 from trainspan_viewer.queries.rollout.tokens import TokensModel
 from trainspan_viewer.queries.run import RunModel
@@ -18,8 +18,10 @@ def dataset_subject(model: DatasetModel) -> Subject:
     return Subject("dataset", model.place.name)
 
 
-def group_subject(model: GroupModel) -> Subject | None:
-    """None if the rollouts are no group of a dataset, which has no page of its own."""
+def group_subject(model: GroupModel | LargeGroup) -> Subject | None:
+    """None if the rollouts are no group of a dataset, which has no page of its own, or is too large to be read."""
+    if isinstance(model, LargeGroup):
+        return None
     names = (one.credit.group_id for one in model.group.rollouts)
     name = model.params.path.get("group") or next((one for one in names if one is not None), None)
     return Subject("group", name, dataset=model.dataset) if name and model.dataset else None

@@ -28,10 +28,11 @@ from trainspan_viewer.queries.rollout.explained import (
 )
 from trainspan_viewer.queries.rollout.links import Links
 from trainspan_viewer.queries.rollout.questions import Asked
+from trainspan_viewer.queries.rollout.sizes import Size, TooLargeError
 from trainspan_viewer.queries.rollout.what_if import WhatIf, what_if
 from trainspan_viewer.queries.sources import Sources
 
-__all__ = ["Cell", "Divergence", "GroupModel", "Sibling", "first_divergence", "load_group"]
+__all__ = ["Cell", "Divergence", "GroupModel", "LargeGroup", "Sibling", "first_divergence", "load_group"]
 
 _TURNS: Final = 20
 """Turns on one page."""
@@ -122,12 +123,29 @@ class GroupModel:
     dataset: str | None
 
 
-def load_group(sources: Sources, params: Params) -> GroupModel:
+@dataclass(frozen=True, slots=True)
+class LargeGroup:
+    """A group that is too large to be put side by side."""
+
+    why: str
+    largest: Sequence[Size]
+    """The rollouts with the most spans, as far as they were counted."""
+    links: Links
+
+
+def load_group(sources: Sources, params: Params) -> GroupModel | LargeGroup:
     """The group of `dataset` and `group`, or of `rollout`. Raises NotFoundError if there is none."""
     dataset, rollout = params.path.get("dataset", ""), params.text("rollout")
     if dataset:
         rollout = _member(sources, dataset, params.text("group"))
     asked = asked_of(sources, params, rollout, dataset)
+    try:
+        return _side_by_side(asked, params)
+    except TooLargeError as error:
+        return LargeGroup(str(error), error.largest, Links(asked.place.name if asked.place else None))
+
+
+def _side_by_side(asked: Asked, params: Params) -> GroupModel:
     start = MEMBERS * (params.integer("start", 0, most=10**6) // MEMBERS)
     told = what_if(asked, start=start)
     group = changed_group_of(asked, start=start)[0] if told.group else group_of(asked, start=start)

@@ -7,7 +7,10 @@ from trainspan_processing.explain.account import RolloutAccount
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.rollout.conversation import Step, steps_of
 from trainspan_viewer.queries.rollout.explained import account_of, asked_of, decoder_of
+from trainspan_viewer.queries.rollout.large import LargePart, large_part
 from trainspan_viewer.queries.rollout.links import Links
+from trainspan_viewer.queries.rollout.questions import Asked
+from trainspan_viewer.queries.rollout.sizes import TooLargeError
 from trainspan_viewer.queries.rollout.what_if import WhatIf, what_if
 from trainspan_viewer.queries.sources import Sources
 
@@ -27,16 +30,22 @@ class RolloutModel:
     start: int
     """Number of the first of them."""
     n_steps: int
-    what_if: WhatIf
+    what_if: WhatIf | None
+    """None if nothing is derived."""
     links: Links
     params: Params
+    part: LargePart | None = None
+    """Where the calls come from if the rollout is too large to be derived: `account` then holds only those on this page."""
 
 
 def load_rollout(sources: Sources, params: Params) -> RolloutModel:
     """Raises NotFoundError if the rollout is not stored."""
     asked = asked_of(sources, params, params.text("rollout"))
-    account = account_of(asked)
     start = params.integer("start", 0, most=10**7)
+    try:
+        account = account_of(asked)
+    except TooLargeError as error:
+        return _part(asked, params, large_part(asked, str(error), start=start, most=STEPS))
     steps, n_steps = steps_of(account, start, STEPS, decoder_of(account))
     return RolloutModel(
         account=account,
@@ -47,3 +56,10 @@ def load_rollout(sources: Sources, params: Params) -> RolloutModel:
         links=Links.of_question(asked),
         params=params,
     )
+
+
+def _part(asked: Asked, params: Params, part: LargePart) -> RolloutModel:
+    """Some calls of a rollout that is too large."""
+    steps, _ = steps_of(part.account, 0, STEPS, decoder_of(part.account))
+    links = Links.of_question(asked)
+    return RolloutModel(part.account, steps, part.start, part.n_calls, None, links, params, part)

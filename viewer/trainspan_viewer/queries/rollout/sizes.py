@@ -105,10 +105,14 @@ def _largest(rows: list[dict[str, int]]) -> list[Size]:
     return [Size(str(row["rollout_id"]), row["spans"], row["calls"]) for row in rows[:_LARGEST]]
 
 
-def _sizes(asked: Asked, selection: Selection, columns: list[str], **more: object) -> list[dict[str, int]]:
+def _sizes(asked: Asked, selection: Selection, columns: list[str], task_id: str | None = None) -> list[dict[str, int]]:
     """The rows of all stores, the largest first."""
     with Source(asked.question.stores, allow_behind=True) as source:
-        rows = [row for batch in source.read("sizes", selection, columns, rows=_LARGEST, **more) for row in batch.to_dicts()]
+        rows = [
+            row
+            for batch in source.read("sizes", selection, columns, rows=_LARGEST, task_id=task_id)
+            for row in batch.to_dicts()
+        ]
     return sorted(rows, key=lambda row: -int(row["spans"]))
 
 

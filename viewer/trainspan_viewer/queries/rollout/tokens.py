@@ -11,7 +11,9 @@ from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.rollout.conversation import Text, shared_lengths, text_of
 from trainspan_viewer.queries.rollout.explained import account_of, asked_of, decoder_of
+from trainspan_viewer.queries.rollout.large import large_part
 from trainspan_viewer.queries.rollout.links import Links
+from trainspan_viewer.queries.rollout.sizes import TooLargeError
 from trainspan_viewer.queries.rollout.trainer_figures import Figures, Missing, read_figures
 from trainspan_viewer.queries.sources import Sources
 
@@ -65,23 +67,32 @@ class TokensModel:
     figures: Figures | None
     links: Links
     params: Params
+    n_calls: int | None = None
+    """Number of the rollout's calls if it is too large to be derived: `account` then holds only this one."""
 
 
 def load_tokens(sources: Sources, params: Params) -> TokensModel:
     """Raises NotFoundError if the rollout is not stored or has no such call."""
     asked = asked_of(sources, params, params.text("rollout"))
-    account = account_of(asked)
     number = params.integer("call", 0, most=10**9)
+    part = None
+    try:
+        account = account_of(asked)
+    except TooLargeError as error:
+        part = large_part(asked, str(error), start=number, most=1)
+        account = part.account
     call = next((one for one in account.calls if one.index == number), None)
     if call is None:
-        raise NotFoundError(f"rollout {account.rollout_id} has no call {number}: it has {len(account.calls)}")
+        raise NotFoundError(
+            f"rollout {account.rollout_id} has no call {number}: it has {part.n_calls if part else len(account.calls)}"
+        )
     decoder = decoder_of(account)
     chosen = params.choice("overlay", OVERLAYS, "advantage")
     start = min(params.integer("start", 0, most=10**9), max(len(call.completion_ids) - 1, 0))
     start = start // 256 * 256
     some = call.completion_ids[start : start + _MOST_TOKENS]
     ids, pieces = _bounded(some, decoder.pieces(some) if decoder else [f"{one} " for one in some])
-    part = slice(start, start + len(ids))
+    shown = slice(start, start + len(ids))
     figures = read_figures(sources, asked.place, account.rollout_id, account.attempt, number)
     known, like = shared_lengths(account.calls)[number]
     told = figures if isinstance(figures, Figures) else None
@@ -94,14 +105,15 @@ def load_tokens(sources: Sources, params: Params) -> TokensModel:
         start=start,
         ids=ids,
         pieces=pieces,
-        logprobs=call.logprobs[part],
-        overlay=_overlay(chosen, call, account.credit.greatest, told, part),
+        logprobs=call.logprobs[shown],
+        overlay=_overlay(chosen, call, account.credit.greatest, told, shown),
         chosen=chosen,
         missing=figures.why if isinstance(figures, Missing) else None,
         available=OVERLAYS if told else tuple(name for name in OVERLAYS if name in ("advantage", "logprob", "mask")),
         figures=told,
         links=Links.of_question(asked),
         params=params,
+        n_calls=part.n_calls if part else None,
     )
 
 
