@@ -156,3 +156,46 @@ def test_the_columns_are_those_promised(tangled: Database) -> None:
     ):
         assert tuple(_query(tangled, name, **parameters).columns) == columns
     assert not {"holdings", "tokens", "records", "newest"} & set(READS)
+
+
+@pytest.mark.parametrize("name", ["spans", "calls"])
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_parts_are_the_rows_in_the_order_of_their_start(
+    tangled: Database, name: str, selection: dict[str, object]
+) -> None:
+    columns = ["start_ns", "seq", "rollout_id"]
+    whole = sorted(_query(tangled, name, **selection, columns=columns).fetchall(), key=lambda row: row[:2])
+    parts = []
+    for skip in range(0, len(whole) + 2, 2):
+        parts += _query(tangled, name, **selection, columns=columns, skip=skip, rows=2).fetchall()
+    assert parts == [(*row, len(whole)) for row in whole]
+    assert len(whole) > 2
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_sizes_count_what_the_reads_give(tangled: Database, selection: dict[str, object]) -> None:
+    expected: dict[str, list[int]] = {}
+    for place, name in enumerate(("spans", "calls")):
+        for (rollout_id,) in _query(tangled, name, **selection, columns=["rollout_id"]).fetchall():
+            if rollout_id is not None:
+                expected.setdefault(rollout_id, [0, 0])[place] += 1
+    everything = sum(spans for spans, _ in expected.values())
+    columns = ["rollout_id", "spans", "calls", "all_rollouts", "all_spans"]
+    sized = _query(tangled, "sizes", **selection, columns=columns).fetchall()
+    assert {row[0]: [row[1], row[2]] for row in sized} == expected
+    assert {row[3:] for row in sized} == {(len(expected), everything)}
+    assert [row[1] for row in sized] == sorted((row[1] for row in sized), reverse=True)
+    assert _query(tangled, "sizes", **selection, columns=columns, rows=1).fetchall() == sized[:1]
+    for rollout_id in expected:
+        own = _query(tangled, "sizes", rollout_ids=[rollout_id], columns=["evaluations", "logs", "tokens"]).fetchall()
+        given = _query(tangled, "evaluations", rollout_ids=[rollout_id], columns=["seq"]).fetchall()
+        logs = _query(tangled, "logs", rollout_ids=[rollout_id], columns=["seq"]).fetchall()
+        tokens = _query(tangled, "calls", rollout_ids=[rollout_id], columns=["n_tokens"]).fetchall()
+        assert own == [(len(given), len(logs), sum(row[0] for row in tokens))]
+
+
+@pytest.mark.parametrize("wrong", [{"rows": 0}, {"rows": 10_001}, {"skip": -1}, {"skip": True}, {"rows": "1"}])
+def test_parts_and_sizes_are_bounded(tangled: Database, wrong: dict[str, object]) -> None:
+    for name in ("spans", "calls", *(["sizes"] if "skip" not in wrong else [])):
+        with pytest.raises(UsageError):
+            _query(tangled, name, **wrong)

@@ -184,6 +184,22 @@ def test_names_of_two_megabytes_are_cut() -> None:
         assert "(2000000 characters)" in page
 
 
+def test_many_steps_rewards_and_lines_stay_within_a_megabyte() -> None:
+    """What one rollout may have before it is shown by calls."""
+    tool = ToolAccount("n" * 2_000, None, 0.6, 0.1, False, "", "")
+    edge = EdgeAccount("n" * 2_000, 1.0, "s" * 2_000, 1.0, "o" * 2_000, "span", "it is recorded on it", 7)
+    account = replace(
+        rollout(*(call(index, [1], [2]) for index in range(3_000)), tools=[tool] * 3_000),
+        edges=[edge] * 3_000,
+        credit=CreditAccount(1.0, "g", [], ["l" * 2_000] * 3_000, 0.5),
+    )
+    page = served(render_rollout(model(account)))
+    assert len(page.encode()) < 1_000_000
+    assert f"drawn: the first {count(1_000)} of {count(6_000)} steps" in page
+    assert f"lines 1–50 of {count(3_000)}" in page
+    assert f"1–200 of {count(3_000)}" in page
+
+
 def test_only_what_a_call_added_is_shown() -> None:
     calls = [call(0, [1, 2, 3], [4, 5]), call(1, [1, 2, 3, 4, 5, 6], [7]), call(2, [1, 2, 9], [8]), call(3, [50], [51])]
     assert shared_lengths(calls) == {0: (0, None), 1: (5, 0), 2: (2, 1), 3: (0, None)}

@@ -162,7 +162,6 @@ def test_pages_of_200_000_spans_take_little_memory(
             answer = viewer.get(path)
             status = Path(f"/proc/{viewer.process.pid}/status").read_text()
             peak_kb = int(re.findall(r"VmHWM:\s+(\d+)", status)[0])
-            print(path, len(answer.text.encode()), f"{peak_kb / 1024:.0f} MiB")
             assert answer.status == 200, (path, answer.text[-500:])
             assert len(answer.text.encode()) <= MOST_BYTES
             assert peak_kb <= 400 * 1024, (path, peak_kb)
