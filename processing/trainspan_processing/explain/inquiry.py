@@ -20,7 +20,7 @@ from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_tra
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.settings import DatasetSettings
 
-__all__ = ["Found", "Inquiry", "Question", "UnknownRolloutError", "inquire", "stands_alone"]
+__all__ = ["Found", "Inquiry", "Question", "UnknownRolloutError", "inquire", "locate", "stands_alone"]
 
 NEWEST: Final = "newest"
 _MOST_EXAMPLES: Final = 5
@@ -145,6 +145,16 @@ def _inquire_of(dataset: Published, question: Question, settings: DatasetSetting
         yield Inquiry(source, found, settings, traces, decided, dataset, company is not None, earlier, groups.held)
 
 
+def locate(source: Source, question: Question) -> Found:
+    """The rollout that the question names, as `inquire` finds it. Raises UsageError if the id matches no rollout or several."""
+    dataset, wanted = question.dataset, question.rollout
+    if dataset is None:
+        return _find(source, wanted, question.attempt)
+    if wanted == NEWEST:
+        wanted, _ = _newest_of(dataset)
+    return _listed_in(dataset, wanted) or _find(source, wanted, None)
+
+
 def stands_alone(settings: DatasetSettings, found: Found) -> bool:
     """Whether only rollouts of its task can affect the rollout's credit.
 
@@ -209,7 +219,7 @@ def _search(source: Source, wanted: str) -> list[Found]:
 
 
 def _rows(batches: Iterator[pl.DataFrame]) -> list[Found]:
-    return [Found(*row) for batch in batches for row in batch.select(_FOUND).iter_rows()]
+    return [Found(*row) for batch in batches for row in batch.select(_FOUND).unique(maintain_order=True).iter_rows()]
 
 
 def _seen(found: Found, attempt: int | None, rollouts: pl.DataFrame, dataset: Published) -> Found:

@@ -80,7 +80,8 @@ def test_pages_of_a_large_rollout_read_only_what_they_show(
     bench: Bench, sources: Sources, low_bounds: None, read_rows: list[int]
 ) -> None:
     bench.send(large(bench.rollout("big"), 1500, 1500), chain(bench.rollout("small"), 2).reward(0.0))
-    for load, render, more in PAGES:
+    beginning = [(*page[:2], {**page[2], "rollout": f"{bench.run_id}-bi"}) for page in (PAGES[0], PAGES[1], PAGES[3])]
+    for load, render, more in [*PAGES, *beginning]:
         read_rows.clear()
         path = {"rollout": f"{bench.run_id}-big", **more}
         text = served(render(load(sources, Params("/p", path, {"dataset": ["none"]}))))

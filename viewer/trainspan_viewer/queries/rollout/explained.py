@@ -120,7 +120,9 @@ def _known() -> Iterator[None]:
 def _checked(asked: Asked, make: Callable[[], _Made]) -> _Made:
     """What `make` returns. Raises TooLargeError if the store holds more than that may read."""
     if (error := excess_of(asked)) is not None:
-        raise TooLargeError(str(error), error.largest)  # not the one that is kept, which would gather tracebacks
+        raise TooLargeError(
+            str(error), error.largest, error.rollout_id
+        )  # not the one that is kept, which would gather tracebacks
     return make()
 
 

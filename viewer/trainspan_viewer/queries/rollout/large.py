@@ -15,6 +15,7 @@ from trainspan_processing.traces.server_calls import CALL_COLUMNS, narrow_calls
 from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.rollout.parts import part_of
 from trainspan_viewer.queries.rollout.questions import Asked
+from trainspan_viewer.queries.rollout.sizes import TooLargeError
 
 __all__ = ["NOT_DERIVED", "NOT_IN_DATASET", "LargePart", "large_part"]
 
@@ -48,9 +49,9 @@ class LargePart:
     """Why nothing is derived."""
 
 
-def large_part(asked: Asked, why: str, *, start: int, most: int) -> LargePart:
+def large_part(asked: Asked, error: TooLargeError, *, start: int, most: int) -> LargePart:
     """At most `most` calls, fewer if they have many tokens. Raises NotFoundError if the store does not hold the rollout."""
-    rollout_id = asked.question.rollout
+    rollout_id = error.rollout_id or asked.question.rollout
     selection = Selection(rollout_ids=[rollout_id])
     with Source(asked.question.stores, allow_behind=True) as source:
         facts = _facts(source, selection, asked.question.attempt)
@@ -66,7 +67,7 @@ def large_part(asked: Asked, why: str, *, start: int, most: int) -> LargePart:
     decoder = find_decoder(asked.question.models, covering=list(greatest_ids(tokens))) if tokens.height else None
     if facts["start_ns"] is None:
         facts["start_ns"] = int(tokens["start_ns"][0]) if tokens.height else 0
-    made = _calls(asked, tokens, start, facts["start_ns"])
+    made = _calls(asked, rollout_id, tokens, start, facts["start_ns"])
     account = RolloutAccount(
         **{name: facts[name] for name in ("rollout_id", "attempt", "run_id", "round", "task_id", "split", "status")},
         reason=None,
@@ -86,7 +87,7 @@ def large_part(asked: Asked, why: str, *, start: int, most: int) -> LargePart:
         lacks=[],
         untrained=[],
     )
-    return LargePart(account, start, n_calls, why)
+    return LargePart(account, start, n_calls, str(error))
 
 
 def _facts(source: Source, selection: Selection, attempt: int | None) -> dict[str, Any]:
@@ -103,12 +104,12 @@ def _facts(source: Source, selection: Selection, attempt: int | None) -> dict[st
     return found[chosen]
 
 
-def _calls(asked: Asked, calls: pl.DataFrame, start: int, start_ns: int) -> list[CallAccount]:
+def _calls(asked: Asked, rollout_id: str, calls: pl.DataFrame, start: int, start_ns: int) -> list[CallAccount]:
     dataset = asked.question.dataset
     told: dict[tuple[str, str], float] = {}
     if dataset is not None and calls.height:
         columns = [*SPAN_KEY, "advantage"]
-        rows = dataset.rows_of([asked.question.rollout], columns, calls["span_id"].to_list())
+        rows = dataset.rows_of([rollout_id], columns, calls["span_id"].to_list())
         told = {(row[0], row[1]): row[2] for row in rows.select(columns).iter_rows()}
     absent = NOT_DERIVED if dataset is None else NOT_IN_DATASET
     return [

@@ -45,7 +45,7 @@ def load_rollout(sources: Sources, params: Params) -> RolloutModel:
     try:
         account = account_of(asked)
     except TooLargeError as error:
-        return _part(asked, params, large_part(asked, str(error), start=start, most=STEPS))
+        return _part(asked, params, large_part(asked, error, start=start, most=STEPS))
     steps, n_steps = steps_of(account, start, STEPS, decoder_of(account))
     return RolloutModel(
         account=account,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from trainspan_processing.explain.inquiry import Found, stands_alone
+from trainspan_processing.explain.inquiry import Found, locate, stands_alone
 from trainspan_processing.read.source import Selection, Source
 from trainspan_schemas.errors import StoreError
 from trainspan_viewer.html.formats import count
@@ -42,11 +42,14 @@ class Size:
 
 
 class TooLargeError(StoreError):
-    """There is more than a page reads. `largest` are the rollouts with the most spans, the largest first."""
+    """There is more than a page reads. `largest` are the rollouts with the most spans, the largest first.
 
-    def __init__(self, message: str, largest: list[Size]) -> None:
+    `rollout_id` is the whole id of the rollout in question, if that was looked up.
+    """
+
+    def __init__(self, message: str, largest: list[Size], rollout_id: str = "") -> None:
         super().__init__(message)
-        self.largest = largest
+        self.largest, self.rollout_id = largest, rollout_id
 
 
 _checked: Final[Kept[TooLargeError | None]] = Kept(1_000, lambda _: 1)
@@ -56,13 +59,13 @@ def excess_of(asked: Asked) -> TooLargeError | None:
     """Why the credit of the rollout is not derived for a page; None if it is."""
 
     def look() -> TooLargeError | None:
-        found = _found(asked)
+        with Source(asked.question.stores, allow_behind=True) as source:
+            found = locate(source, asked.question)  # the address may have only the beginning of the id
         try:
-            check_own(asked, [asked.question.rollout])
-            if found is not None:
-                check_together(asked, found)
+            check_own(asked, [found.rollout_id])
+            check_together(asked, found)
         except TooLargeError as error:
-            return error
+            return TooLargeError(str(error), error.largest, found.rollout_id)
         return None
 
     key = (tuple(asked.question.stores), asked.question.rollout, asked.question.attempt, asked.question.settings)
@@ -114,14 +117,3 @@ def _sizes(asked: Asked, selection: Selection, columns: list[str], task_id: str 
             for row in batch.to_dicts()
         ]
     return sorted(rows, key=lambda row: -int(row["spans"]))
-
-
-def _found(asked: Asked) -> Found | None:
-    """The rollout as the store states it; None if it holds none by this id."""
-    columns = ["rollout_id", "attempt", "run_id", "round", "task_id"]
-    selection = Selection(rollout_ids=[asked.question.rollout])
-    with Source(asked.question.stores, allow_behind=True) as source:
-        for batch in source.read("spans", selection, columns, rows=1):
-            for row in batch.select(columns).iter_rows():
-                return Found(*row)
-    return None

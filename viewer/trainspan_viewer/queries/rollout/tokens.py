@@ -79,7 +79,7 @@ def load_tokens(sources: Sources, params: Params) -> TokensModel:
     try:
         account = account_of(asked)
     except TooLargeError as error:
-        part = large_part(asked, str(error), start=number, most=1)
+        part = large_part(asked, error, start=number, most=1)
         account = part.account
     call = next((one for one in account.calls if one.index == number), None)
     if call is None:
