@@ -2,9 +2,9 @@
 
 An item is one of the compared values: a rollout's return, or a call's with `group_over = turns` or `calls`, `step` and `gigpo`.
 Input: one row per item with `item` (u32), `rollout` (u32, the rollout of the value), `group` (u32, compared within a task),
-`pool` (u32, compared across tasks: with `group_over = turns` and `step` the calls of the same turn or agent, else everything), `value` v (f64, never
-NULL), `run_id`, `end_ns`, `rollout_id`, `attempt`, and `history` (True for a rollout's value from an earlier dataset, which
-only `running` and `rae` use; `item`, `rollout` and `group` are NULL there).
+`pool` (u32, compared across tasks: with `group_over = turns` and `step` the calls of the same turn or agent, else everything),
+`value` v (f64, never NULL), `run_id`, `end_ns`, `rollout_id`, `attempt`, and `history` (True for a rollout's value from an
+earlier dataset, which only `running` and `rae` use; `item`, `rollout` and `group` are NULL there).
 Output: the input's rows that are not history, with `center` and `scale` (f64) such that a value v has
     advantage = (v − center) · scale,
 and `drop`: the reason why the comparison is meaningless (then center and scale are 0), else NULL.

@@ -140,7 +140,9 @@ def test_over_turns_the_return_to_go_is_compared_with_that_of_the_same_turn() ->
     assert advantages(rollouts, baseline="dr_grpo", credit="return_to_go")[1] == pytest.approx(0.0)
     # .5 is above the mean of the second turn's returns to go before, and below that of the rollouts
     past = [("turn:1", 0.25), ("", 2.0)]
-    assert advantages([Rollout(None, [0.5, 0.5])], baseline="running", history=past, **over_turns)[1] == pytest.approx(0.25)
+    assert advantages([Rollout(None, [0.5, 0.5])], baseline="running", history=past, **over_turns)[1] == pytest.approx(
+        0.25
+    )
 
 
 def test_step_and_running_compare_calls_of_one_turn_with_those_of_the_rollouts_before() -> None:

@@ -105,8 +105,8 @@ def _merge_failures(failures: Mapping[str, Mapping[str, Any]]) -> list[Child]:
         example = failed["example"]
         where = f"rollout {example['rollout_id']}: call {example['call_index']} after call {example['after']}"
         sides = {"both have": "shared", "then it was": "earlier", "and became": "prompt"}
-        told = [element("div", f"{name} {' '.join(map(str, example[side]))}") for name, side in sides.items()]
-        tokens = element("details", element("summary", f"{where}, at token {example['differs_at']}"), *told)
+        examples = [element("div", f"{name} {' '.join(map(str, example[side]))}") for name, side in sides.items()]
+        tokens = element("details", element("summary", f"{where}, at token {example['differs_at']}"), *examples)
         rows.append([cause, failed["calls"], tokens])
     return [
         table(["not merged because of", "calls", "for example (see trainspan explain)"], rows, text=frozenset({0, 2}))

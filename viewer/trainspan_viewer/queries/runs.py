@@ -123,8 +123,8 @@ def summary_of(run: RunFiles) -> RunSummary:
     try:
         summary = _summary(_parsed(run, stamp))
     except (OSError, LookupError, ValueError, TypeError, AttributeError, TrainspanError) as error:
-        told = f"cannot be read: {error}" if isinstance(error, TrainspanError) else f"cannot be read: {error!r}"
-        summary = RunSummary(run.run_id, "unknown", "", "", 0, None, [], None, 0, told[:300])
+        reason = f"cannot be read: {error}" if isinstance(error, TrainspanError) else f"cannot be read: {error!r}"
+        summary = RunSummary(run.run_id, "unknown", "", "", 0, None, [], None, 0, reason[:300])
     with _lock:
         if len(_summaries) >= 2 * _MOST_RUNS:
             _summaries.clear()

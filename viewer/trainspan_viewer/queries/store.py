@@ -132,10 +132,10 @@ class StoreReader:
 
 def _taken(reader: Any, most: int) -> Result:
     names = _distinct(reader.schema.names)
-    told = reader.schema.metadata or {}
+    metadata = reader.schema.metadata or {}
     state: dict[str, Any] = {
-        "is_behind": told.get(b"behind") == b"true",
-        "watermark": int(told.get(b"watermark", b"0")),
+        "is_behind": metadata.get(b"behind") == b"true",
+        "watermark": int(metadata.get(b"watermark", b"0")),
     }
     rows: list[tuple[Any, ...]] = []
     size = 0

@@ -80,20 +80,20 @@ def _call(account: RolloutAccount, turn: Turn, links: Links | None, *, in_full: 
 
 
 def _facts(call: CallAccount) -> list[Child]:
-    told = [
+    parts = [
         f"temperature {number(call.temperature)}",
         f"{len(call.prompt_ids)} prompt tokens, {len(call.completion_ids)} sampled",
     ]
     if call.segment is not None:
         continues = f"continues call {call.continues}" if call.continues is not None else "its first call"
-        told.append(f"segment {call.segment}, {continues}")
+        parts.append(f"segment {call.segment}, {continues}")
     return [
         f"{seconds(call.seconds)} from {call.start_s:.2f} s · ",
         isolated(policy_of(call)),
         " · finished: ",
         isolated(call.finish_reason or "–"),
         " · ",
-        " · ".join(told),
+        " · ".join(parts),
     ]
 
 

@@ -54,11 +54,11 @@ def facts(account: RolloutAccount, *more: tuple[str, Child], part: LargePart | N
         rows.append(("missing", f"{count(len(account.lacks) - _MOST_LACKS)} more"))
     for one in account.untrained:
         calls = ", ".join(map(str, one.calls[:20])) + (" …" if len(one.calls) > 20 else "")
-        told: list[Child] = [one.advice]
+        advice: list[Child] = [one.advice]
         if one.clients:
             named = listed(one.clients[:_MOST_CLIENTS])
-            told = [one.advice, " (client ", *named, _more(len(one.clients) - _MOST_CLIENTS), ")"]
-        rows.append((f"{one.reason}: calls {calls}", element("span", *told)))
+            advice = [one.advice, " (client ", *named, _more(len(one.clients) - _MOST_CLIENTS), ")"]
+        rows.append((f"{one.reason}: calls {calls}", element("span", *advice)))
     if account.verdict:
         rows.append(("dataset", element("span", account.verdict, class_="ok" if account.agrees else "bad")))
     decoded = f"decoded with {account.decoded_with}" if account.decoded_with else "token ids: no tokenizer found"

@@ -83,10 +83,10 @@ def _summary(account: RolloutAccount, gaps: Sequence[Interval], span: float) -> 
     calls = _covered([(step.start_s, step.seconds) for step in _steps(account) if not isinstance(step, ToolAccount)])
     tools = _covered([(tool.start_s, tool.seconds) for tool in account.tools])
     idle = sum(end - start for start, end in gaps)
-    told = [f"model calls {seconds(calls)} ({calls / span:.0%})"]
+    shares = [f"model calls {seconds(calls)} ({calls / span:.0%})"]
     if account.tools:
-        told.append(f"tools {seconds(tools)} ({tools / span:.0%})")
-    said = ", ".join([*told, f"neither {seconds(idle)} ({idle / span:.0%})"]) + f" of {seconds(span)}"
+        shares.append(f"tools {seconds(tools)} ({tools / span:.0%})")
+    said = ", ".join([*shares, f"neither {seconds(idle)} ({idle / span:.0%})"]) + f" of {seconds(span)}"
     drawn, have = sum(_drawn(account)), len(_steps(account))
     return said if drawn == have else f"{said}; drawn: the first {count(drawn)} of {count(have)} steps"
 

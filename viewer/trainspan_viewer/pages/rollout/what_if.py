@@ -107,7 +107,7 @@ def _table(changes: Sequence[Change], links: Links) -> Element:
     return table(head, rows, text=frozenset({0, 2}), caption=caption)
 
 
-def _advantage(told: tuple[float | None, float | None, str | None], *, is_new: bool = False) -> Element:
-    _, advantage, reason = told
+def _advantage(credited: tuple[float | None, float | None, str | None], *, is_new: bool = False) -> Element:
+    _, advantage, reason = credited
     text = number(advantage) if reason is None else f"{number(advantage)} ({reason})"
     return element("span", text, class_="changed" if is_new else "note" if reason else None)

@@ -113,10 +113,10 @@ def _with_status(sources: Sources, members: pl.DataFrame, status: str, notes: li
         notes.append(f"Only the status of {len(found.rows)} rollouts was read from the store.")
     schema: Schema = {"rollout_id": pl.String, "attempt": members.schema["attempt"], "status": pl.String}
     known = pl.DataFrame(found.rows, schema=schema, orient="row").unique(ROLLOUT_KEY)
-    told = members.join(known, on=ROLLOUT_KEY, how="left", maintain_order="left")
-    if unknown := int(told["status"].null_count()):
+    statuses = members.join(known, on=ROLLOUT_KEY, how="left", maintain_order="left")
+    if unknown := int(statuses["status"].null_count()):
         notes.append(f"The store does not hold the status of {unknown} rollouts: they are not shown.")
-    return told.filter(pl.col("status") == status).drop("status")
+    return statuses.filter(pl.col("status") == status).drop("status")
 
 
 def _among(column: str, values: pl.Series) -> str:

@@ -147,8 +147,8 @@ def load_group(sources: Sources, params: Params) -> GroupModel | LargeGroup:
 
 def _side_by_side(asked: Asked, params: Params) -> GroupModel:
     start = MEMBERS * (params.integer("start", 0, most=10**6) // MEMBERS)
-    told = what_if(asked, start=start)
-    group = changed_group_of(asked, start=start)[0] if told.group else group_of(asked, start=start)
+    answer = what_if(asked, start=start)
+    group = changed_group_of(asked, start=start)[0] if answer.group else group_of(asked, start=start)
     if not group.rollouts:
         raise NotFoundError(f"the group has {len(group.keys)} rollouts: none from number {start}")
     n_turns = max(len(one.calls) for one in group.rollouts)
@@ -168,7 +168,7 @@ def _side_by_side(asked: Asked, params: Params) -> GroupModel:
         start=start,
         common=min(departures, key=lambda one: (one.turn, one.part != "prompt", one.token), default=None),
         contradiction=_contradiction(group.rollouts, decoder),
-        what_if=told,
+        what_if=answer,
         links=Links(asked.place.name if asked.place else None),
         params=params,
         dataset=asked.place.name if asked.place else None,

@@ -106,11 +106,11 @@ def _facts(source: Source, selection: Selection, attempt: int | None) -> dict[st
 
 def _calls(asked: Asked, rollout_id: str, calls: pl.DataFrame, start: int, start_ns: int) -> list[CallAccount]:
     dataset = asked.question.dataset
-    told: dict[tuple[str, str], float] = {}
+    credited: dict[tuple[str, str], float] = {}
     if dataset is not None and calls.height:
         columns = [*SPAN_KEY, "advantage"]
         rows = dataset.rows_of([rollout_id], columns, calls["span_id"].to_list())
-        told = {(row[0], row[1]): row[2] for row in rows.select(columns).iter_rows()}
+        credited = {(row[0], row[1]): row[2] for row in rows.select(columns).iter_rows()}
     absent = NOT_DERIVED if dataset is None else NOT_IN_DATASET
     return [
         CallAccount(
@@ -127,10 +127,10 @@ def _calls(asked: Asked, rollout_id: str, calls: pl.DataFrame, start: int, start
             prompt_ids=call["prompt_ids"] or [],
             completion_ids=call["completion_ids"] or [],
             logprobs=call["logprobs"] or [],
-            reason=None if (call["trace_id"], call["span_id"]) in told else absent,
+            reason=None if (call["trace_id"], call["span_id"]) in credited else absent,
             step_reward=None,
             value=None,
-            advantage=told.get((call["trace_id"], call["span_id"])),
+            advantage=credited.get((call["trace_id"], call["span_id"])),
             segment=None,
             prefix_len=0,
             continues=None,

@@ -95,7 +95,7 @@ def load_tokens(sources: Sources, params: Params) -> TokensModel:
     shown = slice(start, start + len(ids))
     figures = read_figures(sources, asked.place, account.rollout_id, account.attempt, number)
     known, like = shared_lengths(account.calls)[number]
-    told = figures if isinstance(figures, Figures) else None
+    trained = figures if isinstance(figures, Figures) else None
     return TokensModel(
         account=account,
         call=call,
@@ -106,11 +106,11 @@ def load_tokens(sources: Sources, params: Params) -> TokensModel:
         ids=ids,
         pieces=pieces,
         logprobs=call.logprobs[shown],
-        overlay=_overlay(chosen, call, account.credit.greatest, told, shown),
+        overlay=_overlay(chosen, call, account.credit.greatest, trained, shown),
         chosen=chosen,
         missing=figures.why if isinstance(figures, Missing) else None,
-        available=OVERLAYS if told else tuple(name for name in OVERLAYS if name in ("advantage", "logprob", "mask")),
-        figures=told,
+        available=OVERLAYS if trained else tuple(name for name in OVERLAYS if name in ("advantage", "logprob", "mask")),
+        figures=trained,
         links=Links.of_question(asked),
         params=params,
         n_calls=part.n_calls if part else None,

@@ -76,10 +76,10 @@ def what_if(asked: Asked, rollout: tuple[str, int] | None = None, start: int = 0
     Settings that make no sense together are an error in the result.
     """
     settings, changes = asked.settings, asked.changes
-    told = replace(settings, **changes)
+    changed = replace(settings, **changes)
     notes = _notes()
     knobs = [
-        KnobState(knob, getattr(settings, knob.name), getattr(told, knob.name), notes[knob.name])
+        KnobState(knob, getattr(settings, knob.name), getattr(changed, knob.name), notes[knob.name])
         for knob in CREDIT_SETTINGS
     ]
     if not changes:
