@@ -17,8 +17,8 @@ from trainspan_viewer.html.document import served
 from trainspan_viewer.pages.rollout.group import render_group
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError, Places
+from trainspan_viewer.queries.questions.kept import Kept
 from trainspan_viewer.queries.rollout.group import load_group
-from trainspan_viewer.queries.rollout.kept import Kept
 from trainspan_viewer.queries.rollout.raw_spans import load_spans
 from trainspan_viewer.queries.rollout.rollout import load_rollout
 from trainspan_viewer.queries.sources import Sources
@@ -120,7 +120,7 @@ def test_siblings_are_compared_with_the_best_of_all_even_on_another_page(bench: 
 
 def test_accounts_are_kept_for_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now, made = [100.0], []
-    monkeypatch.setattr("trainspan_viewer.queries.rollout.kept.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("trainspan_viewer.queries.questions.kept.time.monotonic", lambda: now[0])
     kept: Kept[str] = Kept(100, len)
 
     def get(key: str, *, is_live: bool) -> None:

@@ -25,7 +25,7 @@ from trainspan_viewer.queries.notes.note_file import NoteError, NoteFile
 from trainspan_viewer.queries.notes.subject import Subject
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
-from trainspan_viewer.queries.rollout.questions import CREDIT_SETTINGS
+from trainspan_viewer.queries.questions.asked import CREDIT_SETTINGS
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.server.guard import HEADERS, Guard
 from trainspan_viewer.server.routes import ROUTES, View

@@ -9,9 +9,9 @@ from trainspan_viewer.html.elements import Child, Element, element, isolated, li
 from trainspan_viewer.html.formats import count, seconds
 from trainspan_viewer.pages.rollout.marks import titled_marks
 from trainspan_viewer.pages.rollout.texts import pre, text_parts
+from trainspan_viewer.queries.questions.links import Links
 from trainspan_viewer.queries.rollout.conversation import Said, Step, Text, Turn, said_of
 from trainspan_viewer.queries.rollout.large import NOT_DERIVED, NOT_IN_DATASET
-from trainspan_viewer.queries.rollout.links import Links
 
 __all__ = ["advantage_legend", "conversation", "cut_off", "policy_of", "verdict_on"]
 

@@ -23,9 +23,9 @@ from trainspan_processing.traces.trace_index import Clock
 from trainspan_schemas.dataset import dataset_dir, manifest_path, round_dir_name
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import DatasetPlace, NotFoundError
-from trainspan_viewer.queries.rollout.kept import Kept
-from trainspan_viewer.queries.rollout.questions import Asked, ask
-from trainspan_viewer.queries.rollout.sizes import TooLargeError, check_own, excess_of
+from trainspan_viewer.queries.questions.asked import Asked, ask
+from trainspan_viewer.queries.questions.kept import Kept
+from trainspan_viewer.queries.questions.sizes import TooLargeError, check_own, excess_of
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["MEMBERS", "account_of", "asked_of", "changed_group_of", "decoder_of", "group_of"]

@@ -17,6 +17,9 @@ from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.text.token_text import Decoder
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
+from trainspan_viewer.queries.questions.asked import Asked
+from trainspan_viewer.queries.questions.links import Links
+from trainspan_viewer.queries.questions.sizes import Size, TooLargeError
 from trainspan_viewer.queries.rollout.conversation import Text, ids_text, shared_lengths, text_of
 from trainspan_viewer.queries.rollout.explained import (
     MEMBERS,
@@ -26,9 +29,6 @@ from trainspan_viewer.queries.rollout.explained import (
     decoder_of,
     group_of,
 )
-from trainspan_viewer.queries.rollout.links import Links
-from trainspan_viewer.queries.rollout.questions import Asked
-from trainspan_viewer.queries.rollout.sizes import Size, TooLargeError
 from trainspan_viewer.queries.rollout.what_if import WhatIf, what_if
 from trainspan_viewer.queries.sources import Sources
 

@@ -13,9 +13,9 @@ from trainspan_processing.tables import SPAN_KEY
 from trainspan_processing.text.token_text import find_decoder
 from trainspan_processing.traces.server_calls import CALL_COLUMNS, narrow_calls
 from trainspan_viewer.queries.places import NotFoundError
-from trainspan_viewer.queries.rollout.parts import part_of
-from trainspan_viewer.queries.rollout.questions import Asked
-from trainspan_viewer.queries.rollout.sizes import TooLargeError
+from trainspan_viewer.queries.questions.asked import Asked
+from trainspan_viewer.queries.questions.parts import part_of
+from trainspan_viewer.queries.questions.sizes import TooLargeError
 
 __all__ = ["NOT_DERIVED", "NOT_IN_DATASET", "LargePart", "large_part"]
 

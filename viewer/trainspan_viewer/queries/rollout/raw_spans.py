@@ -11,10 +11,10 @@ from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
+from trainspan_viewer.queries.questions.links import Links
+from trainspan_viewer.queries.questions.parts import part_of
 from trainspan_viewer.queries.rollout.conversation import Text
 from trainspan_viewer.queries.rollout.explained import asked_of
-from trainspan_viewer.queries.rollout.links import Links
-from trainspan_viewer.queries.rollout.parts import part_of
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["PAGE", "RawSpan", "SpansModel", "load_spans"]

@@ -5,12 +5,12 @@ from typing import Final
 
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.questions.asked import Asked
+from trainspan_viewer.queries.questions.links import Links
+from trainspan_viewer.queries.questions.sizes import TooLargeError
 from trainspan_viewer.queries.rollout.conversation import Step, steps_of
 from trainspan_viewer.queries.rollout.explained import account_of, asked_of, decoder_of
 from trainspan_viewer.queries.rollout.large import LargePart, large_part
-from trainspan_viewer.queries.rollout.links import Links
-from trainspan_viewer.queries.rollout.questions import Asked
-from trainspan_viewer.queries.rollout.sizes import TooLargeError
 from trainspan_viewer.queries.rollout.what_if import WhatIf, what_if
 from trainspan_viewer.queries.sources import Sources
 

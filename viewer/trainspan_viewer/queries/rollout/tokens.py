@@ -9,11 +9,11 @@ from trainspan_processing.explain.account import CallAccount, RolloutAccount
 from trainspan_processing.text.safe_text import visible
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
+from trainspan_viewer.queries.questions.links import Links
+from trainspan_viewer.queries.questions.sizes import TooLargeError
 from trainspan_viewer.queries.rollout.conversation import Text, shared_lengths, text_of
 from trainspan_viewer.queries.rollout.explained import account_of, asked_of, decoder_of
 from trainspan_viewer.queries.rollout.large import large_part
-from trainspan_viewer.queries.rollout.links import Links
-from trainspan_viewer.queries.rollout.sizes import TooLargeError
 from trainspan_viewer.queries.rollout.trainer_figures import Figures, Missing, read_figures
 from trainspan_viewer.queries.sources import Sources
 

@@ -11,9 +11,8 @@ from typing import Final
 from trainspan_processing.explain.inquiry import Found, locate, stands_alone
 from trainspan_processing.read.source import Selection, Source
 from trainspan_schemas.errors import StoreError
-from trainspan_viewer.html.formats import count
-from trainspan_viewer.queries.rollout.kept import Kept
-from trainspan_viewer.queries.rollout.questions import Asked
+from trainspan_viewer.queries.questions.asked import Asked
+from trainspan_viewer.queries.questions.kept import Kept
 
 __all__ = ["Size", "TooLargeError", "check_own", "check_together", "excess_of"]
 
@@ -86,7 +85,7 @@ def check_own(asked: Asked, rollout_ids: Iterable[str]) -> None:
         total = sum(row[name] for row in rows)
         if total > most:
             whose = "The rollout has" if len(rows) == 1 else f"These {len(rows)} rollouts have"
-            raise TooLargeError(f"{whose} {count(total)} {what}, more than the {count(most)} of a page", _largest(rows))
+            raise TooLargeError(f"{whose} {total:,} {what}, more than the {most:,} of a page", _largest(rows))
 
 
 def check_together(asked: Asked, found: Found) -> None:
@@ -100,8 +99,8 @@ def check_together(asked: Asked, found: Found) -> None:
 
 def _check(rows: list[dict[str, int]], most: int, where: str) -> None:
     if rows and rows[0]["all_spans"] > most:
-        said = f"the {count(rows[0]['all_rollouts'])} rollouts of {where} have {count(rows[0]['all_spans'])} spans"
-        raise TooLargeError(f"{said[0].upper()}{said[1:]}, more than the {count(most)} of a page", _largest(rows))
+        said = f"the {rows[0]['all_rollouts']:,} rollouts of {where} have {rows[0]['all_spans']:,} spans"
+        raise TooLargeError(f"{said[0].upper()}{said[1:]}, more than the {most:,} of a page", _largest(rows))
 
 
 def _largest(rows: list[dict[str, int]]) -> list[Size]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.rollout.questions import Asked
+from trainspan_viewer.queries.questions.asked import Asked
 
 __all__ = ["Links"]
 
