@@ -21,7 +21,8 @@ from trainspan_viewer.pages.rollout.spans import render_spans
 from trainspan_viewer.pages.rollout.tokens import render_tokens
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError, Places
-from trainspan_viewer.queries.rollout import raw_spans, sizes
+from trainspan_viewer.queries.questions import sizes
+from trainspan_viewer.queries.rollout import raw_spans
 from trainspan_viewer.queries.rollout.group import GroupModel, load_group
 from trainspan_viewer.queries.rollout.raw_spans import load_spans
 from trainspan_viewer.queries.rollout.rollout import load_rollout
