@@ -66,8 +66,8 @@ def explain_group(
 ) -> GroupAccount:
     """The rollouts of the same run, round and task as the one in question, or with the same first prompt if it has no task.
 
-    The accounts are those of explain_rollout without pieces, for at most `most` of them from number `start`. Raises the same
-    errors, and what `check` raises for the ids of these rollouts before their contents are read.
+    The accounts are those of explain_rollout without pieces, for at most `most` of them from number `start`. `check` gets the
+    ids of these rollouts before their contents are read, and may raise. Otherwise raises the same errors.
     """
     with inquire(question, clock) as inquiry:
         keys = _siblings(inquiry)
