@@ -162,10 +162,10 @@ def _median(asked: Sequence[Asked]) -> Asked:
 
 def _line(asked: Mapping[str, Asked]) -> dict[str, Any]:
     """By state: milliseconds to the first answer, to the whole page, and of CPU in viewer + collector; kB of the page."""
-    return {**{state: _told(asked[state]) for state in _STATES}, "kb": round(asked["first"].n_bytes / 1000)}
+    return {**{state: _figures(asked[state]) for state in _STATES}, "kb": round(asked["first"].n_bytes / 1000)}
 
 
-def _told(one: Asked) -> str:
+def _figures(one: Asked) -> str:
     whole = f", whole {one.whole_ms:.0f}" if one.whole_ms > one.ms else ""
     return f"{one.ms:.0f} ms{whole} ({one.viewer_cpu_ms:.0f} + {one.collector_cpu_ms:.0f} CPU)"
 

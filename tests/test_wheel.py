@@ -33,8 +33,8 @@ def interpreters() -> list[Path]:
     found: dict[str, Path] = {}
     for path in known:
         if path.exists():
-            told = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
-            found.setdefault(told.rpartition(".")[0], path)
+            version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+            found.setdefault(version.rpartition(".")[0], path)
     return list(found.values())
 
 
@@ -64,8 +64,8 @@ class Environment:
 
     def findings(self) -> dict[str, str]:
         """Extra → level of its installation finding, from the beginning of `trainspan doctor`."""
-        told = json.loads(self.run("doctor", "--format", "json").stdout)
-        return {one["subject"]: one["level"] for one in reversed(told)}
+        findings = json.loads(self.run("doctor", "--format", "json").stdout)
+        return {one["subject"]: one["level"] for one in reversed(findings)}
 
 
 @pytest.fixture(scope="module")

@@ -97,7 +97,7 @@ def test_an_asynchronous_call_that_hangs_is_cancelled_and_one_that_blocks_its_lo
 
 def test_whatever_a_function_raises_is_the_failure_of_that_call_alone() -> None:
     raised = [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), ValueError("no")]
-    told = [
+    expected = [
         "RuntimeError('it raised SystemExit(3)')",
         "RuntimeError('it raised KeyboardInterrupt()')",
         "RuntimeError('it raised CancelledError()')",
@@ -117,14 +117,16 @@ def test_whatever_a_function_raises_is_the_failure_of_that_call_alone() -> None:
         return fail_too(number)
 
     for function in (fail, fail_too, fail_later):
-        assert outcomes(function, range(5), 1) == told
+        assert outcomes(function, range(5), 1) == expected
 
 
 def test_a_call_that_fails_before_its_coroutine_begins_is_the_failure_of_that_call_alone() -> None:
     async def wants_two(number: int, other: int) -> int:
         return number + other
 
-    assert all("missing 1 required positional argument: 'other'" in told for told in outcomes(wants_two, range(3), 1))
+    assert all(
+        "missing 1 required positional argument: 'other'" in failure for failure in outcomes(wants_two, range(3), 1)
+    )
 
 
 def test_what_an_asynchronous_call_opened_can_be_used_by_the_next() -> None:

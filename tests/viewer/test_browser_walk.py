@@ -107,8 +107,8 @@ def _answers_that_contradict(walker: Any, datasets: list[str]) -> list[str]:
         links = walker.get_by_role("table", name="groups").locator("tbody td:first-child a").all()
         for address in [link.get_attribute("href") for link in links]:
             walker.goto(address)
-            told = walker.get_by_text("The judge may be wrong")
-            if told.count():
-                assert re.search(r"R = 1 and .* R = 0", told.inner_text())
-                return [str(text) for text in told.locator("code").all_inner_texts()]
+            diagnosis = walker.get_by_text("The judge may be wrong")
+            if diagnosis.count():
+                assert re.search(r"R = 1 and .* R = 0", diagnosis.inner_text())
+                return [str(text) for text in diagnosis.locator("code").all_inner_texts()]
     raise AssertionError("no group shows the judge's fault")

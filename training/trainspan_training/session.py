@@ -138,7 +138,7 @@ class _Session:
                 policy,
                 settings,
                 self._rule,
-                self._hear,
+                self._report,
                 self._team,
                 keep_going=self._job.follow,
                 owed=owed,
@@ -160,14 +160,14 @@ class _Session:
         if dataset.rows:
             return iter([dataset])
         skip(self._leader, dataset, NO_ROWS)
-        self._hear(Result(dataset.round, policy.version, policy.checkpoint, None, Swap("off", None), skipped=NO_ROWS))
+        self._report(Result(dataset.round, policy.version, policy.checkpoint, None, Swap("off", None), skipped=NO_ROWS))
         return None
 
     def _appearing(self) -> Iterator[DatasetFolder]:
         assert self._leader.held is not None, "the leader holds the checkpoints folder"
         return follow(self._job.datasets, self._leader.held.ledger, self._picture.draw_if_due)
 
-    def _hear(self, result: Result) -> None:
+    def _report(self, result: Result) -> None:
         if self._team.leads:
             self._picture.stale = self._picture.stale or result.record is not None
             self._on_result(result)

@@ -187,10 +187,10 @@ def measure_coverage(reason_counts: pl.DataFrame, lines: pl.DataFrame, late: pl.
 def lines_to_write(lines: pl.DataFrame, late: pl.DataFrame, late_rewards: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
     """LEDGER rows of a new dataset, without pending rollouts, so that the next dataset counts those."""
     seen_again = late.select(*ROLLOUT_KEY, pl.col("calls").alias("calls_now"))
-    heard_again = late_rewards.select("rollout_id", pl.col("rewards").alias("rewards_now"))
+    late = late_rewards.select("rollout_id", pl.col("rewards").alias("rewards_now"))
     later = (
         ledger.used.join(seen_again, on=ROLLOUT_KEY, how="left")
-        .join(heard_again, on="rollout_id", how="left")
+        .join(late, on="rollout_id", how="left")
         .filter(pl.col("calls_now").is_not_null() | pl.col("rewards_now").is_not_null())
         .with_columns(
             pl.lit(0, dtype=pl.UInt32).alias("kept"),

@@ -157,8 +157,8 @@ def test_on_a_shared_gpu_the_trainer_starts_when_the_server_has_its_memory_or_sl
             time.sleep(0.05)
     finally:
         running.stop()
-    told = sorted(json.loads(line) for line in log.read_text().splitlines())
-    assert [f"{name} {what}" for _, name, what, _ in told] in orders
-    seen = {name: devices for _, name, _, devices in told}
+    placements = sorted(json.loads(line) for line in log.read_text().splitlines())
+    assert [f"{name} {what}" for _, name, what, _ in placements] in orders
+    seen = {name: devices for _, name, _, devices in placements}
     assert seen == {"serve": visible[0], "train": visible[-1]}
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible

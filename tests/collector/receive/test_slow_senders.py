@@ -63,17 +63,17 @@ def _connect(address: StoreAddress) -> socket.socket:
 
 def _drip(connection: socket.socket, data: bytes, pause_s: float) -> bytes:
     """Sends byte by byte until the other side closes; returns everything it answered."""
-    heard = b""
+    received = b""
     connection.settimeout(pause_s)
     with contextlib.suppress(ConnectionError):
         for byte in data:
             connection.sendall(bytes([byte]))
             with contextlib.suppress(TimeoutError):
                 part = connection.recv(65536)
-                heard += part
+                received += part
                 if not part:
                     break
-    return heard
+    return received
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/tra", HEAD])
@@ -100,8 +100,8 @@ def test_a_body_that_drips_is_answered_408_and_what_comes_after_it_ends_with_the
     with _connect(address) as connection:
         connection.sendall(HEAD + b"\r\n")
         began = time.monotonic()
-        heard = _drip(connection, BODY[:-1] * 10, 0.1)
-        assert heard.startswith(b"HTTP/1.1 408 ")
+        received = _drip(connection, BODY[:-1] * 10, 0.1)
+        assert received.startswith(b"HTTP/1.1 408 ")
         assert time.monotonic() - began < 10
     page = request(address, "/metrics", method="GET").body.decode()
     assert 'refused_requests_total{reason="too_slow",transport="http"} 1.0' in page
@@ -114,9 +114,9 @@ def test_a_connection_that_sends_one_request_after_the_other_lives_on(address: S
             assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
             time.sleep(LIMIT_S / 2)
         connection.sendall(2 * (HEAD + b"\r\n" + BODY))  # the second arrives before the first is answered
-        heard = b""
-        while heard.count(b"HTTP/1.1 200 ") < 2:
-            heard += connection.recv(65536)
+        received = b""
+        while received.count(b"HTTP/1.1 200 ") < 2:
+            received += connection.recv(65536)
 
 
 def test_one_connection_too_many_is_closed_and_has_room_once_another_is(address: StoreAddress) -> None:

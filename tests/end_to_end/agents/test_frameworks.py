@@ -105,16 +105,18 @@ def test_without_the_clients_spans_only_the_recorded_messages_are_missing(
     results = [runs[f"openai-sync-{instrumentor}"].result(240) for instrumentor in ("base", "traceloop")]
     ids = [str(rollout_id) for result in results for rollout_id in result.rollouts]
     table = _dataset(stack, tmp_path, ids)
-    silent, spoken = (table.filter(pl.col("rollout_id") == one).sort("call_index") for one in ids)
-    assert silent.height == len(results[0].engine)
-    assert silent.drop("rollout_id", "trace_id", "span_id").equals(spoken.drop("rollout_id", "trace_id", "span_id"))
+    untraced, traced = (table.filter(pl.col("rollout_id") == one).sort("call_index") for one in ids)
+    assert untraced.height == len(results[0].engine)
+    assert untraced.drop("rollout_id", "trace_id", "span_id").equals(traced.drop("rollout_id", "trace_id", "span_id"))
     options = ("--store", str(stack.collector.store), "--baseline", "none", "--format", "json")
     accounts = [json.loads(_trainspan(stack, "explain", one, *options)) for one in ids]
-    bare, told = (account["calls"] for account in accounts)
-    assert [(call["messages"], call["answer"]) for call in bare] == [([], None)] * len(bare)
-    assert all(call["messages"] and call["answer"] for call in told)
+    untraced_calls, traced_calls = (account["calls"] for account in accounts)
+    assert [(call["messages"], call["answer"]) for call in untraced_calls] == [([], None)] * len(untraced_calls)
+    assert all(call["messages"] and call["answer"] for call in traced_calls)
     of_each_run = {"span_id", "start_s", "seconds", "messages", "answer"}
-    assert [_without(call, of_each_run) for call in bare] == [_without(call, of_each_run) for call in told]
+    assert [_without(call, of_each_run) for call in untraced_calls] == [
+        _without(call, of_each_run) for call in traced_calls
+    ]
     assert [_without(edge, {"at_s"}) for edge in accounts[0]["edges"]] == [
         _without(edge, {"at_s"}) for edge in accounts[1]["edges"]
     ]

@@ -148,5 +148,5 @@ def test_frameworks_that_keep_no_current_agent_name_it_by_the_call_stack(
 ) -> None:
     done = run_instrumented(write(tmp_path, source), {**wired, **WITHOUT_OPENAI})
     assert done.returncode == 0, done.stderr
-    told = [request.baggage[keys.GEN_AI_AGENT_NAME] for request in policy.requests]
-    assert [name[: len("agent-")] if name.startswith("agent-") else name for name in told] == names
+    sent = [request.baggage[keys.GEN_AI_AGENT_NAME] for request in policy.requests]
+    assert [name[: len("agent-")] if name.startswith("agent-") else name for name in sent] == names

@@ -162,6 +162,6 @@ def test_a_planted_fault_breaks_neither_the_agent_nor_another_instrumentor(
     chats = {span.trace_id for span in recorder.named("openai.chat")}
     silent = {place for place in places if works.get(place) not in chats}
     assert not silent, "the agent's own spans and those of the openai instrumentation arrive"
-    told = [line for line in ran.stderr.splitlines() if "event=step_failed" in line]
-    assert told
-    assert all("planted in" in line for line in told)
+    reports = [line for line in ran.stderr.splitlines() if "event=step_failed" in line]
+    assert reports
+    assert all("planted in" in line for line in reports)

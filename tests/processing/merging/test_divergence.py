@@ -42,11 +42,11 @@ def _cause(model: Path, decoder: Decoder | None, template: str, answer: str, *mo
     )
     whole = np.concatenate([prompt, completion])
     assert not np.array_equal(following[: len(whole)], whole), "it continues the call before"
-    told = diverge((prompt, completion), following, decoder)
-    assert following[told.at] != whole[told.at]
-    assert np.array_equal(following[: told.at], whole[: told.at])
+    divergence = diverge((prompt, completion), following, decoder)
+    assert following[divergence.at] != whole[divergence.at]
+    assert np.array_equal(following[: divergence.at], whole[: divergence.at])
     text = (decoder or load_decoder(str(model))).text
-    return told.cause, text(told.was), text(told.now)
+    return divergence.cause, text(divergence.was), text(divergence.now)
 
 
 def test_a_template_that_drops_thoughts_is_told_from_other_rewriting(model: Path, decoder: Decoder) -> None:
@@ -123,8 +123,8 @@ def test_a_spelling_that_the_tokenizer_does_not_give_is_retokenization(tmp_path:
     )
     arrays = [np.array(ids, dtype=np.int32) for ids in (prompt, [*letters, *end], following)]
     assert len(encode(tmp_path, "none")) < len(letters)
-    told = diverge((arrays[0], arrays[1]), arrays[2], load_decoder(str(tmp_path)))
-    assert (told.cause, told.at) == ("retokenization", len(prompt))
+    divergence = diverge((arrays[0], arrays[1]), arrays[2], load_decoder(str(tmp_path)))
+    assert (divergence.cause, divergence.at) == ("retokenization", len(prompt))
 
 
 @pytest.mark.parametrize("text", ["[" * 50_000, '{"a":' * 20_000, "{'" * 20_000, "<think>" * 10_000, "a" * 100_000])

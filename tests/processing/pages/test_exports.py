@@ -173,8 +173,8 @@ def test_every_real_instrumentation_tells_the_same_conversation(dialect: str) ->
 
 
 def _recorded(dialect: str) -> list[MessageSpan]:
-    def value(told: dict[str, Any]) -> Any:
-        ((kind, content),) = told.items()
+    def value(typed: dict[str, Any]) -> Any:
+        ((kind, content),) = typed.items()
         if kind == "arrayValue":
             return [value(item) for item in content.get("values", [])]
         return int(content) if kind == "intValue" else content

@@ -67,7 +67,7 @@ def _stray(bench: Bench) -> TestRollout:
     return stray
 
 
-def _told(built: BuiltDataset) -> dict[str, Any]:
+def _summary(built: BuiltDataset) -> dict[str, Any]:
     return {key: value for key, value in built.manifest.items() if key != "inputs"}
 
 
@@ -89,7 +89,7 @@ def test_small_chunks_give_the_same_bytes_and_the_same_counts(
     large = bench.build(round_=0, **settings)
     monkeypatch.setattr(inventory, "spans_per_chunk", lambda spans: 20)
     small = bench.build(round_=0, out=tmp_path / "small", **settings)
-    assert _told(small) == _told(large)
+    assert _summary(small) == _summary(large)
     assert ledger_path(small.path).read_bytes() == ledger_path(large.path).read_bytes()
     if not settings:
         table = rows(large)

@@ -247,7 +247,7 @@ def test_validation_is_never_trained_and_does_not_lower_the_coverage(bench: Benc
 
 
 def test_groups_without_contrast_are_dropped_by_name_unless_they_are_kept_with_advantage_zero(bench: Bench) -> None:
-    for task, rewards in {"same": [1.0, 1.0], "alone": [0.3], "told": [0.0, 1.0]}.items():
+    for task, rewards in {"same": [1.0, 1.0], "alone": [0.3], "mixed": [0.0, 1.0]}.items():
         bench.send(
             *(
                 chain(bench.rollout(f"{task}{number}", task=task), 1).reward(reward)
@@ -259,7 +259,7 @@ def test_groups_without_contrast_are_dropped_by_name_unless_they_are_kept_with_a
     assert (built.manifest["groups_seen"], built.manifest["groups"]) == (3, 1)
     assert built.manifest["rewards"]["n"] == 5
     kept = rows(bench.build(round_=0, out=bench.out / "all", keep_zero_spread=True))
-    assert kept.filter(kept["task_id"] != "told")["advantage"].to_list() == [0.0, 0.0, 0.0]
+    assert kept.filter(kept["task_id"] != "mixed")["advantage"].to_list() == [0.0, 0.0, 0.0]
 
 
 def test_a_round_in_which_nothing_differs_is_a_dataset_without_rows(bench: Bench) -> None:

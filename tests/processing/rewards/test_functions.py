@@ -141,9 +141,9 @@ def test_what_a_function_returns_is_a_reward_or_is_named(bench: Bench) -> None:
     built = bench.build(reward=f"{_MODULE}:returns", baseline="none", min_coverage=0.0)
     assert built.manifest["dropped"] == {"judge_error": 5, "no_reward": 1}
     assert rows(built)["return"].to_list() == [0.5]
-    for round_, (task, told) in enumerate(named.items(), start=1):
+    for round_, (task, expected) in enumerate(named.items(), start=1):
         bench.send(chain(bench.rollout(f"{task}-alone", task=task, round=round_), 1))
-        with pytest.raises(DatasetError, match=f"judge_error.*the reward function {_MODULE}:returns {told}"):
+        with pytest.raises(DatasetError, match=f"judge_error.*the reward function {_MODULE}:returns {expected}"):
             bench.build(round_=round_, reward=f"{_MODULE}:returns")
 
 

@@ -81,10 +81,10 @@ def test_nothing_to_train_on_is_told_in_lines_and_exit_code_3(bench: Bench) -> N
     summary, reason = failed.stderr.splitlines()
     assert "most excluded by no_reward (1): call trainspan.reward" in summary
     assert f"no_reward: 1 call; e.g. call 0 of rollout {bench.run_id}-a (agent agent, " in reason
-    told = _run(bench, "--run", bench.run_id, "--round", "0", "--format", "json")
-    assert told.returncode == 3
-    record = json.loads(told.stdout)
-    assert record.pop("nothing_to_train") in told.stderr
+    done = _run(bench, "--run", bench.run_id, "--round", "0", "--format", "json")
+    assert done.returncode == 3
+    record = json.loads(done.stdout)
+    assert record.pop("nothing_to_train") in done.stderr
     (reason,) = record.pop("reasons")
     assert (reason["name"], reason["calls"], reason["lowers_coverage"]) == ("no_reward", 1, True)
     assert record == {
@@ -100,10 +100,10 @@ def test_nothing_to_train_on_is_told_in_lines_and_exit_code_3(bench: Bench) -> N
 def test_too_few_calls_to_train_on_are_told_with_what_could_be_trained(bench: Bench) -> None:
     bench.send(*(chain(bench.rollout(name), 1).reward(float(name == "a")) for name in "ab"))
     bench.send(*(chain(bench.rollout(name), 1) for name in "cde"))
-    told = _run(bench, "--run", bench.run_id, "--round", "0", "--format", "json")
-    assert told.returncode == 3
-    assert "only 40% of the calls in round 0" in told.stderr
-    assert [json.loads(told.stdout)[key] for key in ("calls_seen", "calls_trainable", "coverage")] == [5, 2, 0.4]
+    done = _run(bench, "--run", bench.run_id, "--round", "0", "--format", "json")
+    assert done.returncode == 3
+    assert "only 40% of the calls in round 0" in done.stderr
+    assert [json.loads(done.stdout)[key] for key in ("calls_seen", "calls_trainable", "coverage")] == [5, 2, 0.4]
 
 
 def test_a_round_without_contrast_is_no_failure(bench: Bench) -> None:

@@ -34,11 +34,11 @@ def test_late_feedback_reaches_the_next_dataset_by_rollout_and_by_response(bench
     said = _reward("--rollout", f"{bench.run_id}-a", "--value", "1", "--collector", collector, home=home)
     assert said.returncode == 0, said.stderr
     assert said.stdout == f"reward = 1 for rollout {bench.run_id}-a\n"
-    told = _reward(
+    done = _reward(
         "--response", responses[1], "--value", "-0.5", "--collector", collector, "--format", "json", home=home
     )
-    assert told.returncode == 0, told.stderr
-    assert json.loads(told.stdout)["value"] == -0.5
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["value"] == -0.5
     assert bench.edges() == [("a", "rollout", None, 1.0), ("b", "response", 0, -0.5)]
     assert rows(bench.build(round_=0)).select("reward", "return").rows() == [(None, 1.0), (-0.5, -0.5)]
 

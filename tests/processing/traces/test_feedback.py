@@ -32,10 +32,10 @@ def test_openinferences_feedback_rewards_the_span_it_lies_on_and_the_one_it_link
 
 def test_feedback_counts_only_from_those_who_may_reward(bench: Bench) -> None:
     rollout = _recorded(bench, "a")
-    served, told = rollout.spans[:1], rollout.spans[1:]
+    served, reported = rollout.spans[:1], rollout.spans[1:]
     rollout.spans = served
     bench.send(rollout)
-    rollout.spans = told
+    rollout.spans = reported
     send(bench.collectors[0].grpc, [rollout], token="")
     with pytest.raises(NothingToTrainError) as failed:
         bench.build(round_=0)

@@ -179,13 +179,13 @@ def test_wrong_usage_is_one_line_and_an_exit_code(
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert "command not found: 'no-such-agent'" in done.stderr
     monkeypatch.chdir(tmp_path)
-    for code, arguments, told in (
+    for code, arguments, message in (
         (1, ["--tasks", "broken.jsonl", "--format", "json"], "broken.jsonl:1: not JSON"),
         (2, ["--tasks", "tasks.jsonl", "--n", "0"], "n = 0: it must be at least 1"),
     ):
         assert main.run(["rollout", *arguments, "agent:solve"]) == code
         (line,) = capsys.readouterr().err.splitlines()
-        assert told in line
+        assert message in line
 
 
 def test_all_rollouts_failing_is_exit_code_one_and_a_missing_collector_is_reported(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def test_a_chat_call_has_the_ids_and_logprobs_that_the_client_can_ask_for(caller
     raw = answer.model_dump()
     check_tokens(span, models, raw["choices"][0]["token_ids"])
     assert decode_ids(span.attributes[keys.PROMPT_TOKEN_IDS]) == raw["prompt_token_ids"]
-    told = [token["logprob"] for token in raw["choices"][0]["logprobs"]["content"]]
-    assert decode_logprobs(span.attributes[keys.COMPLETION_LOGPROBS]) == pytest.approx(told, abs=1e-6)
+    served = [token["logprob"] for token in raw["choices"][0]["logprobs"]["content"]]
+    assert decode_logprobs(span.attributes[keys.COMPLETION_LOGPROBS]) == pytest.approx(served, abs=1e-6)
     assert (span.name, span.kind, span.parent_span_id) == ("chat policy", 2, caller.parent.span_id)
     assert {key: span.attributes[key] for key in SHARED} == {
         keys.GEN_AI_OPERATION: "chat",

@@ -19,9 +19,9 @@ LONG_PROMPT = [(13 * position) % 240 + 10 for position in range(300)]
 
 def greedy(server: RunningServer) -> tuple[list[int], str]:
     body = {"model": "policy", "prompt": LONG_PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-    status, told, headers = server.post("/v1/completions", {**body, "return_token_ids": True})
-    assert status == 200, told
-    return told["choices"][0]["token_ids"], headers[keys.HEADER_POLICY_VERSION]
+    status, reply, headers = server.post("/v1/completions", {**body, "return_token_ids": True})
+    assert status == 200, reply
+    return reply["choices"][0]["token_ids"], headers[keys.HEADER_POLICY_VERSION]
 
 
 @pytest.mark.slow

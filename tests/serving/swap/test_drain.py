@@ -171,9 +171,9 @@ def test_requests_that_outlast_the_drain_timeout_are_ended_with_the_reason_in_ev
         assert 0.5 < answer["seconds"]["drain"] < 5
         reason = "ended this request after waiting 0.6 s for it, because version 1 of the weights is being loaded"
         for (path, _), done in zip(asked, whole, strict=True):
-            status, told, headers = done.result()
+            status, reply, headers = done.result()
             assert (status, headers.get("retry-after")) == (503, "1"), path
-            assert reason in told["error"]["message"], path
+            assert reason in reply["error"]["message"], path
         for (path, _), ended in zip(asked, streamed, strict=True):
             status, text = ended.result()
             assert (status, reason in text) == (200, True), (path, text[-500:])
@@ -214,9 +214,9 @@ def test_of_two_concurrent_swaps_one_gets_busy(served: Faulty) -> None:
         wait_until(lambda: not server.policy()["open"])
         token = (server.home / "token").read_text().strip()
         order = {"checkpoint": "policy-000001", "version": 1}
-        status, told, headers = server.post("/trainspan/policy", order, {"Authorization": f"Bearer {token}"})
-        assert (status, told["reason"], headers["retry-after"]) == (503, "busy", "1")
-        assert "another swap, sleep or wake request is in progress" in told["error"]
+        status, reply, headers = server.post("/trainspan/policy", order, {"Authorization": f"Bearer {token}"})
+        assert (status, reply["reason"], headers["retry-after"]) == (503, "busy", "1")
+        assert "another swap, sleep or wake request is in progress" in reply["error"]
         assert (swap.result()[0], long.result()[0]) == (200, 503)
 
 
@@ -239,8 +239,8 @@ def test_a_checkpoint_that_does_not_load_is_not_a_canary_verdict(served: Faulty)
 )
 def test_a_swap_through_a_host_name_is_accepted_if_the_name_is_listed(served: Faulty, host: str, status: int) -> None:
     server, _, _ = served
-    told, answer = server.swap("policy-000001", 1, Host=host)
-    assert told == status, answer
+    code, answer = server.swap("policy-000001", 1, Host=host)
+    assert code == status, answer
     if status == 400:
         assert answer["error"] == (
             f"Host {host!r} is not this server: use an address or localhost, or list it in [serving] allowed_hosts"

@@ -63,8 +63,8 @@ def test_it_waits_for_requests_in_flight_before_it_sleeps(stack: Stack) -> None:
     assert order(stack, "sleep")[0] == 200
     thread.join(30)
     assert order(stack, "wake")[0] == 200
-    ((status, told, _),) = answers
-    assert (status, told["usage"]["completion_tokens"]) == (200, 400)
+    ((status, reply, _),) = answers
+    assert (status, reply["usage"]["completion_tokens"]) == (200, 400)
 
 
 def test_a_swap_wakes_it_with_the_new_weights(stack: Stack, models: Models) -> None:

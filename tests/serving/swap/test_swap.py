@@ -72,8 +72,8 @@ def test_a_swap_waits_for_a_running_stream(stack: Stack) -> None:
     thread.join(30)
     assert status == 200
     assert answer["seconds"]["drain"] > 0.05
-    ((status, told, headers),) = answers
-    assert (status, headers[keys.HEADER_POLICY_VERSION], told["usage"]["completion_tokens"]) == (200, "0", 400)
+    ((status, reply, headers),) = answers
+    assert (status, headers[keys.HEADER_POLICY_VERSION], reply["usage"]["completion_tokens"]) == (200, "0", 400)
 
 
 def test_weights_with_barely_changed_scores_are_verified_by_the_kernels(stack: Stack, models: Models) -> None:
@@ -200,8 +200,8 @@ def test_a_checkpoint_that_does_not_fit_is_refused_untouched(
 def test_a_name_leads_nowhere_but_into_the_checkpoints(
     stack: Stack, name: str, version: int, status: int, reason: str
 ) -> None:
-    told, answer = stack.server.swap(name, version)
-    assert (told, reason in answer["error"]) == (status, True), answer
+    code, answer = stack.server.swap(name, version)
+    assert (code, reason in answer["error"]) == (status, True), answer
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def test_a_name_leads_nowhere_but_into_the_checkpoints(
     ],
 )
 def test_a_swap_from_a_stranger_is_refused(stack: Stack, headers: dict[str, str], status: int) -> None:
-    told, answer = stack.server.swap("policy-000001", 1, **headers)
-    assert told == status
+    code, answer = stack.server.swap("policy-000001", 1, **headers)
+    assert code == status
     assert isinstance(answer["error"], str)
     assert stack.server.policy()["version"] == 0
 

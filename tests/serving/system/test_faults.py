@@ -48,9 +48,9 @@ def test_the_canary_fails_for_tied_heads_not_repacked_frozen_weights_and_a_cache
         assert canary["tensors_differing"] == (1 if fault == "unpacked" else _changed(models.base, models.folder(1)))
     assert server.policy()["version"] == 0
     body = {"model": "policy", "prompt": LONG_PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-    status, told, headers = server.post("/v1/completions", {**body, "return_token_ids": True}, KEY)
+    status, reply, headers = server.post("/v1/completions", {**body, "return_token_ids": True}, KEY)
     assert (status, headers[keys.HEADER_POLICY_VERSION]) == (200, "0")
-    assert told["choices"][0]["token_ids"] == greedy_ids(models.base, LONG_PROMPT, 8)
+    assert reply["choices"][0]["token_ids"] == greedy_ids(models.base, LONG_PROMPT, 8)
 
 
 def test_a_seeded_request_samples_the_same_if_its_prompt_is_prefilled_in_chunks(faulty: Faulty) -> None:
@@ -66,7 +66,7 @@ def test_a_seeded_request_samples_the_same_if_its_prompt_is_prefilled_in_chunks(
     }
     answers = [server.post("/v1/completions", body, KEY) for _ in range(2)]  # the second finds 288 tokens in the cache
     assert [status for status, _, _ in answers] == [200, 200]
-    in_parts, at_once = (told["choices"][0]["token_ids"] for _, told, _ in answers)
+    in_parts, at_once = (reply["choices"][0]["token_ids"] for _, reply, _ in answers)
     assert in_parts == at_once
     other = server.post("/v1/completions", {**body, "seed": 12}, KEY)[1]["choices"][0]["token_ids"]
     assert other != at_once
@@ -125,9 +125,9 @@ def test_a_request_held_too_long_gets_503_and_may_be_sent_again(faulty: Faulty) 
     swap.start()
     while server.policy()["open"]:
         time.sleep(0.005)
-    status, told, headers = _chat(server, KEY)
+    status, reply, headers = _chat(server, KEY)
     assert (status, headers["retry-after"]) == (503, "1")
-    assert "held this request for 0.2 s because new weights are being loaded" in told["error"]["message"]
+    assert "held this request for 0.2 s because new weights are being loaded" in reply["error"]["message"]
     # The SDK retries by itself, and the gate is open by then.
     parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
     traced = {"traceparent": str(parent)}
@@ -155,9 +155,9 @@ def test_an_engine_that_fails_during_a_generation_leaves_a_call_marked_as_failed
     )
     with urllib.request.urlopen(request, timeout=30) as answer:
         assert "planted" in answer.read().decode()  # an error in a stream that started with 200
-    status, told, _ = server.post("/v1/chat/completions", body, traced)
+    status, reply, _ = server.post("/v1/chat/completions", body, traced)
     (checkpoints.parent / "fault").unlink()
-    assert (status, told["error"]["code"]) == (500, 500)
+    assert (status, reply["error"]["code"]) == (500, 500)
     spans = sink.wait(2, lambda span: span.trace_id == parent.trace_id)
     streamed, whole = sorted(spans, key=lambda span: span.attributes[keys.CALL_INDEX])
     assert [span.attributes[keys.CALL_DELIVERED] for span in (streamed, whole)] == [False, False]

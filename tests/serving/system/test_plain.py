@@ -22,9 +22,9 @@ def test_calls_are_captured_and_the_model_is_version_0(plain: Plain) -> None:
     state = plain.server.policy()
     assert (state["version"], state["kind"], state["model"]) == (0, "full", "policy")
     body = {"model": "policy", "messages": [{"role": "user", "content": "calc"}], "max_tokens": 12}
-    status, told, headers = plain.server.post("/v1/chat/completions", body)
+    status, reply, headers = plain.server.post("/v1/chat/completions", body)
     assert (status, headers[keys.HEADER_POLICY_VERSION]) == (200, "0")
-    (span,) = plain.sink.wait(1, lambda span: span.attributes.get(keys.GEN_AI_RESPONSE_ID) == told["id"])
+    (span,) = plain.sink.wait(1, lambda span: span.attributes.get(keys.GEN_AI_RESPONSE_ID) == reply["id"])
     prompt, completion = (
         decode_ids(span.attributes[key]) for key in (keys.PROMPT_TOKEN_IDS, keys.COMPLETION_TOKEN_IDS)
     )
@@ -73,9 +73,9 @@ def test_a_request_in_flight_keeps_the_adapter_that_it_started_with(plain: Plain
     assert not answers  # the swap did not wait for it
     assert plain.greedy()[1] == "2"
     thread.join(60)
-    ((status, told, headers),) = answers
+    ((status, reply, headers),) = answers
     assert (status, headers[keys.HEADER_POLICY_VERSION]) == (200, "1")
-    (span,) = plain.sink.wait(1, lambda span: span.attributes.get(keys.GEN_AI_RESPONSE_ID) == told["id"])
+    (span,) = plain.sink.wait(1, lambda span: span.attributes.get(keys.GEN_AI_RESPONSE_ID) == reply["id"])
     completion = decode_ids(span.attributes[keys.COMPLETION_TOKEN_IDS])
     assert (span.attributes[keys.POLICY_VERSION], len(completion)) == (1, 400)
     told_logprobs = decode_logprobs(span.attributes[keys.COMPLETION_LOGPROBS])

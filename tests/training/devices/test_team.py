@@ -182,13 +182,13 @@ def test_processes_that_split_the_weights_make_the_checkpoints_of_one(
             calls = sample_rollouts(model, rollouts=9, seed=round_)
             calls = [dataclasses.replace(call, advantage=call.advantage * advantage) for call in calls]
             write_dataset(folder / "dataset", calls, round_=round_)
-        told = []
+        printed = []
         for rounds, started in (("1", processes), ("2", processes), ("1", 1)):
             with monkeypatch.context() as patch:
                 for name, value in FSDP.items() if started > 1 else ():
                     patch.setenv(name, value)
-                told += train(folder, tied_model_dir, started, "--follow", "--rounds", rounds)
-        events[processes] = [event for event in told if event["event"] == "round"]
+                printed += train(folder, tied_model_dir, started, "--follow", "--rounds", rounds)
+        events[processes] = [event for event in printed if event["event"] == "round"]
     assert [event["version"] for event in events[2]] == [1, 1, 2, 3]
     for one, two in zip(events[1], events[2], strict=True):
         assert (one["error"] is None) == (two["error"] is None)

@@ -107,7 +107,7 @@ def kill(tmp_path: Path, model: Any, model_dir: Path, moments: int, timeout_s: f
     done = run_forked(tmp_path, *program, timeout_s=timeout_s, TRAINSPAN_HOME=str(tmp_path / "home"))
     assert done.code == 0, done.err[-3000:]
     report: dict[str, Any] = json.loads(done.out.splitlines()[-1])
-    return report | {"told": done.err.splitlines()}
+    return report | {"stderr": done.err.splitlines()}
 
 
 def assert_unharmed(report: dict[str, Any], moments: int) -> None:
@@ -126,7 +126,7 @@ def test_a_kill_at_three_moments_ends_in_the_weights_of_an_undisturbed_run_to_th
     report = kill(tmp_path, model, model_dir, 3)
     assert_unharmed(report, 3)
     assert len({tuple(run["left"]) for run in report["killed"]}) >= 3, "in three different rounds"
-    assert any("repeating its steps from" in line for line in report["told"]), (
+    assert any("repeating its steps from" in line for line in report["stderr"]), (
         "one was killed before Adam's state was whole"
     )
 

@@ -209,9 +209,9 @@ def test_a_divergence_keeps_the_previous_policy_and_the_next_round_starts_from_i
     first, aborted, third = run(rounds=3)
     run(rounds=2, datasets=tmp_path / "other", checkpoints=tmp_path / "undisturbed")
     assert (first.version, aborted.version, third.version) == (1, 1, 2)
-    told = re.match(r"the KL divergence from the sampling policy is ([\d.]+), above", aborted.error or "")
-    assert told, aborted.error
-    assert float(told[1]) > 5, "it exploded"
+    found = re.match(r"the KL divergence from the sampling policy is ([\d.]+), above", aborted.error or "")
+    assert found, aborted.error
+    assert float(found[1]) > 5, "it exploded"
     assert aborted.checkpoint == "policy-000001"
     assert same_weights(tmp_path / "checkpoints/policy-000002", tmp_path / "undisturbed/policy-000002")
 

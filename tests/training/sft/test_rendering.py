@@ -52,7 +52,7 @@ def texts(tokenizer: Any, template: str | None, shown: Example, stop: str = "<|i
 
 
 def test_the_answers_of_a_conversation_with_tools_are_trained_with_their_end_and_nothing_else(tokenizer: Any) -> None:
-    (asked, called), (told, said) = texts(tokenizer, EXAMPLE.read_text(), example(*CONVERSATION, tools=[TOOL]))
+    (asked, called), (result, said) = texts(tokenizer, EXAMPLE.read_text(), example(*CONVERSATION, tools=[TOOL]))
     head = (
         "<|im_start|>system\nBe brief.\n\n# Tools\n\nYou may call these functions:\n<tools>\n"
         '{"type": "function", "function": {"name": "add", "description": null, '
@@ -64,7 +64,7 @@ def test_the_answers_of_a_conversation_with_tools_are_trained_with_their_end_and
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call><|im_end|>'
     assert (asked, called) == (head, call)
     assert (
-        told
+        result
         == f"{head}{call}\n<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
     assert said == "It is 4.<|im_end|>"

@@ -92,7 +92,7 @@ def test_a_trainer_that_is_killed_trains_each_dataset_once(tmp_path: Path, model
     for round_ in range(3):
         write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=12, seed=round_), round_=round_)
     options = ("--model", str(model_dir), "--policy-url", "none", "--learning-rate", "1e-6", "--format", "json")
-    told: list[list[dict[str, Any]]] = []
+    printed: list[list[dict[str, Any]]] = []
     for stop, code in ((signal.SIGKILL, -9), (signal.SIGTERM, 0)):
         last = 0 if stop is signal.SIGKILL else 2
         with forked(tmp_path, "trainspan_cli", "train", *options, "--follow", TRAINSPAN_HOME=str(tmp_path)) as trainer:
@@ -101,12 +101,12 @@ def test_a_trainer_that_is_killed_trains_each_dataset_once(tmp_path: Path, model
                 assert trainer.process.is_alive(), trainer.err.read_text()
                 assert time.monotonic() < until
                 time.sleep(0.01)
-            told.append(trainer.events())
+            printed.append(trainer.events())
             assert trainer.process.pid
             os.kill(trainer.process.pid, stop)
             assert trainer.wait(60).code == code
-    assert [event["event"] for event in told[0]] == ["ready", "round"]
-    assert [event["event"] for event in told[1]] in (["ready", "round", "round"], ["ready", "round"])
+    assert [event["event"] for event in printed[0]] == ["ready", "round"]
+    assert [event["event"] for event in printed[1]] in (["ready", "round", "round"], ["ready", "round"])
     metas = [CheckpointMeta.read(tmp_path / f"checkpoints/policy-{version:06d}") for version in (1, 2, 3)]
     assert len({meta.dataset_sha256 for meta in metas}) == 3
     assert [meta.parent for meta in metas] == [str(model_dir), "policy-000001", "policy-000002"]

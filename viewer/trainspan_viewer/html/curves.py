@@ -140,7 +140,7 @@ def _curve(name: str, points: Sequence[Point], color: str, x_of: _Scale, y_of: _
         drawn += [
             element(
                 "circle",
-                element("title", point.text or f"{name}, round {point.x:g}: {_told(point)}"),
+                element("title", point.text or f"{name}, round {point.x:g}: {_value_text(point)}"),
                 cx=round(x_of(point.x), 1),
                 cy=round(y_of(point.y), 1),
                 r=2.6,
@@ -204,12 +204,12 @@ def _whole_ticks(left: float, right: float, most: int) -> list[int]:
 
 def _described(shown: Sequence[tuple[int, str, Sequence[Point]]]) -> str:
     return "; ".join(
-        f"{name}: from {_told(points[0])} at round {points[0].x:g} to {_told(points[-1])} at round {points[-1].x:g}"
+        f"{name}: from {_value_text(points[0])} at round {points[0].x:g} to {_value_text(points[-1])} at round {points[-1].x:g}"
         for _, name, points in shown
     )
 
 
-def _told(point: Point) -> str:
+def _value_text(point: Point) -> str:
     interval = (
         f" [{_short(point.low)}, {_short(point.high)}]" if point.low is not None and point.high is not None else ""
     )

@@ -25,8 +25,8 @@ def watched(url: str) -> Iterator[list[tuple[bool, int]]]:
     def watch() -> None:
         while not stop.wait(0.02):
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/trainspan/policy", timeout=5) as answer:
-                told = json.loads(answer.read())
-                if states[-1:] != [state := (told["asleep"], told["version"])]:
+                reply = json.loads(answer.read())
+                if states[-1:] != [state := (reply["asleep"], reply["version"])]:
                     states.append(state)
 
     thread = threading.Thread(target=watch)

@@ -38,8 +38,8 @@ def mixed_rollouts(model: Any) -> list[LoggedCall]:
     Rollouts 4 and 5 begin with the tokens of rollout 3, like rollouts of the same task.
     """
     calls = sample_rollouts(model, rollouts=5, turns=3, temperature=1.0, seed=3)
-    twins = [dataclasses.replace(call, rollout_id="twin") for call in calls if call.rollout_id.endswith("0003")]
-    calls += twins[:2] + sample_rollouts(model, rollouts=2, turns=1, prompt=40, completion=20, temperature=0.7, seed=4)
+    copies = [dataclasses.replace(call, rollout_id="twin") for call in calls if call.rollout_id.endswith("0003")]
+    calls += copies[:2] + sample_rollouts(model, rollouts=2, turns=1, prompt=40, completion=20, temperature=0.7, seed=4)
     return perturbed(calls, spread=0.4)
 
 
