@@ -62,14 +62,16 @@ def write_report(folder: Path) -> Path:
 
 
 def runs_table(results: Iterable[Result]) -> list[str]:
-    """One row per run."""
+    """One row per run; start and end are the same if nothing is trained in rounds."""
     lines = ["| variant | seed | start | end | separate | rounds | rollouts | CPU min | checks |"]
     lines.append("|---|---|---|---|---|---|---|---|---|")
     for result in results:
         start, end, checks = result["start"], result["end"], result["checks"]
         used = result["cpu_s"]["run"]
-        cells = [result["variant"], result["seed"], estimate(start), estimate(end)]
-        cells += ["yes" if is_separate(start, end) else "no", result["rounds"], result["rollouts"]]
+        has_rounds = result["rounds"] > 0
+        cells = [result["variant"], result["seed"], estimate(start) if has_rounds else "–", estimate(end)]
+        separate = "yes" if is_separate(start, end) else "no"
+        cells += [separate if has_rounds else "–", result["rounds"], result["rollouts"]]
         cells += ["–" if used is None else f"{used / 60:.0f}"]
         cells += [f"{checks['n'] - len(checks['failed'])} of {checks['n']}"]
         lines.append(f"| {' | '.join(map(str, cells))} |")
@@ -82,7 +84,9 @@ def variants_table(results: Iterable[Result]) -> list[str]:
     for variant, group in _by_variant(results).items():
         starts, ends = ([result[when]["mean"] for result in group] for when in ("start", "end"))
         gains = [end - start for start, end in zip(starts, ends, strict=True)]
-        lines.append(f"| {variant} | {len(group)} | {_over(starts)} | {_over(ends)} | {_over(gains)} |")
+        has_rounds = any(result["rounds"] for result in group)
+        cells = [_over(starts) if has_rounds else "–", _over(ends), _over(gains) if has_rounds else "–"]
+        lines.append(f"| {variant} | {len(group)} | {' | '.join(cells)} |")
     return lines
 
 
@@ -145,13 +149,20 @@ def points(result: Result, axis: str) -> list[tuple[float, float, tuple[float, f
 
 
 def draw(results: Iterable[Result], axis: str, path: Path) -> None:
-    """Draws each run's validations with their intervals, one color per variant."""
+    """Draws each run's validations with their intervals, one color per variant; a variant without rounds is a level."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
     colors: dict[str, str] = {}
+    for variant, group in _by_variant(results).items():
+        if not any(result["rounds"] for result in group):
+            level, color = statistics.mean(result["end"]["mean"] for result in group), f"C{len(colors)}"
+            colors[variant] = color
+            axes.axhline(level, color=color, linestyle="--", linewidth=1.2, label=f"{variant}, mean of {len(group)}")
     for result in results:
+        if not result["rounds"]:
+            continue
         first = result["variant"] not in colors
         color = colors.setdefault(result["variant"], f"C{len(colors)}")
         found = points(result, axis)

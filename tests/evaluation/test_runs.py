@@ -207,8 +207,11 @@ def test_a_finished_run_is_stored_once_and_reported(folders: Path) -> None:
         if control is None:
             with pytest.raises(SystemExit, match="model"):
                 carry_out(Plan("math", seed, "another"))
+    warm = Plan("math", 0, "m", "warm", 2)
+    store_result(warm, finished(warm, validation(0, *better)), 0.0)
     stored = read_results(folders)
-    assert [(result["variant"], result["seed"]) for result in stored] == [("random", 0), ("rl", 0), ("rl", 1)]
+    variants = [("random", 0), ("rl", 0), ("rl", 1), ("warm2-warm", 0)]
+    assert [(result["variant"], result["seed"]) for result in stored] == variants
     result = stored[1]
     assert len(result["commit"]) == 40
     assert (result["rounds"], result["rollouts"], result["cpu_s"]) == (1, 16, {"preparation": 1.5, "run": 120.0})
@@ -223,6 +226,8 @@ def test_a_finished_run_is_stored_once_and_reported(folders: Path) -> None:
     text = write_report(folders).read_text()
     assert "| rl | 0 | .050 [.022, .112] | .800 [.711, .867] | yes | 1 | 16 | 2 | 3 of 3 |" in text
     assert "| rl | 2 | .050 [.050, .050] | .850 [.215, 1.485] | .800 [.165, 1.435] |" in text
+    assert "| warm2-warm | 0 | – | .060 [.028, .125] | – | 0 | 0 | – | 1 of 1 |" in text
+    assert "| warm2-warm | 1 | – | .060 | – |" in text
     assert "| rl | 1 | end | .250 | .500 |" in text
     assert "| rl | – | – | – | 200 | – | – | – |" in text
     assert "- rl, seed 1: server and trainer agree: 4e-5" in text
