@@ -64,7 +64,7 @@ class Plan:
     warm_steps: int = 0
     """Optimizer steps of supervised training on demonstrations before the run; 0: none."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """`section.name` → value, for `trainspan loop`."""
+    """`section.name` → value, for `trainspan loop`; `rollouts.tasks` names a file that the task's `tasks.py` writes."""
     name: str | None = None
     """Name of the variant in results; default: made from the fields above."""
 
@@ -147,6 +147,8 @@ class Plan:
             "loop.probe_tasks": "",
         }
         chosen |= self.settings
+        if name := self.settings.get("rollouts.tasks"):
+            chosen["rollouts.tasks"] = str(self.tasks.with_name(name))
         if self.control == "random":
             chosen["rollouts.judge"] = f"{folder_of(self.task).relative_to(ROOT)}/judge.py:coin"
             chosen |= {"dataset.reward_name": "reward", "dataset.credit": "identical"}

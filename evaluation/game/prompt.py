@@ -13,7 +13,7 @@ EXAMPLES = (
 
 def turn(goal: str, score: int, commands: Sequence[str]) -> str:
     """Returns the text of one turn; equal states of a game have equal texts."""
-    return f"goal: {goal}\nscore: {score} of 2\ncommands: {', '.join(commands)}"
+    return f"goal: {goal}\nscore: {score} of {goal.count(', then ') + 1}\ncommands: {', '.join(commands)}"
 
 
 def messages(goal: str, score: int, commands: Sequence[str]) -> list[dict[str, str]]:

@@ -1,6 +1,8 @@
 """Writes the games of the game agent, made by TextWorld: `python tasks.py FOLDER`.
 
 `random_play.jsonl` has turns of a player who takes any offered command: the small model that `policy.py` makes learns these.
+`long.jsonl` has games of four quests and at least eight turns, each for training and held out: ablations of credit ask how
+fast a game is learned, not whether what was learned holds for other games.
 
 A game has one or two rooms, two or three objects and two quests, each worth a point; the second begins where the first
 ends. The goal names the last command of each quest, and the commands before it must be found.
@@ -23,13 +25,14 @@ from evaluation.task_files import is_heldout, write_lines, write_tasks  # noqa: 
 
 TRAIN_GAMES, HELDOUT_GAMES, DEMONSTRATED_GAMES = 150, 300, 100
 HELDOUT_PERCENT = 50
+LONG_GAMES, LONG_QUESTS, LONG_TURNS = 24, 4, 8
 RANDOM_GAMES_OF_A_GOAL = 4
 MAX_COMMANDS = 8
 """Commands offered in the first state; games with more are left out."""
 
 
-def games() -> Iterator[Any]:
-    """Yields games endlessly; the number of the game is its seed and decides its size."""
+def games(quests: int = 2, commands: Sequence[int] = (1, 2)) -> Iterator[Any]:
+    """Yields games endlessly; the number of a game is its seed and decides its size, of `commands` per quest."""
     import textworld
     from textworld.generator import make_game
     from textworld.generator.chaining import QuestGenerationError
@@ -38,9 +41,9 @@ def games() -> Iterator[Any]:
     while True:
         options = textworld.GameOptions()
         options.nb_rooms = 1 + seed % 2
-        options.nb_objects = 2 + seed % 2
-        options.nb_parallel_quests = 2
-        options.quest_length = 1 + seed // 2 % 2
+        options.nb_objects = quests + seed % 2
+        options.nb_parallel_quests = quests
+        options.quest_length = commands[seed // 2 % len(commands)]
         options.seeds = seed
         seed += 1
         with contextlib.suppress(QuestGenerationError):
@@ -139,8 +142,28 @@ def write_games(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]
     return tasks, demonstrations
 
 
+def write_long_games(folder: Path) -> list[dict[str, Any]]:
+    """Writes the files of the long games; returns each as a task for training and as one that is held out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    training: list[dict[str, Any]] = []
+    for game in games(LONG_QUESTS, (2,)):
+        goal, path = goal_of(game), folder / f"long-{len(training):04d}.json"
+        game.save(str(path))
+        turns = walk(path, goal)
+        if len(turns) < LONG_TURNS or n_commands(turns[0]) > MAX_COMMANDS:
+            path.unlink()
+            continue
+        task = {"id": path.stem, "input": {"game": str(path.resolve()), "goal": goal}, "split": "train"}
+        training.append(task | {"meta": {"goal": goal, "turns": len(turns)}})
+        if len(training) == LONG_GAMES:
+            break
+    return [*training, *(task | {"id": f"known-{task['id']}", "split": "val"} for task in training)]
+
+
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     made, shown = write_games(target / "games")
-    write_lines(target / "random_play.jsonl", random_play(made))
+    long_games = write_long_games(target / "games")
+    write_lines(target / "random_play.jsonl", random_play([*made, *long_games]))
+    write_lines(target / "long.jsonl", long_games)
     write_tasks(target, made, shown)

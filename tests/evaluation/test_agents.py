@@ -24,7 +24,9 @@ SMALL_GAME = (
     "import sys, runpy; import tasks; tasks.TRAIN_GAMES, tasks.HELDOUT_GAMES, tasks.DEMONSTRATED_GAMES = 8, 4, 8; "
 )
 SMALL_GAME += (
-    "from pathlib import Path; tasks.write_tasks(Path(sys.argv[1]), *tasks.write_games(Path(sys.argv[1]) / 'games'))"
+    "from pathlib import Path; folder = Path(sys.argv[1]); tasks.LONG_GAMES = 2; "
+    "tasks.write_tasks(folder, *tasks.write_games(folder / 'games')); "
+    "tasks.write_lines(folder / 'long.jsonl', tasks.write_long_games(folder / 'games'))"
 )
 
 
@@ -64,6 +66,12 @@ def test_a_perfect_model_solves_the_demonstrated_tasks(
     program = ["-c", SMALL_GAME] if task == "game" else [str(folder / "tasks.py")]
     environ = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
     subprocess.run([python, *program, data], check=True, env=environ, timeout=900)
+    if task == "game":
+        long_games = read_lines(data / "long.jsonl")
+        assert [one["split"] for one in long_games] == ["train", "train", "val", "val"]
+        assert [one["input"] for one in long_games[:2]] == [one["input"] for one in long_games[2:]]
+        for one in long_games:
+            assert (one["input"]["goal"].count(", then "), one["meta"]["turns"] >= 8) == (3, True)
     check_agent(task, python, data, tmp_path, monkeypatch)
 
 

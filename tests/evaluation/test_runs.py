@@ -124,6 +124,8 @@ def test_the_loop_reads_the_settings_of_a_plan() -> None:
     settings = load_settings(coin.config, coin.environ("start"))
     assert settings.rollouts.judge == "evaluation/game/judge.py:coin"
     assert (settings.dataset.credit, settings.dataset.reward_name) == ("identical", "reward")
+    known = Plan("game", 7, "m", settings={"rollouts.tasks": "long.jsonl"})
+    assert load_settings(known.config, known.environ("start")).rollouts.tasks == str(known.tasks.parent / "long.jsonl")
     warm = Plan("game", 7, "m", "warm", settings={"loop.rounds": "3"})
     assert load_settings(warm.config, warm.environ("start")).loop.rounds == 0
 

@@ -124,6 +124,6 @@ def test_facts_are_lines_that_a_products_documents_state_alike() -> None:
 def test_equal_states_of_a_game_have_equal_prompts() -> None:
     (prompt,) = load("game", "prompt")
     assert prompt.messages("a", 0, ["x", "y"]) == prompt.messages("a", 0, ["x", "y"])
-    assert prompt.messages("a", 0, ["x"])[-1]["content"] == "goal: a\nscore: 0 of 2\ncommands: x"
+    assert prompt.messages("a, then b", 0, ["x"])[-1]["content"] == "goal: a, then b\nscore: 0 of 2\ncommands: x"
     for _, _, commands, answer in prompt.EXAMPLES:
         assert answer in commands
