@@ -148,7 +148,7 @@ class Plan:
         }
         chosen |= self.settings
         if name := self.settings.get("rollouts.tasks"):
-            chosen["rollouts.tasks"] = str(self.tasks.with_name(name))
+            chosen["rollouts.tasks"] = str(self.tasks.parent / name)
         if self.control == "random":
             chosen["rollouts.judge"] = f"{folder_of(self.task).relative_to(ROOT)}/judge.py:coin"
             chosen |= {"dataset.reward_name": "reward", "dataset.credit": "identical"}

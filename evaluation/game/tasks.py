@@ -106,6 +106,29 @@ def n_commands(turn: dict[str, Any]) -> int:
     return len(turn["prompt"][-1]["content"].rpartition("commands: ")[2].split(", "))
 
 
+def save(game: Any, path: Path, *, least_turns: int) -> list[dict[str, Any]]:
+    """Writes the game's file and returns a perfect player's turns; no file and no turns if the game is left out.
+
+    That is if it takes fewer turns, because a quest may be fulfilled from the beginning, or offers too many commands.
+    """
+    game.save(str(path))
+    turns = walk(path, goal_of(game))
+    if len(turns) < least_turns or n_commands(turns[0]) > MAX_COMMANDS:
+        path.unlink()
+        return []
+    return turns
+
+
+def task_of(path: Path, goal: str, split: str, turns: int) -> dict[str, Any]:
+    """Returns the line of `tasks.jsonl` for a game that a perfect player wins in `turns` turns."""
+    return {
+        "id": path.stem,
+        "input": {"game": str(path.resolve()), "goal": goal},
+        "split": split,
+        "meta": {"goal": goal, "turns": turns},
+    }
+
+
 def write_games(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Writes the games' files; returns tasks and demonstrations."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,22 +142,12 @@ def write_games(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]
         if game.max_score != 2 or goal in seen or not wanted[split]:
             continue
         path = folder / f"{split}-{wanted[split]:04d}.json"
-        game.save(str(path))
-        turns = walk(path, goal)
-        # A quest may be fulfilled from the beginning; then one turn, or none, is enough.
-        if len(turns) < 2 or n_commands(turns[0]) > MAX_COMMANDS:
-            path.unlink()
+        turns = save(game, path, least_turns=2)
+        if not turns:
             continue
         seen.add(goal)
         wanted[split] -= 1
-        tasks.append(
-            {
-                "id": path.stem,
-                "input": {"game": str(path.resolve()), "goal": goal},
-                "split": split,
-                "meta": {"goal": goal, "turns": len(turns)},
-            }
-        )
+        tasks.append(task_of(path, goal, split, len(turns)))
         if split == "train" and wanted[split] >= TRAIN_GAMES - DEMONSTRATED_GAMES:
             demonstrations += turns
         if not any(wanted.values()):
@@ -147,14 +160,12 @@ def write_long_games(folder: Path) -> list[dict[str, Any]]:
     folder.mkdir(parents=True, exist_ok=True)
     training: list[dict[str, Any]] = []
     for game in games(LONG_QUESTS, (2,)):
-        goal, path = goal_of(game), folder / f"long-{len(training):04d}.json"
-        game.save(str(path))
-        turns = walk(path, goal)
-        if len(turns) < LONG_TURNS or n_commands(turns[0]) > MAX_COMMANDS:
-            path.unlink()
+        if game.max_score != LONG_QUESTS:
             continue
-        task = {"id": path.stem, "input": {"game": str(path.resolve()), "goal": goal}, "split": "train"}
-        training.append(task | {"meta": {"goal": goal, "turns": len(turns)}})
+        path = folder / f"long-{len(training):04d}.json"
+        turns = save(game, path, least_turns=LONG_TURNS)
+        if turns:
+            training.append(task_of(path, goal_of(game), "train", len(turns)))
         if len(training) == LONG_GAMES:
             break
     return [*training, *(task | {"id": f"known-{task['id']}", "split": "val"} for task in training)]

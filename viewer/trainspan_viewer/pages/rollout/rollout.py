@@ -38,9 +38,9 @@ def render_rollout(model: RolloutModel) -> Page:
             class_="pages",
         ),
         *(
-            _account(account, lambda index: links.call(*key, index))
+            _sections(account, lambda index: links.call(*key, index))
             if model.part is None
-            else _account_of_part(model.part)
+            else _sections_of_part(model.part)
         ),
         members(account.credit, links.rollout),
         what_if_part(model.what_if, model.params, links, key) if model.what_if is not None else None,
@@ -67,7 +67,7 @@ def explanation_page(account: RolloutAccount) -> str:
     in_full = sum(len(call.completion_ids) for call in account.calls) <= _MOST_TOKENS
     body: list[Child] = [
         facts(account),
-        *_account(account, lambda index: f"#call-{index}"),
+        *_sections(account, lambda index: f"#call-{index}"),
         members(account.credit, None),
         element("h2", "Conversation"),
         advantage_legend(account),
@@ -76,7 +76,7 @@ def explanation_page(account: RolloutAccount) -> str:
     return standalone(Page(f"Rollout {account.rollout_id}", body))
 
 
-def _account(account: RolloutAccount, call: Callable[[int], str]) -> list[Child]:
+def _sections(account: RolloutAccount, call: Callable[[int], str]) -> list[Child]:
     return [
         element("h2", "Timeline"),
         timeline(account),
@@ -87,7 +87,7 @@ def _account(account: RolloutAccount, call: Callable[[int], str]) -> list[Child]
     ]
 
 
-def _account_of_part(part: LargePart) -> list[Child]:
+def _sections_of_part(part: LargePart) -> list[Child]:
     """What is not derived, and the timeline of the calls on the page."""
     account = part.account
     shown = shown_calls(part)
