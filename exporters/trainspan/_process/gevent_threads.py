@@ -42,14 +42,15 @@ class ThreadEvent:
                 return
 
     def clear(self) -> None:
+        _know_thread()
         self._set = False
         self._wake.acquire(blocking=False)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Whether it was set within `timeout` seconds."""
-        _know_thread()
         if not self._set:
             self._wake.acquire(timeout=-1 if timeout is None else timeout)
+        _know_thread()
         return self._set
 
 
@@ -77,7 +78,10 @@ _WAKERS: Final = {"_worker_awaken": ThreadEvent, "condition": ThreadCondition, "
 
 @guarded
 def _know_thread() -> None:
-    """Registers the thread under `get_ident`, which the patch changed and which a thread looks up when it ends."""
+    """Registers the thread under `get_ident`, which the patch changed and which a thread looks up when it ends.
+
+    Called after each wait and each export, because the patch may come during either.
+    """
     active: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]
     if threading.get_ident() in active:
         return
@@ -94,19 +98,34 @@ def watch_gevent() -> None:
 
 def _wrap(module: ModuleType) -> None:
     def patch_thread(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        patched = wrapped(*args, **kwargs)
         _keep_workers()
-        return patched
+        return wrapped(*args, **kwargs)
 
     wrapt.wrap_function_wrapper(module, "patch_thread", patch_thread)
 
 
 @guarded
 def _keep_workers() -> None:
+    """Moves the threads to the new wakers before the patch.
+
+    A thread that began to wait on an old one during the patch would wait on gevent's lock, for which it needs a hub of
+    its own; two threads that make their hubs at the same time block each other in gevent's imports.
+    """
     for processor in _batch_processors():
         for name, waker in _WAKERS.items():
-            if not isinstance(getattr(processor, name, None), ThreadEvent | None):
+            old = getattr(processor, name, None)
+            if not isinstance(old, ThreadEvent | None):
                 setattr(processor, name, waker())
+                _leave(old)
+
+
+def _leave(old: Any) -> None:
+    """Wakes the thread that waits on `old`; afterwards, none starts to wait on it."""
+    if isinstance(old, threading.Event):
+        old.set()
+    else:
+        with old:
+            old.notify_all()
 
 
 def _batch_processors() -> Iterator[Any]:

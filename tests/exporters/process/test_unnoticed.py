@@ -326,11 +326,14 @@ def test_a_program_that_replaces_itself_is_one_rollout(
     assert {span.trace_id for span in recorder.spans} == {rollout.trace_id}
 
 
+@pytest.mark.parametrize("delay_ms", [5000, 1], ids=["threads wait", "threads export"])
 def test_under_gevent_the_program_ends_quietly_and_sends_all(
-    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str], delay_ms: int
 ) -> None:
     source = """
-        from gevent import monkey
+        from time import sleep
+        from gevent import events, monkey
+        events.subscribers.append(lambda event: sleep(.05))  # more time for the exporting threads during the patch
         monkey.patch_all()
         import os, time
         import gevent, httpx
@@ -346,7 +349,8 @@ def test_under_gevent_the_program_ends_quietly_and_sends_all(
         time.sleep(.5)
         print({greenlet.value for greenlet in asked})
     """
-    ran = run(write(tmp_path, source), wired | WITHOUT_OPENAI, timeout_s=25)
+    delays = dict.fromkeys(("OTEL_BSP_SCHEDULE_DELAY", "OTEL_BLRP_SCHEDULE_DELAY"), str(delay_ms))
+    ran = run(write(tmp_path, source), wired | WITHOUT_OPENAI | delays, timeout_s=25)
     assert (ran.code, ran.stdout, ran.stderr) == (0, "{200}\n", "")
     rollout = recorder.one(keys.ROLLOUT_SPAN_NAME)
     assert (rollout.attributes[keys.ROLLOUT_STATUS], rollout.attributes[keys.ROLLOUT_CALLS]) == ("ok", 5)
