@@ -1,8 +1,8 @@
 """Named reads of Flight: names and parameters → one SQL query with bound values.
 
-Two of them are for readers that process a large store piece by piece: `holdings` returns what the store has of each rollout
-and where, `tokens` returns the tokens of calls by their `seq` alone. `records` returns log records by their event. `newest` is
-for those who watch: its cost does not depend on the size of the store.
+Three of them are for readers that process a large store piece by piece: `holdings` returns what the store has of each rollout
+and where, `tokens` returns the tokens of calls by their `seq` alone, and `texts` the attributes of spans. `records` returns log
+records by their event. `newest` is for those who watch: its cost does not depend on the size of the store.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from trainspan_collector.rows.promoted import PROMOTED
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.views import IDENTITY, VIEWS
 
-__all__ = ["HOLDINGS", "NEWEST", "READS", "SIZES", "TOKENS", "Query", "named_read"]
+__all__ = ["HOLDINGS", "NEWEST", "READS", "SIZES", "TEXTS", "TOKENS", "Query", "named_read"]
 
 _EXTRAS: Final = {
     "spans": (
@@ -48,6 +48,9 @@ rollouts with selected rows, it also returns the rows that are not selected (`is
 
 TOKENS: Final = ("trace_id", "span_id", "prompt_ids", "completion_ids", "logprobs", "call_facts")
 """Columns of the read `tokens`: the calls whose `seq` is in `seqs`, even if a richer duplicate has arrived since."""
+
+TEXTS: Final = ("seq", "trace_id", "span_id", "name", "service_name", "scope_name", "attributes")
+"""Columns of the read `texts`: the spans whose `seq` is in `seqs`, or those of the traces `trace_ids`."""
 
 NEWEST: Final = {
     **dict.fromkeys(("seq", "trace_id", "rollout_id", "attempt", "run_id", "round", "split"), ""),
@@ -120,7 +123,14 @@ def named_read(name: str, parameters: Mapping[str, object], places: Places) -> Q
     `without_calls`: only spans that the read `calls` does not return. `without_rollout`: only rows without a rollout.
     `skip` and `rows`, for spans and calls: only a part, in the order of their start.
     """
-    special = {"holdings": _holdings, "tokens": _tokens, "records": _records, "newest": _newest, "sizes": _sizes}
+    special = {
+        "holdings": _holdings,
+        "tokens": _tokens,
+        "texts": _texts_of_spans,
+        "records": _records,
+        "newest": _newest,
+        "sizes": _sizes,
+    }
     if name not in READS and name not in special:
         raise UsageError(f"unknown read {name!r}; reads are {', '.join((*READS, *special))}")
     given = {key: value for key, value in parameters.items() if value is not None}
@@ -250,14 +260,35 @@ WHERE trace_id IN (
 
 def _tokens(given: Mapping[str, object], _: Places) -> Query:
     _expect("tokens", given, ("seqs", "columns"))
+    bound: dict[str, object] = {}
+    condition = _numbered("tokens", given, bound)
+    columns = ", ".join(_columns("tokens", TOKENS, given))
+    return Query(f"SELECT {columns} FROM stored.spans WHERE is_call AND {condition}", bound)
+
+
+def _texts_of_spans(given: Mapping[str, object], places: Places) -> Query:
+    _expect("texts", given, ("seqs", "trace_ids", "columns"))
+    bound: dict[str, object] = {}
+    if "trace_ids" in given:
+        _expect("texts with trace_ids", given, ("trace_ids", "columns"))
+        bound["trace_ids"] = trace_ids = _texts(given, "trace_ids")
+        condition = f"{places.of_traces(trace_ids)} AND trace_id IN (SELECT unnest($trace_ids::VARCHAR[]))"
+    else:
+        condition = _numbered("texts", given, bound)
+    columns = ", ".join(_columns("texts", TEXTS, given))
+    return Query(f"SELECT {columns} FROM stored.live_spans WHERE {condition}", bound)
+
+
+def _numbered(name: str, given: Mapping[str, object], bound: dict[str, object]) -> str:
+    """The condition on the rows with the numbers `seqs`, which are added to `bound`."""
     seqs = given.get("seqs")
     if not isinstance(seqs, list) or not all(type(seq) is int for seq in seqs):
-        raise UsageError("the read 'tokens' needs the parameter seqs, a list of integers")
-    columns = ", ".join(_columns("tokens", TOKENS, given))
+        raise UsageError(f"the read {name!r} needs the parameter seqs, a list of integers")
+    if not seqs:
+        return "false"
     # A string is bound five times as fast as a list.
-    wanted = "SELECT unnest(string_split($seqs, ',')::BIGINT[])" if seqs else "SELECT NULL::BIGINT LIMIT 0"
-    bound: dict[str, object] = {"seqs": ",".join(map(str, seqs))} if seqs else {}
-    return Query(f"SELECT {columns} FROM stored.spans WHERE is_call AND seq IN ({wanted})", bound)
+    bound["seqs"] = ",".join(map(str, seqs))
+    return f"seq BETWEEN {min(seqs)} AND {max(seqs)} AND seq IN (SELECT unnest(string_split($seqs, ',')::BIGINT[]))"
 
 
 def _records(given: Mapping[str, object], places: Places) -> Query:

@@ -18,6 +18,7 @@ __all__ = ["Selection", "Source"]
 BATCH_BYTES = 16 * 1024 * 1024
 IDS_PER_READ = 10_000
 SEQS_PER_READ = 10_000
+TRACES_PER_READ = 500
 WAIT_MS = 10_000
 _NUMBERED_READS = ("spans", "calls", "evaluations", "records")
 
@@ -126,17 +127,25 @@ class Source:
             for rows in part.select("seq", *SPAN_KEY).iter_slices(IDS_PER_READ):
                 yield from self._attributes(int(str(store)), rows)
 
+    def texts(self, trace_ids: Sequence[str], columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        """Batches of the read `texts` for the spans of these traces, from all stores."""
+        for number in range(len(self._clients)):
+            for start in range(0, len(trace_ids), TRACES_PER_READ):
+                some = list(trace_ids[start : start + TRACES_PER_READ])
+                yield from self._texts(number, columns, trace_ids=some)
+
     def _attributes(self, store: int, left: pl.DataFrame) -> Iterator[pl.DataFrame]:
-        by_number = f"seq IN ({','.join(map(str, left['seq'].to_list()))})"
-        traces = left["trace_id"].unique().to_list()
-        by_trace = "trace_id IN ({})".format(",".join(f"'{trace_id}'" for trace_id in traces))
-        for condition in (by_number, by_trace):
-            sql = f"SELECT trace_id, span_id, attributes FROM spans WHERE {condition}"
-            for batch in self._stream(store, {"sql": sql, "wait_ms": WAIT_MS}):
-                yield batch.join(left, on=SPAN_KEY, how="semi").select(*SPAN_KEY, "attributes")
+        columns = (*SPAN_KEY, "attributes")
+        for asked in ({"seqs": left["seq"].to_list()}, {"trace_ids": left["trace_id"].unique().to_list()}):
+            for batch in self._texts(store, columns, **asked):
+                yield batch.join(left, on=SPAN_KEY, how="semi").select(columns)
                 left = left.join(batch, on=SPAN_KEY, how="anti")
             if left.is_empty():
                 return
+
+    def _texts(self, store: int, columns: Sequence[str], **asked: list[Any]) -> Iterator[pl.DataFrame]:
+        parameters = {**asked, "columns": list(columns)}
+        return self._stream(store, {"read": "texts", "parameters": parameters, "wait_ms": WAIT_MS})
 
     def _up_to_watermark(self, number: int, batch: pl.DataFrame) -> pl.DataFrame:
         if not self.is_held:

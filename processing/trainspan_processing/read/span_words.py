@@ -14,7 +14,6 @@ SpanKey = tuple[str, str]
 """(trace_id, span_id)."""
 
 _COLUMNS: Final = ("trace_id", "span_id", "name", "service_name", "scope_name", "attributes")
-_TRACES_PER_QUERY: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +52,11 @@ def read_words(source: Source, spans: Collection[SpanKey]) -> dict[SpanKey, Span
     """The descriptions of these spans, as far as they are in the stores."""
     wanted, found = set(spans), {}
     traces = sorted({trace_id for trace_id, _ in wanted})
-    for start in range(0, len(traces), _TRACES_PER_QUERY):
-        some = quoted_ids(traces[start : start + _TRACES_PER_QUERY])
-        sql = f"SELECT {', '.join(_COLUMNS)} FROM spans WHERE trace_id IN ({some})"
-        for batch in source.query(sql):
-            for trace_id, span_id, name, service, scope, attributes in batch.select(_COLUMNS).iter_rows():
-                if (trace_id, span_id) in wanted:
-                    words = SpanWords(name or "", service, scope, json.loads(attributes or "{}"))
-                    found[trace_id, span_id] = words
+    for batch in source.texts(traces, _COLUMNS):
+        for trace_id, span_id, name, service, scope, attributes in batch.select(_COLUMNS).iter_rows():
+            if (trace_id, span_id) in wanted:
+                words = SpanWords(name or "", service, scope, json.loads(attributes or "{}"))
+                found[trace_id, span_id] = words
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.collector.query.test_scoped_views import MEMORY_BYTES, tangle
 from tests.support.collector.filling import Filling
 from trainspan_collector.query import named_reads
-from trainspan_collector.query.named_reads import HOLDINGS, NEWEST, READS, TOKENS, named_read
+from trainspan_collector.query.named_reads import HOLDINGS, NEWEST, READS, TEXTS, TOKENS, named_read
 from trainspan_collector.query.places import Places
 from trainspan_collector.store.database import Database
 from trainspan_schemas import keys
@@ -83,6 +83,21 @@ def test_tokens_are_read_by_their_place(tangled: Database) -> None:
     assert _rows(tangled, "tokens", seqs=[wanted[0][0]], columns=["span_id"]) == [repr((wanted[0][2],))]
 
 
+def test_the_texts_of_spans_are_read_by_their_place_or_their_traces(tangled: Database) -> None:
+    cursor, columns = tangled.cursor(), ", ".join(TEXTS)
+    spans = cursor.execute(f"SELECT {columns} FROM stored.live_spans ORDER BY seq").fetchall()
+    wanted, traces = spans[::3], sorted({row[1] for row in spans})[:3]
+    assert _rows(tangled, "texts", seqs=[row[0] for row in wanted]) == sorted(map(repr, wanted))
+    of_traces = [row for row in spans if row[1] in traces]
+    assert 0 < len(of_traces) < len(spans)
+    assert _rows(tangled, "texts", trace_ids=traces) == sorted(map(repr, of_traces))
+    [(replaced,)] = cursor.execute(
+        "SELECT min(seq) FROM stored.superseded SEMI JOIN stored.spans USING (seq)"
+    ).fetchall()
+    assert _rows(tangled, "texts", seqs=[replaced]) == _rows(tangled, "texts", seqs=[]) == []
+    assert _rows(tangled, "texts", trace_ids=[]) == _rows(tangled, "texts", trace_ids=["f" * 32]) == []
+
+
 def test_the_newest_rows_are_those_that_arrived_last(tangled: Database) -> None:
     cursor, last_seq = tangled.cursor(), tangled.progress().last_seq
     wanted = (
@@ -132,6 +147,9 @@ def test_records_are_read_by_event_trace_and_attribute(tangled: Database) -> Non
         ("tokens", {"seqs": [True]}, "list of integers"),
         ("tokens", {"seqs": [1], "columns": ["attributes"]}, "no column 'attributes'"),
         ("tokens", {"seqs": [1], "run_id": "a"}, "no parameter 'run_id'"),
+        ("texts", {}, "needs the parameter seqs"),
+        ("texts", {"seqs": [1], "trace_ids": []}, "no parameter 'seqs'"),
+        ("texts", {"trace_ids": [1]}, "list of strings"),
         ("holdings", {"without_calls": True}, "no parameter 'without_calls'"),
         ("records", {}, "needs the parameter event_names"),
         ("records", {"event_names": ["a"], "trace_ids": "t"}, "list of strings"),
@@ -151,11 +169,12 @@ def test_the_columns_are_those_promised(tangled: Database) -> None:
     for name, columns, parameters in (
         ("holdings", HOLDINGS, {}),
         ("tokens", TOKENS, {"seqs": [1]}),
+        ("texts", TEXTS, {"seqs": [1]}),
         ("records", tuple(READS["logs"]), {"event_names": []}),
         ("newest", tuple(NEWEST), {}),
     ):
         assert tuple(_query(tangled, name, **parameters).columns) == columns
-    assert not {"holdings", "tokens", "records", "newest"} & set(READS)
+    assert not {"holdings", "tokens", "texts", "records", "newest"} & set(READS)
 
 
 @pytest.mark.parametrize("name", ["spans", "calls"])
