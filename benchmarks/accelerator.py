@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.support.workload import Workload
 from tests.support.models.tiny_model import make_tiny_model
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.model.loading import load_tokenizer
 from trainspan_training.objective.heavy_imports import import_training
 

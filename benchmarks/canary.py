@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.support.policy_server.faults import FAULT_VARIABLE
 from tests.support.policy_server.process import RunningServer, policy_server
-from trainspan_schemas.checkpoint import CheckpointMeta, checkpoint_name
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name
 
 _REPOSITORY = Path(__file__).parents[1]
 _UPDATES = ((1e-6, 1), (1e-6, 4), (1e-5, 1), (1e-5, 4), (1e-4, 2))
@@ -156,7 +156,7 @@ def make_checkpoints(base: Path, out: Path) -> None:
     """
     import torch
 
-    from trainspan_schemas.checkpoint import hash_weights
+    from trainspan_schemas.artifacts.checkpoint import hash_weights
     from trainspan_training.model.full_weights import copy_companions
     from trainspan_training.model.loading import load_model, load_tokenizer
     from trainspan_training.objective.heavy_imports import import_training

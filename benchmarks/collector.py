@@ -32,7 +32,7 @@ from benchmarks.peers.agentlightning_intake import measure as measure_peer
 from benchmarks.support.cpu_time import cpu_s as _cpu_s
 from benchmarks.support.cpu_time import thread_cpu_s
 from benchmarks.support.export_requests import SPAN_BYTES, SPANS_PER_REQUEST, requests
-from trainspan_schemas.store import StoreAddress, running_collector
+from trainspan_schemas.store.access import StoreAddress, running_collector
 
 __all__ = ["burst", "count_spans", "measure"]
 

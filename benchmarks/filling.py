@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.dataset_files import LoggedCall
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.model.loading import load_config, load_model, load_tokenizer
 from trainspan_training.objective.heavy_imports import import_training
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.objective.heavy_imports import import_training
 
 __all__ = ["measure"]

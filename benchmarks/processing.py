@@ -29,9 +29,9 @@ from trainspan_processing.merging.lineage import trace_lineage
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import Tokens
 from trainspan_processing.traces.trace_index import Clock
-from trainspan_schemas import keys
-from trainspan_schemas.settings import DatasetSettings
-from trainspan_schemas.store import running_collector
+from trainspan_schemas.config.settings import DatasetSettings
+from trainspan_schemas.store.access import running_collector
+from trainspan_schemas.telemetry import keys
 from trainspan_serving.export.call_span import encode_attributes
 
 TURNS = 8

@@ -15,8 +15,8 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.dataset import DATASET_VERSION, MANIFEST, about_dir
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.artifacts.dataset import DATASET_VERSION, MANIFEST, about_dir
+from trainspan_schemas.config.settings import TrainSettings
 
 __all__ = ["measure"]
 

@@ -26,8 +26,8 @@ from tests.support.models.tiny_model import make_tiny_model
 from tests.support.policy_server.plain_vllm import plain_vllm
 from tests.support.policy_server.process import RunningServer, policy_server
 from tests.support.ports import free_port
-from trainspan_schemas.identity import Identity
-from trainspan_schemas.settings import ServingSettings
+from trainspan_schemas.config.settings import ServingSettings
+from trainspan_schemas.telemetry.identity import Identity
 from trainspan_serving.process.launch import prepare
 
 _TOKENS = 32

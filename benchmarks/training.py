@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.support.workload import Workload
 from tests.support.dataset_files import LoggedCall, write_dataset
 from tests.support.models.tiny_model import make_tiny_model
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.model.loading import load_config, load_model, load_tokenizer
 from trainspan_training.objective.heavy_imports import import_training
 from trainspan_training.rounds.result import Result

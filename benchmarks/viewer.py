@@ -24,8 +24,8 @@ from benchmarks.support.viewer_process import Asked, Served, collector, viewer
 from benchmarks.support.viewer_world import BenchWorld, world
 from trainspan_processing.credit.groups import group_id
 from trainspan_processing.dataset.ledger import LEDGER, ledger_path
-from trainspan_schemas.dataset import manifest_path
-from trainspan_schemas.roles import make_home_token_file
+from trainspan_schemas.artifacts.dataset import manifest_path
+from trainspan_schemas.store.roles import make_home_token_file
 
 __all__ = ["made_world", "measure"]
 

@@ -23,7 +23,7 @@ from benchmarks.support.pairs import summary
 from benchmarks.support.viewer_process import Served, collector, viewer
 from benchmarks.support.viewer_world import BenchWorld
 from benchmarks.viewer import made_world
-from trainspan_schemas.store import StoreAddress, running_collector
+from trainspan_schemas.store.access import StoreAddress, running_collector
 
 __all__ = ["measure"]
 

@@ -11,7 +11,7 @@ import polars as pl
 
 from evaluation.plans import ROOT, SCRATCH, Plan, default_model, folder_of
 from evaluation.results import run_of
-from trainspan_schemas.dataset import dataset_dirs
+from trainspan_schemas.artifacts.dataset import dataset_dirs
 
 __all__ = ["continued", "make_untrained", "rejection_sampled", "warm_started"]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainspan_schemas.config import load_settings
+from trainspan_schemas.config.load import load_settings
+from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import home
-from trainspan_schemas.settings import Settings
 
 __all__ = [
     "CONTROLS",

@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 from transformers import AutoTokenizer
 
-from trainspan_schemas.dataset import dataset_dirs
+from trainspan_schemas.artifacts.dataset import dataset_dirs
 
 __all__ = ["count_retokenized"]
 

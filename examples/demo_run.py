@@ -22,11 +22,11 @@ from rich.table import Table
 
 from trainspan_cli.loop.report.run_report import write_report
 from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_schemas.config import load_settings
+from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.home import home, store_path
 from trainspan_schemas.intervals import Estimate
-from trainspan_schemas.store import running_collector
+from trainspan_schemas.store.access import running_collector
 
 GREATEST_DRIFT = 0.10
 """Most that success may change under random rewards."""

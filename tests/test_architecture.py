@@ -25,6 +25,7 @@ PACKAGES = {
 }
 SOURCES = (*PACKAGES, "tests", "benchmarks", "evaluation", "examples", "tools")
 FLOORS = {
+    "schemas": ("agents", "artifacts config store", "telemetry", "home", "durable intervals secret_files", "errors"),
     "collector": (
         "process",
         "session",
@@ -69,7 +70,6 @@ LARGEST = 11
 LARGER = {
     "benchmarks": "one module per benchmark",
     "cli/trainspan_cli/commands": "one module per subcommand",
-    "schemas/trainspan_schemas": "flat: one module per contract between parts",
     "tests/end_to_end/matrix/programs/agents": "one program per framework",
 }
 """The folders that may hold more than `LARGEST` modules → the reason."""

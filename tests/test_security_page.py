@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.support.places import ROOT
-from trainspan_schemas.roles import Role
+from trainspan_schemas.store.roles import Role
 
 PAGE = (ROOT / "docs" / "security.md").read_text()
 NAMED = re.compile(r"`([\w/]+/test_\w+\.py)::(test_\w+)`")

@@ -19,7 +19,7 @@ from tests.support.dataset_files import LoggedCall, write_dataset
 from tests.support.models.canary import logprobs_of
 from tests.support.models.tiny_model import make_tiny_model
 from tests.support.places import ROOT
-from trainspan_schemas.store import StoreAddress, running_collector
+from trainspan_schemas.store.access import StoreAddress, running_collector
 
 pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.timeout(1800)]
 

@@ -17,7 +17,7 @@ from trainspan_processing.credit.advantages import assign_advantages
 from trainspan_processing.credit.plan import Plan, make_plan
 from trainspan_processing.rewards.names import rollout_column, step_column
 from trainspan_processing.tables import HISTORY
-from trainspan_schemas.settings import DatasetSettings
+from trainspan_schemas.config.settings import DatasetSettings
 
 REWARD = "reward"
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from trainspan_schemas import keys
-from trainspan_schemas.tokens import encode_ids, encode_logprobs
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
 
 __all__ = ["SPANS_PER_REQUEST", "SPAN_BYTES", "requests"]
 

@@ -18,8 +18,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.support.collector.filling import Filling
 from trainspan_collector.store.database import Database
-from trainspan_schemas import keys
-from trainspan_schemas.tokens import encode_ids, encode_logprobs
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
 from trainspan_serving.export.call_span import encode_attributes
 
 __all__ = ["CALLS_PER_COPY", "GROUP", "Shape", "fill"]

@@ -13,8 +13,8 @@ from typing import Final
 
 from benchmarks.support.cpu_time import exact_cpu_s
 from benchmarks.support.viewer_world import BenchWorld
-from trainspan_schemas.roles import Role, token_of
-from trainspan_schemas.store import running_collector
+from trainspan_schemas.store.access import running_collector
+from trainspan_schemas.store.roles import Role, token_of
 
 __all__ = ["Asked", "Served", "collector", "processes", "viewer"]
 

@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 import benchmarks.support.large_store
 from benchmarks.support.large_store import Shape, fill
 from tests.support.models.byte_tokenizer import make_byte_tokenizer
-from trainspan_schemas.dataset import DATASET_VERSION, about_dir, manifest_path, round_dir_name
-from trainspan_schemas.settings import Settings
-from trainspan_schemas.trained_tokens import METADATA, VERSION, part_name, tokens_dir
+from trainspan_schemas.artifacts.dataset import DATASET_VERSION, about_dir, manifest_path, round_dir_name
+from trainspan_schemas.artifacts.trained_tokens import METADATA, VERSION, part_name, tokens_dir
+from trainspan_schemas.config.settings import Settings
 
 __all__ = ["BenchWorld", "kept_folder", "world"]
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.settings import Settings
 
 if TYPE_CHECKING:
     from trainspan_processing.export.export import Exported, ExportRequest

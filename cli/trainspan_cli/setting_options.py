@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from trainspan_schemas.setting_docs import SettingDoc, setting_docs
+from trainspan_schemas.config.setting_docs import SettingDoc, setting_docs
 
 __all__ = ["Given", "help_of", "setting_options"]
 

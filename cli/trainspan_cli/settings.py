@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from trainspan_schemas.config import load_settings
-from trainspan_schemas.settings import Settings
+from trainspan_schemas.config.load import load_settings
+from trainspan_schemas.config.settings import Settings
 
 __all__ = ["ConfigOption", "FormatOption", "settings"]
 

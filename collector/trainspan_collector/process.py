@@ -22,11 +22,11 @@ from trainspan_collector.servers import Servers
 from trainspan_collector.session import StoreSession, journal_folder
 from trainspan_collector.store.duckdb_errors import ReopenError, first_line
 from trainspan_collector.store.lock import StoreLock
+from trainspan_schemas.config.settings import CollectorSettings
 from trainspan_schemas.errors import ConfigError, StoreError
 from trainspan_schemas.home import store_path
-from trainspan_schemas.roles import Role, make_home_token_file
-from trainspan_schemas.settings import CollectorSettings
-from trainspan_schemas.store import StoreAddress, address_file, is_last_reader, readers_file, write_address
+from trainspan_schemas.store.access import StoreAddress, address_file, is_last_reader, readers_file, write_address
+from trainspan_schemas.store.roles import Role, make_home_token_file
 
 __all__ = ["run"]
 

@@ -14,7 +14,7 @@ from trainspan_collector.receive.http_server import HttpServer
 from trainspan_collector.receive.memory_budget import Budget
 from trainspan_collector.receive.redaction import Redaction
 from trainspan_collector.runtime.metrics import Metrics, StoreState
-from trainspan_schemas.settings import CollectorSettings
+from trainspan_schemas.config.settings import CollectorSettings
 
 __all__ = ["Servers"]
 

@@ -22,7 +22,7 @@ from trainspan_collector.store.key_index import KeyIndex
 from trainspan_collector.store.snapshots import Readers
 from trainspan_collector.store.sql_process import SqlLimits, remove_query_folders
 from trainspan_collector.store_gauges import StoreGauges
-from trainspan_schemas.settings import CollectorSettings
+from trainspan_schemas.config.settings import CollectorSettings
 
 __all__ = ["StoreSession", "journal_folder"]
 

@@ -42,7 +42,7 @@ _OF_SIGNALS: Final = tuple(
 def _show_whose_program_it_is() -> None:
     if _HEADERS in os.environ or any(name in os.environ for name in _OF_SIGNALS):
         return
-    from trainspan_schemas.senders import known_headers
+    from trainspan_schemas.store.senders import known_headers
 
     store = os.environ.get("TRAINSPAN_COLLECTOR__STORE")
     if headers := known_headers("user", os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"], store=store):

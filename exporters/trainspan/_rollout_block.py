@@ -21,9 +21,9 @@ from trainspan._rollout.reward import evaluate
 from trainspan._rollout.scope import Boundary, Scope, current_scope
 from trainspan._rollout.span_processor import stamp_spans_of
 from trainspan._switch import is_disabled
-from trainspan_schemas import keys
-from trainspan_schemas.identity import Identity, Split, TraceParent
-from trainspan_schemas.status import RolloutStatus
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity, Split, TraceParent
+from trainspan_schemas.telemetry.status import RolloutStatus
 
 __all__ = [
     "Rollout",

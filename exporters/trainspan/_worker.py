@@ -1,7 +1,7 @@
 """Runs a function on the tasks of a runner: `python -m trainspan._worker --fd N module:function`.
 
 Asynchronous functions share one event loop; synchronous ones get one thread per job. Every job runs in its own context,
-below the runner's rollout span, in a span with this process's counts. Protocol: `trainspan_schemas.worker`.
+below the runner's rollout span, in a span with this process's counts. Protocol: `trainspan_schemas.agents.worker`.
 """
 
 import argparse
@@ -23,11 +23,8 @@ from opentelemetry.trace import Status, StatusCode
 from trainspan._guard import guarded, logger
 from trainspan._rollout.scope import Scope, remote_span
 from trainspan._rollout_block import start_span
-from trainspan_schemas import keys
-from trainspan_schemas.errors import InvalidRecordError, ProcessError, UsageError
-from trainspan_schemas.functions import load_function
-from trainspan_schemas.identity import TraceParent
-from trainspan_schemas.worker import (
+from trainspan_schemas.agents.functions import load_function
+from trainspan_schemas.agents.worker import (
     MAX_LINE_BYTES,
     Cancel,
     Job,
@@ -38,6 +35,9 @@ from trainspan_schemas.worker import (
     encode,
     identity_of,
 )
+from trainspan_schemas.errors import InvalidRecordError, ProcessError, UsageError
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import TraceParent
 
 __all__ = ["main"]
 

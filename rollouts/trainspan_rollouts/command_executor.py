@@ -17,8 +17,10 @@ from typing import Final
 
 from trainspan_rollouts.executor import Ended, Execution
 from trainspan_rollouts.task_file import Task
+from trainspan_schemas.agents.worker import AgentReport
 from trainspan_schemas.errors import ProcessError
-from trainspan_schemas.identity import (
+from trainspan_schemas.store.senders import without_credentials
+from trainspan_schemas.telemetry.identity import (
     ENV_BAGGAGE,
     ENV_REPORT,
     ENV_TASK,
@@ -26,10 +28,8 @@ from trainspan_schemas.identity import (
     ENV_TRACEPARENT,
     ENV_TRACESTATE,
 )
-from trainspan_schemas.keys import ROLLOUT_PATH_PREFIX
-from trainspan_schemas.senders import without_credentials
-from trainspan_schemas.status import RolloutStatus
-from trainspan_schemas.worker import AgentReport
+from trainspan_schemas.telemetry.keys import ROLLOUT_PATH_PREFIX
+from trainspan_schemas.telemetry.status import RolloutStatus
 
 __all__ = ["CommandExecutor", "agent_environment", "instrumented"]
 

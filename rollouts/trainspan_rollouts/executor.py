@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trainspan_rollouts.task_file import Task
-from trainspan_schemas.identity import Identity, TraceParent
-from trainspan_schemas.status import RolloutStatus
-from trainspan_schemas.worker import AgentReport
+from trainspan_schemas.agents.worker import AgentReport
+from trainspan_schemas.telemetry.identity import Identity, TraceParent
+from trainspan_schemas.telemetry.status import RolloutStatus
 
 __all__ = ["Ended", "Execution", "Executor"]
 

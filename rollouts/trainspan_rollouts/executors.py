@@ -9,11 +9,11 @@ from trainspan_rollouts.command_executor import CommandExecutor, agent_environme
 from trainspan_rollouts.executor import Executor
 from trainspan_rollouts.function_executor import WorkerPool
 from trainspan_rollouts.records import RunSettings
-from trainspan_schemas.endpoint import headers_of
+from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.errors import ConfigError, UsageError
-from trainspan_schemas.functions import is_function_name
-from trainspan_schemas.roles import Role
-from trainspan_schemas.senders import sender_headers
+from trainspan_schemas.store.endpoint import headers_of
+from trainspan_schemas.store.roles import Role
+from trainspan_schemas.store.senders import sender_headers
 
 __all__ = ["choose_executor"]
 

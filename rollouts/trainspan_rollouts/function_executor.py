@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from trainspan_rollouts.command_executor import GRACE_S, instrumented
 from trainspan_rollouts.executor import Ended, Execution
+from trainspan_schemas.agents.worker import MAX_LINE_BYTES, Cancel, Job, Outcome, Ready, Refusal, decode, encode
 from trainspan_schemas.errors import ProcessError, UsageError
-from trainspan_schemas.status import RolloutStatus
-from trainspan_schemas.worker import MAX_LINE_BYTES, Cancel, Job, Outcome, Ready, Refusal, decode, encode
+from trainspan_schemas.telemetry.status import RolloutStatus
 
 __all__ = ["WorkerPool"]
 

@@ -4,10 +4,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from trainspan_schemas.functions import load_function, number_of
-from trainspan_schemas.invocation import Invoker
-from trainspan_schemas.keys import REWARD
-from trainspan_schemas.status import RolloutStatus
+from trainspan_schemas.agents.functions import load_function, number_of
+from trainspan_schemas.agents.invocation import Invoker
+from trainspan_schemas.telemetry.keys import REWARD
+from trainspan_schemas.telemetry.status import RolloutStatus
 
 __all__ = ["Judge", "Result"]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainspan_schemas.identity import Split
+from trainspan_schemas.telemetry.identity import Split
 
 __all__ = ["Progress", "RunResult", "RunSettings"]
 

@@ -14,9 +14,9 @@ from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode,
 
 from trainspan_rollouts.delivery import VerdictSender
 from trainspan_rollouts.run_ledger import RunLedger
-from trainspan_schemas import keys
-from trainspan_schemas.identity import Identity, TraceParent
-from trainspan_schemas.status import RolloutStatus
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity, TraceParent
+from trainspan_schemas.telemetry.status import RolloutStatus
 
 __all__ = ["RolloutSpan", "RolloutSpans"]
 

@@ -20,15 +20,15 @@ from trainspan_rollouts.records import Progress, RunResult, RunSettings
 from trainspan_rollouts.rollout_spans import RolloutSpans
 from trainspan_rollouts.run_ledger import RunLedger, ledger_file
 from trainspan_rollouts.task_file import Task, count_tasks, read_tasks
-from trainspan_schemas.endpoint import headers_of
+from trainspan_schemas.agents.functions import number_of
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.functions import number_of
-from trainspan_schemas.identity import Identity
-from trainspan_schemas.keys import REWARD
-from trainspan_schemas.roles import Role
-from trainspan_schemas.senders import sender_headers
-from trainspan_schemas.signing import signing_key
-from trainspan_schemas.status import RolloutStatus
+from trainspan_schemas.store.endpoint import headers_of
+from trainspan_schemas.store.roles import Role
+from trainspan_schemas.store.senders import sender_headers
+from trainspan_schemas.telemetry.identity import Identity
+from trainspan_schemas.telemetry.keys import REWARD
+from trainspan_schemas.telemetry.signing import signing_key
+from trainspan_schemas.telemetry.status import RolloutStatus
 
 __all__ = ["run_rollouts"]
 

@@ -15,8 +15,8 @@ from typing import IO, Any, Final
 
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.home import home
-from trainspan_schemas.identity import Identity, Split
-from trainspan_schemas.status import RolloutStatus
+from trainspan_schemas.telemetry.identity import Identity, Split
+from trainspan_schemas.telemetry.status import RolloutStatus
 
 __all__ = ["Begun", "Finished", "RunLedger", "ledger_file", "recorded_rewards", "task_rewards"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from trainspan_schemas.errors import TaskFileError
-from trainspan_schemas.identity import Split
+from trainspan_schemas.telemetry.identity import Split
 
 __all__ = ["Task", "count_tasks", "read_tasks"]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.endpoint import headers_of
+from trainspan_schemas.agents.unnamed_agents import agent_of_body
 from trainspan_schemas.errors import InvalidRecordError, one_line
-from trainspan_schemas.signing import signing_key
-from trainspan_schemas.unnamed_agents import agent_of_body
+from trainspan_schemas.store.endpoint import headers_of
+from trainspan_schemas.telemetry.signing import signing_key
 from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller, identify
 from trainspan_serving.capture.engine_tap import EngineTap, Exchange

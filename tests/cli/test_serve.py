@@ -3,7 +3,7 @@
 import pytest
 
 from trainspan_cli.commands.serve import _served_lora_rank
-from trainspan_schemas.settings import ServingSettings, Settings, TrainSettings
+from trainspan_schemas.config.settings import ServingSettings, Settings, TrainSettings
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from tests.cli.test_main import trainspan
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_schemas.config import override
-from trainspan_schemas.setting_docs import setting_docs
-from trainspan_schemas.settings import DatasetSettings
+from trainspan_schemas.config.load import override
+from trainspan_schemas.config.setting_docs import setting_docs
+from trainspan_schemas.config.settings import DatasetSettings
 
 CLI = CliRunner(env={"COLUMNS": "200"})
 

@@ -24,9 +24,9 @@ from evaluation.results import evaluations, read_results, store_result
 from evaluation.retokenized import count_retokenized
 from evaluation.runs import carry_out
 from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_schemas.config import load_settings
-from trainspan_schemas.dataset import round_dir_name
-from trainspan_schemas.functions import is_function_name
+from trainspan_schemas.agents.functions import is_function_name
+from trainspan_schemas.artifacts.dataset import round_dir_name
+from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.intervals import Estimate
 
 

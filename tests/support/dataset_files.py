@@ -1,4 +1,4 @@
-"""Writes dataset folders according to `trainspan_schemas.dataset`, and generates rollouts for them."""
+"""Writes dataset folders according to `trainspan_schemas.artifacts.dataset`, and generates rollouts for them."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trainspan_schemas.dataset import COLUMNS, DATASET_VERSION, MANIFEST, about_dir, round_dir_name
+from trainspan_schemas.artifacts.dataset import COLUMNS, DATASET_VERSION, MANIFEST, about_dir, round_dir_name
 
 
 @dataclass(frozen=True, slots=True)

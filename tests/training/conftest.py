@@ -11,7 +11,7 @@ import pytest
 from tests.support.models.tiny_model import make_tiny_model
 from tests.training.support.processes.imports import import_once
 from tests.training.support.sessions import GENTLE, Run
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.metrics import curves
 from trainspan_training.model.loading import load_model, load_tokenizer
 from trainspan_training.rounds.result import Result

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.home import served_model
-from trainspan_schemas.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.swap_request import Swap
 from trainspan_training.data.dataset import DatasetFolder

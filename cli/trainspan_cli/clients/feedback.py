@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from trainspan_schemas import keys
 from trainspan_schemas.errors import StoreError
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["Feedback", "send_feedback"]
 

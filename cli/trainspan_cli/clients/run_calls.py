@@ -7,7 +7,7 @@ from typing import Final
 
 from trainspan_cli.clients.store import rows
 from trainspan_schemas.errors import StoreError
-from trainspan_schemas.store import running_collector
+from trainspan_schemas.store.access import running_collector
 
 __all__ = ["stored_calls"]
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from trainspan_schemas.errors import StoreError
-from trainspan_schemas.store import open_store
+from trainspan_schemas.store.access import open_store
 
 __all__ = ["backlog", "rows", "server_message"]
 

@@ -6,8 +6,8 @@ import typer
 
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, settings
-from trainspan_schemas.config import override
-from trainspan_schemas.store import StoreAddress
+from trainspan_schemas.config.load import override
+from trainspan_schemas.store.access import StoreAddress
 
 __all__ = ["collector"]
 

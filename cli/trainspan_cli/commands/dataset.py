@@ -8,8 +8,8 @@ import typer
 
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
-from trainspan_schemas.config import override
-from trainspan_schemas.settings import Settings
+from trainspan_schemas.config.load import override
+from trainspan_schemas.config.settings import Settings
 
 if TYPE_CHECKING:
     from trainspan_processing.assembly.build import BuiltDataset, Request
@@ -106,7 +106,7 @@ def _rebuilt(original: Path, request: "Request", stores: list[str] | None) -> "B
 
 def _print(built: "BuiltDataset") -> None:
     from trainspan_cli.views.dataset_quality import print_quality
-    from trainspan_schemas.dataset import about_dir
+    from trainspan_schemas.artifacts.dataset import about_dir
     from trainspan_viewer.pages.quality import QUALITY_PAGE
 
     report = about_dir(built.path) / QUALITY_PAGE

@@ -41,7 +41,7 @@ def explain(
     from trainspan_processing.explain.inquiry import Question
     from trainspan_processing.text.tokenizer_places import tokenizer_places
     from trainspan_processing.traces.trace_index import Clock
-    from trainspan_schemas.config import override
+    from trainspan_schemas.config.load import override
     from trainspan_schemas.errors import UsageError
     from trainspan_schemas.home import store_path
     from trainspan_viewer.pages.rollout.rollout import explanation_page

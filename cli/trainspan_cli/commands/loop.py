@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from trainspan_cli.loop.state.run_folder import RunFolder
     from trainspan_cli.loop.state.task_pool import LoopTasks
-    from trainspan_schemas.settings import Settings
+    from trainspan_schemas.config.settings import Settings
 
 
 @setting_options("loop", "rounds")
@@ -36,7 +36,7 @@ def loop(
     from trainspan_cli.loop.state.run_folder import RunFolder, newest_unfinished
     from trainspan_cli.loop.state.series import SeedSeries
     from trainspan_cli.loop.state.task_pool import LoopTasks
-    from trainspan_schemas.config import override
+    from trainspan_schemas.config.load import override
 
     if seeds < 1:
         raise UsageError(f"--seeds {seeds}: at least 1")

@@ -32,9 +32,9 @@ def reward(
     import os
 
     from trainspan_cli.clients.feedback import Feedback, send_feedback
-    from trainspan_schemas.config import override
+    from trainspan_schemas.config.load import override
     from trainspan_schemas.errors import UsageError
-    from trainspan_schemas.senders import sender_headers
+    from trainspan_schemas.store.senders import sender_headers
 
     if (rollout is None) == (response is None):
         raise UsageError("name the target: either --rollout ID or --response ID")

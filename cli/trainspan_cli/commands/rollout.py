@@ -11,13 +11,13 @@ import typer
 
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
-from trainspan_schemas.config import override
+from trainspan_schemas.config.load import override
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.home import store_path
 
 if TYPE_CHECKING:
     from trainspan_rollouts import RunResult, RunSettings
-    from trainspan_schemas.settings import Settings
+    from trainspan_schemas.config.settings import Settings
 
 
 @setting_options(

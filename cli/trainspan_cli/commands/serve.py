@@ -7,8 +7,8 @@ import typer
 
 from trainspan_cli.setting_options import Given, help_of, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
-from trainspan_schemas.config import override
-from trainspan_schemas.settings import DEFAULT_LORA_RANK, Settings
+from trainspan_schemas.config.load import override
+from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, Settings
 
 COMMAND_OPTIONS = {"context_settings": {"allow_extra_args": True}}
 

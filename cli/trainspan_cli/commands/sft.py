@@ -19,7 +19,7 @@ from trainspan_cli.export_options import (
 )
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
-from trainspan_schemas.config import override
+from trainspan_schemas.config.load import override
 from trainspan_schemas.errors import UsageError
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import typer
 from trainspan_cli.clients.store import server_message
 from trainspan_cli.settings import ConfigOption, settings
 from trainspan_cli.views.query_result import PRINTERS
-from trainspan_schemas.endpoint import StoreEndpoint
 from trainspan_schemas.errors import StoreError, UsageError
 from trainspan_schemas.home import store_path
-from trainspan_schemas.store import open_store
+from trainspan_schemas.store.access import open_store
+from trainspan_schemas.store.endpoint import StoreEndpoint
 
 if TYPE_CHECKING:
     import pyarrow as pa

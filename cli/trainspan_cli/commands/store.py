@@ -9,10 +9,10 @@ import typer
 
 from trainspan_cli.clients.store import server_message
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
-from trainspan_schemas.endpoint import StoreEndpoint
 from trainspan_schemas.errors import StoreError, UsageError
 from trainspan_schemas.home import home, store_path
-from trainspan_schemas.store import open_store
+from trainspan_schemas.store.access import open_store
+from trainspan_schemas.store.endpoint import StoreEndpoint
 
 __all__ = ["store"]
 
@@ -109,7 +109,7 @@ def _datasets(trace_ids: set[str], rollout_ids: set[str]) -> list[dict[str, Any]
     """The datasets under `$TRAINSPAN_HOME` with rows of these traces or rollouts, and the number of these rows."""
     from pyarrow import parquet
 
-    from trainspan_schemas.dataset import manifest_path, round_of
+    from trainspan_schemas.artifacts.dataset import manifest_path, round_of
 
     found = []
     for folder in sorted(home().glob("**/round[-=]*")):

@@ -8,7 +8,7 @@ import typer
 
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
-from trainspan_schemas.config import override
+from trainspan_schemas.config.load import override
 from trainspan_schemas.errors import TrainingError, UsageError
 from trainspan_schemas.home import checkpoints_dir, datasets_dir
 

@@ -23,7 +23,7 @@ def view(
 
     Example: trainspan view --open
     """
-    from trainspan_schemas.config import override
+    from trainspan_schemas.config.load import override
     from trainspan_schemas.errors import UsageError
     from trainspan_schemas.home import datasets_dir, runs_dir, store_path
     from trainspan_viewer.queries.places import NotFoundError, Places

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from trainspan_cli.clients.store import backlog, rows
 from trainspan_cli.doctor.finding import Finding
-from trainspan_schemas import keys
+from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import TrainspanError
-from trainspan_schemas.settings import Settings
-from trainspan_schemas.store import running_collector
+from trainspan_schemas.store.access import running_collector
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["backlog_findings", "capture_findings", "rollout_findings", "stored_findings"]
 

@@ -15,8 +15,8 @@ from trainspan_cli.doctor.capture_checks import stored_findings
 from trainspan_cli.doctor.chat_template import merge_ratios, model_template, prefix_keeping_template
 from trainspan_cli.doctor.finding import Finding
 from trainspan_cli.extras import PARTS, ImportCheck
+from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import served_model, store_path
-from trainspan_schemas.settings import Settings
 
 __all__ = ["examine", "template_findings"]
 

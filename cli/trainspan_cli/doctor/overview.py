@@ -6,13 +6,13 @@ from typing import Any
 
 from trainspan_cli.clients.policy_server import policy_at
 from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
-from trainspan_schemas.dataset import dataset_dirs
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
+from trainspan_schemas.artifacts.dataset import dataset_dirs
+from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import TrainspanError
 from trainspan_schemas.home import checkpoints_dir, datasets_dir, runs_dir, store_path
 from trainspan_schemas.intervals import Estimate
-from trainspan_schemas.settings import Settings
-from trainspan_schemas.store import running_collector
+from trainspan_schemas.store.access import running_collector
 
 __all__ = ["overview"]
 

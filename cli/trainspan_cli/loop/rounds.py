@@ -16,9 +16,9 @@ from trainspan_cli.loop.processes.stages import Stages
 from trainspan_cli.loop.state.reward_records import read_rewards
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import LoopTasks, TaskPool
-from trainspan_schemas.dataset import dataset_dir, manifest_path
+from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
+from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.intervals import Estimate
-from trainspan_schemas.settings import Settings
 
 __all__ = ["Loop", "settings_record"]
 

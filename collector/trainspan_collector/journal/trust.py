@@ -7,7 +7,7 @@ its own rollouts; what an agent sends is stored and marked as untrusted.
 from enum import IntEnum
 from typing import Final
 
-from trainspan_schemas.roles import Role
+from trainspan_schemas.store.roles import Role
 
 __all__ = ["Sender", "is_trusted_evaluation", "is_trusted_span"]
 

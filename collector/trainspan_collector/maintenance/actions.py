@@ -23,7 +23,7 @@ from trainspan_collector.store.database import Database
 from trainspan_collector.store.key_index import KeyIndex
 from trainspan_collector.store.snapshots import Readers
 from trainspan_schemas.errors import StoreError, UsageError
-from trainspan_schemas.views import STORE_VERSION
+from trainspan_schemas.store.views import STORE_VERSION
 
 __all__ = ["Maintenance"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import duckdb
 
 from trainspan_collector.journal.journal import Journal
-from trainspan_schemas.views import STORE_VERSION
+from trainspan_schemas.store.views import STORE_VERSION
 
 __all__ = ["figures", "store_files"]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.roles import Role, read_tokens
 from trainspan_schemas.secret_files import check_is_private
+from trainspan_schemas.store.roles import Role, read_tokens
 
 __all__ = ["Access", "DeniedError", "Right", "Role", "bearer_of"]
 

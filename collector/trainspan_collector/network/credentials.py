@@ -11,7 +11,7 @@ import grpc
 from trainspan_collector.network.access import Access
 from trainspan_collector.network.ports import Tls
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.roles import Role
+from trainspan_schemas.store.roles import Role
 
 __all__ = ["Guard"]
 

@@ -1,4 +1,4 @@
-"""OTLP values as JSON text that keeps types (the encoding of trainspan_schemas/views.py).
+"""OTLP values as JSON text that keeps types (the encoding of trainspan_schemas/store/views.py).
 
 string, bool, int as in JSON; a double always with a point or exponent, NaN and infinities as {"double": "NaN"};
 bytes {"bytes": base64}; arrays as arrays; key-value lists {"kvlist": [[key, value], …]}; an empty value is null.

@@ -1,6 +1,6 @@
 """The Arrow Flight server: named reads and users' SQL, each from a snapshot with everything acknowledged before it.
 
-A ticket is JSON, see trainspan_schemas/store.py. The answer's schema metadata has `watermark`, the last `seq` that the
+A ticket is JSON, see trainspan_schemas/store/access.py. The answer's schema metadata has `watermark`, the last `seq` that the
 rows can come from, and `behind`: "true" if the wait for the loader timed out before everything was loaded.
 
 It is a gRPC server like the OTLP one, not Arrow's own, which has no limits on connections and tickets and cannot end a call.

@@ -13,7 +13,7 @@ from trainspan_collector.query.places import EVERYWHERE, Places
 from trainspan_collector.query.scoped_views import SEEDS, nearby
 from trainspan_collector.rows.promoted import PROMOTED
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.views import IDENTITY, VIEWS
+from trainspan_schemas.store.views import IDENTITY, VIEWS
 
 __all__ = ["HOLDINGS", "NEWEST", "READS", "SIZES", "TEXTS", "TOKENS", "Query", "named_read"]
 

@@ -1,4 +1,4 @@
-"""Tickets of Flight reads: JSON (see trainspan_schemas/store.py), parsed and validated."""
+"""Tickets of Flight reads: JSON (see trainspan_schemas/store/access.py), parsed and validated."""
 
 import json
 from dataclasses import dataclass

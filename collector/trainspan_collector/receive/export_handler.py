@@ -15,7 +15,7 @@ from trainspan_collector.receive.memory_budget import Budget, Share
 from trainspan_collector.receive.redaction import Redaction
 from trainspan_collector.runtime.metrics import Metrics, Refusal
 from trainspan_schemas.errors import InvalidRecordError, StoreError
-from trainspan_schemas.roles import Role
+from trainspan_schemas.store.roles import Role
 
 __all__ = ["ExportHandler"]
 

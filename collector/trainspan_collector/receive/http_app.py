@@ -32,7 +32,7 @@ from trainspan_collector.receive.http_body import GoneError, Receive, read_body
 from trainspan_collector.receive.memory_budget import Share
 from trainspan_collector.runtime.metrics import CONTENT_TYPE, Metrics, Refusal
 from trainspan_schemas.errors import InvalidRecordError
-from trainspan_schemas.roles import Role
+from trainspan_schemas.store.roles import Role
 
 __all__ = ["HttpApp"]
 

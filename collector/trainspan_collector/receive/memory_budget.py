@@ -7,7 +7,7 @@ from typing import Final
 
 from trainspan_collector.receive.admission import OverloadError
 from trainspan_collector.runtime.metrics import Refusal
-from trainspan_schemas.roles import Role
+from trainspan_schemas.store.roles import Role
 
 __all__ = ["Budget", "Share"]
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["Redacted", "Redaction"]
 

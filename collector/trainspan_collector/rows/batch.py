@@ -20,8 +20,8 @@ from trainspan_collector.rows.logs import read_log
 from trainspan_collector.rows.spans import Origin, read_origin, read_span, signed, span_bytes, span_events
 from trainspan_collector.rows.tables import arrow_table
 from trainspan_collector.rows.tally import Tally
-from trainspan_schemas import keys
-from trainspan_schemas.stored import EvaluationRow, LogRow, SpanRow
+from trainspan_schemas.store.tables import EvaluationRow, LogRow, SpanRow
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["Batch", "Tables"]
 

@@ -7,8 +7,8 @@ from hashlib import blake2b
 from trainspan_collector.journal.trust import Sender, is_trusted_evaluation
 from trainspan_collector.otlp import lookups as look
 from trainspan_collector.otlp.values import Json
-from trainspan_schemas import keys
-from trainspan_schemas.stored import EvaluationRow
+from trainspan_schemas.store.tables import EvaluationRow
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["read_evaluation"]
 

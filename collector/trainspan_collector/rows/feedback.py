@@ -14,8 +14,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from trainspan_collector.otlp import lookups as look
 from trainspan_collector.otlp.values import Json, to_json_text
-from trainspan_schemas import keys
-from trainspan_schemas.stored import SpanRow
+from trainspan_schemas.store.tables import SpanRow
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["Feedback", "read_feedback", "target_of_events"]
 

@@ -8,8 +8,8 @@ from trainspan_collector.journal.trust import Sender, is_trusted_evaluation
 from trainspan_collector.otlp import lookups as look
 from trainspan_collector.otlp.values import Attributes, Json, to_json_text, to_plain
 from trainspan_collector.rows.spans import Origin, signed
-from trainspan_schemas import keys
-from trainspan_schemas.stored import LogRow
+from trainspan_schemas.store.tables import LogRow
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["read_log"]
 

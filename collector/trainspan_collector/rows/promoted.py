@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from trainspan_collector.otlp.values import Json, to_json_text
-from trainspan_schemas import keys
-from trainspan_schemas.stored import SpanRow
-from trainspan_schemas.views import CALL_FACTS
+from trainspan_schemas.store.tables import SpanRow
+from trainspan_schemas.store.views import CALL_FACTS
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["PROMOTED", "read_promoted"]
 

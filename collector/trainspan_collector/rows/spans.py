@@ -12,9 +12,9 @@ from trainspan_collector.otlp import lookups as look
 from trainspan_collector.otlp.values import Attributes, Json, read_attributes, to_json_text, to_plain
 from trainspan_collector.rows.promoted import read_promoted
 from trainspan_collector.rows.tokens import pack_ids, pack_logprobs
-from trainspan_schemas import keys
 from trainspan_schemas.errors import InvalidRecordError
-from trainspan_schemas.stored import SpanRow
+from trainspan_schemas.store.tables import SpanRow
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["Origin", "read_origin", "read_span", "signed", "span_bytes", "span_events"]
 

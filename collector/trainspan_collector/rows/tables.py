@@ -6,7 +6,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from trainspan_collector.rows.tokens import packed_lists
-from trainspan_schemas.stored import Column, EvaluationRow, LogRow, SpanRow, columns
+from trainspan_schemas.store.tables import Column, EvaluationRow, LogRow, SpanRow, columns
 
 __all__ = ["ROW_GROUP_ROWS", "arrow_table"]
 

@@ -7,9 +7,9 @@ from typing import Final
 from trainspan_collector.otlp import lookups as look
 from trainspan_collector.otlp.values import Json
 from trainspan_collector.runtime.metrics import LoadCounts
-from trainspan_schemas import keys
-from trainspan_schemas.constraints import CONSTRAINED, obstacle_of
-from trainspan_schemas.stored import SpanRow
+from trainspan_schemas.store.tables import SpanRow
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.constraints import CONSTRAINED, obstacle_of
 
 __all__ = ["LoadCounting", "Tally"]
 

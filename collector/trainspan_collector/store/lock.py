@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from trainspan_schemas.errors import StoreLockedError
-from trainspan_schemas.store import lock_file
+from trainspan_schemas.store.access import lock_file
 
 __all__ = ["StoreLock"]
 

@@ -18,10 +18,10 @@ import duckdb
 from trainspan_collector.rows.promoted import PROMOTED, read_promoted
 from trainspan_collector.store.duckdb_errors import ReopenError, first_line, lacks_memory
 from trainspan_collector.store.insert import PLACES_TABLE, add_places
-from trainspan_schemas import keys
 from trainspan_schemas.errors import StoreError
-from trainspan_schemas.stored import TABLES, columns
-from trainspan_schemas.views import IDENTITY, STORE_VERSION, VIEWS
+from trainspan_schemas.store.tables import TABLES, columns
+from trainspan_schemas.store.views import IDENTITY, STORE_VERSION, VIEWS
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["prepare"]
 

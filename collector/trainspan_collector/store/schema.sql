@@ -1,5 +1,5 @@
--- Tables (schema `stored`, private) and views (schema `main`, the reading surface of trainspan_schemas/views.py).
--- The placeholders are the tables with the columns of trainspan_schemas/stored.py, and the columns of the public views.
+-- Tables (schema `stored`, private) and views (schema `main`, the reading surface of trainspan_schemas/store/views.py).
+-- The placeholders are the tables with the columns of trainspan_schemas/store/tables.py, and the columns of the public views.
 -- A row without `seq` is empty: it only fills its row group (see row_groups.py).
 -- It can also be run on an existing store: columns added by migrations.py are at the end of their table.
 

@@ -16,7 +16,7 @@ from opentelemetry import trace
 from trainspan._calls.agent_on_stack import agent_on_stack
 from trainspan._guard import guarded
 from trainspan._rollout.span_processor import invoked_agent
-from trainspan_schemas.unnamed_agents import agent_of_body
+from trainspan_schemas.agents.unnamed_agents import agent_of_body
 
 __all__ = ["calling_agent", "watch_frameworks"]
 

@@ -20,9 +20,9 @@ from trainspan._calls.openai_wire import Answer, Choice, Question, question_of
 from trainspan._calls.policy_request import PolicyRequest
 from trainspan._guard import guarded
 from trainspan._rollout.scope import Scope
-from trainspan_schemas import keys
-from trainspan_schemas.constraints import is_constrained
-from trainspan_schemas.tokens import encode_ids, encode_logprobs
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.constraints import is_constrained
+from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
 
 __all__ = ["Exchange", "begin"]
 

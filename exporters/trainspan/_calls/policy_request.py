@@ -19,8 +19,8 @@ from trainspan._calls.agent_name import calling_agent
 from trainspan._guard import guarded
 from trainspan._rollout.boundary import is_outside_of_requests
 from trainspan._rollout.scope import Scope, current_scope
-from trainspan_schemas.identity import TraceParent, strip_identity
-from trainspan_schemas.keys import API_KEY_PREFIX, NO_BOUNDARY, ROLLOUT_PATH_PREFIX
+from trainspan_schemas.telemetry.identity import TraceParent, strip_identity
+from trainspan_schemas.telemetry.keys import API_KEY_PREFIX, NO_BOUNDARY, ROLLOUT_PATH_PREFIX
 
 __all__ = ["GENERATION_PATHS", "PolicyRequest", "answered", "failed", "is_policy", "prepare", "sending", "strip"]
 

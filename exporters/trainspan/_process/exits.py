@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from trainspan._guard import guarded, hidden
 from trainspan._process import delivery, process_span, sigterm, system_exit
-from trainspan_schemas.status import RolloutStatus
+from trainspan_schemas.telemetry.status import RolloutStatus
 
 __all__ = ["watch_exits"]
 

@@ -22,8 +22,8 @@ from trainspan._guard import guarded
 from trainspan._rollout.boundary import processes_are_rollouts
 from trainspan._rollout.scope import Scope, process_scope, scope_in, set_process_scope
 from trainspan._rollout_block import end_open_rollouts, end_rollout_span, start_span
-from trainspan_schemas import keys
-from trainspan_schemas.identity import (
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import (
     ENV_BAGGAGE,
     ENV_EXEC_CALLS,
     ENV_REPORT,
@@ -34,7 +34,7 @@ from trainspan_schemas.identity import (
     parse_baggage,
     strip_identity,
 )
-from trainspan_schemas.status import RolloutStatus
+from trainspan_schemas.telemetry.status import RolloutStatus
 
 __all__ = ["PROCESS_SPAN_NAME", "begin", "begin_forked", "end", "replaced", "resume"]
 

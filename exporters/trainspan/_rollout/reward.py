@@ -14,7 +14,7 @@ from trainspan._guard import guarded
 from trainspan._releases import emit_event
 from trainspan._rollout.scope import Scope, current_scope
 from trainspan._switch import is_disabled
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["evaluate", "reward"]
 

@@ -11,10 +11,10 @@ from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags
 
-from trainspan_schemas import keys
-from trainspan_schemas.identity import Identity, TraceParent
-from trainspan_schemas.status import RolloutStatus
-from trainspan_schemas.worker import AgentReport
+from trainspan_schemas.agents.worker import AgentReport
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity, TraceParent
+from trainspan_schemas.telemetry.status import RolloutStatus
 
 __all__ = [
     "Boundary",

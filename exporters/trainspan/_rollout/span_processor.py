@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from trainspan._guard import guarded
 from trainspan._rollout.scope import process_scope, scope_in
 from trainspan._rollout.web_request import RequestRollouts
-from trainspan_schemas import keys
-from trainspan_schemas.identity import Identity
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity
 
 __all__ = ["invoked_agent", "stamp_spans_of"]
 

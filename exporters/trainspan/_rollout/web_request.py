@@ -14,9 +14,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 from trainspan._guard import guarded
 from trainspan._rollout.boundary import requests_are_rollouts, trusts_baggage
 from trainspan._rollout.scope import Scope, process_scope, scope_in, with_scope
-from trainspan_schemas import keys
-from trainspan_schemas.identity import Identity
-from trainspan_schemas.status import RolloutStatus
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity
+from trainspan_schemas.telemetry.status import RolloutStatus
 
 __all__ = ["RequestRollouts"]
 

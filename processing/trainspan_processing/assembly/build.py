@@ -32,9 +32,9 @@ from trainspan_processing.reasons.reason_counts import NO_ROLLOUT, count_reasons
 from trainspan_processing.reasons.reason_examples import Reason, describe_reasons, first_examples
 from trainspan_processing.tables import compact
 from trainspan_processing.traces.trace_index import Clock
-from trainspan_schemas.dataset import MANIFEST, dataset_dir, manifest_path, round_of
+from trainspan_schemas.artifacts.dataset import MANIFEST, dataset_dir, manifest_path, round_of
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError
-from trainspan_schemas.settings import DatasetSettings
 
 __all__ = ["BuiltDataset", "Request", "build_dataset"]
 

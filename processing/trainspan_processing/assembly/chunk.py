@@ -18,7 +18,7 @@ from trainspan_processing.rewards.names import RewardName, rollout_column, step_
 from trainspan_processing.rewards.rollout_rewards import Rewarded, load_reward, reward_rollouts
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.traces.trace_index import TraceIndex
-from trainspan_schemas.settings import DatasetSettings
+from trainspan_schemas.config.settings import DatasetSettings
 
 __all__ = ["RewardedChunk", "reward_chunk", "states_are_needed"]
 

@@ -25,7 +25,7 @@ from trainspan_processing.reasons.waiting import Groups, find_groups
 from trainspan_processing.tables import ROLLOUT_KEY, empty
 from trainspan_processing.traces.evaluations import COUNTED, EVALUATION_COLUMNS, collect_evaluations, count_evaluations
 from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_chunks
-from trainspan_schemas.settings import DatasetSettings
+from trainspan_schemas.config.settings import DatasetSettings
 
 __all__ = ["Assembly", "assemble"]
 

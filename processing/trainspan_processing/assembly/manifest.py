@@ -18,8 +18,8 @@ from trainspan_processing.credit.plan import Plan
 from trainspan_processing.dataset.ledger import LEDGER_FILE, ledger_path
 from trainspan_processing.dataset.parquet import FileEntry
 from trainspan_processing.reasons.coverage import Coverage
-from trainspan_schemas.dataset import DATASET_VERSION
-from trainspan_schemas.functions import is_function_name, load_function
+from trainspan_schemas.agents.functions import is_function_name, load_function
+from trainspan_schemas.artifacts.dataset import DATASET_VERSION
 
 __all__ = ["make_manifest"]
 

@@ -9,8 +9,8 @@ from trainspan_processing.assembly.recorded import recorded
 from trainspan_processing.dataset.published import Published, open_published
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_processing.traces.trace_index import Clock
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError
-from trainspan_schemas.settings import DatasetSettings
 
 __all__ = ["Rebuilt", "rebuild"]
 

@@ -16,8 +16,8 @@ from trainspan_processing.read.tokens import Tokens, read_tokens
 from trainspan_processing.reasons.choices import check_choices, unused
 from trainspan_processing.reasons.drop_reasons import token_reason
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
-from trainspan_schemas.dataset import COLUMNS
-from trainspan_schemas.settings import DatasetSettings
+from trainspan_schemas.artifacts.dataset import COLUMNS
+from trainspan_schemas.config.settings import DatasetSettings
 
 __all__ = [
     "ROW_ORDER",

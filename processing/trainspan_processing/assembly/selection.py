@@ -14,9 +14,9 @@ from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_processing.traces.reward_trust import with_admitted_rewards
 from trainspan_processing.traces.rollout_reader import stored_rollouts
 from trainspan_processing.traces.trace_index import TraceIndex
+from trainspan_schemas.agents.functions import load_function
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
-from trainspan_schemas.functions import load_function
-from trainspan_schemas.settings import DatasetSettings
 
 __all__ = ["load_filter", "select"]
 

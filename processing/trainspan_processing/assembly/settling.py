@@ -14,7 +14,7 @@ from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_processing.traces.chunk_context import ChunkContext, read_context
 from trainspan_processing.traces.evaluations import EVALUATION_COLUMNS, collect_evaluations
 from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_chunks, index_traces
-from trainspan_schemas.settings import DatasetSettings
+from trainspan_schemas.config.settings import DatasetSettings
 
 __all__ = ["Moment", "settle"]
 

@@ -16,7 +16,7 @@ from trainspan_processing.rewards.names import RewardName
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, compact
 from trainspan_processing.traces.evaluations import count_evaluations
 from trainspan_processing.traces.trace_index import TraceIndex
-from trainspan_schemas.settings import DatasetSettings
+from trainspan_schemas.config.settings import DatasetSettings
 
 __all__ = ["ChunkSummary", "read_spilled", "spill"]
 

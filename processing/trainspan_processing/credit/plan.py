@@ -9,9 +9,9 @@ import polars as pl
 from trainspan_processing.credit.baselines import BASELINES, WITH_GROUPS, WITH_HISTORY, Baseline
 from trainspan_processing.credit.rules import CREDITS, Credit
 from trainspan_processing.rewards.names import RewardName, reward_names
+from trainspan_schemas.agents.functions import is_function_name, load_function
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
-from trainspan_schemas.functions import is_function_name, load_function
-from trainspan_schemas.settings import DatasetSettings
 
 __all__ = ["Estimator", "Plan", "make_plan", "plan_for"]
 

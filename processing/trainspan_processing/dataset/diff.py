@@ -13,7 +13,7 @@ import polars as pl
 
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
-from trainspan_schemas.dataset import COLUMNS
+from trainspan_schemas.artifacts.dataset import COLUMNS
 
 __all__ = ["Change", "Difference", "Overlap", "ValueChanges", "compare_datasets"]
 

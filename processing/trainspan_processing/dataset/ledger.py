@@ -9,7 +9,7 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.tables import HISTORY, ROLLOUT_KEY, Schema
-from trainspan_schemas.dataset import about_dir, dataset_dirs, round_of
+from trainspan_schemas.artifacts.dataset import about_dir, dataset_dirs, round_of
 from trainspan_schemas.errors import DatasetError
 
 __all__ = ["LEDGER", "LEDGER_FILE", "Ledger", "ledger_path", "next_round", "read_ledger", "write_ledger"]

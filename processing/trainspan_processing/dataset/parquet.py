@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainspan_schemas.dataset import ABOUT, COLUMNS
+from trainspan_schemas.artifacts.dataset import ABOUT, COLUMNS
 from trainspan_schemas.errors import DatasetError
 
 __all__ = ["DatasetWriter", "FileEntry", "Scratch", "publish", "scratch_folder", "write_manifest"]

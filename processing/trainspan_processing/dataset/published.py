@@ -11,7 +11,7 @@ import polars as pl
 
 from trainspan_processing.dataset.ledger import LEDGER, ledger_path
 from trainspan_processing.tables import ROLLOUT_KEY, Schema
-from trainspan_schemas.dataset import READABLE_VERSIONS, dataset_dirs, manifest_path
+from trainspan_schemas.artifacts.dataset import READABLE_VERSIONS, dataset_dirs, manifest_path
 from trainspan_schemas.errors import DatasetError, UsageError
 
 __all__ = ["SEEN", "Published", "open_published"]

@@ -24,7 +24,7 @@ from trainspan_processing.reasons.advice import advice_on
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.text.token_text import Decoder
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["describe_rollout", "greatest_ids"]
 

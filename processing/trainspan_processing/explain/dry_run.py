@@ -14,7 +14,7 @@ from trainspan_processing.reasons.drop_reasons import judged_others
 from trainspan_processing.rewards.rollout_rewards import Rewarded
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_processing.traces.trace_index import TraceIndex
-from trainspan_schemas.settings import DatasetSettings
+from trainspan_schemas.config.settings import DatasetSettings
 
 __all__ = ["DryRun", "dry_run"]
 

@@ -10,7 +10,7 @@ from trainspan_processing.dataset.published import Published
 from trainspan_processing.explain.dry_run import DryRun
 from trainspan_processing.reasons.missing_calls import Lack
 from trainspan_processing.traces.trace_index import TraceIndex
-from trainspan_schemas.settings import DatasetSettings
+from trainspan_schemas.config.settings import DatasetSettings
 
 __all__ = ["Evidence", "Key", "SpanText", "seconds"]
 

@@ -17,8 +17,8 @@ from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.reasons.waiting import find_groups
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_traces
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.settings import DatasetSettings
 
 __all__ = ["Found", "Inquiry", "Question", "UnknownRolloutError", "inquire", "locate", "stands_alone"]
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["ToolStep", "tool_step"]
 

@@ -9,7 +9,7 @@ from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.text.chat_messages import ChatMessage, chat_messages, tools_of
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.traces.message_records import read_records, with_records
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["MessageSpan", "RecordedCall", "read_conversations", "recorded_calls"]
 

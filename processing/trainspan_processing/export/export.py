@@ -20,9 +20,9 @@ from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.rewards.rollout_rewards import reward_rollouts
 from trainspan_processing.text.token_text import Decoder
 from trainspan_processing.traces.trace_index import Clock, index_traces
-from trainspan_schemas.dataset import MANIFEST, manifest_path
+from trainspan_schemas.artifacts.dataset import MANIFEST, manifest_path
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
-from trainspan_schemas.settings import DatasetSettings
 
 __all__ = ["ExportRequest", "Exported", "Kind", "export"]
 

@@ -11,7 +11,7 @@ import polars as pl
 
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_schemas.errors import StoreError
-from trainspan_schemas.store import open_store
+from trainspan_schemas.store.access import open_store
 
 __all__ = ["Selection", "Source"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainspan_processing.read.source import Source
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["SpanKey", "SpanWords", "quoted_ids", "read_words"]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from trainspan_processing.read.json_attributes import with_facts
 from trainspan_processing.read.source import Source
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, TOKENS, Schema, empty
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["Tokens", "chunk_number", "chunks_of_rollouts", "read_tokens"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from trainspan_schemas.status import DropReason, without_detail
+from trainspan_schemas.telemetry.status import DropReason, without_detail
 
 __all__ = ["ADVICE", "advice_on"]
 

@@ -17,8 +17,8 @@ from trainspan_processing.reasons.drop_reasons import admitted_reasons, call_rea
 from trainspan_processing.reasons.overlong import is_overlong
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, empty
 from trainspan_processing.traces.trace_index import TraceIndex
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.settings import DatasetSettings
 
 __all__ = ["CHOICES", "check_choices", "unused", "unused_overlong"]
 

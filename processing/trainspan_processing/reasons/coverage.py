@@ -11,8 +11,8 @@ from trainspan_processing.dataset.ledger import LEDGER, Ledger
 from trainspan_processing.reasons.drop_reasons import GROUP_REASONS
 from trainspan_processing.reasons.reason_examples import Reason
 from trainspan_processing.tables import ROLLOUT_KEY
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, NothingToTrainError
-from trainspan_schemas.settings import DatasetSettings
 
 __all__ = [
     "EXPECTED",

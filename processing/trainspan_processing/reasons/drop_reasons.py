@@ -23,8 +23,8 @@ import polars as pl
 
 from trainspan_processing.reasons.overlong import is_overlong
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
-from trainspan_schemas import keys
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.telemetry import keys
 
 __all__ = [
     "GROUP_REASONS",

@@ -5,8 +5,8 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.tables import EDGES, ROLLOUT_KEY
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.settings import DatasetSettings
 
 __all__ = ["MODES", "OVERLONG", "is_overlong", "overlong_edges", "overlong_mode", "overlong_penalty"]
 

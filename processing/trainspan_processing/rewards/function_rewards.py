@@ -9,9 +9,9 @@ import polars as pl
 
 from trainspan_processing.stored_rollout import StoredRollout
 from trainspan_processing.tables import Schema
+from trainspan_schemas.agents.functions import number_of
+from trainspan_schemas.agents.invocation import Invoker
 from trainspan_schemas.errors import InvalidRecordError
-from trainspan_schemas.functions import number_of
-from trainspan_schemas.invocation import Invoker
 
 __all__ = ["FunctionRewards", "reward_by_function"]
 

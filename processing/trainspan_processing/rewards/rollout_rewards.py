@@ -24,10 +24,10 @@ from trainspan_processing.rewards.status_rewards import (
 from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, empty
 from trainspan_processing.traces.rollout_reader import stored_rollouts
 from trainspan_processing.traces.trace_index import TraceIndex
+from trainspan_schemas.agents.functions import load_function
+from trainspan_schemas.agents.invocation import Invoker
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.functions import load_function
-from trainspan_schemas.invocation import Invoker
-from trainspan_schemas.settings import DatasetSettings
 
 __all__ = ["Rewarded", "load_reward", "reward_rollouts"]
 

@@ -8,7 +8,7 @@ import polars as pl
 
 from trainspan_processing.tables import EDGES, ROLLOUT_KEY
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.status import ROLLOUT_STATUSES
+from trainspan_schemas.telemetry.status import ROLLOUT_STATUSES
 
 __all__ = ["FUNCTION_STATUSES", "STATUS_RULE", "status_edges", "status_rewards", "with_status_edges"]
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["Message", "messages_of", "plain"]
 

@@ -1,10 +1,10 @@
 """Candidate models for the tokenizer that decodes stored token ids."""
 
 from trainspan_processing.text.token_text import load_decoder
-from trainspan_schemas.checkpoint import read_latest
+from trainspan_schemas.artifacts.checkpoint import read_latest
+from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import TrainspanError
 from trainspan_schemas.home import checkpoints_dir, served_model
-from trainspan_schemas.settings import Settings
 
 __all__ = ["tokenizer_places"]
 

@@ -13,7 +13,7 @@ import polars as pl
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import CALLS, SPAN_KEY, TOKENS, Schema
 from trainspan_processing.traces.call_matching import response_stem
-from trainspan_schemas.constraints import is_constrained, obstacle_of
+from trainspan_schemas.telemetry.constraints import is_constrained, obstacle_of
 
 __all__ = ["OTHERS", "find_others", "read_answers"]
 

@@ -10,7 +10,7 @@ from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.span_words import quoted_ids
 from trainspan_processing.tables import EVALUATIONS, ROLLOUT_KEY, Schema, empty
 from trainspan_processing.traces.call_matching import response_stem
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 __all__ = [
     "COUNTED",

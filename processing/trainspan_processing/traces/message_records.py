@@ -12,7 +12,7 @@ from typing import Any, Final
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.span_words import SpanKey
 from trainspan_processing.text.dialects import Message, plain
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["read_records", "with_records"]
 

@@ -7,8 +7,8 @@ import polars as pl
 
 from trainspan_processing.read.json_attributes import with_facts
 from trainspan_processing.tables import CALLS, ROLLOUT_KEY, SPAN_KEY, compact, each_once, empty
-from trainspan_schemas import keys
-from trainspan_schemas.constraints import CONSTRAINED, obstacle_of
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.constraints import CONSTRAINED, obstacle_of
 
 __all__ = ["CALL_COLUMNS", "narrow_calls", "ordered_calls", "redacts_what_is_needed", "with_defaults"]
 

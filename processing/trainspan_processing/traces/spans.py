@@ -16,7 +16,7 @@ from trainspan_processing.read.json_attributes import contains_any, has_key, num
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import SPAN_KEY, SPANS, compact, each_once, empty
 from trainspan_processing.traces.server_calls import redacts_what_is_needed
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["narrow_spans", "system_hashes"]
 

@@ -13,9 +13,9 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainspan_schemas import keys
 from trainspan_schemas.errors import InvalidRecordError
-from trainspan_schemas.identity import Identity, TraceParent, parse_baggage
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity, TraceParent, parse_baggage
 
 __all__ = ["Caller", "identify"]
 

@@ -12,8 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from types import SimpleNamespace
 from typing import Any
 
-from trainspan_schemas.constraints import MAX_CHARACTERS, Constraint, Grammar
 from trainspan_schemas.errors import one_line
+from trainspan_schemas.telemetry.constraints import MAX_CHARACTERS, Constraint, Grammar
 
 __all__ = ["EngineConstraints", "is_constrained", "kind_of"]
 

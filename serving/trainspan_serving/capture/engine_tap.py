@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any
 
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller
 from trainspan_serving.capture.constraints import EngineConstraints

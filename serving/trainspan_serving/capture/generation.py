@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from trainspan_schemas import keys
-from trainspan_schemas.constraints import Constraint
 from trainspan_schemas.errors import one_line
-from trainspan_schemas.tokens import encode_ids, encode_logprobs
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.constraints import Constraint
+from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
 from trainspan_serving.capture.constraints import EngineConstraints, is_constrained, kind_of
 from trainspan_serving.checkpoints.served_policy import Policy
 

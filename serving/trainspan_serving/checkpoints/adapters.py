@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trainspan_schemas.checkpoint import META_FILE, CheckpointMeta
+from trainspan_schemas.artifacts.checkpoint import META_FILE, CheckpointMeta
 from trainspan_schemas.errors import CheckpointError
 from trainspan_serving.checkpoints.weights import Weights, read_json, read_shapes
 

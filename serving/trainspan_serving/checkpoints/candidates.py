@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainspan_schemas.checkpoint import CANARY_FILE, META_FILE, Canary, CheckpointMeta, hash_weights
+from trainspan_schemas.artifacts.checkpoint import CANARY_FILE, META_FILE, Canary, CheckpointMeta, hash_weights
 from trainspan_schemas.errors import CheckpointError
 from trainspan_serving.checkpoints.adapters import check_adapter_fits, is_adapter, read_adapter
 from trainspan_serving.checkpoints.weights import Weights, check_fits, read_weights

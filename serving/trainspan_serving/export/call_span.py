@@ -13,7 +13,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, Instr
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
-from trainspan_schemas.identity import TraceParent
+from trainspan_schemas.telemetry.identity import TraceParent
 
 __all__ = ["AttributeValue", "CallSpan", "encode_attributes", "encode_request"]
 

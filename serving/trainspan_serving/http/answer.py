@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 from trainspan_serving.capture.engine_tap import Exchange
 from trainspan_serving.http.asgi import Message, Receive, Send
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from trainspan_schemas.checkpoint import read_latest
+from trainspan_schemas.artifacts.checkpoint import read_latest
+from trainspan_schemas.config.settings import ServingSettings
 from trainspan_schemas.errors import CheckpointError, ProcessError, UsageError
 from trainspan_schemas.home import checkpoints_dir, remember_served_model
-from trainspan_schemas.settings import ServingSettings
 from trainspan_serving.checkpoints.adapters import SERVED_MODULES, is_adapter, read_adapter
 from trainspan_serving.checkpoints.weights import has_tokenizer
 from trainspan_serving.export.collector_client import parse_endpoint

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from trainspan_schemas.checkpoint import META_FILE, CheckpointMeta
-from trainspan_schemas.config import load_settings, override
+from trainspan_schemas.artifacts.checkpoint import META_FILE, CheckpointMeta
+from trainspan_schemas.config.load import load_settings, override
+from trainspan_schemas.config.settings import ServingSettings
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.home import checkpoints_dir, home, token
-from trainspan_schemas.roles import Role, token_of
-from trainspan_schemas.senders import sender_headers
-from trainspan_schemas.settings import ServingSettings
+from trainspan_schemas.store.roles import Role, token_of
+from trainspan_schemas.store.senders import sender_headers
 from trainspan_serving.process.replicas import refuse_replicas, replicas_of
 
 __all__ = ["PLAN_VARIABLE", "ServerPlan", "make_plan", "plan_of_process", "version_of"]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainspan_schemas.checkpoint import Canary, CanaryPrompt
+from trainspan_schemas.artifacts.checkpoint import Canary, CanaryPrompt
 from trainspan_serving.capture.caller import Caller
 from trainspan_serving.capture.engine_tap import EngineTap, Exchange
 from trainspan_serving.checkpoints.served_policy import Policy

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainspan_schemas.checkpoint import base_digest
+from trainspan_schemas.artifacts.checkpoint import base_digest
 from trainspan_schemas.errors import CheckpointError, one_line
 from trainspan_serving.capture.engine_tap import EngineTap
 from trainspan_serving.checkpoints.candidates import Candidate, find_candidate

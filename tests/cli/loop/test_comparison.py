@@ -12,8 +12,8 @@ from trainspan_cli.loop.report.run_report import write_report
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.series import SeedSeries
 from trainspan_cli.main import run
+from trainspan_schemas.config.settings import LoopSettings, Settings
 from trainspan_schemas.intervals import Estimate
-from trainspan_schemas.settings import LoopSettings, Settings
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from trainspan_cli.loop.processes.devices import Devices
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_schemas.config.settings import LoopSettings, ServingSettings, Settings, TrainSettings
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.settings import LoopSettings, ServingSettings, Settings, TrainSettings
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node")
 

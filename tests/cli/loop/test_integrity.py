@@ -13,7 +13,7 @@ from trainspan_cli.loop.checks.integrity import (
     training_checks,
 )
 from trainspan_cli.loop.state.reward_records import RewardRecords
-from trainspan_schemas.agreement import Agreement
+from trainspan_schemas.artifacts.agreement import Agreement
 
 WHOLE = StageCounts(
     server_requests=30,

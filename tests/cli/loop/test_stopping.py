@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from trainspan_cli.loop.checks.stopping import best_validation, stop_reason
+from trainspan_schemas.config.settings import LoopSettings
 from trainspan_schemas.intervals import Estimate
-from trainspan_schemas.settings import LoopSettings
 
 SETTINGS = LoopSettings(rounds=40)
 

@@ -5,7 +5,7 @@ import pytest
 
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import LoopTasks, TaskPool
-from trainspan_schemas.config import load_settings
+from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.errors import ConfigError, TaskFileError
 
 

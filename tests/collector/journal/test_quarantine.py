@@ -16,8 +16,8 @@ from trainspan_collector.journal.segments import Position, Progress
 from trainspan_collector.journal.trust import Sender
 from trainspan_collector.load.batcher import Batcher
 from trainspan_collector.rows.batch import Batch
-from trainspan_schemas import keys
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.telemetry import keys
 
 BROKEN = b"\xff\xff\xff\xffnot protobuf"
 START = Progress(Position(0, 0), 0)

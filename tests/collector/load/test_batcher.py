@@ -10,7 +10,7 @@ from trainspan_collector.journal.segments import Position, Progress
 from trainspan_collector.load.batcher import Batcher
 from trainspan_collector.rows.batch import Batch
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 START = Progress(Position(0, 0), 0)
 REWARD = event(keys.EVALUATION_EVENT, {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 1.0})

@@ -31,7 +31,7 @@ from trainspan_collector.journal.segments import Position, Progress
 from trainspan_collector.load.batcher import Batcher, PendingBatch, ReadyBatch
 from trainspan_collector.load.batcher_process import BatcherProcess, BatcherProcessError
 from trainspan_collector.rows.tally import Tally
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 START = Progress(Position(0, 0), 0)
 BROKEN = b"\xff\xff\xff\xffnot protobuf"

@@ -22,8 +22,8 @@ from tests.support.collector.process import (
     trace_id,
 )
 from trainspan_collector.rows.promoted import PROMOTED
-from trainspan_schemas import keys
-from trainspan_schemas.tokens import encode_ids, encode_logprobs
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
 
 TOKENS: dict[str, Attribute] = {
     keys.PROMPT_TOKEN_IDS: encode_ids([1, 2, 3]),

@@ -32,11 +32,11 @@ from tests.support.collector.process import trace_id as padded_trace_id
 from trainspan_collector.store.database import Database
 from trainspan_collector.store.snapshots import Readers
 from trainspan_collector.store.sql_process import SqlLimits
-from trainspan_schemas import keys
-from trainspan_schemas.dataset import about_dir, manifest_path
+from trainspan_schemas.artifacts.dataset import about_dir, manifest_path
 from trainspan_schemas.errors import StoreError
-from trainspan_schemas.tokens import encode_ids
-from trainspan_schemas.views import STORE_VERSION, VIEWS
+from trainspan_schemas.store.views import STORE_VERSION, VIEWS
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.tokens import encode_ids
 
 BASE = 0x8F3A11C5D2E94B7766AA01F3C9D2B000  # ids that no file contains by chance
 SECRET = "plaintext-marker-of-trace-"

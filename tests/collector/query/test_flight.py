@@ -23,8 +23,8 @@ from tests.support.collector.process import (
     span,
     trace_id,
 )
-from trainspan_schemas import keys
-from trainspan_schemas.tokens import encode_ids
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.tokens import encode_ids
 
 TOKENS = {keys.PROMPT_TOKEN_IDS: encode_ids([1])}
 

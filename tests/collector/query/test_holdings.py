@@ -15,8 +15,8 @@ from trainspan_collector.query import named_reads
 from trainspan_collector.query.named_reads import HOLDINGS, NEWEST, READS, TEXTS, TOKENS, named_read
 from trainspan_collector.query.places import Places
 from trainspan_collector.store.database import Database
-from trainspan_schemas import keys
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.telemetry import keys
 
 SELECTIONS: list[dict[str, object]] = [{}, {"run_id": "a"}, {"round": 1}, {"round": 1, "run_id": "b"}]
 

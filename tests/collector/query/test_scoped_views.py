@@ -19,7 +19,7 @@ from trainspan_collector.query.named_reads import READS, named_read
 from trainspan_collector.query.places import Places
 from trainspan_collector.store import insert
 from trainspan_collector.store.database import Database
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 MEMORY_BYTES = 2**28
 

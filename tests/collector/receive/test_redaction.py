@@ -24,7 +24,7 @@ from tests.support.collector.process import (
 )
 from tests.support.otlp.http import request
 from trainspan_collector.receive.redaction import Redaction
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 SECRET = "sk-very-secret-0123456789"
 

@@ -23,9 +23,9 @@ from trainspan_collector.receive import grpc_server, http_body, http_server
 from trainspan_collector.receive.admission import Admission
 from trainspan_collector.runtime.metrics import Metrics, StoreState
 from trainspan_collector.servers import Servers
-from trainspan_schemas.roles import Role
-from trainspan_schemas.settings import CollectorSettings
-from trainspan_schemas.store import StoreAddress
+from trainspan_schemas.config.settings import CollectorSettings
+from trainspan_schemas.store.access import StoreAddress
+from trainspan_schemas.store.roles import Role
 
 BODY = trace_request(span(1, 1)).SerializeToString()
 HEAD = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\nContent-Length: {len(BODY)}\r\n".encode()

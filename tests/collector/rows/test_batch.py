@@ -11,7 +11,7 @@ from tests.support.collector.process import any_value, span_id, trace_id, trace_
 from trainspan_collector.journal.frames import Frame, Signal
 from trainspan_collector.rows.batch import Batch
 from trainspan_collector.rows.tables import arrow_table
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 OUR_KEYS = sorted(value for name, value in vars(keys).items() if name.isupper() and "." in str(value))
 

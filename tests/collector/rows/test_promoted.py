@@ -8,7 +8,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.support.collector.process import CollectorProcess, export, key_values, read, span
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 TOKENS = {keys.PROMPT_TOKEN_IDS: [1, 2], keys.COMPLETION_TOKEN_IDS: [3]}
 FACTS = ["operation", "request_model", "response_id", "state_key", "policy_version_spans", "redacted", "call_facts"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.collector.process import Attribute, any_value
 from trainspan_collector.rows.tokens import pack_ids, pack_logprobs, packed_lists
 from trainspan_schemas.errors import InvalidRecordError
-from trainspan_schemas.tokens import decode_ids, decode_logprobs, encode_ids
+from trainspan_schemas.telemetry.tokens import decode_ids, decode_logprobs, encode_ids
 
 ids = st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 300), max_size=40)
 float32s = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -21,7 +21,7 @@ from tests.support.collector.filling import Store
 from tests.support.collector.process import Attribute, span, span_id, trace_id
 from trainspan_collector.maintenance.replaced_rows import ReplacedRows
 from trainspan_collector.store.key_index import KeyIndex, KeyIndexError
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 N_LIVING = 2
 """Traces up to this number were received now, the others long ago."""

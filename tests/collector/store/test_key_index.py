@@ -33,7 +33,7 @@ from tests.support.collector.process import (
 from trainspan_collector.journal.frames import Signal
 from trainspan_collector.store.insert import add_places
 from trainspan_collector.store.key_index import Copy, KeyIndex, KeyIndexError, _options
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 REWARD = {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 1.0}
 

@@ -42,7 +42,7 @@ from tests.support.collector.process import send as post
 from tests.support.otlp.http import request as ask
 from trainspan_collector.store.database import Database
 from trainspan_collector.store.row_groups import largest_row_bytes, rows_at_once, scan_settings
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 MIB = 2**20
 SAMPLE_S = 0.1

@@ -28,8 +28,8 @@ from tests.support.collector.process import (
 from trainspan_collector.rows.promoted import PROMOTED
 from trainspan_collector.store.database import Database
 from trainspan_collector.store.row_groups import largest_row_bytes, rows_at_once
-from trainspan_schemas import keys
-from trainspan_schemas.views import CALL_FACTS, STORE_VERSION, VIEWS
+from trainspan_schemas.store.views import CALL_FACTS, STORE_VERSION, VIEWS
+from trainspan_schemas.telemetry import keys
 
 VERSION_1 = (Path(__file__).parent / "store_version_1.sql").read_text()
 ROLLOUT = {keys.ROLLOUT_ID: "r", keys.ROLLOUT_STATUS: "ok"}

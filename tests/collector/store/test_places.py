@@ -14,8 +14,8 @@ from trainspan_collector.query import places
 from trainspan_collector.query.places import NOWHERE, Places
 from trainspan_collector.store import insert
 from trainspan_collector.store.insert import lacking_places
-from trainspan_schemas import keys
-from trainspan_schemas.views import STORE_VERSION
+from trainspan_schemas.store.views import STORE_VERSION
+from trainspan_schemas.telemetry import keys
 
 ROWS = """(
     SELECT seq, trace_id, rollout_id FROM stored.spans UNION ALL SELECT seq, trace_id, rollout_id FROM stored.logs

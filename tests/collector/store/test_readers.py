@@ -16,8 +16,8 @@ import pytest
 from pyarrow import flight
 
 from tests.support.collector.process import CollectorProcess, export, get, read, running, span
-from trainspan_schemas.endpoint import StoreEndpoint
-from trainspan_schemas.store import StoreAddress, open_store, running_collector, write_address
+from trainspan_schemas.store.access import StoreAddress, open_store, running_collector, write_address
+from trainspan_schemas.store.endpoint import StoreEndpoint
 
 
 def _fill(store: Path, n_spans: int) -> None:
@@ -79,8 +79,8 @@ def test_a_reader_that_is_killed_leaves_no_collector_behind(tmp_path: Path) -> N
     store = tmp_path / "spans.duckdb"
     _fill(store, 1)
     program = f"""
-from trainspan_schemas.endpoint import StoreEndpoint
-from trainspan_schemas.store import open_store
+from trainspan_schemas.store.endpoint import StoreEndpoint
+from trainspan_schemas.store.access import open_store
 with open_store({str(store)!r}):
     print("open", flush=True)
     input()

@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.collector.process import CollectorProcess, get, select
 from trainspan_collector.query.named_reads import READS
-from trainspan_schemas.stored import TABLES, columns
-from trainspan_schemas.views import STORE_VERSION, VIEWS
+from trainspan_schemas.store.tables import TABLES, columns
+from trainspan_schemas.store.views import STORE_VERSION, VIEWS
 
 
 def _describe(collector: CollectorProcess, table: str) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from tests.support.places import ROOT
 from trainspan_collector.network.access import Right, Role
 from trainspan_collector.receive.http_answers import _GRPC_CODES
 from trainspan_collector.runtime.metrics import Refusal
-from trainspan_schemas.views import VIEWS
+from trainspan_schemas.store.views import VIEWS
 
 DOCS = ROOT / "docs"
 TEXT = (DOCS / "collector.md").read_text()

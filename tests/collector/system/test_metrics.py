@@ -22,7 +22,7 @@ from tests.support.collector.process import (
     span,
 )
 from tests.support.otlp.http import request
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 CALL = {
     keys.PROMPT_TOKEN_IDS: b"\1\0\0\0",

@@ -22,8 +22,8 @@ from tests.support.collector.process import (
     spawn_collector,
     trace_request,
 )
-from trainspan_schemas.endpoint import StoreEndpoint
-from trainspan_schemas.store import address_file, open_store, running_collector
+from trainspan_schemas.store.access import address_file, open_store, running_collector
+from trainspan_schemas.store.endpoint import StoreEndpoint
 
 
 def _failure(store: Path, *arguments: str) -> str:

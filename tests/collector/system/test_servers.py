@@ -21,9 +21,9 @@ from trainspan_collector.network.ports import Address
 from trainspan_collector.receive.admission import Admission
 from trainspan_collector.runtime.metrics import Metrics, StoreState
 from trainspan_collector.servers import Servers
-from trainspan_schemas.roles import Role
-from trainspan_schemas.settings import CollectorSettings
-from trainspan_schemas.store import StoreAddress
+from trainspan_schemas.config.settings import CollectorSettings
+from trainspan_schemas.store.access import StoreAddress
+from trainspan_schemas.store.roles import Role
 
 STATE = StoreState(True, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0, 0, 0, 0)
 TOKEN = "r" * 20

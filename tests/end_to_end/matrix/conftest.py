@@ -18,7 +18,7 @@ from tests.support.agents.programs import environment
 from tests.support.collector.process import running, select
 from tests.support.models.tiny_model import make_tiny_model
 from tests.support.policy_server.process import policy_server
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 TEMPLATE = """\
 {%- macro text(content) -%}

@@ -13,7 +13,7 @@ from tests.end_to_end.matrix.environments import Installer
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import environment
 from tests.support.otlp.recorder import OtlpRecorder
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 CELLS = (
     "import openai\nclient = openai.OpenAI()",

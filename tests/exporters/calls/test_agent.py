@@ -13,8 +13,8 @@ from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, run, write
 from tests.support.agents.web_agent import AGENTS
 from tests.support.otlp.recorder import OtlpRecorder
-from trainspan_schemas import keys
-from trainspan_schemas.unnamed_agents import agent_of_body
+from trainspan_schemas.agents.unnamed_agents import agent_of_body
+from trainspan_schemas.telemetry import keys
 
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 SYSTEM = {"role": "system", "content": "You plan."}

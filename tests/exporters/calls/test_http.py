@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from trainspan._calls import policy_request
 from trainspan._rollout.scope import Scope, remote_span
 from trainspan._rollout.span_processor import invoked_agent, stamp_spans_of
-from trainspan_schemas import keys
-from trainspan_schemas.identity import Identity, TraceParent, parse_baggage
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity, TraceParent, parse_baggage
 
 HERE = TraceParent("a" * 32, "1" * 16)
 ELSEWHERE = TraceParent("b" * 32, "2" * 16)

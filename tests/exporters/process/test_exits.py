@@ -12,7 +12,7 @@ from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, run, write
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan._hook import _is_helper
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 
 @pytest.mark.parametrize(

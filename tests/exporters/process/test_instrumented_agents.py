@@ -9,8 +9,8 @@ from tests.support.agents.node_sdk import install_node_sender
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, run, write
 from tests.support.otlp.recorder import OtlpRecorder
-from trainspan_schemas import keys
-from trainspan_schemas.identity import Identity, TraceParent
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity, TraceParent
 
 ASK = """
     import asyncio, concurrent.futures, os, sys

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.agents.programs import WITHOUT_OPENAI, run, write
 from tests.support.otlp.recorder import OtlpRecorder
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 NOWHERE = "http://127.0.0.1:9/v1/chat/completions"
 IN_THREADS = """

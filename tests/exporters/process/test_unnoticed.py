@@ -15,7 +15,7 @@ import pytest
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, run, write
 from tests.support.otlp.recorder import OtlpRecorder
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 NEWLINE = "\n"
 POOLS = """

@@ -11,7 +11,7 @@ from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import BIN, environment, execute, write
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_rollouts import RunSettings, run_rollouts
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.timeout(900)]
 

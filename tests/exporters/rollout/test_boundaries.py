@@ -13,8 +13,8 @@ from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, run, write
 from tests.support.agents.web_agent import WebAgent, web_agent
 from tests.support.otlp.recorder import OtlpRecorder, RecordedSpan
-from trainspan_schemas import keys
-from trainspan_schemas.identity import Identity
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity
 
 APP = """
 import asyncio, concurrent.futures

@@ -15,7 +15,7 @@ from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
 from tests.support.agents.web_agent import AGENTS
 from tests.support.otlp.recorder import OtlpRecorder, RecordedSpan
 from tests.support.ports import free_ports
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 TASKS = """
 import httpx, os, trainspan

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import trainspan
-from trainspan_schemas.identity import TraceParent
+from trainspan_schemas.telemetry.identity import TraceParent
 
 
 def test_the_exported_names_are_these() -> None:

@@ -14,7 +14,7 @@ from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import write
 from tests.support.agents.web_agent import AGENTS, web_agent
 from tests.support.otlp.recorder import OtlpRecorder
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 ASK = """
 import concurrent.futures, threading

@@ -18,7 +18,7 @@ from trainspan_processing.dataset.ledger import LEDGER, Ledger
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_processing.traces.trace_index import Clock
-from trainspan_schemas.settings import DatasetSettings
+from trainspan_schemas.config.settings import DatasetSettings
 
 _RUN = "run-arrivals"
 _CLOCK = Clock(lambda: START_NS + 10**13, lambda _: None)

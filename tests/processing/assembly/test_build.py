@@ -2,7 +2,7 @@
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import chain
-from trainspan_schemas.dataset import COLUMNS
+from trainspan_schemas.artifacts.dataset import COLUMNS
 
 
 def test_two_rollouts_of_a_task_become_rows_with_grpo_advantages(bench: Bench) -> None:

@@ -10,7 +10,7 @@ from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import TestRollout, chain
 from trainspan_processing.assembly.build import BuiltDataset
 from trainspan_processing.read import tokens
-from trainspan_schemas.dataset import COLUMNS
+from trainspan_schemas.artifacts.dataset import COLUMNS
 
 
 def _workload(bench: Bench, run: str) -> list[TestRollout]:

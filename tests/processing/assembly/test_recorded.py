@@ -13,9 +13,9 @@ from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.explain import explain_rollout
 from trainspan_processing.explain.inquiry import NEWEST, Question
-from trainspan_schemas import keys
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.settings import DatasetSettings
+from trainspan_schemas.telemetry import keys
 
 
 def _explain(

@@ -7,8 +7,8 @@ import pytest
 
 from tests.processing.support.estimates import Rollout, advantages, estimate
 from trainspan_processing.credit.plan import make_plan
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.settings import DatasetSettings
 
 EPS = 1e-4
 

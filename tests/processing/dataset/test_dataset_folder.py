@@ -19,9 +19,9 @@ from trainspan_processing.dataset.diff import compare_datasets
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.explain import explain_rollout
 from trainspan_processing.explain.inquiry import Question
-from trainspan_schemas.dataset import COLUMNS, about_dir, dataset_dirs
+from trainspan_schemas.artifacts.dataset import COLUMNS, about_dir, dataset_dirs
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError
-from trainspan_schemas.settings import DatasetSettings
 from trainspan_training.data.dataset import open_dataset, read_calls
 
 

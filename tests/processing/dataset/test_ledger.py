@@ -4,7 +4,7 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import TestRollout, chain
-from trainspan_schemas.dataset import dataset_dirs
+from trainspan_schemas.artifacts.dataset import dataset_dirs
 from trainspan_schemas.errors import DatasetError
 
 

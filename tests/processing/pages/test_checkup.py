@@ -12,7 +12,7 @@ from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
 from trainspan_cli.doctor.capture_checks import capture_findings, rollout_findings
 from trainspan_cli.doctor.examine import _processes
 from trainspan_cli.doctor.finding import Finding
-from trainspan_schemas.settings import ServingSettings, Settings
+from trainspan_schemas.config.settings import ServingSettings, Settings
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from trainspan_processing.explain.explain import explain_rollout
 from trainspan_processing.explain.inquiry import Question
 from trainspan_processing.explain.shades import shade
 from trainspan_processing.reasons.advice import ADVICE
-from trainspan_schemas.dataset import manifest_path
+from trainspan_schemas.artifacts.dataset import manifest_path
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.settings import DatasetSettings
 from trainspan_viewer.pages.rollout.rollout import explanation_page
 
 

@@ -13,7 +13,7 @@ from trainspan_processing.dataset.ledger import ledger_path
 from trainspan_processing.read import inventory, tokens
 from trainspan_processing.read.inventory import Inventory, take_inventory
 from trainspan_processing.read.source import Selection, Source
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 
 def _client(rollout: TestRollout, name: str, model: str, **more: Any) -> str:

@@ -12,10 +12,10 @@ from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import TestRollout, chain
 from trainspan_processing.reasons.advice import ADVICE
 from trainspan_processing.reasons.drop_reasons import rollout_reason
-from trainspan_schemas.constraints import Constraint, Grammar
-from trainspan_schemas.dataset import COLUMNS, manifest_path
+from trainspan_schemas.artifacts.dataset import COLUMNS, manifest_path
 from trainspan_schemas.errors import DatasetError, UsageError
-from trainspan_schemas.status import DROP_REASONS
+from trainspan_schemas.telemetry.constraints import Constraint, Grammar
+from trainspan_schemas.telemetry.status import DROP_REASONS
 
 
 def _of(library: str, kind: str) -> Constraint:

@@ -11,8 +11,8 @@ from trainspan_processing.explain.explain import explain_rollout
 from trainspan_processing.explain.inquiry import Question
 from trainspan_processing.read.source import Source
 from trainspan_processing.reasons.missing_calls import find_lacks
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import NothingToTrainError
-from trainspan_schemas.settings import DatasetSettings
 
 
 def _lacks(bench: Bench, rollout: TestRollout) -> list[str]:

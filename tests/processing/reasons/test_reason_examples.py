@@ -8,8 +8,8 @@ import pytest
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import TestRollout, chain
 from trainspan_processing.reasons.advice import ADVICE
-from trainspan_schemas import keys
 from trainspan_schemas.errors import NothingToTrainError
+from trainspan_schemas.telemetry import keys
 
 
 def _stray(name: str, **more: Any) -> TestRollout:
@@ -50,7 +50,7 @@ def test_requests_by_hand_do_not_lower_the_coverage_and_are_counted_apart(tmp_pa
     from tests.processing.conftest import RunningCollector
     from trainspan_processing.assembly.build import Request, build_dataset
     from trainspan_processing.traces.trace_index import Clock
-    from trainspan_schemas.settings import DatasetSettings
+    from trainspan_schemas.config.settings import DatasetSettings
 
     collector = RunningCollector(tmp_path).wait()
 

@@ -9,9 +9,9 @@ from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import SECOND, START_NS, TestRollout, chain
 from trainspan_processing.assembly.rebuild import rebuild
 from trainspan_processing.read import inventory
-from trainspan_schemas import keys
-from trainspan_schemas.dataset import about_dir
+from trainspan_schemas.artifacts.dataset import about_dir
 from trainspan_schemas.errors import NothingToTrainError
+from trainspan_schemas.telemetry import keys
 
 
 def _member(

@@ -12,9 +12,9 @@ from tests.support.collector.process import CollectorProcess, running
 from trainspan_processing.assembly.build import BuiltDataset, Request, build_dataset
 from trainspan_processing.stored_rollout import StoredRollout
 from trainspan_processing.traces.trace_index import Clock
-from trainspan_schemas import keys
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError
-from trainspan_schemas.settings import DatasetSettings
+from trainspan_schemas.telemetry import keys
 
 _ROLES = ("agent", "serving", "runner")
 

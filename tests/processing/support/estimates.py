@@ -11,7 +11,7 @@ from trainspan_processing.credit.advantages import Credited, assign_advantages
 from trainspan_processing.credit.plan import make_plan
 from trainspan_processing.rewards.names import rollout_column, step_column
 from trainspan_processing.tables import HISTORY
-from trainspan_schemas.settings import DatasetSettings
+from trainspan_schemas.config.settings import DatasetSettings
 
 Rewards = tuple[float | None, list[float | None]]
 

@@ -12,7 +12,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from tests.processing.support.traces import TestRollout, hex_id
-from trainspan_schemas.identity import TraceParent
+from trainspan_schemas.telemetry.identity import TraceParent
 from trainspan_serving.export.call_span import encode_attributes
 
 FOLDER = Path(__file__).parent / "golden"

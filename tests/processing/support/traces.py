@@ -15,9 +15,9 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
 from tests.support.collector.process import runner_metadata
-from trainspan_schemas import keys
-from trainspan_schemas.identity import Identity
-from trainspan_schemas.tokens import encode_ids, encode_logprobs
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity
+from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
 from trainspan_serving.export.call_span import encode_attributes
 
 SECOND = 1_000_000_000

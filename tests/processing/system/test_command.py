@@ -12,7 +12,7 @@ import duckdb
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
 from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
-from trainspan_schemas.dataset import manifest_path
+from trainspan_schemas.artifacts.dataset import manifest_path
 from trainspan_training.data.dataset import open_dataset, read_calls
 
 _SIDES = ("both", "call 0", "call 1")

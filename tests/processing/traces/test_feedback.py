@@ -8,8 +8,8 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.recordings import Recording
 from tests.processing.support.traces import START_NS, TestRollout, TestSpan, chain, hex_id, send
-from trainspan_schemas import keys
 from trainspan_schemas.errors import NothingToTrainError
+from trainspan_schemas.telemetry import keys
 from trainspan_serving.export.call_span import encode_attributes
 
 

@@ -16,9 +16,9 @@ from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_cli import main
 from trainspan_rollouts import command_executor
-from trainspan_schemas import keys
-from trainspan_schemas.identity import TraceParent
-from trainspan_schemas.signing import KEY_FILE, signing_key
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import TraceParent
+from trainspan_schemas.telemetry.signing import KEY_FILE, signing_key
 
 TRAINSPAN = [sys.executable, "-m", "trainspan_cli", "rollout"]
 

@@ -10,10 +10,10 @@ from tests.rollouts.conftest import Run
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.web_agent import AGENTS
 from tests.support.otlp.recorder import OtlpRecorder, RecordedSpan
-from trainspan_schemas import keys
 from trainspan_schemas.errors import ProcessError, UsageError
-from trainspan_schemas.identity import Identity, TraceParent
-from trainspan_schemas.signing import KEY_FILE, signing_key
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity, TraceParent
+from trainspan_schemas.telemetry.signing import KEY_FILE, signing_key
 
 
 def tasks(*inputs: Any) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from tests.support.agents.node_sdk import install_node_sender
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.otlp.recorder import OtlpRecorder
 from tests.support.places import ROOT
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 NODE_AGENT = """
 import { ROOT_CONTEXT, propagation, trace } from "@opentelemetry/api";

@@ -19,9 +19,9 @@ from tests.support.otlp.sink import OtlpSink, ReceivedSpan, otlp_sink
 from tests.support.ports import free_port
 from trainspan_rollouts.delivery import VerdictSender
 from trainspan_rollouts.rollout_spans import RolloutSpan
-from trainspan_schemas import keys
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.identity import Identity
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity
 
 AGENT = "def solve(task):\n    open('ran.txt', 'a').write(task['id'] + ' ')\n    return float(task['id'])\n"
 

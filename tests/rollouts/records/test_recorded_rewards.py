@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trainspan_rollouts.run_ledger import RunLedger, recorded_rewards, task_rewards
-from trainspan_schemas.identity import Identity
+from trainspan_schemas.telemetry.identity import Identity
 
 
 def test_rewards_come_from_delivered_attempts_with_a_reward(tmp_path: Path) -> None:

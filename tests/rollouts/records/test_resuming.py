@@ -15,8 +15,8 @@ from tests.rollouts.agents.test_functions import rollouts, statuses, tasks
 from tests.rollouts.conftest import Run, write_tasks
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
 from tests.support.otlp.recorder import OtlpRecorder
-from trainspan_schemas import keys
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.telemetry import keys
 
 AGENT = """
 import pathlib, time

@@ -10,7 +10,7 @@ from tests.rollouts.conftest import write_tasks
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import environment, write
 from trainspan_rollouts import RunSettings, run_rollouts
-from trainspan_schemas.store import running_collector
+from trainspan_schemas.store.access import running_collector
 
 TRAINSPAN = [sys.executable, "-m", "trainspan_cli"]
 QUERY = "SELECT run_id, task_id, status, reward FROM rollouts ORDER BY ALL"

@@ -18,8 +18,8 @@ from tests.support.collector.process import CollectorProcess, running, select
 from trainspan_rollouts.command_executor import agent_environment
 from trainspan_rollouts.rollout_spans import RolloutSpans
 from trainspan_rollouts.run_ledger import RunLedger
-from trainspan_schemas.identity import Identity
-from trainspan_schemas.roles import Role, token_of
+from trainspan_schemas.store.roles import Role, token_of
+from trainspan_schemas.telemetry.identity import Identity
 
 HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 

@@ -15,9 +15,9 @@ from tests.serving.support.servers import Models, Stack
 from tests.support.otlp.recorder import OtlpRecorder
 from tests.support.policy_server.process import policy_server
 from trainspan_rollouts import RunSettings, run_rollouts
-from trainspan_schemas import keys
-from trainspan_schemas.identity import Identity, TraceParent
-from trainspan_schemas.signing import KEY_FILE, signing_key
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity, TraceParent
+from trainspan_schemas.telemetry.signing import KEY_FILE, signing_key
 
 BODY = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "calc 7*5"}], "max_tokens": 8})
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainspan_schemas import keys
 from trainspan_schemas.errors import InvalidRecordError
-from trainspan_schemas.identity import Identity, TraceParent
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity, TraceParent
 from trainspan_serving.capture.caller import Caller, identify
 
 TRACE = TraceParent("ab" * 16, "cd" * 8)

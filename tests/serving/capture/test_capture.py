@@ -12,11 +12,11 @@ import pytest
 from tests.serving.support.servers import Models, Stack
 from tests.support.models.canary import logprobs_of
 from tests.support.otlp.sink import ReceivedSpan
-from trainspan_schemas import keys
-from trainspan_schemas.checkpoint import digest_of_model
-from trainspan_schemas.identity import Identity, TraceParent
-from trainspan_schemas.tokens import decode_ids, decode_logprobs
-from trainspan_schemas.unnamed_agents import agent_of_body
+from trainspan_schemas.agents.unnamed_agents import agent_of_body
+from trainspan_schemas.artifacts.checkpoint import digest_of_model
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity, TraceParent
+from trainspan_schemas.telemetry.tokens import decode_ids, decode_logprobs
 
 pytestmark = pytest.mark.usefixtures("base_policy")
 

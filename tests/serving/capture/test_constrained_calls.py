@@ -16,9 +16,9 @@ from tests.support.otlp.sink import ReceivedSpan, otlp_sink
 from tests.support.policy_server.constrained import Scorer, constraint, logged
 from tests.support.policy_server.process import policy_server
 from trainspan_cli.clients.policy_server import PolicyClient
-from trainspan_schemas import keys
-from trainspan_schemas.identity import TraceParent
-from trainspan_schemas.tokens import decode_ids
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import TraceParent
+from trainspan_schemas.telemetry.tokens import decode_ids
 from trainspan_training.model.loading import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("base_policy")

@@ -16,9 +16,9 @@ import pytest
 from tests.serving.capture.test_capture import Caller, check_tokens
 from tests.serving.support.servers import Models, Stack
 from tests.support.otlp.sink import ReceivedSpan
-from trainspan_schemas import keys
-from trainspan_schemas.identity import TraceParent
-from trainspan_schemas.tokens import decode_ids
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import TraceParent
+from trainspan_schemas.telemetry.tokens import decode_ids
 
 pytestmark = pytest.mark.usefixtures("base_policy")
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from trainspan_schemas import keys
-from trainspan_schemas.constraints import obstacle_of
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.constraints import obstacle_of
 from trainspan_serving.capture.generation import Generation
 from trainspan_serving.checkpoints.served_policy import Policy
 

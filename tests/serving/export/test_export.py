@@ -12,7 +12,7 @@ import pytest
 from tests.support.otlp.sink import otlp_sink
 from tests.support.ports import free_port
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.identity import TraceParent
+from trainspan_schemas.telemetry.identity import TraceParent
 from trainspan_serving.export.call_span import CallSpan
 from trainspan_serving.export.collector_client import CollectorClient
 from trainspan_serving.export.exporter import Counts, Exporter

@@ -12,7 +12,7 @@ from tests.support.models.adapters import make_adapter
 from tests.support.models.canary import write_checkpoint_files
 from tests.support.otlp.sink import otlp_sink
 from tests.support.policy_server.process import RunningServer, policy_server
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 LONG_PROMPT = [(13 * position) % 240 + 10 for position in range(300)]
 

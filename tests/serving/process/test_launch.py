@@ -15,9 +15,9 @@ import pytest
 from tests.serving.support.servers import Models
 from tests.support.models.adapters import make_adapter
 from tests.support.ports import free_port
-from trainspan_schemas.checkpoint import CheckpointMeta, write_latest
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, write_latest
+from trainspan_schemas.config.settings import ServingSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, UsageError
-from trainspan_schemas.settings import ServingSettings
 from trainspan_serving.process.launch import Launch, prepare
 from trainspan_serving.process.server_plan import plan_of_process
 

@@ -19,8 +19,8 @@ from tests.support.policy_server.faults import FAULT_VARIABLE
 from tests.support.policy_server.plain_vllm import plain_vllm
 from tests.support.policy_server.process import RunningServer, policy_server
 from tests.support.ports import free_port
-from trainspan_schemas.checkpoint import CANARY_FILE, CheckpointMeta
-from trainspan_schemas.settings import ServingSettings
+from trainspan_schemas.artifacts.checkpoint import CANARY_FILE, CheckpointMeta
+from trainspan_schemas.config.settings import ServingSettings
 from trainspan_serving.process.launch import prepare
 
 __all__ = ["HUB_ID", "LAUNCHES", "Faulty", "Models", "Plain", "Stack", "publish_base"]

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.otlp.sink import OtlpSink
 from tests.support.policy_server.process import RunningServer
-from trainspan_schemas import keys
-from trainspan_schemas.tokens import decode_ids, decode_logprobs
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.tokens import decode_ids, decode_logprobs
 
 __all__ = ["LONG_PROMPT", "check_calls", "greedy", "load"]
 

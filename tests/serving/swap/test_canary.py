@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from trainspan_schemas.checkpoint import Canary, CanaryPrompt
+from trainspan_schemas.artifacts.checkpoint import Canary, CanaryPrompt
 from trainspan_serving.swap.canary import CanaryReport, Loaded, judge
 
 RNG = np.random.default_rng(0)

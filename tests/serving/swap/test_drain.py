@@ -15,8 +15,8 @@ import pytest
 
 from tests.serving.support.servers import Faulty, Models, publish_base
 from tests.support.policy_server.process import RunningServer
-from trainspan_schemas import keys
-from trainspan_schemas.identity import TraceParent
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import TraceParent
 
 KEY = {"Authorization": "Bearer sesame"}
 PROMPT = [5] * 100

@@ -13,9 +13,9 @@ import pytest
 from tests.serving.support.servers import Models, Stack
 from tests.serving.support.traffic import LONG_PROMPT, check_calls, greedy, load
 from tests.support.models.canary import greedy_ids, logprobs_of
-from trainspan_schemas import keys
-from trainspan_schemas.checkpoint import CANARY_FILE, META_FILE, Canary, CheckpointMeta
-from trainspan_schemas.tokens import decode_ids
+from trainspan_schemas.artifacts.checkpoint import CANARY_FILE, META_FILE, Canary, CheckpointMeta
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.tokens import decode_ids
 
 pytestmark = pytest.mark.usefixtures("base_policy")
 

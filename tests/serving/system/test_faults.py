@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from tests.serving.support.servers import Faulty, Models, Stack, publish_base
 from tests.support.models.canary import greedy_ids, write_checkpoint_files
 from tests.support.policy_server.process import RunningServer
-from trainspan_schemas import keys
-from trainspan_schemas.identity import Identity, TraceParent
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity, TraceParent
 
 KEY = {"Authorization": "Bearer sesame"}
 LONG_PROMPT = [(13 * position) % 240 + 10 for position in range(300)]

@@ -13,9 +13,9 @@ import pytest
 from tests.serving.support.servers import HUB_ID, Plain
 from tests.serving.support.traffic import LONG_PROMPT, check_calls, load
 from tests.support.models.canary import greedy_ids
-from trainspan_schemas import keys
-from trainspan_schemas.checkpoint import META_FILE, Canary, CheckpointMeta
-from trainspan_schemas.tokens import decode_ids, decode_logprobs
+from trainspan_schemas.artifacts.checkpoint import META_FILE, Canary, CheckpointMeta
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.tokens import decode_ids, decode_logprobs
 
 
 def test_calls_are_captured_and_the_model_is_version_0(plain: Plain) -> None:

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-from trainspan_schemas.identity import TraceParent, parse_baggage
+from trainspan_schemas.telemetry.identity import TraceParent, parse_baggage
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.models.canary import canary_tokens
-from trainspan_schemas.checkpoint import Canary, CanaryPrompt, CheckpointMeta
+from trainspan_schemas.artifacts.checkpoint import Canary, CanaryPrompt, CheckpointMeta
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

@@ -4,7 +4,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.checkpoint import Canary, CanaryPrompt, CheckpointMeta
+from trainspan_schemas.artifacts.checkpoint import Canary, CanaryPrompt, CheckpointMeta
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from tests.support.collector.process import any_value, event, key_values, span, trace_request
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["Hostile", "hostile"]
 

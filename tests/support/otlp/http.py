@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from google.protobuf.json_format import Parse
 from google.rpc.status_pb2 import Status
 
-from trainspan_schemas.store import StoreAddress
+from trainspan_schemas.store.access import StoreAddress
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"

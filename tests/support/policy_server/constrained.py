@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from tests.support.otlp.sink import ReceivedSpan
-from trainspan_schemas import keys
-from trainspan_schemas.constraints import Constraint
-from trainspan_schemas.tokens import decode_ids, decode_logprobs
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.constraints import Constraint
+from trainspan_schemas.telemetry.tokens import decode_ids, decode_logprobs
 from trainspan_training.constraints.replay import Replayer, serialized_tokenizer
 from trainspan_training.data.cuts import TreeCost, shared
 from trainspan_training.data.dataset import Call, ConstrainedCall

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.errors import CheckpointError
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.ledger import Entry, Event, Ledger
@@ -15,7 +15,7 @@ from trainspan_training.checkpoints.ledger import Entry, Event, Ledger
 DIES = """
 import os, sys
 from pathlib import Path
-from trainspan_schemas.checkpoint import CheckpointMeta
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.ledger import Entry
 

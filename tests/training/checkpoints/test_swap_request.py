@@ -13,7 +13,7 @@ from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.support.ports import free_port
 from tests.training.support.sessions import GENTLE, Run
 from tests.training.support.swap_server import policy_server
-from trainspan_schemas.checkpoint import CheckpointMeta, read_latest
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
 from trainspan_training.checkpoints.swap_request import Swap, publish
 
 pytestmark = pytest.mark.usefixtures("home")

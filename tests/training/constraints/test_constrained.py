@@ -18,8 +18,8 @@ from tests.training.devices.test_team import tensors, train
 from tests.training.support.exactness.references import Measured, as_calls, assert_same, gradients
 from tests.training.support.processes.pair import FSDP
 from tests.training.support.sessions import Run
-from trainspan_schemas.constraints import Constraint, Grammar
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
+from trainspan_schemas.telemetry.constraints import Constraint, Grammar
 from trainspan_training.constraints.replay import Replay, Replayer, serialized_tokenizer
 from trainspan_training.data.dataset import ConstrainedCall
 from trainspan_training.data.layout import BatchLayout

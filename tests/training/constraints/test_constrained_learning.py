@@ -11,8 +11,8 @@ import torch
 import xgrammar
 
 from tests.support.dataset_files import LoggedCall, write_dataset
-from trainspan_schemas.constraints import Constraint, Grammar
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
+from trainspan_schemas.telemetry.constraints import Constraint, Grammar
 from trainspan_training.model.loading import load_model, load_tokenizer
 from trainspan_training.rounds.result import Result
 from trainspan_training.session import Job, train

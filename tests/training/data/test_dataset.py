@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.dataset_files import LoggedCall, as_version_1, write_dataset
-from trainspan_schemas.dataset import MANIFEST, about_dir, dataset_dir, dataset_dirs, manifest_path
+from trainspan_schemas.artifacts.dataset import MANIFEST, about_dir, dataset_dir, dataset_dirs, manifest_path
 from trainspan_schemas.errors import DatasetError
 from trainspan_training.data.dataset import open_dataset, read_calls
 from trainspan_training.data.sequences import make_sequences

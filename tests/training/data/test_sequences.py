@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainingError
-from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.cuts import TreeCost, shared
 from trainspan_training.data.dataset import Call
 from trainspan_training.data.layout import BatchLayout

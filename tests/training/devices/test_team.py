@@ -19,9 +19,9 @@ from tests.training.support.processes.failing import LEADERS, PLACES
 from tests.training.support.processes.forks import run_forked
 from tests.training.support.processes.pair import FSDP
 from tests.training.support.processes.split_bf16 import measured
-from trainspan_schemas.checkpoint import CheckpointMeta
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
+from trainspan_schemas.artifacts.trained_tokens import parts
 from trainspan_schemas.errors import TrainingError
-from trainspan_schemas.trained_tokens import parts
 from trainspan_training.checkpoints.tensor_files import TensorParts
 from trainspan_training.devices.team import Team
 from trainspan_training.model.loading import load_model

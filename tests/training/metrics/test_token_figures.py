@@ -21,9 +21,9 @@ from tests.training.support.exactness.references import mixed_rollouts
 from tests.training.support.processes.forks import forked
 from tests.training.support.sessions import GENTLE, Run
 from tests.training.support.swap_server import policy_server
-from trainspan_schemas.checkpoint import CheckpointMeta
-from trainspan_schemas.settings import TrainSettings
-from trainspan_schemas.trained_tokens import COLUMNS, METADATA, part_name, parts, tokens_dir
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
+from trainspan_schemas.artifacts.trained_tokens import COLUMNS, METADATA, part_name, parts, tokens_dir
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.data.dataset import open_dataset
 from trainspan_training.metrics.token_files import TokenFile

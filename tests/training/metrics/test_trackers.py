@@ -16,8 +16,8 @@ import pytest
 from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.support.places import ROOT
 from tests.training.support.sessions import GENTLE, Run
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.settings import TrainSettings
 from trainspan_training.checkpoints.folder import run_name
 from trainspan_training.metrics.trackers import places
 from trainspan_training.objective.options import check
@@ -129,7 +129,7 @@ def reporters_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 TWO_STARTS = """
 import dataclasses, json, sys
 from pathlib import Path
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.session import Job, train
 root, model, reporters, rounds = sys.argv[1:]
 settings = TrainSettings(model=model, policy_url="none", learning_rate=1e-5, report_to=reporters)

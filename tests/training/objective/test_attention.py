@@ -8,8 +8,8 @@ import torch
 
 from tests.support.dataset_files import sample_rollouts
 from tests.training.support.exactness.references import as_calls, mixed_rollouts, one_step
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.cuts import Cut, TreeCost, packed, shared
 from trainspan_training.data.layout import batch_layout, refusal
 from trainspan_training.data.micro_batches import MicroBatch, WeightedRow, make_batches

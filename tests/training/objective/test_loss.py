@@ -28,7 +28,7 @@ from tests.training.support.exactness.references import (
 )
 from tests.training.support.processes.forks import forked
 from tests.training.support.processes.pair import FSDP
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.model.loading import load_model, load_tokenizer
 from trainspan_training.objective.options import clip_range
 

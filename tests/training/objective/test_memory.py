@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import TrainingError
-from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.layout import Budget
 from trainspan_training.devices.team import Team
 from trainspan_training.objective.memory import GIB, Memory, available, check, estimate, fit

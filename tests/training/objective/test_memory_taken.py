@@ -10,7 +10,7 @@ import pytest
 from benchmarks.accelerator import Size, make_model
 from tests.training.data.test_filling import row_of
 from tests.training.support.memory_use import peak
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.micro_batches import WeightedRow, make_batches
 from trainspan_training.model.loading import load_tokenizer

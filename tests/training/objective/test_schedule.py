@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.training.support.sessions import GENTLE, Run
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.settings import TrainSettings
 from trainspan_training.objective.options import check
 from trainspan_training.objective.schedule import Schedule, fitting_rate
 

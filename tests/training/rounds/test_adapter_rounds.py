@@ -10,9 +10,9 @@ import pytest
 from tests.support.dataset_files import logprobs_of, sample_rollouts, write_dataset
 from tests.training.support.sessions import GENTLE, Run
 from tests.training.support.swap_server import policy_server
-from trainspan_schemas.checkpoint import Canary, CheckpointMeta
+from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError
-from trainspan_schemas.settings import TrainSettings
 from trainspan_serving.checkpoints.adapters import read_adapter
 from trainspan_training.model.loading import load_model
 

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.dataset_files import LoggedCall, write_dataset
-from trainspan_schemas.constraints import Constraint
-from trainspan_schemas.dataset import manifest_path
+from trainspan_schemas.artifacts.dataset import manifest_path
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.telemetry.constraints import Constraint
 from trainspan_training.constraints.replay import Replayer
 from trainspan_training.data.dataset import DatasetFolder, open_dataset, read_calls
 from trainspan_training.data.layout import BatchLayout

@@ -15,7 +15,7 @@ from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.support.places import ROOT
 from tests.training.support.exactness.references import mixed_rollouts, one_step
 from tests.training.support.processes.forks import run_forked
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from tests.support.dataset_files import LoggedCall, logprobs_of, sample_rollouts, write_dataset
 from tests.training.support.sessions import GENTLE, Run, names, same_weights, weights
 from tests.training.support.swap_server import policy_server
-from trainspan_schemas.checkpoint import Canary, CheckpointMeta, digest_of_model, read_latest
+from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta, digest_of_model, read_latest
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, DatasetError, UsageError
-from trainspan_schemas.settings import TrainSettings
 from trainspan_training.model.loading import load_model
 from trainspan_training.session import Job, train
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.models.tiny_model import CHATML
+from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import DatasetError
-from trainspan_schemas.settings import SftSettings
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.model.loading import load_tokenizer
 from trainspan_training.sft.conversations import Conversations, hold_out, make_rows

@@ -15,9 +15,9 @@ import torch
 
 from tests.support.models.tiny_model import CHATML
 from tests.training.support.sessions import same_weights, weights
-from trainspan_schemas.checkpoint import base_digest, digest_of_model
+from trainspan_schemas.artifacts.checkpoint import base_digest, digest_of_model
+from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, NothingToTrainError, TrainingError
-from trainspan_schemas.settings import SftSettings
 from trainspan_training.model.loading import check_folder, load_model, load_tokenizer
 from trainspan_training.sft.job import SftJob, fine_tune
 from trainspan_training.sft.options import check, own_names

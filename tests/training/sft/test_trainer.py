@@ -10,8 +10,8 @@ import torch
 
 from tests.support.models.tiny_model import CHATML
 from tests.training.support.exactness.references import Measured, assert_same, gradients
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import TrainingError
-from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.model.loading import load_model, load_tokenizer

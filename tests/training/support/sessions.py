@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.rounds.result import Result
 
 GENTLE = TrainSettings(policy_url="none", learning_rate=1e-5)

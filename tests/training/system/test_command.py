@@ -14,7 +14,7 @@ import pytest
 from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.training.support.processes.forks import forked
 from trainspan_cli.main import run
-from trainspan_schemas.checkpoint import CheckpointMeta, digest_of_model
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, digest_of_model
 
 
 def command(*arguments: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.support.places import ROOT
-from trainspan_schemas.config import load_settings
+from trainspan_schemas.config.load import load_settings
 from trainspan_training.devices import team
 from trainspan_training.metrics.alarms import ALARMS
 from trainspan_training.metrics.round_record import RoundRecord

@@ -13,7 +13,7 @@ from benchmarks import accelerator
 from tests.support.dataset_files import LoggedCall, sample_rollouts, write_dataset
 from tests.training.support.exactness.references import as_calls, assert_same, measured, mixed_rollouts, reference
 from tests.training.support.sessions import GENTLE, Run
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import find_rule
 from trainspan_training.data.sequences import make_sequences

@@ -5,7 +5,7 @@ import re
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
-from trainspan_schemas.dataset import about_dir
+from trainspan_schemas.artifacts.dataset import about_dir
 from trainspan_viewer.pages.quality import QUALITY_PAGE, quality_page
 
 

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
-from trainspan_schemas.settings import Settings
+from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.queries.check import load_stage
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import Places

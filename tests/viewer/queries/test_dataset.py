@@ -10,8 +10,8 @@ import pytest
 
 from tests.viewer.support.world import RUN, World
 from trainspan_processing.dataset.ledger import LEDGER, ledger_path
-from trainspan_schemas.dataset import about_dir, manifest_path
-from trainspan_schemas.settings import Settings
+from trainspan_schemas.artifacts.dataset import about_dir, manifest_path
+from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.queries.datasets.dataset import DatasetModel, load_dataset
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError, Places

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
 from trainspan_processing.read.source import Selection, Source
-from trainspan_schemas.settings import ServingSettings, Settings
+from trainspan_schemas.config.settings import ServingSettings, Settings
 from trainspan_viewer.html.document import served
 from trainspan_viewer.pages.rollout.group import render_group
 from trainspan_viewer.queries.params import Params

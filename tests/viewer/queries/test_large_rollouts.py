@@ -12,8 +12,8 @@ from tests.processing.conftest import Bench
 from tests.processing.support.traces import TestRollout, chain
 from tests.viewer.support.world import serving
 from trainspan_processing.read.source import Source
-from trainspan_schemas.roles import make_home_token_file
-from trainspan_schemas.settings import Settings
+from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.store.roles import make_home_token_file
 from trainspan_viewer.html.document import served
 from trainspan_viewer.pages.rollout.group import render_group
 from trainspan_viewer.pages.rollout.rollout import render_rollout

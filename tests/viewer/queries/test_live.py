@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
-from trainspan_schemas.settings import Settings
+from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.html.document import served
 from trainspan_viewer.pages.live import render_live
 from trainspan_viewer.queries.live import LiveModel, load_live

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.processing.conftest import Bench
+from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import StoreError
-from trainspan_schemas.settings import Settings
 from trainspan_viewer.html.document import served
 from trainspan_viewer.pages.query import render_query
 from trainspan_viewer.queries.params import Params

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from trainspan_schemas.settings import Settings
+from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.pages.dataset import render_datasets
 from trainspan_viewer.pages.runs import render_runs
 from trainspan_viewer.queries.datasets.listing import load_datasets

@@ -11,9 +11,9 @@ import pytest
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
-from trainspan_schemas.dataset import manifest_path
-from trainspan_schemas.settings import Settings
-from trainspan_schemas.trained_tokens import METADATA, VERSION, part_name, tokens_dir
+from trainspan_schemas.artifacts.dataset import manifest_path
+from trainspan_schemas.artifacts.trained_tokens import METADATA, VERSION, part_name, tokens_dir
+from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import Places
 from trainspan_viewer.queries.rollout.tokens import TokensModel, load_tokens

@@ -13,8 +13,8 @@ from trainspan_processing.credit import baselines
 from trainspan_processing.credit.groups import with_groups
 from trainspan_processing.explain.explain import explain_group
 from trainspan_processing.explain.inquiry import Question, inquire
+from trainspan_schemas.config.settings import DatasetSettings, Settings
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.settings import DatasetSettings, Settings
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError, Places
 from trainspan_viewer.queries.rollout.group import GroupModel, load_group
@@ -125,7 +125,7 @@ def test_settings_that_make_no_sense_are_an_error_on_the_page(bench: Bench) -> N
 def test_an_address_cannot_run_a_function(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     _store(bench)
     group_id = rows(bench.build(round_=0))["group_id"][0]
-    monkeypatch.setattr("trainspan_schemas.functions.load_function", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr("trainspan_schemas.agents.functions.load_function", lambda *_: pytest.fail("it was loaded"))
     for changes in (
         {"credit": "os:abort"},
         {"baseline": "tests.processing.support.estimates:nothing"},

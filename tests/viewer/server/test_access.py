@@ -11,9 +11,9 @@ import pytest
 
 from tests.support.tls import make_certificate
 from tests.viewer.support.world import RUN, Viewer, World, serving
+from trainspan_schemas.config.settings import Settings, ViewSettings
 from trainspan_schemas.errors import ConfigError, UsageError
-from trainspan_schemas.roles import Role, token_of
-from trainspan_schemas.settings import Settings, ViewSettings
+from trainspan_schemas.store.roles import Role, token_of
 from trainspan_viewer.queries.places import Places
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import StoreReader

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from tests.viewer.support.world import Viewer, World, serving
-from trainspan_schemas.store import running_collector
+from trainspan_schemas.store.access import running_collector
 
 SLOW = quote("SELECT sum(hash(a.range, b.range) % 7) AS x FROM range(20000) a, range(8000) b")
 LINK: dict[str, Any] = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}

@@ -18,8 +18,8 @@ import pytest
 
 from tests.processing.conftest import Bench, RunningCollector
 from tests.processing.support.traces import TestRollout, chain
-from trainspan_schemas.roles import Role, make_home_token_file, token_of
-from trainspan_schemas.settings import Settings
+from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.store.roles import Role, make_home_token_file, token_of
 
 __all__ = ["EVIL", "RUN", "Answer", "Viewer", "World", "make_world", "serving"]
 

@@ -19,10 +19,10 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from trainspan_schemas.checkpoint import CheckpointMeta, checkpoint_name, read_latest, write_latest
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name, read_latest, write_latest
+from trainspan_schemas.artifacts.trained_tokens import tokens_dir
 from trainspan_schemas.durable import sync
 from trainspan_schemas.errors import CheckpointError
-from trainspan_schemas.trained_tokens import tokens_dir
 from trainspan_training.checkpoints.ledger import Entry, Ledger
 
 __all__ = ["KEEP_OPTIMIZERS", "PROJECT", "Checkpoints", "run_name"]

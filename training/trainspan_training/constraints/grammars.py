@@ -10,7 +10,7 @@ import numpy as np
 import xgrammar
 from numpy.typing import NDArray
 
-from trainspan_schemas.constraints import Grammar
+from trainspan_schemas.telemetry.constraints import Grammar
 
 __all__ = ["NotReproducedError", "Walk", "compile_grammar"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainspan_schemas.constraints import CONSTRAINED, REPLAYED_LIBRARY, Constraint
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.telemetry.constraints import CONSTRAINED, REPLAYED_LIBRARY, Constraint
 from trainspan_training.constraints.bad_words import LONGEST, BadWords
 from trainspan_training.constraints.replay_process import Masks, ReplayError, ReplayProcess
 from trainspan_training.data.dataset import Call, ConstrainedCall

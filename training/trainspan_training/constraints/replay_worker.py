@@ -84,7 +84,7 @@ class _Answers:
 
 def _answer(stdout: IO[bytes], compiler: Any, header: Mapping[str, Any], payload: bytes | bytearray) -> None:
     """Answers `{"compiled": true}` or `{"error": …}`; then, for each completion, its masks: see `_walk`."""
-    from trainspan_schemas.constraints import Constraint
+    from trainspan_schemas.telemetry.constraints import Constraint
     from trainspan_training.constraints.grammars import Walk, compile_grammar
 
     _limit_memory(header["max_bytes"])

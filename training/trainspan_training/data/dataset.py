@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainspan_schemas.dataset import READABLE_VERSIONS, manifest_path
+from trainspan_schemas.artifacts.dataset import READABLE_VERSIONS, manifest_path
 from trainspan_schemas.errors import DatasetError
 from trainspan_training.data.parquet_parts import columns_of, lists_of, row_groups, tables, verify
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.cuts import PASS, Cut, TreeCost, packed, padded, shared, unique_tokens
 from trainspan_training.data.sequences import TokenSequence
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from trainspan_schemas.agents.functions import load_function
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import ConfigError, TrainingError
-from trainspan_schemas.functions import load_function
-from trainspan_schemas.settings import TrainSettings
 
 __all__ = ["Rule", "StepCall", "apply", "find_rule"]
 

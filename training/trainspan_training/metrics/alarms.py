@@ -84,7 +84,7 @@ ALARMS = (
         "lengths differ a lot within a step: use more rollouts per step",
     ),
 )
-"""All alarms except `engine_mismatch`, which `trainspan_schemas.agreement` decides."""
+"""All alarms except `engine_mismatch`, which `trainspan_schemas.artifacts.agreement` decides."""
 
 
 def raised(record: "RoundRecord") -> list[tuple[str, str]]:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainspan_schemas.agreement import Agreement
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.artifacts.agreement import Agreement
+from trainspan_schemas.config.settings import TrainSettings
 
 if TYPE_CHECKING:
     from trainspan_training.data.steps import Step

@@ -1,4 +1,4 @@
-"""Writes the figures of a round's trained tokens as Parquet: see `trainspan_schemas.trained_tokens`."""
+"""Writes the figures of a round's trained tokens as Parquet: see `trainspan_schemas.artifacts.trained_tokens`."""
 
 import contextlib
 import json
@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from trainspan_schemas.artifacts.trained_tokens import COLUMNS, METADATA, VERSION, part_name
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.durable import sync
-from trainspan_schemas.settings import TrainSettings
-from trainspan_schemas.trained_tokens import COLUMNS, METADATA, VERSION, part_name
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.metrics.token_recorder import TokenFigures
 from trainspan_training.objective.options import clip_range

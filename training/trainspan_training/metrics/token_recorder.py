@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.objective.logprobs import Scorer, Scores
 from trainspan_training.objective.options import clip_range

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
-from trainspan_schemas.checkpoint import join_hashes
+from trainspan_schemas.artifacts.checkpoint import join_hashes
 from trainspan_training.checkpoints.tensor_files import INDEX, TensorFile, TensorParts
 from trainspan_training.devices.sharding import local, part_of, settled, stored, whole
 from trainspan_training.devices.team import Team

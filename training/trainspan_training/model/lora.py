@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import load_file
 
+from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, TrainSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError
-from trainspan_schemas.settings import DEFAULT_LORA_RANK, TrainSettings
 from trainspan_training.checkpoints.tensor_files import TensorParts
 from trainspan_training.devices.sharding import part_of, settled, stored, whole
 from trainspan_training.devices.team import Team

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainspan_schemas.checkpoint import META_FILE, CheckpointMeta, base_digest
+from trainspan_schemas.artifacts.checkpoint import META_FILE, CheckpointMeta, base_digest
 from trainspan_schemas.errors import CheckpointError
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.model.loading import check_folder, find_model

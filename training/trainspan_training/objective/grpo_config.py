@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from trl.trainer.grpo_config import GRPOConfig
 
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.folder import PROJECT, run_name
 from trainspan_training.objective.options import clip_range, compute_dtype, reporters
 

@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import TrainingError
-from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.devices.sharding import admit_cpu, compute_in_bf16, whole
 from trainspan_training.devices.team import Team

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.data.token_limits import Limits
 from trainspan_training.devices.team import Team

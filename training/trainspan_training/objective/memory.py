@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, TrainSettings
 from trainspan_schemas.errors import TrainingError
-from trainspan_schemas.settings import DEFAULT_LORA_RANK, TrainSettings
 from trainspan_training.data.cuts import BLOCK
 from trainspan_training.data.layout import DENSE_TOKENS, MOST_TOKENS, Budget
 from trainspan_training.devices.team import Team

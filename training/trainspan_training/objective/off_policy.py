@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.data.micro_batches import MicroBatch
 
 __all__ = ["Correction", "OffPolicySums", "correct"]

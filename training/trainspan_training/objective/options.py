@@ -6,9 +6,9 @@ setting that is given has an effect.
 
 from importlib.util import find_spec
 
+from trainspan_schemas.agents.functions import is_function_name
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.functions import is_function_name
-from trainspan_schemas.settings import TrainSettings
 
 __all__ = ["LOSSES", "WEIGHTS", "check", "clip_range", "compute_dtype", "reporters"]
 

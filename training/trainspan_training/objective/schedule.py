@@ -6,7 +6,7 @@ It depends only on the policy's version, so that a restarted trainer resumes at 
 import math
 from dataclasses import dataclass
 
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 
 __all__ = ["Schedule", "fitting_rate"]
 

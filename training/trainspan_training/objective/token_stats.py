@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 
 __all__ = ["StepStats", "TokenSums", "call_means", "clip_sides", "fault_of", "importance_ratios", "kl_fault"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainspan_schemas.checkpoint import Canary, CanaryPrompt
+from trainspan_schemas.artifacts.checkpoint import Canary, CanaryPrompt
 from trainspan_schemas.errors import CheckpointError
 from trainspan_training.data.sequences import TokenSequence
 from trainspan_training.devices.team import Team

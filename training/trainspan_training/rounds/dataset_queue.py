@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trainspan_schemas.dataset import dataset_dirs, manifest_path
+from trainspan_schemas.artifacts.dataset import dataset_dirs, manifest_path
 from trainspan_schemas.errors import DatasetError
 from trainspan_training.checkpoints.ledger import Ledger
 from trainspan_training.data.dataset import DatasetFolder, open_dataset

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainspan_schemas.agreement import Agreement, is_exact, limit_of
+from trainspan_schemas.artifacts.agreement import Agreement, is_exact, limit_of
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError
-from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.dataset import Call, DatasetFolder
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.data.steps import Step

@@ -7,8 +7,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainspan_schemas.checkpoint import CheckpointMeta
-from trainspan_schemas.dataset import dataset_dirs
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
+from trainspan_schemas.artifacts.dataset import dataset_dirs
 from trainspan_schemas.errors import CheckpointError, DatasetError
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.data.dataset import DatasetFolder, open_dataset

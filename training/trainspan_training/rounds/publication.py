@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trainspan_schemas.checkpoint import CheckpointMeta
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.ledger import Entry
 from trainspan_training.checkpoints.swap_request import EVENTS, Swap, publish

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainingError
-from trainspan_schemas.settings import TrainSettings
 from trainspan_training.constraints.replay import Replay, Replayer
 from trainspan_training.data.dataset import Call, DatasetFolder, read_calls, read_constrained
 from trainspan_training.data.layout import BatchLayout

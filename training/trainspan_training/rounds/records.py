@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainspan_schemas.checkpoint import checkpoint_name
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.artifacts.checkpoint import checkpoint_name
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.metrics.round_record import RoundRecord, summarize
 from trainspan_training.model.starting_policy import Policy

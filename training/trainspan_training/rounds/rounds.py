@@ -14,9 +14,9 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from trainspan_schemas.checkpoint import Canary
+from trainspan_schemas.artifacts.checkpoint import Canary
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainingError
-from trainspan_schemas.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.swap_request import Swap, served_dtype
 from trainspan_training.constraints.replay import Replayer, serialized_tokenizer

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from trainspan_schemas.checkpoint import Canary, CheckpointMeta
+from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.swap_request import served_folders
 from trainspan_training.data.dataset import DatasetFolder

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.layout import Budget, batch_layout

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.checkpoint import digest_of_model
+from trainspan_schemas.artifacts.checkpoint import digest_of_model
+from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, TrainingError
 from trainspan_schemas.home import served_model
-from trainspan_schemas.settings import SftSettings
 from trainspan_training.devices.cores import share_cores, wait_passively
 from trainspan_training.model.loading import find_model
 from trainspan_training.model.starting_policy import Policy

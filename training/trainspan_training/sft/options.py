@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from trainspan_schemas.config.settings import SftSettings, TrainSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, TrainingError
-from trainspan_schemas.settings import SftSettings, TrainSettings
 from trainspan_training.objective import options
 
 __all__ = ["check", "for_training", "own_names"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainspan_schemas.settings import SftSettings
+from trainspan_schemas.config.settings import SftSettings
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.micro_batches import MicroBatch, WeightedRow, make_batches
 from trainspan_training.data.sequences import TokenSequence

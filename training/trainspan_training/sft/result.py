@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.checkpoint import CheckpointMeta, digest_of_model
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, digest_of_model
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.devices.team import Team
 from trainspan_training.metrics.round_record import METRICS_FILE
 from trainspan_training.model.full_weights import FullWeights, hash_of

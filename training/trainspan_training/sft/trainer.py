@@ -18,8 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import TrainingError
-from trainspan_schemas.settings import TrainSettings
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.devices.team import Team
 from trainspan_training.objective.logprobs import Scorer

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import ConfigError, DatasetError, NothingToTrainError, TrainingError
-from trainspan_schemas.settings import SftSettings
 from trainspan_training.data.layout import batch_layout
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.data.sequences import TokenSequence

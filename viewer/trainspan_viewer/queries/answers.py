@@ -9,7 +9,7 @@ import polars as pl
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.text.token_text import Decoder, find_decoder
 from trainspan_processing.text.tokenizer_places import tokenizer_places
-from trainspan_schemas.checkpoint import read_latest
+from trainspan_schemas.artifacts.checkpoint import read_latest
 from trainspan_schemas.errors import TrainspanError
 from trainspan_viewer.queries.sources import Sources
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from trainspan_schemas.run_files import RunFiles, json_lines
+from trainspan_schemas.artifacts.run_files import RunFiles, json_lines
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.runs import Record, read_run

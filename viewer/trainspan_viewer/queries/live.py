@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.runs import RunSummary, summary_of
 from trainspan_viewer.queries.sources import Sources

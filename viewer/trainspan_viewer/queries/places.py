@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trainspan_schemas.dataset import dataset_dirs, round_of
+from trainspan_schemas.artifacts.dataset import dataset_dirs, round_of
+from trainspan_schemas.artifacts.run_files import RunFiles
 from trainspan_schemas.errors import TrainspanError
-from trainspan_schemas.run_files import RunFiles
 
 __all__ = ["DatasetPlace", "NotFoundError", "Places"]
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from trainspan_schemas.errors import StoreError
-from trainspan_schemas.views import VIEWS
+from trainspan_schemas.store.views import VIEWS
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import Result

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainspan_schemas.artifacts.run_files import RunFiles
 from trainspan_schemas.errors import TrainspanError
 from trainspan_schemas.intervals import Estimate
-from trainspan_schemas.run_files import RunFiles
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.sources import Sources
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import home
-from trainspan_schemas.settings import Settings
 from trainspan_viewer.queries.notes.note_file import NoteFile
 from trainspan_viewer.queries.places import Places
 from trainspan_viewer.queries.store import StoreReader

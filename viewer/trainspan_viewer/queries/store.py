@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainspan_schemas.errors import StoreError
-from trainspan_schemas.store import open_store
+from trainspan_schemas.store.access import open_store
 
 __all__ = ["Result", "StoreReader"]
 

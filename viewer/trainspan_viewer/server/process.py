@@ -11,9 +11,9 @@ from typing import Any
 
 import uvicorn
 
+from trainspan_schemas.config.settings import ViewSettings
 from trainspan_schemas.errors import ConfigError, UsageError
-from trainspan_schemas.roles import Role, home_token_file, read_tokens
-from trainspan_schemas.settings import ViewSettings
+from trainspan_schemas.store.roles import Role, home_token_file, read_tokens
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.server.app import make_app
 from trainspan_viewer.server.connection import Connection

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainspan_cli.loop.state.reward_records import RewardRecords
-from trainspan_schemas.agreement import Agreement
-from trainspan_schemas.status import DROP_REASONS, without_detail
+from trainspan_schemas.artifacts.agreement import Agreement
+from trainspan_schemas.telemetry.status import DROP_REASONS, without_detail
 
 __all__ = ["Check", "StageCounts", "all_hold", "dataset_checks", "reward_checks", "stage_checks", "training_checks"]
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainspan_schemas.config.settings import LoopSettings
 from trainspan_schemas.intervals import Estimate
-from trainspan_schemas.settings import LoopSettings
 
 __all__ = ["best_validation", "stop_reason"]
 

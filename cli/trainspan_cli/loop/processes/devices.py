@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainspan_schemas.config.settings import LoopSettings
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.settings import LoopSettings
 
 __all__ = ["Devices"]
 

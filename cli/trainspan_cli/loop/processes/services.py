@@ -10,11 +10,11 @@ from trainspan_cli.loop.processes.child_processes import Service
 from trainspan_cli.loop.processes.devices import Devices
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_schemas.checkpoint import LATEST
+from trainspan_schemas.artifacts.checkpoint import LATEST
+from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError
 from trainspan_schemas.home import store_path
-from trainspan_schemas.settings import Settings
-from trainspan_schemas.store import running_collector
+from trainspan_schemas.store.access import running_collector
 
 __all__ = ["Services"]
 

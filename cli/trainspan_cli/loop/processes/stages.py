@@ -15,10 +15,10 @@ from trainspan_cli.loop.processes.child_processes import run_command
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_schemas.dataset import dataset_dir, manifest_path
+from trainspan_schemas.agents.functions import is_function_name
+from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
+from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ProcessError
-from trainspan_schemas.functions import is_function_name
-from trainspan_schemas.settings import Settings
 
 __all__ = ["Built", "Collected", "Stages"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.dataset import about_dir, manifest_path
+from trainspan_schemas.artifacts.dataset import about_dir, manifest_path
 
 __all__ = ["RewardRecords", "read_rewards"]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trainspan_cli.loop.state.task_pool import TaskPool
+from trainspan_schemas.artifacts.run_files import RunFiles, json_lines
 from trainspan_schemas.errors import ProcessError
 from trainspan_schemas.home import make_home, runs_dir
-from trainspan_schemas.run_files import RunFiles, json_lines
 
 __all__ = ["RunFolder", "newest_unfinished"]
 

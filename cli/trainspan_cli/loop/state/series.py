@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import make_home, runs_dir
-from trainspan_schemas.settings import Settings
 
 __all__ = ["SeedSeries", "with_seed"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainspan_rollouts.task_file import Task, count_tasks, read_tasks
+from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, TaskFileError
-from trainspan_schemas.identity import Split
-from trainspan_schemas.settings import Settings
+from trainspan_schemas.telemetry.identity import Split
 
 __all__ = ["LoopTasks", "TaskPool"]
 

@@ -35,10 +35,10 @@ from tests.support.collector.process import (
 from tests.support.otlp.http import request
 from tests.support.tls import Certificate, make_certificate
 from trainspan_collector.network.access import Access, DeniedError, Right, Role
-from trainspan_schemas import keys
-from trainspan_schemas.endpoint import StoreEndpoint, headers_of
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.store import open_store
+from trainspan_schemas.store.access import open_store
+from trainspan_schemas.store.endpoint import StoreEndpoint, headers_of
+from trainspan_schemas.telemetry import keys
 
 TOKENS = {role: f"{role}-token-{'x' * 20}" for role in Role}
 HEALTH = "/grpc.health.v1.Health/Check"

@@ -31,8 +31,8 @@ from tests.support.collector.process import (
     trace_request,
 )
 from tests.support.otlp.http import request
-from trainspan_schemas import keys
-from trainspan_schemas.roles import Role, token_of
+from trainspan_schemas.store.roles import Role, token_of
+from trainspan_schemas.telemetry import keys
 
 NOBODY = {"authorization": None}
 REWARD = {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 100.0}
@@ -82,7 +82,7 @@ def test_the_tokens_are_in_a_file_that_only_its_user_reads(collector: CollectorP
 
 
 def test_processes_that_make_the_file_at_the_same_time_agree_on_it(tmp_path: Path) -> None:
-    program = "from trainspan_schemas.roles import *; print(make_home_token_file().read_text())"
+    program = "from trainspan_schemas.store.roles import *; print(make_home_token_file().read_text())"
     environ = {**os.environ, "TRAINSPAN_HOME": str(tmp_path / "a" / "home")}
     made = [
         subprocess.Popen([sys.executable, "-c", program], env=environ, stdout=subprocess.PIPE, text=True)

@@ -29,7 +29,7 @@ from tests.support.collector.process import (
     trace_id,
     trace_request,
 )
-from trainspan_schemas import keys
+from trainspan_schemas.telemetry import keys
 
 # Small limits, so that kills meet loads, checkpoints and journal files being deleted.
 SMALL = {"http": ANY_PORT, "load_interval_s": 0.05, "load_max_bytes": 60_000, "checkpoint_bytes": 1_000_000}

@@ -27,7 +27,7 @@ from tests.support.collector.process import (
     trace_request,
 )
 from trainspan_collector.journal.frames import KNOWN_MARKER, Signal, encode_header
-from trainspan_schemas.store import running_collector
+from trainspan_schemas.store.access import running_collector
 
 MIB = 2**20
 

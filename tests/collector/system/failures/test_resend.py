@@ -22,9 +22,9 @@ from tests.support.collector.process import (
     trace_id,
     trace_request,
 )
-from trainspan_schemas import keys
-from trainspan_schemas.tokens import encode_ids, encode_logprobs
-from trainspan_schemas.views import VIEWS
+from trainspan_schemas.store.views import VIEWS
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
 
 
 def _requests() -> list[tuple[str, bytes]]:

@@ -18,7 +18,7 @@ from trainspan_collector.journal.backlog import Backlog
 from trainspan_collector.journal.frames import HEADER_BYTES, Signal
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.segments import Position
-from trainspan_schemas.store import lock_file, running_collector
+from trainspan_schemas.store.access import lock_file, running_collector
 
 DO_GET = "/arrow.flight.protocol.FlightService/DoGet"
 READER, RUNNER = (f"{role}-token-{'x' * 20}" for role in ("reader", "runner"))

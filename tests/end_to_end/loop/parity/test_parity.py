@@ -25,7 +25,7 @@ from trainspan_cli.clients.store import rows
 from trainspan_cli.loop.checks.integrity import Check, reward_checks
 from trainspan_cli.loop.state.reward_records import read_rewards
 from trainspan_cli.main import run as trainspan
-from trainspan_schemas.dataset import manifest_path
+from trainspan_schemas.artifacts.dataset import manifest_path
 
 LOW, HIGH, NORM, STEPS, SEED = 0.8, 1.28, 1.0, 4, 0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 
 __all__ = ["OPTIONS", "Case", "cases"]
 

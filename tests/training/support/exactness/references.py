@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tests.support.dataset_files import LoggedCall, sample_rollouts
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.data.dataset import Call
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import find_rule

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from tests.support.dataset_files import LoggedCall
 from tests.training.support.exactness.covering import Case
 from tests.training.support.exactness.references import Measured, gradients, one_step, reference
-from trainspan_schemas.settings import TrainSettings
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.data.steps import Step
 from trainspan_training.devices.sharding import whole
 from trainspan_training.devices.team import Team

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 from tests.training.support.processes.imports import import_once
 from tests.training.support.processes.pair import FSDP
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainspanError
-from trainspan_schemas.settings import TrainSettings
 from trainspan_training.session import Job, train
 
 PLACES = {

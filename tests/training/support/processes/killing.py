@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.training.support.processes.imports import import_once
-from trainspan_schemas.checkpoint import CheckpointMeta
-from trainspan_schemas.settings import TrainSettings
-from trainspan_schemas.trained_tokens import parts
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
+from trainspan_schemas.artifacts.trained_tokens import parts
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.session import Job, train
 

@@ -31,7 +31,7 @@ def main(model_dir: Path, logged_json: Path, out: Path) -> None:
 def measured(model_dir: Path, logged: list[LoggedCall], out: Path, team: Any) -> dict[str, Any]:
     """Loss and gradient norm of a step, and dtypes: of what is stored, and of the first layer's weights in use."""
     from tests.training.support.exactness.references import one_step
-    from trainspan_schemas.settings import TrainSettings
+    from trainspan_schemas.config.settings import TrainSettings
     from trainspan_training.model.loading import load_model, load_tokenizer
     from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainspan_processing.dataset.published import open_published
-from trainspan_schemas.dataset import manifest_path
+from trainspan_schemas.artifacts.dataset import manifest_path
 from trainspan_schemas.errors import TrainspanError
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import DatasetPlace

@@ -13,7 +13,7 @@ from trainspan_processing.dataset.ledger import LEDGER, ledger_path
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.tables import ROLLOUT_KEY
-from trainspan_schemas.dataset import manifest_path
+from trainspan_schemas.artifacts.dataset import manifest_path
 from trainspan_schemas.errors import DatasetError
 
 __all__ = ["Group", "Member", "as_groups", "as_members", "members_of", "sorted_groups", "sorted_rollouts"]

@@ -11,9 +11,9 @@ from trainspan_processing.credit.rules import CREDITS
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.inquiry import Question
 from trainspan_processing.reasons.overlong import MODES
+from trainspan_schemas.agents.functions import is_function_name
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.functions import is_function_name
-from trainspan_schemas.settings import DatasetSettings
 from trainspan_viewer.queries.answers import models_of
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import DatasetPlace

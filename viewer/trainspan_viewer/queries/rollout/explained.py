@@ -20,7 +20,7 @@ from trainspan_processing.explain.inquiry import UnknownRolloutError
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.text.token_text import Decoder, find_decoder
 from trainspan_processing.traces.trace_index import Clock
-from trainspan_schemas.dataset import dataset_dir, manifest_path, round_dir_name
+from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path, round_dir_name
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import DatasetPlace, NotFoundError
 from trainspan_viewer.queries.questions.asked import Asked, ask

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from trainspan_schemas.dataset import manifest_path
-from trainspan_schemas.trained_tokens import METADATA, VERSION, parts
+from trainspan_schemas.artifacts.dataset import manifest_path
+from trainspan_schemas.artifacts.trained_tokens import METADATA, VERSION, parts
 from trainspan_viewer.queries.places import DatasetPlace, NotFoundError
 from trainspan_viewer.queries.sources import Sources
 

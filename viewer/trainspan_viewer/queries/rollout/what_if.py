@@ -6,8 +6,8 @@ from typing import Any
 
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.explain import GroupAccount
+from trainspan_schemas.config.setting_docs import setting_docs
 from trainspan_schemas.errors import DatasetError, UsageError
-from trainspan_schemas.setting_docs import setting_docs
 from trainspan_viewer.queries.questions.asked import CREDIT_SETTINGS, Asked, Knob
 from trainspan_viewer.queries.rollout.explained import MEMBERS, changed_group_of
 

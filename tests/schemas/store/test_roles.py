@@ -6,7 +6,7 @@ from urllib.parse import unquote
 import pytest
 
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.roles import otlp_headers_of
+from trainspan_schemas.store.roles import otlp_headers_of
 
 
 def test_the_first_token_of_a_role_is_the_header(tmp_path: Path) -> None:

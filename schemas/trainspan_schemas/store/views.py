@@ -10,8 +10,8 @@ Token attributes with their own columns are not repeated in `attributes`.
 
 from typing import Final
 
-from trainspan_schemas import keys
-from trainspan_schemas.stored import EvaluationRow, LogRow, SpanRow, columns
+from trainspan_schemas.store.tables import EvaluationRow, LogRow, SpanRow, columns
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["CALL_FACTS", "IDENTITY", "STORE_VERSION", "VIEWS"]
 

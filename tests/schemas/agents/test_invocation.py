@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainspan_schemas.invocation import Invoker
+from trainspan_schemas.agents.invocation import Invoker
 
 
 @pytest.fixture

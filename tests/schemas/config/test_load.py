@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from trainspan_schemas.config import load_settings, override
+from trainspan_schemas.config.load import load_settings, override
 from trainspan_schemas.errors import ConfigError
 
 

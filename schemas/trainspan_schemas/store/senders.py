@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, urlsplit
 
-from trainspan_schemas.endpoint import headers_of, is_this_machine
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.home import store_path
-from trainspan_schemas.roles import make_home_token_file, otlp_headers_of
-from trainspan_schemas.store import running_collector
+from trainspan_schemas.store.access import running_collector
+from trainspan_schemas.store.endpoint import headers_of, is_this_machine
+from trainspan_schemas.store.roles import make_home_token_file, otlp_headers_of
 
 __all__ = ["known_headers", "sender_headers", "without_credentials"]
 

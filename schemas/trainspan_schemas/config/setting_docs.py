@@ -1,4 +1,4 @@
-"""The documentation of settings, read from the texts under their fields in `settings.py`."""
+"""The documentation of settings, read from the texts under their fields."""
 
 import ast
 import dataclasses
@@ -9,8 +9,7 @@ import types
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
-from trainspan_schemas import settings
-from trainspan_schemas.config import sections
+from trainspan_schemas.config.load import sections
 
 __all__ = ["SettingDoc", "setting_docs"]
 
@@ -38,7 +37,7 @@ class SettingDoc:
 def setting_docs(section: str) -> tuple[SettingDoc, ...]:
     """The settings of a section, in order. Raises ValueError if one has no text, or the default None without another stated."""
     owner: Any = sections()[section]
-    texts, hints = _texts(owner.__name__), get_type_hints(owner)
+    texts, hints = _texts(owner), get_type_hints(owner)
     return tuple(
         _read(section, field.name, hints[field.name], field.default, texts.get(field.name, ""))
         for field in dataclasses.fields(owner)
@@ -64,12 +63,12 @@ def _read(section: str, name: str, hint: Any, default: object, text: str) -> Set
     )
 
 
-def _texts(owner: str) -> dict[str, str]:
+def _texts(owner: type) -> dict[str, str]:
     """Field → the string under it."""
-    tree = ast.parse(inspect.getsource(settings))
-    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner)
+    (definition,) = ast.parse(inspect.getsource(owner)).body
+    assert isinstance(definition, ast.ClassDef)
     found: dict[str, str] = {}
-    for field, text in itertools.pairwise(body):
+    for field, text in itertools.pairwise(definition.body):
         match field, text:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
                 found[name] = inspect.cleandoc(words)

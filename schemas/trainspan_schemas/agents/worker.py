@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from trainspan_schemas.errors import InvalidRecordError
-from trainspan_schemas.identity import Identity
+from trainspan_schemas.telemetry.identity import Identity
 
 __all__ = ["MAX_LINE_BYTES", "AgentReport", "Cancel", "Job", "Outcome", "Ready", "Refusal", "decode", "encode"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainspan_schemas.agreement import Agreement, is_exact, limit_of
+from trainspan_schemas.artifacts.agreement import Agreement, is_exact, limit_of
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trainspan_schemas.endpoint import StoreEndpoint
 from trainspan_schemas.errors import ProcessError, StoreError
+from trainspan_schemas.store.endpoint import StoreEndpoint
 
 __all__ = [
     "StoreAddress",

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainspan_schemas.identity import Identity, TraceParent, parse_baggage, strip_identity
+from trainspan_schemas.telemetry.identity import Identity, TraceParent, parse_baggage, strip_identity
 
 IDS = st.text(min_size=1, max_size=40)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trainspan_schemas.checkpoint import (
+from trainspan_schemas.artifacts.checkpoint import (
     Canary,
     CanaryPrompt,
     CheckpointMeta,

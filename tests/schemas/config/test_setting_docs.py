@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.places import ROOT
-from trainspan_schemas.config import load_settings, sections, variables_of
-from trainspan_schemas.setting_docs import _read, setting_docs
+from trainspan_schemas.config.load import load_settings, sections, variables_of
+from trainspan_schemas.config.setting_docs import _read, setting_docs
 
 TOOL = "tools/write_configuration.py"
 

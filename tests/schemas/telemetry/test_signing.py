@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.identity import Identity, TraceParent, parse_baggage, strip_identity
-from trainspan_schemas.signing import sign, signing_key, verify
+from trainspan_schemas.telemetry.identity import Identity, TraceParent, parse_baggage, strip_identity
+from trainspan_schemas.telemetry.signing import sign, signing_key, verify
 
 
 def test_the_key_is_made_once_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

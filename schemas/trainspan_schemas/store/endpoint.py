@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.roles import Role, home_token_file, token_of
+from trainspan_schemas.store.roles import Role, home_token_file, token_of
 
 __all__ = ["StoreEndpoint", "headers_of", "is_this_machine"]
 

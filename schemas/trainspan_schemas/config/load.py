@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.settings import Settings
 
 __all__ = ["CONFIG_FILE", "load_settings", "override", "sections", "variables_of"]
 

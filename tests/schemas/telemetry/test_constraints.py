@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from trainspan_schemas.constraints import Constraint, Grammar, is_constrained, obstacle_of
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.telemetry.constraints import Constraint, Grammar, is_constrained, obstacle_of
 
 NAMED = {"type": "function", "function": {"name": "search"}}
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import quote, unquote_plus
 
-from trainspan_schemas import keys
-from trainspan_schemas.signing import sign, verify
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.signing import sign, verify
 
 __all__ = [
     "ENV_BAGGAGE",

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainspan_schemas.agents.functions import is_function_name, load_function, number_of
 from trainspan_schemas.errors import InvalidRecordError, ProcessError, UsageError
-from trainspan_schemas.functions import is_function_name, load_function, number_of
 
 
 def test_a_function_is_found_in_a_file_and_in_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainspan_schemas.errors import InvalidRecordError
-from trainspan_schemas.tokens import decode_ids, decode_logprobs, encode_ids, encode_logprobs
+from trainspan_schemas.telemetry.tokens import decode_ids, decode_logprobs, encode_ids, encode_logprobs
 
 
 @given(st.lists(st.integers(0, 2**31 - 1)))

@@ -1,0 +1,118 @@
+"""Settings of what agents run on: the policy server and the runner."""
+
+from dataclasses import dataclass
+
+__all__ = ["RolloutsSettings", "ServingSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSettings:
+    """`[serving]`: the policy server."""
+
+    model: str | None = None
+    """Model directory or Hugging Face id; default: the newest checkpoint."""
+    checkpoints: str | None = None
+    """Folder of checkpoints that may be swapped in; default: `$TRAINSPAN_HOME/checkpoints`."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8000
+    """Port to listen on; 0: any free one."""
+    allowed_hosts: str = ""
+    """Comma-separated names that are accepted in the Host header of a request to swap, sleep or wake.
+
+    They are in addition to localhost, this machine's own names and `host`. Addresses are always accepted."""
+    served_name: str = "policy"
+    """Model name that clients use."""
+    collector: str = "http://127.0.0.1:4317"
+    """OTLP/gRPC endpoint for call spans; `none` turns off their export."""
+    token_file: str | None = None
+    """Role tokens of the collector; default: those of the collector on this machine.
+
+    The server sends the token of the role serving.
+    If there is no collector on this machine, the headers in OTEL_EXPORTER_OTLP_HEADERS are sent."""
+    dtype: str | None = None
+    """Data type of the weights; default: float32 on a CPU, bfloat16 on a GPU."""
+    max_model_len: int | None = None
+    """Context length in tokens; default: the model's own."""
+    max_lora_rank: int | None = None
+    """Serve LoRA adapters up to this rank; default: the rank of `[train]` or of the served adapter, else no adapters."""
+    signing_key_file: str | None = None
+    """The runner's key, which proves that an identity or URL is the runner's; default: `$TRAINSPAN_HOME/signing-key`."""
+    require_signature: bool = False
+    """Answer only requests whose identity or URL the runner signed; others get 401."""
+    sleep: bool = False
+    """Let a trainer on the same GPU put the server to sleep and use its memory in the meantime."""
+    spool_max_bytes: int = 1024 * 1024 * 1024
+    """Maximum size on disk of the call spans that wait for the collector; beyond it the newest are dropped."""
+    train_sampling: bool = False
+    """Sample training rollouts at temperature 1 without truncation, whatever the client asks for.
+
+    It overrides the temperature, top_p and top_k of the request."""
+    val_temperature: float | None = None
+    """Sample validation rollouts at this temperature without truncation; 0: greedy; default: as the client asks."""
+    strict_tools: bool = True
+    """Make calls of tools with `strict: true` follow the tool's schema, as vLLM does by default; false samples them freely."""
+    body_timeout_s: float = 60.0
+    """How long the body of a request may take to arrive before the request gets 408."""
+    max_body_bytes: int = 64 * 1024 * 1024
+    """Maximum size of a request's body; a longer one gets 413.
+
+    If the length is announced, the answer comes before the body is read."""
+    swap_timeout_s: float = 30.0
+    """How long a request is held during a swap before it gets 503 with Retry-After."""
+    drain_timeout_s: float = 60.0
+    """How long a swap or a sleep request waits for running generations before it ends them.
+
+    Their clients get 503, or an error event in a stream.
+    Raise it together with `swap_timeout_s` if answers take longer."""
+    canary_tolerance: float | None = None
+    """Maximum mean |Δ log-probability| between server and trainer at a swap; default: 1e-4 in float32, else 0.2.
+
+    The float32 default applies to each token, and only if both compute in float32; otherwise the mean counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsSettings:
+    """`[rollouts]`: tasks in, agent executions out."""
+
+    tasks: str | None = None
+    """Task file: JSON Lines, CSV or Parquet; default: none."""
+    n: int = 8
+    """Rollouts per task."""
+    concurrency: int = 16
+    """Maximum number of rollouts in progress."""
+    workers: int = 1
+    """Worker processes for a `module:function` target."""
+    python: str | None = None
+    """Python of these processes, such as `agent-env/bin/python`; default: the runner's own.
+
+    trainspan must be installed in its environment. It is for agents whose packages do not fit next to the trainer's."""
+    timeout_s: float = 120.0
+    """Seconds after which a rollout is stopped with status `timeout`."""
+    retries: int = 1
+    """Further attempts after an infrastructure failure."""
+    deliver_timeout_s: float = 60.0
+    """Seconds that a finished run waits for an unavailable collector before it fails.
+
+    `--resume` then sends its verdicts."""
+    judge: str | None = None
+    """`module:function` that gives the reward; default: the agent's own evaluations count."""
+    judge_concurrency: int = 16
+    """Maximum number of verdicts in progress.
+
+    Judges run in threads, or in one event loop if the judge is an `async def`, while agents keep running."""
+    judge_timeout_s: float = 120.0
+    """Seconds after which a verdict is abandoned and its rollout gets status `judge_error`."""
+    policy_url: str = "http://127.0.0.1:8000/v1"
+    """Base URL of the policy, passed to agents as OPENAI_BASE_URL."""
+    collector: str = "http://127.0.0.1:4317"
+    """OTLP/gRPC endpoint for the spans of the runner and its agents."""
+    signing_key_file: str | None = None
+    """Key that signs identities and URLs; default: `$TRAINSPAN_HOME/signing-key`.
+
+    The default file is created if it does not exist. A policy server with another state folder needs a copy."""
+    token_file: str | None = None
+    """Role tokens of the collector; default: those of the collector on this machine.
+
+    The runner sends the token of the role runner, and its agents get that of the role agent.
+    If there is no collector on this machine, the headers in OTEL_EXPORTER_OTLP_HEADERS are sent."""

@@ -1,0 +1,103 @@
+"""Settings of the dataset: what is trained, and its credit."""
+
+from dataclasses import dataclass
+
+__all__ = ["DatasetSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSettings:
+    """`[dataset]`: stored spans in, transitions with credit out."""
+
+    out: str | None = None
+    """Folder of datasets; default: `$TRAINSPAN_HOME/dataset`."""
+    credit: str = "identical"
+    """How a rollout's rewards are assigned to its calls: `identical`, `return_to_go`, `step`, `gigpo`, `per_agent`, or
+    `module:function`."""
+    baseline: str | None = None
+    """Advantage baseline: `grpo`, `dr_grpo`, `rloo`, `batch`, `global`, `running`, `rae`, `none`, or `module:function`;
+    default: `grpo`, or `running` if no rollout has a task id."""
+    reward: str | None = None
+    """`module:function` or `file.py:function` that rewards each stored rollout; default: the stored rewards count.
+
+    It is called with a `StoredRollout`."""
+    status_rewards: str | None = None
+    """Rewards of failed rollouts, such as `timeout=0,agent_error=-1`; default: these rollouts are dropped."""
+    reward_concurrency: int = 1
+    """Maximum number of calls of `reward` in progress, in threads.
+
+    Above 1 the function must be thread-safe, and it gains time only if it waits."""
+    reward_timeout_s: float = 120.0
+    """Seconds after which a call of `reward` is abandoned and its rollout dropped as `judge_error`."""
+    reward_name: str = "reward"
+    """Evaluation that is the reward; several as `correct=1,style=0.2,tools?=0.1`.
+
+    The numbers are weights, and `?` marks one that a rollout may lack."""
+    combine: str = "sum"
+    """How several rewards are combined: `sum` (add, then compare) or `gdpo` (compare each, then add).
+
+    `gdpo` scales its sum by the batch."""
+    air: str | None = None
+    """Rewards of single calls from signals of the trace, such as `tool_error=-0.1,parse_error=-0.1`; default: none.
+
+    The signals are `tool_error`, `parse_error` and `repeated_call`."""
+    overlong: str = "keep"
+    """Calls that reach the length limit: `keep`, `mask` (do not train them) or `punish` (lower their reward)."""
+    overlong_penalty: float | None = None
+    """Amount that `punish` subtracts from the reward of such a call; default: 1."""
+    gamma: float = 1.0
+    """Discount per call for `return_to_go` and `gigpo`."""
+    group_over: str = "rollouts"
+    """What a call is compared with: the group's `rollouts`, its calls of the same turn (`turns`), or all of its `calls`.
+
+    With `turns`, later calls are not compared with earlier ones, which have more reward to come. With `calls`, a rollout with
+    more calls has more weight."""
+    step_by: str = "turn"
+    """Calls that `step` compares within a group: those of the same `turn`, or of the same `agent`."""
+    episode_weight: float = 1.0
+    """Weight of the comparison of whole rollouts in `gigpo`."""
+    state_weight: float = 1.0
+    """Weight of the comparison of calls from the same state in `gigpo`."""
+    agent_credit: str | None = None
+    """Estimators for `per_agent`, such as `planner=rloo,coder=return_to_go+grpo,*=rae`; default: `baseline` for all."""
+    agents: str | None = None
+    """Comma-separated agents whose calls are trained; default: all."""
+    policies: str | None = None
+    """Comma-separated policies whose calls are trained; default: all."""
+    choices: str = "used"
+    """Which of several answers to one request (n > 1) are trained: `used` (the agent continued with them) or `all`."""
+    filter: str | None = None
+    """`module:function(StoredRollout) -> bool` that selects the rollouts to train on; default: all."""
+    split: str = "recorded"
+    """Which tasks are for training: `recorded`, `all`, or a share such as 0.9.
+
+    A share selects tasks by a hash of the task id."""
+    admit: str | None = None
+    """Comma-separated reasons that do not exclude a call: `unstated_sampling`, `unsigned`, `untrusted_reward`,
+    `untrusted`; default: none.
+
+    `unstated_sampling`: a client recorded the call without temperature, top_p and constraints. Admit it if the server's
+    defaults are 1, 1 and none.
+    `unsigned`: the caller named a rollout without its runner's signature. Admit it if the policy server cannot have the
+    runner's key.
+    `untrusted_reward`: a process without the tokens rewarded a rollout that no runner began.
+    `untrusted`: the agent's side recorded the call."""
+    max_staleness: int | None = None
+    """Drop calls more than this many versions older than the newest; default: no limit."""
+    max_tokens: int | None = None
+    """Drop calls with more tokens in prompt and completion; default: no limit.
+
+    Calls are never cut."""
+    settle_s: float = 60.0
+    """Seconds of silence after which an incomplete rollout counts as `unfinished`."""
+    wait_s: float = 0.0
+    """How long to wait for rollouts that are still arriving."""
+    group_wait_s: float = 300.0
+    """How long a task's group waits for rollouts that its runner has not finished.
+
+    It is counted from the group's last activity; the group is then used as it is. The default is twice the runner's timeout
+    plus a minute."""
+    min_coverage: float = 0.5
+    """Minimum share of calls that must be trainable; below it the command fails."""
+    keep_zero_spread: bool = False
+    """Keep groups whose rewards are all equal; their advantage is 0."""

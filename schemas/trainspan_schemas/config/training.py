@@ -1,0 +1,220 @@
+"""Settings of supervised training and of the trainer."""
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["DEFAULT_LORA_RANK", "SftSettings", "TrainSettings"]
+
+DEFAULT_LORA_RANK: Final = 16
+"""Rank of a trained adapter if `[train] lora_rank` is not set, and of the adapters that are served with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SftSettings:
+    """`[sft]`: conversations in, a model to start from out."""
+
+    model: str | None = None
+    """Model directory or Hugging Face id to start from; default: `[train] model`, else the model last served."""
+    chat_template: str | None = None
+    """Jinja file with the chat template to train and serve with; default: the model's own.
+
+    It is saved with the result, so that `trainspan serve` renders conversations in the same way."""
+    loss_on: str = "assistant"
+    """Tokens in the loss: `assistant` (the model's answers, each with the token that ends it) or `all`."""
+    epochs: float = 3.0
+    """Number of passes over the conversations."""
+    max_steps: int | None = None
+    """Number of optimizer steps, whatever the number of passes; default: `epochs` decides."""
+    batch_tokens: int | None = None
+    """Tokens in the loss of one optimizer step, about; default: a 32nd of an epoch, at least 256 and at most 16384.
+
+    Conversations are never split between steps."""
+    learning_rate: float | None = None
+    """Peak learning rate of AdamW; default: 2e-4 up to 135 million weights, falling to 1e-5 at a billion; ten times that for
+    an adapter."""
+    warmup: float = 0.05
+    """Share of the steps over which the learning rate rises from 0."""
+    decay: str = "cosine"
+    """Learning rate after that: `constant`, or `linear` or `cosine` decay to a tenth of it."""
+    weight_decay: float = 0.0
+    """Weight decay of AdamW; norms and biases are excluded."""
+    max_grad_norm: float = 1.0
+    """Norm to which a larger gradient is clipped."""
+    max_tokens: int | None = None
+    """Greatest number of tokens of a call, prompt and answer; default: the model's context."""
+    too_long: str = "drop"
+    """What happens to a longer call: `drop`, or `cut` (train the beginning of its answer). Both are counted."""
+    eval_fraction: float = 0.05
+    """Share of the conversations that is held out for the evaluation loss.
+
+    Conversations with the same first prompt are held out together."""
+    eval_every: int | None = None
+    """Steps between evaluations; default: one per epoch."""
+    save_every_s: float = 300.0
+    """Seconds between saved states, from which a job that was stopped continues; 0: after each step."""
+    adapter: str = "none"
+    """`none` (train all weights) or `lora` (train a low-rank adapter on frozen weights)."""
+    lora_rank: int | None = None
+    """Rank of the adapter; default: 16."""
+    lora_alpha: float | None = None
+    """The adapter's output is scaled by alpha / rank; default: twice the rank."""
+    lora_targets: str | None = None
+    """Comma-separated names of the adapted modules; default: all linear layers except the output head."""
+    lora_result: str = "merged"
+    """The result with `adapter = "lora"`: `merged` (a whole model) or `adapter` (the adapter alone, to be served on its base).
+
+    Only a whole model can be the start of `trainspan train` and `trainspan loop`."""
+    dtype: str | None = None
+    """Data type of the computation: `float32` or `bfloat16` (autocast); default: bfloat16 on a GPU, else float32.
+
+    Trained weights, gradients and Adam's moments are float32 in both cases."""
+    gradient_checkpointing: bool | None = None
+    """Recompute activations in the backward pass instead of keeping them; default: on a GPU only."""
+    memory_gib: float | None = None
+    """Memory that the training may use on its device; default: the memory that is free at its start."""
+    micro_batch_tokens: int | None = None
+    """Maximum number of tokens in one forward pass, padding included; default: 16384, or as many as fit into memory."""
+    forward: str = "auto"
+    """`padded`, `packed` (rows one after another, no padding), `tree` (shared prefixes are forwarded once), or `auto` (the
+    cheapest)."""
+    seed: int = 0
+    """Seed for the order of conversations, the held-out share and a new adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """`[train]`: Parquet in, checkpoints out."""
+
+    model: str | None = None
+    """Model directory or Hugging Face id to start from if there is no checkpoint yet; default: the model last served."""
+    checkpoints: str | None = None
+    """Folder of checkpoints; default: `$TRAINSPAN_HOME/checkpoints`.
+
+    The policy server must see the same folder."""
+    policy_url: str = "http://127.0.0.1:8000"
+    """Policy server to swap after each round; `none` only writes checkpoints."""
+    publish_timeout_s: float = 300.0
+    """How long a swap is retried while the server is busy, or unavailable after it was reached in the same round."""
+    learning_rate: float | None = None
+    """Learning rate of AdamW; default: 2e-5 up to 135 million weights, falling to 1e-6 at a billion; ten times that for an
+    adapter.
+
+    `metrics.jsonl` and the round's event name the rate that was used."""
+    warmup_rounds: int = 0
+    """Rounds of a run over which the learning rate rises from 0."""
+    decay: str = "constant"
+    """Learning rate after that: `constant`, or `linear` or `cosine` decay to a tenth of it at `decay_rounds`, then constant."""
+    decay_rounds: int | None = None
+    """Round of a run at which decay ends; default: none, required by `linear` and `cosine`."""
+    weight_decay: float = 0.0
+    """Weight decay of AdamW; norms and biases are excluded."""
+    adam_beta1: float = 0.9
+    """Decay of Adam's mean of gradients per step."""
+    adam_beta2: float = 0.999
+    """Decay of Adam's mean of squared gradients per step; 0.95 to 0.99 follows gradients of changing size faster."""
+    steps_per_round: int = 4
+    """Optimizer steps per round; rollouts are split among them whole.
+
+    More steps learn more from a round and move further from its data."""
+    loss: str = "clip"
+    """`clip` (PPO's surrogate with a clipped ratio) or `cispo` (a capped ratio, and every token gives a gradient).
+
+    `cispo` is for rare but important tokens."""
+    epsilon: float | None = None
+    """Lower clip of the importance ratio, 1 − ε; default: 0.2, or 3e-4 with `ratio = "call"`.
+
+    It cannot be set with `cispo`."""
+    epsilon_high: float | None = None
+    """Upper clip of the importance ratio, 1 + ε, or with `cispo` the cap itself; default: 0.28, or 4e-4 with
+    `ratio = "call"`, or 5 with `cispo`.
+
+    The higher upper side keeps exploration."""
+    ratio: str = "token"
+    """Unit of the importance ratio: `token`, or `call` (geometric mean over a call's tokens, as in GSPO).
+
+    `call` is for long answers and mixtures of experts."""
+    weights: str = "rollout"
+    """Weights of tokens: `rollout` (mean over rollouts of the mean over their tokens), `token` (mean over tokens), `const`,
+    or `module:function`.
+
+    With `token`, long rollouts count more. With `const`, sums are divided by `const_tokens`, as in Dr. GRPO."""
+    const_tokens: int | None = None
+    """With `weights = "const"`: divisor of the sum over each rollout, whatever its length; default: none, required by
+    `const`."""
+    kl_coef: float = 0.0
+    """Coefficient of the KL divergence to the model that the run started from, in the loss.
+
+    If it is not 0, that model is loaded as well (except with LoRA), and each row is forwarded once more."""
+    old_policy: str | None = None
+    """Denominator of the ratio: `logged` (the sampler) or `recompute` (the policy at the round's start); default: chosen by
+    round.
+
+    `logged` is chosen if all calls are of the current version and both server and trainer compute in float32."""
+    correction: str | None = None
+    """With `recompute`: weight of a token by w = π_old/π_sampler: `truncate` (min(w, cap)), `mask` (w within 1/cap … cap,
+    else 0) or `none`; default: `truncate`."""
+    correction_cap: float | None = None
+    """Cap of `correction`; default: 2."""
+    reject_ratio: float | None = None
+    """With `recompute`: drop calls whose geometric mean of w is outside 1/x … x; default: none are dropped.
+
+    Values of 1.05 to 1.5 are usual."""
+    max_staleness: int | None = None
+    """Do not train calls that are more versions behind than this; default: no limit."""
+    adapter: str = "none"
+    """`none` (train all weights) or `lora` (train a low-rank adapter on frozen weights).
+
+    An adapter takes a fraction of the memory and has small checkpoints."""
+    lora_rank: int | None = None
+    """Rank of the adapter; default: 16.
+
+    The server's `max_lora_rank` must allow it."""
+    lora_alpha: float | None = None
+    """The adapter's output is scaled by alpha / rank; default: twice the rank."""
+    lora_targets: str | None = None
+    """Comma-separated names of the adapted modules; default: all linear layers except the output head."""
+    max_grad_norm: float = 1.0
+    """Norm to which a larger gradient is clipped."""
+    dtype: str | None = None
+    """Data type of the computation: `float32` or `bfloat16` (autocast); default: bfloat16 on a GPU, else float32.
+
+    Trained weights, gradients and Adam's moments are float32 in both cases."""
+    gradient_checkpointing: bool | None = None
+    """Recompute activations in the backward pass instead of keeping them; default: on a GPU only."""
+    memory_gib: float | None = None
+    """Memory that the trainer may use on its device; default: the memory that is free at its start.
+
+    The memory estimate is compared with it before anything is loaded."""
+    micro_batch_tokens: int | None = None
+    """Maximum number of tokens in one forward pass, padding included; default: 16384, or as many as fit into memory.
+
+    Set it if runs must be bit-identical on machines with different amounts of free memory."""
+    merge: bool = True
+    """Merge the calls of a segment into one row, so that each token is forwarded once per rollout."""
+    forward: str = "auto"
+    """`padded`, `packed` (rows one after another, no padding), `tree` (shared prefixes are forwarded once), or `auto` (the
+    cheapest)."""
+    max_kl: float = 0.5
+    """Limit of k3 against the ratio's other policy; beyond it the round ends and the previous policy stays."""
+    max_ratio: float = 1000.0
+    """The same for the largest importance ratio of a token."""
+    max_loss: float = 100.0
+    """The same for the absolute value of a step's loss."""
+    engine_mismatch: float | None = None
+    """Alarm threshold of the mean |Δ log-probability| between server and trainer; default: 3e-5 if both compute in float32,
+    else 0.1.
+
+    It is measured at the first step of a round on fresh data. The threshold of k3 is its square."""
+    keep_checkpoints: int = 5
+    """Number of newest checkpoints kept on disk.
+
+    `latest`, its parent and the served checkpoint are always kept."""
+    token_figures_mib: float = 64.0
+    """Maximum MiB of per-token figures that a round writes (17 bytes a token, before compression); 0: none are written.
+
+    They are the trainer's log-probability, entropy, ratio and clip of each trained token, for `trainspan view`."""
+    report_to: str = "none"
+    """Trackers of each round's figures in addition to `metrics.jsonl`: `tensorboard`, `trackio`, `wandb`, several with
+    commas, or `none`."""
+    seed: int = 0
+    """Seed for the order of rollouts and for a new adapter."""

@@ -1,0 +1,1 @@
+"""What spans and requests carry: attribute keys, identity and its signature, tokens, constraints, statuses."""
