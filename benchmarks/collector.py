@@ -42,7 +42,7 @@ _HTTP_BURST_S = 8.0
 _SUSTAINED_S = 40.0
 _SUSTAINED_SPANS_PER_S = 10_000
 _Send = Callable[[StoreAddress, float, Iterator[bytes], list[float]], None]
-_LOADING = ("loader", "duckdb")
+_LOADING = ("loader", "duckdb", "keys")
 """Names of the loading threads."""
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 

@@ -318,6 +318,7 @@ def filled(tmp_path: Path) -> Iterator[CollectorProcess]:
         yield collector
 
 
+@pytest.mark.slow
 def test_readers_that_take_no_rows_do_not_hold_up_the_end(filled: CollectorProcess) -> None:
     with _readers_that_take_no_rows(filled):
         export(filled.address, span(2, 1))
