@@ -333,11 +333,21 @@ def test_under_gevent_the_program_ends_quietly_and_sends_all(
     source = """
         from time import sleep
         from gevent import events, monkey
-        events.subscribers.append(lambda event: sleep(.05))  # more time for the exporting threads during the patch
+        from opentelemetry import trace
+        processors = trace.get_tracer_provider()._active_span_processor._span_processors
+        (exporting,) = (one for one in processors if hasattr(one, "_batch_processor"))
+        old, left = exporting._batch_processor._worker_awaken, []
+
+        def during_the_patch(event):
+            sleep(.05)  # more time for the exporting threads
+            if getattr(event, "module_name", "") == "threading":
+                left.append(exporting._batch_processor._worker_awaken is not old)
+
+        events.subscribers.append(during_the_patch)
         monkey.patch_all()
+        assert left and all(left), "no thread may wait on a patched lock"
         import os, time
         import gevent, httpx
-        from opentelemetry import trace
 
         def ask(number):
             body = {"model": "policy", "messages": [{"role": "user", "content": str(number)}]}
