@@ -15,7 +15,12 @@ from pathlib import Path
 from trainspan_collector.network.access import Access
 from trainspan_collector.network.credentials import Guard
 from trainspan_collector.network.ports import Address, Tls
-from trainspan_collector.runtime.memory import available_memory_bytes, bound_freed_memory, collect_rarely
+from trainspan_collector.runtime.memory import (
+    available_memory_bytes,
+    bound_freed_memory,
+    collect_rarely,
+    keep_pandas_out,
+)
 from trainspan_collector.runtime.metrics import Metrics
 from trainspan_collector.runtime.shutdown import Asked, stop_signal
 from trainspan_collector.servers import Servers
@@ -65,6 +70,7 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
     os.umask(0o077)
     _allow_many_connections()
     bound_freed_memory(_BLOCK_BYTES, _KEPT_BYTES)
+    keep_pandas_out()
     collect_rarely()
     memory_bytes = settings.duckdb_memory_bytes
     servers = Servers(settings, grpc, http, guard, Metrics(), flight=flight)

@@ -20,7 +20,7 @@ from trainspan_collector.journal.quarantine import Quarantine
 from trainspan_collector.journal.segments import Entry, Position, Segment, read_segments
 from trainspan_collector.load.batcher import Batcher
 from trainspan_collector.load.batcher_messages import TABLES, Begin, Fill, Filled, Head, Take
-from trainspan_collector.runtime.memory import bound_freed_memory, collect_rarely
+from trainspan_collector.runtime.memory import bound_freed_memory, collect_rarely, keep_pandas_out
 
 __all__ = ["main", "write_table"]
 
@@ -56,6 +56,7 @@ class _Kept(logging.Handler):
 
 def main() -> None:
     bound_freed_memory(_BLOCK_BYTES, _KEPT_BYTES)
+    keep_pandas_out()
     collect_rarely()
     kept = _Kept()
     logging.basicConfig(level=logging.DEBUG, handlers=[kept])

@@ -1,16 +1,22 @@
 """Memory of a process that handles megabytes per second: little freed memory is kept, and garbage is rarely collected.
 
-Also finds how much memory is available.
+Also keeps pandas out, and finds how much memory is available.
 """
 
 import atexit
 import ctypes
 import gc
 import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
-__all__ = ["available_memory_bytes", "bound_freed_memory", "collect_rarely"]
+import pyarrow as pa
+
+__all__ = ["available_memory_bytes", "bound_freed_memory", "collect_rarely", "keep_pandas_out"]
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -35,6 +41,29 @@ def collect_rarely() -> None:
     gc.freeze()
     atexit.register(gc.unfreeze)  # else DuckDB's bindings report what is frozen at exit as leaks
     gc.set_threshold(100_000, 20, 50)
+
+
+class _NoPandas:
+    """An import finder to which pandas is not installed."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name=name)
+        return None
+
+
+def keep_pandas_out() -> None:
+    """Makes pyarrow regard pandas as not installed, for the life of the process.
+
+    If it is installed, pyarrow imports it when it first makes an array of Python values, to see whether they are a Series:
+    a quarter of a second, and 48 MiB.
+    """
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        pa.array([None])  # pyarrow looks for it once
+    finally:
+        sys.meta_path.remove(_NoPandas)
 
 
 def available_memory_bytes(groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:

@@ -10,10 +10,11 @@ so a key of a row that is not stored would lose the next copy of that row. There
   takes over the new name once it has forgotten the keys of those rows.
 - It is rebuilt if it is missing, damaged, of another epoch, or has rows that the store does not.
 
-Keys are hashed with a secret salt, because senders choose ids.
+Keys are hashed with a secret salt, the key of BLAKE2b, because senders choose ids.
 """
 
 import contextlib
+import hashlib
 import json
 import logging
 import secrets
@@ -35,7 +36,7 @@ __all__ = ["Copy", "KeyIndex", "KeyIndexError"]
 
 log = logging.getLogger(__name__)
 
-_KEYS: Final[Mapping[str, str]] = {
+_IDENTITIES: Final[Mapping[str, str]] = {
     "spans": "trace_id || span_id",
     "logs": "'log ' || hex(content_hash)",
     "evaluations": "'evaluation ' || hex(key)",
@@ -52,9 +53,10 @@ _LIVE: Final[Mapping[str, str]] = {"spans": "live_spans", "logs": "logs", "evalu
 _STATE: Final = "SELECT last_seq, (SELECT value FROM meta WHERE key = 'epoch') FROM stored.progress"
 
 _HEADER: Final = b"header"
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 _COPY: Final = struct.Struct("<qq")
 _SALT_BYTES: Final = 16
+_KEY_BYTES: Final = 16
 _ROWS_AT_ONCE: Final = 20_480
 _CHECKED_ROWS: Final = 2048
 _EXTENSION: Final = 1_000_000
@@ -87,6 +89,7 @@ class _Header:
     """What the index knows of itself, written in one batch with the rows."""
 
     salt: str
+    """Hexadecimal digits."""
     epoch: str
     covered: int
     """It has every row up to this `seq`,"""
@@ -121,7 +124,7 @@ class KeyIndex:
 
     def copies(self, cursor: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> dict[bytes, Copy]:
         """`rows`, which have the columns of `table`, by hashed key."""
-        return _by_key(cursor.from_arrow(rows).project(self._columns(table)).to_arrow_table())
+        return self._by_key(cursor.from_arrow(rows).project(_columns(table)).to_arrow_table())
 
     def find(self, keys: Iterable[bytes]) -> dict[bytes, Copy]:
         """The stored rows that have one of these hashed keys. Raises KeyIndexError."""
@@ -147,10 +150,10 @@ class KeyIndex:
         Raises duckdb.Error; the caller then rolls back. A failure to forget them leaves an index of another epoch.
         """
         cursor.execute("BEGIN")
-        cursor.execute("CREATE OR REPLACE TEMP TABLE gone (key BLOB)")  # they can be more than memory holds
+        cursor.execute("CREATE OR REPLACE TEMP TABLE gone (identity VARCHAR)")  # they can be more than memory holds
         n_gone, epoch = 0, self._header.epoch
         for table, live in _LIVE.items():
-            query = f"INSERT INTO gone SELECT {self._key(table)} FROM stored.{live} WHERE {condition}"
+            query = f"INSERT INTO gone SELECT {_IDENTITIES[table]} FROM stored.{live} WHERE {condition}"
             n_gone += cursor.execute(query, dict(parameters)).fetchall()[0][0]
         if n_gone:
             epoch = secrets.token_hex(_SALT_BYTES)
@@ -159,7 +162,7 @@ class KeyIndex:
         cursor.execute("COMMIT")
         with contextlib.suppress(KeyIndexError), self._failures():
             for batch in cursor.sql("FROM gone").to_arrow_reader(_ROWS_AT_ONCE):
-                self._write({}, self._header, gone=batch.column("key").to_pylist())
+                self._write({}, self._header, gone=self._keys(batch))
             self._write({}, replace(self._header, epoch=epoch))
         cursor.execute("DROP TABLE gone")
 
@@ -241,16 +244,19 @@ class KeyIndex:
     def _rows(self, cursor: duckdb.DuckDBPyConnection, condition: str) -> Iterator[dict[bytes, Copy]]:
         """Stored rows by hashed key, thousands at a time."""
         for table, live in _LIVE.items():
-            query = f"SELECT {self._columns(table)} FROM stored.{live} WHERE {condition}"
+            query = f"SELECT {_columns(table)} FROM stored.{live} WHERE {condition}"
             for batch in cursor.sql(query).to_arrow_reader(_ROWS_AT_ONCE):
                 if batch.num_rows:
-                    yield _by_key(batch)
+                    yield self._by_key(batch)
 
-    def _columns(self, table: str) -> str:
-        return f"{self._key(table)} AS key, seq, {_RANKS[table]} AS rank"
+    def _by_key(self, rows: pa.Table | pa.RecordBatch) -> dict[bytes, Copy]:
+        copies = map(Copy, rows.column("seq").to_pylist(), rows.column("rank").to_pylist())
+        return dict(zip(self._keys(rows), copies, strict=True))
 
-    def _key(self, table: str) -> str:
-        return f"unhex(left(sha256('{self._header.salt}' || {_KEYS[table]}), 32))"
+    def _keys(self, rows: pa.Table | pa.RecordBatch) -> list[bytes]:
+        """The hashes of the column `identity`."""
+        salted = hashlib.blake2b(key=bytes.fromhex(self._header.salt), digest_size=_KEY_BYTES)
+        return [_hash(salted.copy(), identity) for identity in rows.column("identity").to_pylist()]
 
     def _write(self, rows: Mapping[bytes, Copy], header: _Header, *, gone: Iterable[bytes] = ()) -> None:
         assert self._db is not None
@@ -278,9 +284,13 @@ class KeyIndex:
             raise KeyIndexError(f"the key index at {self._folder} failed: {error}") from error
 
 
-def _by_key(rows: pa.Table | pa.RecordBatch) -> dict[bytes, Copy]:
-    copies = map(Copy, rows.column("seq").to_pylist(), rows.column("rank").to_pylist())
-    return dict(zip(rows.column("key").to_pylist(), copies, strict=True))
+def _columns(table: str) -> str:
+    return f"{_IDENTITIES[table]} AS identity, seq, {_RANKS[table]} AS rank"
+
+
+def _hash(salted: hashlib.blake2b, identity: str) -> bytes:
+    salted.update(identity.encode())
+    return salted.digest()
 
 
 def _options() -> Options:

@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,20 @@ def test_killed_under_load_it_takes_nothing_along(tmp_path: Path) -> None:
         assert collector.terminate() == 0
         assert collector.process.stderr is not None
         assert "rows are made in the collector's own process" in collector.process.stderr.read()
+
+
+@pytest.mark.skipif(find_spec("pandas") is None, reason="pandas is not installed")
+def test_neither_process_loads_pandas(tmp_path: Path) -> None:
+    with running(tmp_path / "s.duckdb", load_max_bytes=20_000, load_interval_s=0.2) as collector:
+        pid, last = _send_until_it_runs(collector, 0)
+        sent = last
+        while select(collector.address, "SELECT count(*) FROM spans") != [(sent,)] or sent < last + 40:
+            sent += 1
+            export(collector.address, span(1, sent, CALL))
+        for each in (pid, collector.process.pid):
+            libraries = Path(f"/proc/{each}/maps").read_text()
+            assert "pyarrow" in libraries
+            assert "pandas" not in libraries
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

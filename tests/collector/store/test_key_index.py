@@ -220,7 +220,7 @@ def test_the_index_of_a_copy_that_went_its_own_way_is_not_believed(store: Sent, 
 def test_an_index_of_another_format_is_made_anew(store: Sent) -> None:
     store.send()
     index = store.filling.index
-    index._write({}, replace(index._header, format=3))
+    index._write({}, replace(index._header, format=index._header.format + 1))
     salt = index._header.salt
     store.close()
     store.open()
