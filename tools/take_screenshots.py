@@ -1,7 +1,8 @@
-"""Takes the pictures of docs/view.md in a headless Chromium, on the run of `examples/view_walk/run.py`.
+"""Takes the pictures of docs/view.md in a headless Chromium: those of its walk, or a run and a dataset.
 
-    .venv/bin/trainspan view --host 127.0.0.1       # with the state folder of the run; prints ADDRESS
-    .venv/bin/python tools/take_screenshots.py ADDRESS
+    .venv/bin/trainspan view --host 127.0.0.1                        # with the run's state folder; prints ADDRESS
+    .venv/bin/python tools/take_screenshots.py ADDRESS walk          # on the run of examples/view_walk/run.py
+    .venv/bin/python tools/take_screenshots.py ADDRESS overview      # on any other run; that of sql, seed 0, is in docs/
 
 Pictures are PNG with 256 colors, so that they stay small.
 """
@@ -32,6 +33,15 @@ def take(page: Any, name: str, height: int, heading: str = "") -> None:
     sys.stdout.write(f"{name}.png: {(DOCS / f'{name}.png').stat().st_size:,} bytes\n")
 
 
+def overview(page: Any, address: str) -> None:
+    """The newest run, and the dataset of its fourth round."""
+    page.goto(address)
+    page.locator("tbody td a[href^='/runs/']").first.click()
+    take(page, "view-run", 1010)
+    page.get_by_role("table", name="rounds, newest first").get_by_role("link", name="4", exact=True).click()
+    take(page, "view-groups", 1010)
+
+
 def walk(page: Any, address: str) -> None:
     """The pages of the walk, from the newest run on."""
     page.goto(address)
@@ -60,7 +70,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         context = browser.new_context(color_scheme="light")
         context.set_default_timeout(100_000)
-        walk(context.new_page(), sys.argv[1])
+        {"walk": walk, "overview": overview}[sys.argv[2]](context.new_page(), sys.argv[1])
         browser.close()
 
 
