@@ -18,6 +18,7 @@ from trainspan_viewer.pages.rollout.group import render_group
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError, Places
 from trainspan_viewer.queries.questions.kept import Kept
+from trainspan_viewer.queries.rollout import raw_spans
 from trainspan_viewer.queries.rollout.group import load_group
 from trainspan_viewer.queries.rollout.raw_spans import load_spans
 from trainspan_viewer.queries.rollout.rollout import load_rollout
@@ -81,6 +82,21 @@ def test_spans_come_in_order_and_only_those_of_the_page_are_read_in_full(
     assert len(spans) == model.total
     assert [one.seconds for one in spans if one.start_s >= 2.0][-25:] == [1.0 + number for number in range(25)]
     assert not {"name", "attributes"} & set(asked)
+
+
+def test_each_span_is_followed_by_its_children_whatever_their_start() -> None:
+    names = ["leaf", "step", "root", "later leaf", "loop"]
+    parents = {"leaf": "step", "step": "root", "later leaf": "step", "loop": "loop"}
+    frame = pl.DataFrame(
+        {
+            "trace_id": "t",
+            "span_id": names,
+            "parent_span_id": [parents.get(name) for name in names],
+        }
+    )
+    ordered = raw_spans._in_tree_order(frame)
+    found = list(ordered.select("span_id", "depth").iter_rows())
+    assert found == [("root", 0), ("step", 1), ("leaf", 2), ("later leaf", 2), ("loop", 0)]
 
 
 def test_the_tokenizer_is_the_one_of_the_run_and_has_all_ids(bench: Bench, sources: Sources, tmp_path: Path) -> None:

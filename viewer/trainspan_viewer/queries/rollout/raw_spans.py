@@ -1,6 +1,7 @@
 """The stored spans of a rollout as they are, page by page."""
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
@@ -56,14 +57,14 @@ class RawSpan:
 
 @dataclass(frozen=True, slots=True)
 class SpansModel:
-    """The page of spans from number `start` of `total`, in the order of their start."""
+    """The page of spans from number `start` of `total`, each followed by its children, in the order of their start."""
 
     rollout_id: str
     spans: list[RawSpan]
     start: int
     total: int
     is_part: bool
-    """Whether only the spans of the page were read: `depth` then counts only ancestors among them."""
+    """Whether only the spans of the page were read: they are then in the order of their start, and parents outside are not known."""
     params: Params
     above: str
     """Address of the rollout."""
@@ -77,16 +78,15 @@ def load_spans(sources: Sources, params: Params) -> SpansModel:
     selection = Selection(rollout_ids=[rollout_id])
     with Source(asked.question.stores, allow_behind=True) as source:
         rows, total = part_of(source, "spans", selection, _PLACES, start=start, most=PAGE)
-        page, first = rows, rows
+        page, first = _in_tree_order(rows), rows
         if 0 < total <= _MOST_PLACES:
-            rows = pl.concat(source.read("spans", selection, _PLACES)).sort("start_ns", "seq")
-            page, first = rows.slice(start, PAGE), rows
+            first = pl.concat(source.read("spans", selection, _PLACES)).sort("start_ns", "seq")
+            page = _in_tree_order(first).slice(start, PAGE)
         elif total and start:
             first, _ = part_of(source, "spans", selection, _PLACES, start=0, most=1)
         page = _with_facts(source, page)
     if not total:
         raise NotFoundError(f"no spans of rollout {rollout_id!r} in the store")
-    depths = _depths(rows)
     earliest = first["start_ns"].min() if first.height else 0
     began = earliest if isinstance(earliest, int) else 0
     spans = [
@@ -96,7 +96,7 @@ def load_spans(sources: Sources, params: Params) -> SpansModel:
             trace_id=row["trace_id"],
             span_id=row["span_id"],
             parent_span_id=row["parent_span_id"],
-            depth=depths[row["trace_id"], row["span_id"]],
+            depth=row["depth"],
             start_s=(row["start_ns"] - began) / 1e9,
             seconds=None if row["end_ns"] is None else (row["end_ns"] - row["start_ns"]) / 1e9,
             failed=row["status_code"] == 2,
@@ -124,19 +124,23 @@ def _with_facts(source: Source, page: pl.DataFrame) -> pl.DataFrame:
     return page.join(facts.unique(SPAN_KEY), on=SPAN_KEY, how="inner", maintain_order="left")
 
 
-def _depths(rows: pl.DataFrame) -> dict[tuple[str, str], int]:
-    parents = (
-        {(row[0], row[1]): (row[0], row[2]) for row in rows.select("trace_id", "span_id", "parent_span_id").iter_rows()}
-        if rows.height
-        else {}
-    )
-    depths: dict[tuple[str, str], int] = {}
-    for span, parent in parents.items():
-        depth, above = 0, parent
-        while above in parents and depth < 30:  # a forged parent may be its own ancestor
-            depth, above = depth + 1, parents[above]
-        depths[span] = depth
-    return depths
+def _in_tree_order(rows: pl.DataFrame) -> pl.DataFrame:
+    """`rows` with `depth`, each parent right before its children; siblings keep their order."""
+    if rows.is_empty():
+        return rows
+    spans, children = list(rows.select(SPAN_KEY).iter_rows()), defaultdict[tuple[str, str], list[int]](list)
+    known, roots = set(spans), list[int]()
+    for place, parent in enumerate(rows.select("trace_id", "parent_span_id").iter_rows()):
+        (children[parent] if parent in known else roots).append(place)
+    depths: dict[int, int] = {}
+    for root in (*roots, *range(len(spans))):  # a forged parent may be its own ancestor: then there is no root
+        pending = [(root, 0)]
+        while pending:
+            place, depth = pending.pop()
+            if place not in depths:
+                depths[place] = depth
+                pending += [(child, depth + 1) for child in reversed(children[spans[place]])]
+    return rows[list(depths)].with_columns(pl.Series("depth", list(depths.values()), pl.Int64))
 
 
 def _pretty(attributes: str | None, length: int | None) -> Text:
