@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.places import ROOT, DemoRun, make_place
 
-SMALLER = {"TRAINSPAN_LOOP__TASKS_PER_ROUND": "16"}
-"""Half the tasks of a round."""
+SMALLER = {"TRAINSPAN_LOOP__TASKS_PER_ROUND": "16", "TRAINSPAN_LOOP__VAL_TASKS": "24"}
+"""Half the tasks of a round, an eighth of those of a validation."""
 MODEL = """
 import sys
 from pathlib import Path
