@@ -12,6 +12,9 @@ from tests.viewer.support.world import RUN, World
 from trainspan_processing.dataset.ledger import LEDGER, ledger_path
 from trainspan_schemas.artifacts.dataset import about_dir, manifest_path
 from trainspan_schemas.config.settings import Settings
+from trainspan_viewer.html.document import served
+from trainspan_viewer.pages.dataset import render_dataset
+from trainspan_viewer.queries.datasets import members
 from trainspan_viewer.queries.datasets.dataset import DatasetModel, load_dataset
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError, Places
@@ -28,6 +31,12 @@ def sources(world: World) -> Sources:
 def ask(sources: Sources, world: World, **query: str) -> DatasetModel:
     given: Mapping[str, list[str]] = {name: [value] for name, value in query.items()}
     return load_dataset(sources, Params("/x", {"dataset": world.dataset}, given))
+
+
+def test_rollouts_without_a_dot_are_counted(sources: Sources, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert " more</span>" not in served(render_dataset(ask(sources, world)))
+    monkeypatch.setattr(members, "_MOST_DOTS", 3)
+    assert " and 1 more</span>" in served(render_dataset(ask(sources, world)))
 
 
 def test_groups_come_by_spread_with_their_rewards(sources: Sources, world: World) -> None:

@@ -59,6 +59,13 @@ def test_sums_are_charted(sources: Sources) -> None:
     assert model.result.rows[0] == (0, 180)
 
 
+def test_rows_without_a_bar_are_counted(sources: Sources) -> None:
+    _, page = ask(sources, "SELECT range - 2 AS n, range - 2 AS y FROM range(50)", chart=["bars"], x=["n"], y=["y"])
+    assert "y by n, without 10 other rows: at most 40 numbers from 0 on" in page
+    _, page = ask(sources, "SELECT range AS n, range AS y FROM range(40)", chart=["bars"], x=["n"], y=["y"])
+    assert "without" not in page
+
+
 def test_columns_and_bytes_of_the_page_are_bounded(sources: Sources) -> None:
     wide = ", ".join(f"repeat('x', 300) AS c{number}" for number in range(200))
     model, page = ask(sources, f"SELECT {wide} FROM range(500)")

@@ -195,9 +195,11 @@ def _group_row(model: DatasetModel, group: Group) -> list[Child]:
         for member in group.members
         if member.reward is not None
     ]
+    n_more = group.n - len(group.members)
+    rewards = dots(marks, model.reward_range, f"rewards of {name}") if marks else "no reward"
     return [
         link(address, name),
-        dots(marks, model.reward_range, f"rewards of {name}") if marks else "no reward",
+        element("span", rewards, f" and {count(n_more)} more") if n_more > 0 else rewards,
         group.n,
         number(group.mean),
         number(group.spread),

@@ -105,7 +105,9 @@ def _chart(model: QueryModel, result: Result) -> Element | None:
         first = model.y[0]
         items = [(str(x)[:20], row[places[first]], "bar") for x, row in pairs]
         shown = [(label, value, kind) for label, value, kind in items if _fits(value) and value >= 0][:_MOST_BARS]
-        drawn = [bars(f"{first} by {model.x}", shown) if shown else None]
+        n_left = len(items) - len(shown)
+        left_out = f", without {count(n_left)} other rows: at most {_MOST_BARS} numbers from 0 on" if n_left else ""
+        drawn = [bars(f"{first} by {model.x}{left_out}", shown) if shown else None]
     return _with_choices(model, result, drawn)
 
 
