@@ -67,7 +67,7 @@ _FAILURES: Final = 2
 
 _WRITE_BUFFER_BYTES: Final = 4 * 2**20
 _BUFFER_FILTER_SHARE: Final = 0.1
-"""Most look-ups find nothing, and a filter in front of the write buffer makes them five times as fast."""
+"""Most look-ups find nothing, and a filter in front of the write buffer makes them three times as fast."""
 _BLOCK_CACHE_BYTES: Final = 16 * 2**20
 _FILTER_BITS: Final = 10
 _OPEN_FILES: Final = 256

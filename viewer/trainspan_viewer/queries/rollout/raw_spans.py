@@ -64,7 +64,7 @@ class SpansModel:
     start: int
     total: int
     is_part: bool
-    """Whether only the spans of the page were read: they are then in the order of their start, and parents outside are not known."""
+    """Whether only the spans of the page were read: pages then go by start, and only parents on the page are known."""
     params: Params
     above: str
     """Address of the rollout."""
