@@ -41,7 +41,7 @@ def test_an_adapter_is_swapped_in_and_its_prefixes_are_its_own(plain: Plain) -> 
         assert answer["canary"]["max_abs_diff"] <= 1e-4
         assert answer["canary"]["max_abs_change"] > 0.1
         assert set(answer["seconds"]) == {"validate", "drain", "reload", "canary", "total"}
-        assert answer["seconds"]["drain"] == 0.0
+        assert answer["seconds"]["drain"] < 0.5  # nothing to wait for
         assert plain.greedy() == (plain.greedy_by_peft(version), str(version))
         state = plain.server.policy()
         assert (state["version"], state["kind"], state["checkpoint"]) == (version, "lora", f"policy-{version:06d}")
