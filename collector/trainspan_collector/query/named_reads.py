@@ -106,6 +106,9 @@ touched AS MATERIALIZED (
 _ALL: Final = ("since_seq", 0)
 _OF_SPANS: Final = ("spans", "calls")
 
+_WITHOUT: Final = {"without_run": "run_id", "without_round": "round"}
+"""Parameters of the read `sizes` for rollouts that have none."""
+
 _CHOOSING: Final = ("run_id", "round", "rollout_ids", "without_rollout", "since_seq")
 """Parameters of every read of a view."""
 
@@ -120,6 +123,7 @@ def named_read(name: str, parameters: Mapping[str, object], places: Places) -> Q
     """Returns the query of a read. Raises UsageError if the read, a parameter or a column is unknown.
 
     `places` locates rows in the store to be read. `task_id`: only the rollouts of this task.
+    `without_run`, `without_round`, for sizes: only rollouts without a run or round.
     `without_calls`: only spans that the read `calls` does not return. `without_rollout`: only rows without a rollout.
     `skip` and `rows`, for spans and calls: only a part, in the order of their start.
     """
@@ -177,7 +181,7 @@ part AS MATERIALIZED (
 
 
 def _sizes(given: Mapping[str, object], places: Places) -> Query:
-    _expect("sizes", given, ("run_id", "round", "task_id", "rollout_ids", "rows", "columns"))
+    _expect("sizes", given, ("run_id", "round", "task_id", "rollout_ids", "rows", "columns", *_WITHOUT))
     bound: dict[str, object] = {}
     conditions = ["r.rollout_id IS NOT NULL", *_conditions(given, bound)]
     rows = _bounded(given, "rows", _MOST_SIZES, 1, _MOST_SIZES)
@@ -341,8 +345,11 @@ def _conditions(given: Mapping[str, object], bound: dict[str, object]) -> list[s
     if "rollout_ids" in given:
         conditions.append("r.rollout_id IN (SELECT unnest($rollout_ids::VARCHAR[]))")
         bound["rollout_ids"] = _texts(given, "rollout_ids")
-    if "without_rollout" in given and _checked(given, "without_rollout", bool):
-        conditions.append("r.rollout_id IS NULL")
+    conditions += [
+        f"r.{column} IS NULL"
+        for key, column in (("without_rollout", "rollout_id"), *_WITHOUT.items())
+        if key in given and _checked(given, key, bool)
+    ]
     if "since_seq" in given:
         conditions.append(
             "(r.trace_id IN (SELECT trace_id FROM touched WHERE trace_id IS NOT NULL)"

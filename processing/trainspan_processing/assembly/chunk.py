@@ -42,20 +42,27 @@ class RewardedChunk:
     """OTHERS with `rollout_reason`."""
 
 
-def states_are_needed(settings: DatasetSettings) -> bool:
+def states_are_needed(settings: DatasetSettings, *, calls_reward: bool = True) -> bool:
     """Whether calls are compared by state. Raises UsageError for unusable names and functions, before any work."""
     check_choices(settings.choices)
-    if settings.reward is not None:
+    if settings.reward is not None and calls_reward:
         load_reward(settings.reward)
     if settings.filter is not None:
         load_filter(settings.filter)
     return make_plan(settings, has_tasks=True).needs_states
 
 
-def reward_chunk(source: Source, traces: TraceIndex, settings: DatasetSettings, *, with_state: bool) -> RewardedChunk:
-    """Rewards the indexed rollouts, and finds those that can be compared and their groups."""
+def reward_chunk(
+    source: Source,
+    traces: TraceIndex,
+    settings: DatasetSettings,
+    *,
+    with_state: bool,
+    returned: pl.DataFrame | None = None,
+) -> RewardedChunk:
+    """Rewards the indexed rollouts, and finds those that can be compared and their groups. `returned`: see reward_rollouts."""
     traces = select(source, traces, settings)
-    rewarded = reward_rollouts(source, traces, settings)
+    rewarded = reward_rollouts(source, traces, settings, returned)
     compared = _compared(source, traces, rewarded)
     calls = _with_rewards(traces.calls, rewarded, compared)
     if with_state:

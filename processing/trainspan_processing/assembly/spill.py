@@ -70,7 +70,9 @@ def spill(
     # The frames that stay must not keep alive the texts that they were sliced from.
     return ChunkSummary(
         rollouts=compact(
-            chunk.rewarded.rollouts.select(*_OF_ROLLOUT, "split", "status", "group_size", "pending", "reason")
+            chunk.rewarded.rollouts.select(
+                *_OF_ROLLOUT, "split", "status", "group_size", "pending", "reason", "function_rewards"
+            )
         ),
         compared=compact(numbered),
         credited=[compact(chunk.credited).with_columns(pl.col("agent").cast(pl.Categorical))],  # few names, many calls

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import polars as pl
 
-from trainspan_processing.dataset.ledger import LEDGER, ledger_path
+from trainspan_processing.dataset.ledger import LEDGER, Ledger, ledger_path
 from trainspan_processing.tables import ROLLOUT_KEY, Schema
 from trainspan_schemas.artifacts.dataset import READABLE_VERSIONS, dataset_dirs, manifest_path
 from trainspan_schemas.errors import DatasetError, UsageError
 
 __all__ = ["SEEN", "Published", "open_published"]
 
-SEEN: Final[Schema] = {name: kind for name, kind in LEDGER.items() if name != "parts"}
+SEEN: Final[Schema] = {name: kind for name, kind in LEDGER.items() if name not in ("parts", "function_rewards")}
 """The ledger's columns for inspection: one row per rollout that the dataset saw."""
 
 
@@ -34,12 +34,30 @@ class Published:
 
     def seen(self) -> pl.DataFrame:
         """SEEN, sorted by rollout. Raises DatasetError if the ledger is missing or malformed."""
+        return self._ledger().select(*SEEN).sort(ROLLOUT_KEY)
+
+    def returned(self, earlier: Ledger) -> pl.DataFrame | None:
+        """rollout_id, attempt, `function_rewards` (LEDGER) of the rollouts that the reward function was asked about for this
+        dataset, and in `earlier` datasets about those that it only counted again.
+
+        None if there was no such function, or if the dataset has rows but does not record what it returned.
+        """
+        if self.manifest["settings"].get("reward") is None:
+            return None
+        columns = (*ROLLOUT_KEY, "function_rewards")
+        lines = self._ledger()
+        asked = lines.select(columns).drop_nulls("function_rewards")
+        if asked.is_empty() and (lines["kept"] > 0).any():
+            return None
+        before = earlier.rows.select(columns).drop_nulls("function_rewards")
+        return pl.concat([asked, before.join(asked, on=ROLLOUT_KEY, how="anti")])
+
+    def _ledger(self) -> pl.DataFrame:
         path = ledger_path(self.path)
         try:
-            lines = pl.read_ndjson(path, schema=LEDGER)
+            return pl.read_ndjson(path, schema=LEDGER)
         except (OSError, pl.exceptions.PolarsError) as error:
             raise DatasetError(f"{path} cannot be read ({error}): the dataset is damaged; build it again") from error
-        return lines.select(*SEEN).sort(ROLLOUT_KEY)
 
     def columns(self) -> list[str]:
         """The names of the columns of its rows. Raises DatasetError if a file is missing or damaged."""

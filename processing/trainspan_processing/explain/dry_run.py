@@ -43,13 +43,20 @@ class DryRun:
 
 
 def dry_run(
-    source: Source, traces: TraceIndex, settings: DatasetSettings, ledger: Ledger, held: pl.DataFrame | None = None
+    source: Source,
+    traces: TraceIndex,
+    settings: DatasetSettings,
+    ledger: Ledger,
+    held: pl.DataFrame | None = None,
+    returned: pl.DataFrame | None = None,
 ) -> DryRun:
     """Rewards, compares and credits the indexed rollouts, except `held` ones (rollout_id, attempt), which wait for their group.
 
-    Raises UsageError for unknown credits and baselines, and for functions that return something invalid.
+    `returned`: what the reward function returned before, if it is not to be called. Raises UsageError for unknown credits and
+    baselines, and for functions that return something invalid.
     """
-    chunk = reward_chunk(source, traces, settings, with_state=states_are_needed(settings))
+    with_state = states_are_needed(settings, calls_reward=returned is None)
+    chunk = reward_chunk(source, traces, settings, with_state=with_state, returned=returned)
     if held is not None and held.height:
         chunk = _without(chunk, held)
     plan = plan_for(settings, chunk.rewarded.rewards, chunk.compared)

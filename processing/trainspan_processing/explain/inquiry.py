@@ -89,13 +89,15 @@ class Inquiry:
     """The datasets that the dataset's run knew."""
     held: pl.DataFrame | None = None
     """rollout_id, attempt of rollouts that waited for their group."""
+    returned: pl.DataFrame | None = None
+    """What the reward function returned when the dataset was built (Published.returned)."""
 
     def changed(self, changes: Mapping[str, Any]) -> "Inquiry | None":
         """The same with other settings; None if rollouts that were not read would matter."""
         settings = replace(self.settings, **changes)
         if self.is_narrow and not stands_alone(settings, self.found):
             return None
-        decided = dry_run(self.source, self.traces, settings, self.earlier, self.held)
+        decided = dry_run(self.source, self.traces, settings, self.earlier, self.held, self.returned)
         return replace(self, settings=settings, decided=decided)
 
 
@@ -141,8 +143,9 @@ def _inquire_of(dataset: Published, question: Question, settings: DatasetSetting
         # A round has no later dataset that its groups could wait for.
         wait_s = settings.group_wait_s if view.selection.round is None else 0.0
         groups = find_groups(traces.rollouts, earlier, clock.now_ns(), wait_s)
-        decided = dry_run(source, traces, settings, earlier, groups.held)
-        yield Inquiry(source, found, settings, traces, decided, dataset, company is not None, earlier, groups.held)
+        is_narrow, returned = company is not None, dataset.returned(earlier)
+        decided = dry_run(source, traces, settings, earlier, groups.held, returned)
+        yield Inquiry(source, found, settings, traces, decided, dataset, is_narrow, earlier, groups.held, returned)
 
 
 def locate(source: Source, question: Question) -> Found:

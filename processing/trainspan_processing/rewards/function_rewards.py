@@ -1,5 +1,6 @@
-"""Rewards by the user's function, which receives each stored rollout and returns its reward."""
+"""Rewards by the user's function, which receives each stored rollout and returns its reward, or what it returned before."""
 
+import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,9 @@ from trainspan_processing.stored_rollout import StoredRollout
 from trainspan_processing.tables import Schema
 from trainspan_schemas.agents.functions import number_of
 from trainspan_schemas.agents.invocation import Invoker
-from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.errors import InvalidRecordError, UsageError
 
-__all__ = ["FunctionRewards", "reward_by_function"]
+__all__ = ["FunctionRewards", "recorded_rewards", "reward_by_function"]
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,8 @@ class FunctionRewards:
     """The rewards that the function returned."""
 
     rewards: pl.DataFrame
-    """rollout_id, attempt, one column per name (f64, NULL if it returned None), `reward_failed`."""
+    """rollout_id, attempt, one column per name (f64, NULL if it returned None), `reward_failed`, and `function_rewards` (the
+    same as JSON, as in LEDGER)."""
     first_error: str | None
 
 
@@ -65,9 +67,31 @@ def reward_by_function(
             first_error = first_error or message
             log.warning("event=reward_failed rollout_id=%s error=%r", key[0], message)
             results.append((*key, *(None for _ in names), True))
+    return _made(results, names, first_error)
+
+
+def recorded_rewards(function: str, names: Sequence[str], recorded: pl.DataFrame) -> FunctionRewards:
+    """The same from `recorded` (rollout_id, attempt, `function_rewards`), without a call of the function.
+
+    Raises UsageError if the function was not asked for one of `names` then.
+    """
+    results: list[tuple[Any, ...]] = []
+    for rollout_id, attempt, text in recorded.select("rollout_id", "attempt", "function_rewards").iter_rows():
+        given = json.loads(text)
+        if given is not None and (unknown := [name for name in names if name not in given]):
+            known = ", ".join(given)
+            raise UsageError(f"{function} returned no reward {unknown[0]!r} when the dataset was built, only {known}")
+        values = (None if given is None else given[name] for name in names)
+        results.append((rollout_id, attempt, *values, given is None))
+    return _made(results, names, None)
+
+
+def _made(results: Sequence[tuple[Any, ...]], names: Sequence[str], first_error: str | None) -> FunctionRewards:
     values = dict.fromkeys(names, pl.Float64)
     schema: Schema = {"rollout_id": pl.String, "attempt": pl.Int32, **values, "reward_failed": pl.Boolean}
-    return FunctionRewards(pl.DataFrame(results, schema=schema, orient="row"), first_error)
+    texts = [json.dumps(None if row[-1] else dict(zip(names, row[2:-1], strict=True))) for row in results]
+    rewards = pl.DataFrame(list(results), schema=schema, orient="row")
+    return FunctionRewards(rewards.with_columns(pl.Series("function_rewards", texts, pl.String)), first_error)
 
 
 def _as_rewards(result: Any, names: Sequence[str], function: str) -> list[float | None]:

@@ -13,7 +13,7 @@ from trainspan_processing.reasons.drop_reasons import early_reason, rollout_reas
 from trainspan_processing.reasons.overlong import OVERLONG, overlong_edges, overlong_penalty
 from trainspan_processing.rewards.air import AIR, air_edges, air_rules
 from trainspan_processing.rewards.evaluation_rewards import Rewards, bind_rewards
-from trainspan_processing.rewards.function_rewards import reward_by_function
+from trainspan_processing.rewards.function_rewards import FunctionRewards, recorded_rewards, reward_by_function
 from trainspan_processing.rewards.names import RewardName, reward_names, rollout_column, step_column
 from trainspan_processing.rewards.status_rewards import (
     FUNCTION_STATUSES,
@@ -41,7 +41,7 @@ class Rewarded:
 
     rollouts: pl.DataFrame
     """The rollout table with a `rollout_column` per reward, `reward` (the weighted sum of all its rewards, NULL if a required
-    one is missing), `reward_failed`, `teaches` and `reason`."""
+    one is missing), `reward_failed`, `teaches`, `reason` and `function_rewards` (as in LEDGER)."""
     of_calls: pl.DataFrame
     """trace_id, span_id and a `step_column` per reward."""
     edges: pl.DataFrame
@@ -58,8 +58,13 @@ def load_reward(name: str) -> Callable[..., Any]:
     return load_function(name, "rollout", may_be_async=True)
 
 
-def reward_rollouts(source: Source, traces: TraceIndex, settings: DatasetSettings) -> Rewarded:
-    """Rewards every rollout of the index. Raises UsageError for malformed settings or a function that cannot be loaded."""
+def reward_rollouts(
+    source: Source, traces: TraceIndex, settings: DatasetSettings, returned: pl.DataFrame | None = None
+) -> Rewarded:
+    """Rewards every rollout of the index. Raises UsageError for malformed settings or a function that cannot be loaded.
+
+    `returned` is what the reward function returned when a dataset was built (Published.returned); then it is not called.
+    """
     names, rules = reward_names(settings.reward_name), air_rules(settings.air)
     rewards = (*names, RewardName(AIR, may_be_missing=True)) if rules else names
     signals = air_edges(rules, traces.calls, traces.spans, traces.matches)
@@ -72,7 +77,7 @@ def reward_rollouts(source: Source, traces: TraceIndex, settings: DatasetSetting
     needed = [reward.name for reward in names if not reward.may_be_missing]
     by_status = status_edges(status_rewards(settings.status_rewards), needed, traces.rollouts)
     if settings.reward is not None:
-        return _by_function(source, traces, settings, rewards, signals, by_status)
+        return _by_function(source, traces, settings, rewards, signals, by_status, returned)
     bound = bind_rewards(
         traces.evaluations,
         traces.calls,
@@ -87,7 +92,11 @@ def reward_rollouts(source: Source, traces: TraceIndex, settings: DatasetSetting
         on=ROLLOUT_KEY,
         how="left",
         maintain_order="left",
-    ).with_columns(pl.lit(False).alias("reward_failed"), pl.col("reward_untrusted").fill_null(False))
+    ).with_columns(
+        pl.lit(False).alias("reward_failed"),
+        pl.col("reward_untrusted").fill_null(False),
+        pl.lit(None, dtype=pl.String).alias("function_rewards"),
+    )
     rollouts = _with_lesson(rollouts, by_status)
     for reward in rewards:
         own = together.of_rollouts(reward.name).rename({"rollout_reward": rollout_column(reward.name)})
@@ -110,21 +119,16 @@ def _by_function(
     rewards: Sequence[RewardName],
     signals: pl.DataFrame,
     by_status: pl.DataFrame,
+    returned: pl.DataFrame | None,
 ) -> Rewarded:
     """Rewards by the function. A failed rollout gets the function's reward, else the reward by its status, else is dropped."""
     names = [reward.name for reward in rewards if reward.name not in _SIGNALS]
-    eligible = traces.rollouts.filter(early_reason().is_null() & pl.col("status").is_in(FUNCTION_STATUSES))
     assert settings.reward is not None
-    if settings.reward_concurrency < 1 or not settings.reward_timeout_s > 0:
-        raise UsageError(
-            f"reward_concurrency = {settings.reward_concurrency}, reward_timeout_s = {settings.reward_timeout_s:g}: "
-            "the first must be at least 1, the second positive"
-        )
-    invoker = _invoker(load_reward(settings.reward))
-    stored = stored_rollouts(source, traces, eligible)
-    said = reward_by_function(
-        invoker, settings.reward, names, stored, settings.reward_concurrency, settings.reward_timeout_s
-    )
+    eligible = traces.rollouts.filter(early_reason().is_null() & pl.col("status").is_in(FUNCTION_STATUSES))
+    if returned is None:
+        said = _called(source, traces, settings, names, eligible)
+    else:
+        said = recorded_rewards(settings.reward, names, returned.join(eligible, on=ROLLOUT_KEY, how="semi"))
     rollouts = traces.rollouts.join(
         said.rewards.rename({name: rollout_column(name) for name in names}),
         on=ROLLOUT_KEY,
@@ -152,6 +156,23 @@ def _by_function(
         pl.concat([by_status, signals]),
         kept,
         function_error=said.first_error,
+    )
+
+
+def _called(
+    source: Source, traces: TraceIndex, settings: DatasetSettings, names: Sequence[str], eligible: pl.DataFrame
+) -> FunctionRewards:
+    """Calls the function on the eligible rollouts."""
+    assert settings.reward is not None
+    if settings.reward_concurrency < 1 or not settings.reward_timeout_s > 0:
+        raise UsageError(
+            f"reward_concurrency = {settings.reward_concurrency}, reward_timeout_s = {settings.reward_timeout_s:g}: "
+            "the first must be at least 1, the second positive"
+        )
+    invoker = _invoker(load_reward(settings.reward))
+    stored = stored_rollouts(source, traces, eligible)
+    return reward_by_function(
+        invoker, settings.reward, names, stored, settings.reward_concurrency, settings.reward_timeout_s
     )
 
 

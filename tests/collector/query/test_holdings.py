@@ -1,5 +1,6 @@
 """Reading a store piece by piece: what it holds of each rollout, tokens by their number, and the newest rows."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from random import Random
@@ -175,6 +176,15 @@ def test_the_columns_are_those_promised(tangled: Database) -> None:
     ):
         assert tuple(_query(tangled, name, **parameters).columns) == columns
     assert not {"holdings", "tokens", "texts", "records", "newest"} & set(READS)
+
+
+@pytest.mark.parametrize(("without", "column"), [("without_run", "run_id"), ("without_round", "round")])
+def test_sizes_of_rollouts_without_a_run_or_round(tangled: Database, without: str, column: str) -> None:
+    read = _query(tangled, "spans", columns=["rollout_id", column]).fetchall()
+    expected = Counter(rollout_id for rollout_id, value in read if rollout_id is not None and value is None)
+    sized = _query(tangled, "sizes", **{without: True}, columns=["rollout_id", "spans"]).fetchall()
+    assert dict(sized) == expected
+    assert expected
 
 
 @pytest.mark.parametrize("name", ["spans", "calls"])

@@ -101,3 +101,12 @@ def no_frame(items: pl.DataFrame) -> list[float]:
 
 def crashes(calls: pl.DataFrame, gamma: float) -> pl.DataFrame:
     raise KeyError(gamma)
+
+
+def counted(rollout: StoredRollout) -> dict[str, float | None]:
+    """The length, and a line in the file `calls.txt` of the working directory for each call; None and an error are answers, too."""
+    with open("calls.txt", "a", encoding="utf-8") as file:
+        file.write(f"{rollout.rollout_id}\n")
+    if rollout.rollout_id.endswith("fails"):
+        raise KeyError("no answer")
+    return {"reward": length(rollout), "style": None}

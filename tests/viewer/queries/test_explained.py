@@ -1,7 +1,9 @@
 """By which dataset a rollout is explained, for how long an account is kept, and with which tokenizer it is read."""
 
 import json
+import tracemalloc
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,18 @@ from tokenizers import Tokenizer, models
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
+from trainspan_processing.dataset.ledger import ledger_path
+from trainspan_processing.explain.account import EdgeAccount, ToolAccount
 from trainspan_processing.read.source import Selection, Source
 from trainspan_schemas.config.settings import ServingSettings, Settings
 from trainspan_viewer.html.document import served
 from trainspan_viewer.pages.rollout.group import render_group
+from trainspan_viewer.pages.rollout.rollout import render_rollout
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError, Places
-from trainspan_viewer.queries.questions.kept import Kept
+from trainspan_viewer.queries.questions.kept import Kept, weight_of
 from trainspan_viewer.queries.rollout import raw_spans
-from trainspan_viewer.queries.rollout.group import load_group
+from trainspan_viewer.queries.rollout.group import GroupModel, load_group
 from trainspan_viewer.queries.rollout.raw_spans import load_spans
 from trainspan_viewer.queries.rollout.rollout import load_rollout
 from trainspan_viewer.queries.sources import Sources
@@ -150,3 +155,92 @@ def test_accounts_are_kept_for_seconds_only(monkeypatch: pytest.MonkeyPatch) -> 
     now[0] += 100.0
     get("other", is_live=False)
     assert list(kept._values) == ["other"]
+
+
+_COUNTED = "tests.processing.support.reward_functions:counted"
+
+
+def test_pages_use_what_the_reward_function_returned_and_never_call_it(
+    bench: Bench, sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bench.send(chain(bench.rollout("a"), 1), chain(bench.rollout("b"), 2), chain(bench.rollout("fails"), 1))
+    names = "reward,style?"
+    bench.build(
+        round_=0, out=sources.places.run(bench.run_id).datasets, reward=_COUNTED, reward_name=names, baseline="dr_grpo"
+    )
+    calls = tmp_path / "calls.txt"
+    assert len(calls.read_text().splitlines()) == 3
+    calls.unlink()
+    for name, reward, advantages, reason in (
+        ("a", 5.0, [-2.5], None),
+        ("b", 10.0, [2.5, 2.5], None),
+        ("fails", None, [None], "judge_error"),
+    ):
+        path = {"rollout": f"{bench.run_id}-{name}"}
+        account = load_rollout(sources, Params("/", path, {})).account
+        assert (account.credit.reward, account.reason) == (reward, reason)
+        assert [call.advantage for call in account.calls] == advantages
+        if reason is None:
+            assert account.agrees
+    path = {"rollout": f"{bench.run_id}-a"}
+    group = load_group(sources, Params("/", path, {"baseline": ["none"]}))
+    assert isinstance(group, GroupModel)
+    assert [change.now[1] for change in group.what_if.changes if change.rollout_id == path["rollout"]] == [5.0]
+    unasked = load_group(sources, Params("/", path, {"reward_name": ["accuracy"]}))
+    assert isinstance(unasked, GroupModel)
+    assert "returned no reward 'accuracy' when the dataset was built, only reward, style" in str(unasked.what_if.error)
+    assert not calls.exists()
+
+
+def test_without_a_dataset_a_page_derives_nothing_instead_of_calling_the_reward_function(
+    bench: Bench, sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bench.send(chain(bench.rollout("a"), 1), chain(bench.rollout("b"), 2))
+    settings = replace(sources.settings, dataset=replace(sources.settings.dataset, reward=_COUNTED))
+    params = Params("/", {"rollout": f"{bench.run_id}-a"}, {})
+    model = load_rollout(replace(sources, settings=settings), params)
+    assert "which a page does not call: build a dataset" in served(render_rollout(model))
+    group = load_group(replace(sources, settings=settings), params)
+    assert "which a page does not call: build a dataset" in served(render_group(group))
+    assert not (tmp_path / "calls.txt").exists()
+
+
+def test_a_dataset_that_does_not_record_what_the_function_returned_is_built_again_not_judged_again(
+    bench: Bench, sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bench.send(chain(bench.rollout("a"), 1), chain(bench.rollout("b"), 2))
+    built = bench.build(round_=0, out=sources.places.run(bench.run_id).datasets, reward=_COUNTED)
+    (tmp_path / "calls.txt").unlink()
+    ledger = ledger_path(built.path)
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    for line in lines:
+        assert line.pop("function_rewards") == json.dumps({"reward": 5.0 * line["calls"]})
+    ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    model = load_rollout(sources, Params("/", {"rollout": f"{bench.run_id}-a"}, {}))
+    assert "Its dataset does not record what" in served(render_rollout(model))
+    assert not (tmp_path / "calls.txt").exists()
+
+
+def test_an_account_weighs_what_it_takes_in_memory_whatever_it_holds() -> None:
+    def edges() -> list[EdgeAccount]:
+        return [
+            EdgeAccount("n" * 50, 0.5 + i, "agent", 1.0 + i, None, None, "w" * 80 + str(i), i) for i in range(5_000)
+        ]
+
+    def tools() -> list[ToolAccount]:
+        return [
+            ToolAccount("t", None, i + 0.5, i + 0.25, False, str(i) * 1_000, "r" * 500 + str(i)) for i in range(500)
+        ]
+
+    def tokens() -> list[list[float]]:
+        return [[i + 1000.5 for i in range(1_000)] for _ in range(300)]
+
+    for make in (edges, tools, tokens):
+        tracemalloc.start()
+        value = make()
+        measured = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert measured / 2 < weight_of(value) < measured * 2, (make.__name__, weight_of(value), measured)

@@ -21,9 +21,9 @@ from trainspan_viewer.pages.rollout.spans import render_spans
 from trainspan_viewer.pages.rollout.tokens import render_tokens
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError, Places
-from trainspan_viewer.queries.questions import sizes
+from trainspan_viewer.queries.questions import limits
 from trainspan_viewer.queries.rollout import raw_spans
-from trainspan_viewer.queries.rollout.group import GroupModel, load_group
+from trainspan_viewer.queries.rollout.group import GroupModel, LargeGroup, load_group
 from trainspan_viewer.queries.rollout.raw_spans import load_spans
 from trainspan_viewer.queries.rollout.rollout import load_rollout
 from trainspan_viewer.queries.rollout.tokens import load_tokens
@@ -58,7 +58,7 @@ def sources(bench: Bench, tmp_path: Path) -> Sources:
 
 @pytest.fixture
 def low_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "MOST_SPANS", 200)
+    monkeypatch.setattr(limits, "MOST_SPANS", 200)
     monkeypatch.setattr(raw_spans, "_MOST_PLACES", 200)
 
 
@@ -176,3 +176,19 @@ class TestRolloutPart:
 
     def __init__(self, whole: TestRollout, start: int) -> None:
         self.spans, self.logs = whole.spans[start : start + 5_000], []
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_rollouts_without_a_run_or_round_are_counted_before_they_are_compared(
+    bench: Bench, sources: Sources, read_rows: list[int], monkeypatch: pytest.MonkeyPatch, has_run: bool
+) -> None:
+    run = bench.run_id if has_run else None
+    bench.send(*(large(TestRollout(f"{bench.run_id}-{name}", run=run, round=None), 20, 20) for name in "abcdef"))
+    monkeypatch.setattr(limits, "_MOST_COMPARED", 200)
+    path = {"rollout": f"{bench.run_id}-a"}
+    read_rows.clear()
+    text = served(render_rollout(load_rollout(sources, Params("/p", path, {}))))
+    where = "of its run without a round" if has_run else "without a run"
+    assert re.search(rf"The \d+ rollouts {where} have \d[\d,]* spans, more than the 200 of a page", text)
+    assert sum(read_rows) < 100
+    assert isinstance(load_group(sources, Params("/p", path, {})), LargeGroup)

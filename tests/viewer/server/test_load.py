@@ -60,6 +60,14 @@ def test_a_query_that_another_site_links_to_is_shown_and_not_run(viewer: Viewer)
     assert (">42<" in linked.text, ">42<" in own.text) == (False, True)
 
 
+def test_a_link_of_another_site_starts_no_search_and_no_credit_computation(viewer: Viewer, world: World) -> None:
+    for path in ("/rollouts/view-m0?gamma=0.5", f"/datasets/{world.dataset}?text=four"):
+        linked, own = viewer.get(path, **LINK), viewer.get(path)
+        assert ("Another site led here" in linked.text, "Another site led here" in own.text) == (True, False)
+        assert f'href="{path}"' in linked.text
+        assert own.status == 200
+
+
 def test_silent_connections_make_room_for_a_reader(viewer: Viewer) -> None:
     host, port = urlsplit(viewer.url).hostname, urlsplit(viewer.url).port
     silent = [socket.create_connection((host, port)) for _ in range(300)]

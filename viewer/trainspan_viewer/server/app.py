@@ -51,6 +51,8 @@ _STATIC: Final = {
 _VERSION: Final = hashlib.sha256(b"".join(static_file(name) for name in _STATIC)).hexdigest()[:12]
 
 _CREDIT: Final = frozenset(knob.name for knob in CREDIT_SETTINGS)
+_WORK: Final = _CREDIT | {"text"}
+"""Parameters that make a page compute credit anew or search all answers: another site's link may not start that by itself."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -107,11 +109,11 @@ def _endpoint(view: View, sources: Sources, guard: Guard, turns: _Turns) -> Endp
             return Response(status_code=_CLOSED) if is_gone else await run_in_threadpool(answer, params)
 
     async def endpoint(request: Request) -> Response:
-        query, waiting = request.url.query, turns.waiting
-        address = f"{request.url.path}?{query}" if query else request.url.path
+        query, waiting = request.query_params, turns.waiting
+        address = f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
         if request.method == "GET" and request.headers.get("sec-fetch-mode") == "navigate":
             if guard.is_foreign(request.headers):  # may not be answered like the reader's own
-                return await made(request, None)
+                return _foreign_page(address) if _WORK & query.keys() else await made(request, None)
             return await waiting.navigate(address, lambda work: made(request, work)) or _waiting_page(address)
         whole = await waiting.join(address) or await made(request, None)
         if whole.headers.get("etag") and request.headers.get("if-none-match") == whole.headers["etag"]:
@@ -155,6 +157,15 @@ def _waiting_page(address: str) -> Response:
         element("noscript", link(address, "Look again")),
     ]
     return _html(served(Page("One moment", body, is_waiting=True), _VERSION))
+
+
+def _foreign_page(address: str) -> Response:
+    """Stands for a page that would start work of another site's choice."""
+    body = [
+        element("p", "Another site led here, to a page that computes or searches something.", role="status"),
+        element("p", link(address, "Open it")),
+    ]
+    return _html(served(Page("Open this page?", body), _VERSION))
 
 
 def _error_page(status: int, title: str, message: str) -> Response:

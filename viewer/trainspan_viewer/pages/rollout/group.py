@@ -30,7 +30,7 @@ def _large(model: LargeGroup) -> Page:
         element("p", f"{model.why}. So they are not put side by side; each has a page.", class_="warn", role="status"),
         table(["rollout", "spans", "calls"], rows, caption="the largest of those that were counted") if rows else None,
     ]
-    return Page("A group that is too large", body, section="datasets")
+    return Page("A group that is too large" if rows else "A group that is not derived", body, section="datasets")
 
 
 def _side_by_side(model: GroupModel) -> Page:

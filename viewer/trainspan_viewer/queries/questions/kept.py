@@ -3,23 +3,41 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from dataclasses import fields, is_dataclass
 from typing import Final, Generic, TypeVar
 
-__all__ = ["Kept"]
+__all__ = ["Kept", "weight_of"]
 
 _Value = TypeVar("_Value")
 
+_NUMBER: Final = 40
+"""Bytes of a number and its place in a list."""
 _LIVE_S: Final = 5.0
 """How long the account of a rollout without a dataset is kept: its spans and rewards may still arrive."""
 _PAST_S: Final = 30.0
 """How long other accounts are kept: what the store holds of them may still be completed or deleted."""
 
 
-class Kept(Generic[_Value]):
-    """Values by key, the most recently used ones, up to a total weight; safe for threads."""
+def weight_of(value: object) -> int:
+    """About how many bytes of memory a value takes with all that it holds: dataclasses, mappings, sequences, texts, numbers."""
+    if isinstance(value, str | bytes):
+        return 56 + len(value)
+    if is_dataclass(value):
+        return 56 + sum(weight_of(getattr(value, item.name)) for item in fields(value))
+    if isinstance(value, Mapping):
+        return 64 + sum(weight_of(key) + weight_of(one) for key, one in value.items())
+    if isinstance(value, Sequence | Set):
+        # Tokens and their log-probabilities: looking at each of millions would take seconds.
+        is_flat = isinstance(value, list) and value and isinstance(value[0], int | float)
+        return 56 + (_NUMBER * len(value) if is_flat else 8 * len(value) + sum(map(weight_of, value)))
+    return _NUMBER
 
-    def __init__(self, most: int, weigh: Callable[[_Value], int]) -> None:
+
+class Kept(Generic[_Value]):
+    """Values by key, the most recently used ones, up to `most` bytes in total; safe for threads."""
+
+    def __init__(self, most: int, weigh: Callable[[_Value], int] = weight_of) -> None:
         self._most, self._weigh = most, weigh
         self._lock = threading.Lock()
         self._values: OrderedDict[Hashable, tuple[float, int, _Value]] = OrderedDict()

@@ -25,7 +25,7 @@ from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import DatasetPlace, NotFoundError
 from trainspan_viewer.queries.questions.asked import Asked, ask
 from trainspan_viewer.queries.questions.kept import Kept
-from trainspan_viewer.queries.questions.sizes import TooLargeError, check_own, excess_of
+from trainspan_viewer.queries.questions.limits import NotDerivedError, check_own, obstacle_to
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["MEMBERS", "account_of", "asked_of", "changed_group_of", "decoder_of", "group_of"]
@@ -34,23 +34,14 @@ _Made = TypeVar("_Made")
 
 MEMBERS: Final = 8
 """Rollouts of a group side by side."""
-_MOST_TOKENS: Final = 2_000_000
-"""Tokens of kept accounts: about 100 MB."""
+_KEPT_BYTES: Final = 100_000_000
+"""Of each of the three kinds of kept accounts."""
 _CLOCK: Final = Clock(time.time_ns, time.sleep)
 
 
-def _size(account: RolloutAccount) -> int:
-    messages = sum(len(str(call.messages)) for call in account.calls) // 4
-    return 1000 + messages + sum(len(call.prompt_ids) + len(call.completion_ids) for call in account.calls)
-
-
-_rollouts: Final[Kept[RolloutAccount]] = Kept(_MOST_TOKENS, _size)
-_groups: Final[Kept[GroupAccount]] = Kept(_MOST_TOKENS, lambda group: sum(map(_size, group.rollouts)))
-
-
-_pairs: Final[Kept[tuple[GroupAccount, GroupAccount]]] = Kept(
-    _MOST_TOKENS, lambda pair: sum(_size(one) for group in pair for one in group.rollouts)
-)
+_rollouts: Final[Kept[RolloutAccount]] = Kept(_KEPT_BYTES)
+_groups: Final[Kept[GroupAccount]] = Kept(_KEPT_BYTES)
+_pairs: Final[Kept[tuple[GroupAccount, GroupAccount]]] = Kept(_KEPT_BYTES)
 
 
 def asked_of(sources: Sources, params: Params, rollout: str, dataset: str = "") -> Asked:
@@ -118,16 +109,16 @@ def _known() -> Iterator[None]:
 
 
 def _checked(asked: Asked, make: Callable[[], _Made]) -> _Made:
-    """What `make` returns. Raises TooLargeError if the store holds more than that may read."""
-    if (error := excess_of(asked)) is not None:
-        raise TooLargeError(
+    """What `make` returns. Raises NotDerivedError if the store holds more than that may read."""
+    if (error := obstacle_to(asked)) is not None:
+        raise NotDerivedError(
             str(error), error.largest, error.rollout_id
         )  # not the one that is kept, which would gather tracebacks
     return make()
 
 
 def account_of(asked: Asked) -> RolloutAccount:
-    """The rollout, without the text of its single tokens. Raises TooLargeError."""
+    """The rollout, without the text of its single tokens. Raises NotDerivedError."""
     question = asked.question
     with _known():
         return _rollouts.get(
@@ -138,7 +129,7 @@ def account_of(asked: Asked) -> RolloutAccount:
 
 
 def group_of(asked: Asked, *, start: int) -> GroupAccount:
-    """The rollout's group: MEMBERS of them from number `start`. Raises TooLargeError."""
+    """The rollout's group: MEMBERS of them from number `start`. Raises NotDerivedError."""
     question, check = asked.question, partial(check_own, asked)
     with _known():
         return _groups.get(
@@ -149,7 +140,7 @@ def group_of(asked: Asked, *, start: int) -> GroupAccount:
 
 
 def changed_group_of(asked: Asked, *, start: int) -> tuple[GroupAccount, GroupAccount]:
-    """The same group, and with the changes of the address. Raises TooLargeError."""
+    """The same group, and with the changes of the address. Raises NotDerivedError."""
     question, changes, check = asked.question, asked.changes, partial(check_own, asked)
     with _known():
         return _pairs.get(

@@ -18,8 +18,8 @@ from trainspan_processing.text.token_text import Decoder
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.questions.asked import Asked
+from trainspan_viewer.queries.questions.limits import NotDerivedError, Size
 from trainspan_viewer.queries.questions.links import Links
-from trainspan_viewer.queries.questions.sizes import Size, TooLargeError
 from trainspan_viewer.queries.rollout.conversation import Text, ids_text, shared_lengths, text_of
 from trainspan_viewer.queries.rollout.explained import (
     MEMBERS,
@@ -141,7 +141,7 @@ def load_group(sources: Sources, params: Params) -> GroupModel | LargeGroup:
     asked = asked_of(sources, params, rollout, dataset)
     try:
         return _side_by_side(asked, params)
-    except TooLargeError as error:
+    except NotDerivedError as error:
         return LargeGroup(str(error), error.largest, Links(asked.place.name if asked.place else None))
 
 

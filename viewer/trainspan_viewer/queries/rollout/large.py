@@ -14,8 +14,8 @@ from trainspan_processing.text.token_text import find_decoder
 from trainspan_processing.traces.server_calls import CALL_COLUMNS, narrow_calls
 from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.questions.asked import Asked
+from trainspan_viewer.queries.questions.limits import NotDerivedError
 from trainspan_viewer.queries.questions.parts import part_of
-from trainspan_viewer.queries.questions.sizes import TooLargeError
 
 __all__ = ["NOT_DERIVED", "NOT_IN_DATASET", "LargePart", "large_part"]
 
@@ -49,7 +49,7 @@ class LargePart:
     """Why nothing is derived."""
 
 
-def large_part(asked: Asked, error: TooLargeError, *, start: int, most: int) -> LargePart:
+def large_part(asked: Asked, error: NotDerivedError, *, start: int, most: int) -> LargePart:
     """At most `most` calls, fewer if they have many tokens. Raises NotFoundError if the store does not hold the rollout."""
     rollout_id = error.rollout_id or asked.question.rollout
     selection = Selection(rollout_ids=[rollout_id])

@@ -6,8 +6,8 @@ from typing import Final
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.questions.asked import Asked
+from trainspan_viewer.queries.questions.limits import NotDerivedError
 from trainspan_viewer.queries.questions.links import Links
-from trainspan_viewer.queries.questions.sizes import TooLargeError
 from trainspan_viewer.queries.rollout.conversation import Step, steps_of
 from trainspan_viewer.queries.rollout.explained import account_of, asked_of, decoder_of
 from trainspan_viewer.queries.rollout.large import LargePart, large_part
@@ -44,7 +44,7 @@ def load_rollout(sources: Sources, params: Params) -> RolloutModel:
     start = params.integer("start", 0, most=10**7)
     try:
         account = account_of(asked)
-    except TooLargeError as error:
+    except NotDerivedError as error:
         return _part(asked, params, large_part(asked, error, start=start, most=STEPS))
     steps, n_steps = steps_of(account, start, STEPS, decoder_of(account))
     return RolloutModel(

@@ -9,8 +9,8 @@ from trainspan_processing.explain.account import CallAccount, RolloutAccount
 from trainspan_processing.text.safe_text import visible
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
+from trainspan_viewer.queries.questions.limits import NotDerivedError
 from trainspan_viewer.queries.questions.links import Links
-from trainspan_viewer.queries.questions.sizes import TooLargeError
 from trainspan_viewer.queries.rollout.conversation import Text, shared_lengths, text_of
 from trainspan_viewer.queries.rollout.explained import account_of, asked_of, decoder_of
 from trainspan_viewer.queries.rollout.large import large_part
@@ -78,7 +78,7 @@ def load_tokens(sources: Sources, params: Params) -> TokensModel:
     part = None
     try:
         account = account_of(asked)
-    except TooLargeError as error:
+    except NotDerivedError as error:
         part = large_part(asked, error, start=number, most=1)
         account = part.account
     call = next((one for one in account.calls if one.index == number), None)
