@@ -6,6 +6,8 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.viewer.support.world import EVIL
 from trainspan_processing.explain.account import CallAccount, CreditAccount, EdgeAccount, RolloutAccount, ToolAccount
@@ -18,8 +20,8 @@ from trainspan_viewer.pages.rollout.timeline import gaps_of
 from trainspan_viewer.pages.rollout.tokens import render_tokens
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.questions.links import Links
+from trainspan_viewer.queries.rollout.alignment import align, by_turn, first_divergence
 from trainspan_viewer.queries.rollout.conversation import MOST_CHARACTERS, Text, shared_lengths, steps_of, text_of
-from trainspan_viewer.queries.rollout.group import first_divergence
 from trainspan_viewer.queries.rollout.rollout import STEPS, RolloutModel
 from trainspan_viewer.queries.rollout.tokens import Overlay, TokensModel
 from trainspan_viewer.queries.rollout.what_if import WhatIf
@@ -235,14 +237,47 @@ def test_the_first_divergence_is_exact_to_the_token() -> None:
     one = [call(0, [1, 2], [3, 4, 5]), call(1, [1, 2, 3, 4, 5, 6], [7])]
 
     def against(*calls: CallAccount) -> tuple[int, str, int, str, str] | None:
-        found = first_divergence(one, calls)
-        return found and (found.turn, found.part, found.token, found.was, found.now)
+        found = first_divergence(align([one, calls]), one, calls)
+        return found and (found.row, found.part, found.token, found.was, found.now)
 
     assert against(*one) is None
     assert against(call(0, [1, 2], [3, 4, 9]), one[1]) == (0, "answer", 2, "5", "9")
     assert against(one[0], call(1, [1, 2, 3, 4, 5, 8], [7])) == (1, "prompt", 5, "6", "8")
     assert against(one[0], call(1, [1, 2, 3, 4, 5, 6], [7, 8])) == (1, "answer", 1, "nothing", "8")
-    assert against(one[0]) == (1, "end", 0, "1 more calls", "no more calls")
+    assert against(one[0]) == (1, "absent", 0, "a call", "no such call")
+    assert against(*one, call(2, [1], [2])) == (2, "absent", 0, "no such call", "a call")
+
+
+def team(*names: str) -> list[CallAccount]:
+    """Calls of agents in this order; each call's tokens depend on its agent and turn alone."""
+    return [
+        call(place, [ord(name)], [names[:place].count(name)], agent=name, turn=names[:place].count(name))
+        for place, name in enumerate(names)
+    ]
+
+
+def test_calls_of_a_team_are_aligned_by_agent_and_not_by_their_order() -> None:
+    one, other = team("p", "c", "r"), team("p", "r", "c")  # two agents at the same time
+    rows = align([one, other])
+    assert rows == [("p", 0), ("c", 0), ("r", 0)]
+    assert first_divergence(rows, one, other) is None
+    longer = team("p", "c", "c", "r")
+    rows = align([one, longer])
+    assert rows == [("p", 0), ("c", 0), ("c", 1), ("r", 0)]
+    found = first_divergence(rows, one, longer)
+    assert found is not None
+    assert (found.row, found.turn, found.part) == (2, ("c", 1), "absent")
+
+
+@given(st.lists(st.text("pcr", max_size=12), min_size=1, max_size=4))
+def test_every_call_has_one_row_and_the_first_rollouts_keep_their_order(names: list[str]) -> None:
+    rollouts = [team(*one) for one in names]
+    rows = align(rollouts)
+    assert sorted(rows) == sorted({turn for one in rollouts for turn in by_turn(one)})
+    assert [turn for turn in rows if turn in by_turn(rollouts[0])] == list(by_turn(rollouts[0]))
+    for agent in "pcr":
+        turns = [number for name, number in rows if name == agent]
+        assert turns == sorted(turns)
 
 
 def test_gaps_are_the_times_at_which_nothing_ran() -> None:

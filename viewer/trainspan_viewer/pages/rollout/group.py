@@ -1,5 +1,6 @@
 """The page of a group: siblings side by side, turn by turn, rewards and advantages above each."""
 
+from typing import Final
 from urllib.parse import quote
 
 from trainspan_processing.explain.account import RolloutAccount
@@ -11,10 +12,13 @@ from trainspan_viewer.html.formats import count, seconds
 from trainspan_viewer.pages.rollout.conversation import advantage_legend, cut_off
 from trainspan_viewer.pages.rollout.texts import text_parts
 from trainspan_viewer.pages.rollout.what_if import what_if_part
+from trainspan_viewer.queries.rollout.alignment import Divergence, Turn
 from trainspan_viewer.queries.rollout.explained import MEMBERS
-from trainspan_viewer.queries.rollout.group import Cell, Divergence, GroupModel, LargeGroup, Sibling
+from trainspan_viewer.queries.rollout.group import Cell, GroupModel, LargeGroup, Sibling
 
 __all__ = ["render_group"]
+
+_MOST_OF_NAME: Final = 80
 
 
 def render_group(model: GroupModel | LargeGroup) -> Page:
@@ -43,7 +47,7 @@ def _side_by_side(model: GroupModel) -> Page:
     ]
     body: list[Child] = [
         element("p", *about, class_="note"),
-        element("p", _common(model), class_="lead"),
+        element("p", *_common(model), class_="lead"),
         _verdict_on_rewards(model),
         _absent_reference(model),
         what_if_part(model.what_if, model.params, model.links),
@@ -57,12 +61,12 @@ def _side_by_side(model: GroupModel) -> Page:
     return Page(f"Group of task {first.task_id or '–'}", body, section="datasets", crumbs=crumbs)
 
 
-def _common(model: GroupModel) -> str:
+def _common(model: GroupModel) -> list[Child]:
     if len(model.group.keys) < 2:
-        return "There is no other rollout to compare with."
+        return ["There is no other rollout to compare with."]
     if model.common is None:
-        return "All rollouts shown here have exactly the same tokens."
-    return f"The first of them depart at {_place(model.common)}."
+        return ["All rollouts shown here have exactly the same tokens."]
+    return ["The first of them depart at ", *_place(model.common, model), "."]
 
 
 def _verdict_on_rewards(model: GroupModel) -> Element | None:
@@ -94,10 +98,17 @@ def _absent_reference(model: GroupModel) -> Element | None:
     return element("p", "They are compared with ", link(address, one.rollout_id[:12]), about, class_="note")
 
 
-def _place(found: Divergence) -> str:
-    if found.part == "end":
-        return f"turn {found.turn}, which not all of them have"
-    return f"turn {found.turn}, token {found.token} of the {found.part}"
+def _place(found: Divergence, model: GroupModel) -> list[Child]:
+    where = ", which not all of them have" if found.part == "absent" else f", token {found.token} of the {found.part}"
+    return [*_named(found.turn, model), where]
+
+
+def _named(turn: Turn, model: GroupModel) -> list[Child]:
+    """A turn's number, and its agent if there are several."""
+    agent, place = turn
+    if len({name for name, _ in model.rows}) == 1:
+        return [f"turn {place}"]
+    return [f"turn {place} of ", isolated((agent or "no agent named")[:_MOST_OF_NAME])]
 
 
 def _grid(model: GroupModel) -> Element:
@@ -107,10 +118,10 @@ def _grid(model: GroupModel) -> Element:
     rows = [
         element(
             "tr",
-            element("th", turn, scope="row"),
+            element("th", *_named(model.rows[row], model), scope="row"),
             *(element("td", *_cell(one, one.cells[place])) for one in model.siblings),
         )
-        for place, turn in enumerate(model.turns)
+        for place, row in enumerate(model.shown)
     ]
     grid = element(
         "table",
@@ -146,7 +157,7 @@ def _head(one: Sibling, model: GroupModel) -> list[Child]:
             class_="note",
         ),
         reference,
-        element("div", f"departs at {_place(one.divergence)}", class_="warn") if one.divergence else None,
+        element("div", "departs at ", *_place(one.divergence, model), class_="warn") if one.divergence else None,
     ]
 
 
@@ -202,8 +213,8 @@ def _pages(model: GroupModel) -> Element | None:
         links.append(link(model.params.link(start=max(model.start - MEMBERS, 0) or None), "earlier rollouts"))
     if model.start + MEMBERS < len(model.group.keys):
         links.append(link(model.params.link(start=model.start + MEMBERS), "more rollouts"))
-    if model.turns.start:
+    if model.shown.start:
         links.append(link(model.params.link(turn=None), "first turns"))
-    if model.turns.stop < model.n_turns:
-        links.append(link(model.params.link(turn=model.turns.stop), "later turns"))
+    if model.shown.stop < len(model.rows):
+        links.append(link(model.params.link(turn=model.shown.stop), "later turns"))
     return element("p", *links, class_="pages") if links else None

@@ -1,13 +1,11 @@
-"""The page of a group: siblings aligned turn by turn, and where each first departs from the one that it is compared with."""
+"""The page of a group: siblings side by side, turn by turn, and where each departs from the one that it is compared with."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from trainspan_processing.credit.groups import with_groups
 from trainspan_processing.dataset.published import open_published
@@ -20,6 +18,7 @@ from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.questions.asked import Asked
 from trainspan_viewer.queries.questions.limits import NotDerivedError, Size
 from trainspan_viewer.queries.questions.links import Links
+from trainspan_viewer.queries.rollout.alignment import Divergence, Turn, align, by_turn, first_divergence
 from trainspan_viewer.queries.rollout.conversation import Text, ids_text, shared_lengths, text_of
 from trainspan_viewer.queries.rollout.explained import (
     MEMBERS,
@@ -32,10 +31,10 @@ from trainspan_viewer.queries.rollout.explained import (
 from trainspan_viewer.queries.rollout.what_if import WhatIf, what_if
 from trainspan_viewer.queries.sources import Sources
 
-__all__ = ["Cell", "Divergence", "GroupModel", "LargeGroup", "Sibling", "first_divergence", "load_group"]
+__all__ = ["Cell", "GroupModel", "LargeGroup", "Sibling", "load_group"]
 
 _TURNS: Final = 20
-"""Turns on one page."""
+"""Rows on one page."""
 _MOST_CHARACTERS: Final = 1_200
 _END: Final = 40
 """Tokens of an answer that a contradiction quotes."""
@@ -44,23 +43,6 @@ _TURN_END: Final = re.compile(r"<\|[^|<>\s]{1,40}\|>|</s>")
 """Special tokens that end an answer."""
 _IGNORED: Final = str.maketrans(dict.fromkeys(".,;:!?…\"'`´‘’“”„()[]{}*_#", " "))
 """Punctuation; not the signs of mathematics, which change a meaning."""
-_BEFORE: Final = 12
-"""Equal tokens shown before the one that differs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """Where a rollout departs from the reference."""
-
-    turn: int
-    """Number of the call in its rollout."""
-    part: str
-    """`prompt`: the environment differs; `answer`: the model sampled another token; `end`: one of them has no such turn."""
-    token: int
-    """Position in that part from 0."""
-    was: str
-    """The text of the reference from there on, shortened."""
-    now: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +71,7 @@ class Sibling:
     divergence: Divergence | None
     """None for the reference, and if the rollouts are equal."""
     cells: list[Cell | None]
-    """One per turn of the page; None if it has no such turn."""
+    """One per row of the page; None if it has no such turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +86,16 @@ class Contradiction:
 
 @dataclass(frozen=True, slots=True)
 class GroupModel:
-    """The siblings from number `start` of all `keys`, and the turns from number `turn`."""
+    """The siblings from number `start` of all `keys`, a column for each and a row for each turn of an agent."""
 
     group: GroupAccount
     siblings: list[Sibling]
     reference: RolloutAccount
     """The rollout that the others are compared with; it may be on another page."""
-    turns: range
-    n_turns: int
+    rows: list[Turn]
+    """All of them."""
+    shown: range
+    """The rows on the page."""
     start: int
     common: Divergence | None
     """The first divergence of any sibling."""
@@ -151,22 +135,22 @@ def _side_by_side(asked: Asked, params: Params) -> GroupModel:
     group = changed_group_of(asked, start=start)[0] if answer.group else group_of(asked, start=start)
     if not group.rollouts:
         raise NotFoundError(f"the group has {len(group.keys)} rollouts: none from number {start}")
-    n_turns = max(len(one.calls) for one in group.rollouts)
-    first = min(params.integer("turn", 0, most=10**6), max(n_turns - 1, 0)) // _TURNS * _TURNS
-    turns = range(first, min(first + _TURNS, n_turns))
     reference = _reference(asked, group, params.text("against"))
+    rows = align([reference.calls, *(one.calls for one in group.rollouts)])
+    first = min(params.integer("turn", 0, most=10**6), max(len(rows) - 1, 0)) // _TURNS * _TURNS
+    shown = range(first, min(first + _TURNS, len(rows)))
     decoder = decoder_of(next((one for one in group.rollouts if one.decoded_with), group.rollouts[0]))
-    siblings = [_sibling(one, reference, turns, decoder) for one in group.rollouts]
+    siblings = [_sibling(one, reference, rows, shown, decoder) for one in group.rollouts]
     siblings.sort(key=lambda one: not one.is_reference)  # its column has the prompts
     departures = [one.divergence for one in siblings if one.divergence is not None]
     return GroupModel(
         group=group,
         siblings=siblings,
         reference=reference,
-        turns=turns,
-        n_turns=n_turns,
+        rows=rows,
+        shown=shown,
         start=start,
-        common=min(departures, key=lambda one: (one.turn, one.part != "prompt", one.token), default=None),
+        common=min(departures, key=lambda one: (one.row, one.part != "prompt", one.token), default=None),
         contradiction=_contradiction(group.rollouts, decoder),
         what_if=answer,
         links=Links(asked.place.name if asked.place else None),
@@ -212,17 +196,19 @@ def _reference(asked: Asked, group: GroupAccount, wanted: str) -> RolloutAccount
     return shown or account_of(replace(asked, question=question))
 
 
-def _sibling(one: RolloutAccount, reference: RolloutAccount, turns: range, decoder: Decoder | None) -> Sibling:
+def _sibling(
+    one: RolloutAccount, reference: RolloutAccount, rows: Sequence[Turn], shown: range, decoder: Decoder | None
+) -> Sibling:
     is_reference = one is reference
-    divergence = None if is_reference else first_divergence(reference.calls, one.calls, decoder)
-    shared = shared_lengths(one.calls)
+    divergence = None if is_reference else first_divergence(rows, reference.calls, one.calls, decoder)
+    shared, calls = shared_lengths(one.calls), by_turn(one.calls)
     cells: list[Cell | None] = []
-    for turn in turns:
-        if turn >= len(one.calls):
+    for row in shown:
+        call = calls.get(rows[row])
+        if call is None:
             cells.append(None)
             continue
-        call = one.calls[turn]
-        state = _state(divergence, turn, is_reference=is_reference)
+        state = _state(divergence, row, is_reference=is_reference)
         split = divergence.token if divergence and state == "here" and divergence.part == "answer" else 0
         prompt_is_same = state == "same" or (state == "here" and divergence is not None and divergence.part == "answer")
         cells.append(
@@ -238,30 +224,12 @@ def _sibling(one: RolloutAccount, reference: RolloutAccount, turns: range, decod
     return Sibling(one, is_reference, divergence, cells)
 
 
-def _state(divergence: Divergence | None, turn: int, *, is_reference: bool) -> str:
+def _state(divergence: Divergence | None, row: int, *, is_reference: bool) -> str:
     if is_reference:
         return "reference"
-    if divergence is None or turn < divergence.turn:
+    if divergence is None or row < divergence.row:
         return "same"
-    return "here" if turn == divergence.turn else "after"
-
-
-def first_divergence(
-    reference: Sequence[CallAccount], calls: Sequence[CallAccount], decoder: Decoder | None = None
-) -> Divergence | None:
-    """Where `calls` first differ from the reference, by token ids; None if they are equal."""
-    for turn, (was, now) in enumerate(zip(reference, calls, strict=False)):
-        for part, one, other in (
-            ("prompt", was.prompt_ids, now.prompt_ids),
-            ("answer", was.completion_ids, now.completion_ids),
-        ):
-            if (at := _differs_at(one, other)) is not None:
-                return Divergence(turn, part, at, _excerpt(one, at, decoder), _excerpt(other, at, decoder))
-    if len(reference) == len(calls):
-        return None
-    turn = min(len(reference), len(calls))
-    left = [f"{len(some) - turn} more calls" if len(some) > turn else "no more calls" for some in (reference, calls)]
-    return Divergence(turn, "end", 0, left[0], left[1])
+    return "here" if row == divergence.row else "after"
 
 
 def _contradiction(rollouts: Sequence[RolloutAccount], decoder: Decoder | None) -> Contradiction | None:
@@ -271,7 +239,8 @@ def _contradiction(rollouts: Sequence[RolloutAccount], decoder: Decoder | None) 
     alike: dict[tuple[str, ...], list[RolloutAccount]] = {}
     for one in rollouts:
         if one.calls and one.credit.reward is not None:
-            alike.setdefault(tuple(_plain(call, decoder) for call in one.calls), []).append(one)
+            calls = sorted(one.calls, key=lambda call: (call.agent or "", call.turn))
+            alike.setdefault(tuple(_plain(call, decoder) for call in calls), []).append(one)
     pairs = [
         (max(some, key=_reward), min(some, key=_reward))
         for words, some in alike.items()
@@ -295,17 +264,3 @@ def _plain(call: CallAccount, decoder: Decoder) -> str:
         return ""
     text = _TURN_END.sub(" ", ids_text(call.completion_ids, decoder)).casefold()
     return " ".join(text.translate(_IGNORED).split())
-
-
-def _differs_at(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The position of the first difference; None if there is none."""
-    arrays: list[NDArray[np.int32]] = [np.array(ids, dtype=np.int32) for ids in (one, other)]
-    length = min(len(one), len(other))
-    different = np.flatnonzero(arrays[0][:length] != arrays[1][:length])
-    if different.size:
-        return int(different[0])
-    return None if len(one) == len(other) else length
-
-
-def _excerpt(ids: Sequence[int], at: int, decoder: Decoder | None) -> str:
-    return ids_text(ids[at : at + _BEFORE], decoder) or "nothing"

@@ -1,0 +1,100 @@
+"""Puts the calls of siblings into rows, by agent and turn, and finds where a rollout first departs from another one."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainspan_processing.explain.account import CallAccount
+from trainspan_processing.text.token_text import Decoder
+from trainspan_viewer.queries.rollout.conversation import ids_text
+
+__all__ = ["Divergence", "Turn", "align", "by_turn", "first_divergence"]
+
+Turn = tuple[str | None, int]
+"""An agent and the number of its call, from 0."""
+
+_BEFORE: Final = 12
+"""Equal tokens shown before the one that differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where a rollout departs from the reference."""
+
+    row: int
+    """Number of the turn among all rows."""
+    turn: Turn
+    part: str
+    """`prompt`: the environment differs; `answer`: the model sampled another token; `absent`: only one of them has this turn."""
+    token: int
+    """Position in that part from 0."""
+    was: str
+    """The text of the reference from there on, shortened."""
+    now: str
+
+
+def by_turn(calls: Iterable[CallAccount]) -> dict[Turn, CallAccount]:
+    """The calls of one rollout."""
+    return {(call.agent, call.turn): call for call in calls}
+
+
+def align(rollouts: Iterable[Sequence[CallAccount]]) -> list[Turn]:
+    """The turns of all rollouts: those of the first in the order of its calls, further ones after the call before them.
+
+    Agents that run at the same time make their calls in any order, so a turn is known by its agent and not by its place.
+    An agent's turns are in their order.
+    """
+    rows: list[Turn] = []
+    for calls in rollouts:
+        place = {turn: number for number, turn in enumerate(rows)}
+        added: dict[int, list[Turn]] = {}
+        last = -1
+        for turn in by_turn(calls):
+            if turn not in place:
+                last = place[turn] = max(last, place.get((turn[0], turn[1] - 1), -1))
+                added.setdefault(last, []).append(turn)
+            last = place[turn]
+        rows = [*added.get(-1, ()), *(one for at, turn in enumerate(rows) for one in (turn, *added.get(at, ())))]
+    return rows
+
+
+def first_divergence(
+    rows: Sequence[Turn],
+    reference: Sequence[CallAccount],
+    calls: Sequence[CallAccount],
+    decoder: Decoder | None = None,
+) -> Divergence | None:
+    """Where `calls` first differ from the reference, by token ids; None if they are equal."""
+    then, now = by_turn(reference), by_turn(calls)
+    for row, turn in enumerate(rows):
+        one, other = then.get(turn), now.get(turn)
+        if one is None and other is None:
+            continue
+        if one is None or other is None:
+            said = ("no such call", "a call") if one is None else ("a call", "no such call")
+            return Divergence(row, turn, "absent", 0, *said)
+        parts = (
+            ("prompt", one.prompt_ids, other.prompt_ids),
+            ("answer", one.completion_ids, other.completion_ids),
+        )
+        for part, was, is_ in parts:
+            if (at := _differs_at(was, is_)) is not None:
+                return Divergence(row, turn, part, at, _excerpt(was, at, decoder), _excerpt(is_, at, decoder))
+    return None
+
+
+def _differs_at(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The position of the first difference; None if there is none."""
+    arrays: list[NDArray[np.int32]] = [np.array(ids, dtype=np.int32) for ids in (one, other)]
+    length = min(len(one), len(other))
+    different = np.flatnonzero(arrays[0][:length] != arrays[1][:length])
+    if different.size:
+        return int(different[0])
+    return None if len(one) == len(other) else length
+
+
+def _excerpt(ids: Sequence[int], at: int, decoder: Decoder | None) -> str:
+    return ids_text(ids[at : at + _BEFORE], decoder) or "nothing"
