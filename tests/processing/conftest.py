@@ -2,11 +2,13 @@
 
 import dataclasses
 import itertools
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from tests.processing.support.traces import SECOND, START_NS, TestRollout, send
 from tests.support.collector.process import remember
 from trainspan_processing.assembly.build import BuiltDataset, Pages, Request, build_dataset
 from trainspan_processing.dataset.ledger import read_ledger
+from trainspan_processing.dataset.published import open_published
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.rewards.evaluation_rewards import bind_rewards
 from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_traces
@@ -81,6 +84,16 @@ def run_id() -> str:
     return f"run-{next(_numbers)}"
 
 
+def check_drops(built: BuiltDataset) -> None:
+    """The ledger says of every call that the manifest counts as dropped whose it is, except those that are still arriving."""
+    counted: Counter[str] = Counter()
+    for text in open_published(built.path).ledger()["dropped"].drop_nulls():
+        counted.update(json.loads(text))
+    if built.manifest["pending"]["rollouts"] == 0:
+        assert counted == built.manifest["dropped"]
+    assert counted <= Counter(built.manifest["dropped"])
+
+
 class Bench:
     """Sends rollouts to a store and builds datasets of one run."""
 
@@ -112,7 +125,9 @@ class Bench:
             run_id=self.run_id,
             round=round_,
         )
-        return build_dataset(request, self.clock, pages)
+        built = build_dataset(request, self.clock, pages)
+        check_drops(built)
+        return built
 
     @property
     def clock(self) -> Clock:

@@ -28,7 +28,7 @@ from trainspan_processing.reasons.coverage import (
     lines_to_write,
     measure_coverage,
 )
-from trainspan_processing.reasons.reason_counts import NO_ROLLOUT, count_reasons
+from trainspan_processing.reasons.reason_counts import count_reasons
 from trainspan_processing.reasons.reason_examples import Reason, describe_reasons, first_examples
 from trainspan_processing.tables import compact
 from trainspan_processing.traces.trace_index import Clock
@@ -106,8 +106,7 @@ def build_dataset(request: Request, clock: Clock, pages: Pages | None = None) ->
             assembly = assemble(source, selection, settings, ledger, clock, Path(calls), may_leave_groups=not is_round)
             files, counts, reason_counts, examples = _write_rows(source, assembly, scratch.rows)
         shares = assembly.shares if assembly.plan.needs_history else assembly.shares.clear()
-        unowned = assembly.others.filter(pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
-        lines = ledger_lines(pl.concat([reason_counts, unowned]), assembly.rollouts, shares, ledger, recount=is_round)
+        lines = ledger_lines(reason_counts, assembly.others, assembly.rollouts, shares, ledger, recount=is_round)
         late = late_calls(assembly.used, ledger)
         late_rewards = late_evaluations(assembly.evaluations, ledger)
         coverage = measure_coverage(pl.concat([reason_counts, assembly.others]), lines, late)

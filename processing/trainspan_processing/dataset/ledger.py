@@ -30,11 +30,16 @@ LEDGER: Final[Schema] = {
     "parts": pl.String,
     "rewards": pl.UInt32,
     "function_rewards": pl.String,
+    "dropped": pl.String,
 }
-"""One line per rollout that a dataset saw: number of `calls`, number `kept` as rows; `reason` if no call was kept. `parts`
-is JSON {part: value}, the shares of agents and single rewards if later datasets compare with them. `rewards` is the number
-of evaluations with the reward's names, NULL in datasets of earlier versions. `function_rewards` is JSON {reward: number or null}
-as the reward function returned it, `null` if it failed; NULL if it was not asked about the rollout."""
+"""One line per rollout that a dataset saw: number of `calls`, number `kept` as rows; `reason` if no call was kept.
+
+`parts`: JSON {part: value}, the shares of agents and single rewards if later datasets compare with them.
+`rewards`: number of evaluations with the reward's names, NULL in datasets of earlier versions.
+`function_rewards`: JSON {reward: number or null} as the reward function returned it, `null` if it failed; NULL if it was not
+asked about the rollout.
+`dropped`: JSON {reason: number of calls} of the calls that are no rows; NULL if all are.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,7 @@ def read_ledger(out: Path, *, only: Sequence[Path] | None = None) -> Ledger:
             pl.col("run_id", "round", "task_id", "reward", "end_ns").drop_nulls().last(),
             pl.col("calls", "kept", "rewards").max(),
             pl.col("reason").last(),
-            pl.col("parts", "function_rewards").drop_nulls().last(),
+            pl.col("parts", "function_rewards", "dropped").drop_nulls().last(),
         )
     )
     return Ledger(rows.select(*LEDGER), folders)

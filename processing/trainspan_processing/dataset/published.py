@@ -16,7 +16,9 @@ from trainspan_schemas.errors import DatasetError, UsageError
 
 __all__ = ["SEEN", "Published", "open_published"]
 
-SEEN: Final[Schema] = {name: kind for name, kind in LEDGER.items() if name not in ("parts", "function_rewards")}
+SEEN: Final[Schema] = {
+    name: kind for name, kind in LEDGER.items() if name not in ("parts", "function_rewards", "dropped")
+}
 """The ledger's columns for inspection: one row per rollout that the dataset saw."""
 
 
@@ -34,7 +36,7 @@ class Published:
 
     def seen(self) -> pl.DataFrame:
         """SEEN, sorted by rollout. Raises DatasetError if the ledger is missing or malformed."""
-        return self._ledger().select(*SEEN).sort(ROLLOUT_KEY)
+        return self.ledger().select(*SEEN).sort(ROLLOUT_KEY)
 
     def returned(self, earlier: Ledger) -> pl.DataFrame | None:
         """rollout_id, attempt, `function_rewards` (LEDGER) of the rollouts that the reward function was asked about for this
@@ -45,14 +47,15 @@ class Published:
         if self.manifest["settings"].get("reward") is None:
             return None
         columns = (*ROLLOUT_KEY, "function_rewards")
-        lines = self._ledger()
+        lines = self.ledger()
         asked = lines.select(columns).drop_nulls("function_rewards")
         if asked.is_empty() and (lines["kept"] > 0).any():
             return None
         before = earlier.rows.select(columns).drop_nulls("function_rewards")
         return pl.concat([asked, before.join(asked, on=ROLLOUT_KEY, how="anti")])
 
-    def _ledger(self) -> pl.DataFrame:
+    def ledger(self) -> pl.DataFrame:
+        """LEDGER, as it was written. Raises DatasetError if it is missing or malformed."""
         path = ledger_path(self.path)
         try:
             return pl.read_ndjson(path, schema=LEDGER)

@@ -9,6 +9,7 @@ import polars as pl
 
 from trainspan_processing.dataset.ledger import LEDGER, Ledger
 from trainspan_processing.reasons.drop_reasons import GROUP_REASONS
+from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.reasons.reason_examples import Reason
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_schemas.config.settings import DatasetSettings
@@ -95,19 +96,30 @@ class Coverage:
 
 
 def ledger_lines(
-    reason_counts: pl.DataFrame, rollouts: pl.DataFrame, parts: pl.DataFrame, ledger: Ledger, *, recount: bool
+    reason_counts: pl.DataFrame,
+    others: pl.DataFrame,
+    rollouts: pl.DataFrame,
+    parts: pl.DataFrame,
+    ledger: Ledger,
+    *,
+    recount: bool,
 ) -> pl.DataFrame:
-    """One line per rollout seen (LEDGER and `pending`) from the calls' REASON_COUNTS.
+    """One line per rollout seen (LEDGER and `pending`) from the REASON_COUNTS of the calls with tokens, and of `others`.
 
     `parts` have rollout_id, attempt, part and value.
     Unless `recount`, rollouts that an earlier dataset already dropped and counted, and that are dropped again without a new
     call, are left out.
     """
     is_kept = pl.col("reason").is_null()
-    per_rollout = reason_counts.group_by(ROLLOUT_KEY, maintain_order=True).agg(
-        pl.col("calls").sum(),
-        pl.col("calls").filter(is_kept).sum().alias("kept"),
-        pl.col("reason").filter(~is_kept).sort_by(pl.col("first").filter(~is_kept)).first().alias("call_reason"),
+    unowned = others.filter(pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
+    per_rollout = (
+        pl.concat([reason_counts, unowned])
+        .group_by(ROLLOUT_KEY, maintain_order=True)
+        .agg(
+            pl.col("calls").sum(),
+            pl.col("calls").filter(is_kept).sum().alias("kept"),
+            pl.col("reason").filter(~is_kept).sort_by(pl.col("first").filter(~is_kept)).first().alias("call_reason"),
+        )
     )
     known = ("run_id", "round", "task_id", "reward", "end_ns", "pending", "reason", "function_rewards")
     facts = rollouts.select(*ROLLOUT_KEY, *known)
@@ -121,11 +133,26 @@ def ledger_lines(
         pl.when(pl.col("reason").is_null()).then("reward").alias("reward"),
     ).drop("call_reason")
     lines = lines.join(_parts_as_json(parts), on=ROLLOUT_KEY, how="left")
+    drops = _drops_as_json(pl.concat([reason_counts, others]))
+    lines = lines.join(drops, on=ROLLOUT_KEY, how="left", maintain_order="left")
     if recount:
         return lines
     before = ledger.dropped.select(*ROLLOUT_KEY, pl.col("calls").alias("calls_before"))
     old_news = (pl.col("kept") == 0) & (pl.col("calls") <= pl.col("calls_before"))
     return lines.join(before, on=ROLLOUT_KEY, how="left").filter(~old_news.fill_null(False)).drop("calls_before")
+
+
+def _drops_as_json(reason_counts: pl.DataFrame) -> pl.DataFrame:
+    """rollout_id, attempt, `dropped`."""
+    counts = reason_counts.drop_nulls("reason").group_by(*ROLLOUT_KEY, "reason").agg(pl.col("calls").sum())
+    entry = pl.format('"{}": {}', "reason", "calls")
+    listed = counts.sort(*ROLLOUT_KEY, "reason").group_by(ROLLOUT_KEY, maintain_order=True).agg(entry.alias("entries"))
+    return listed.select(*ROLLOUT_KEY, _braced(pl.col("entries").list.join(", ")).alias("dropped"))
+
+
+def _braced(entries: pl.Expr) -> pl.Expr:
+    """A JSON object of these entries."""
+    return pl.concat_str(pl.lit("{"), entries, pl.lit("}"))
 
 
 def _parts_as_json(parts: pl.DataFrame) -> pl.DataFrame:
@@ -187,16 +214,17 @@ def measure_coverage(reason_counts: pl.DataFrame, lines: pl.DataFrame, late: pl.
 
 def lines_to_write(lines: pl.DataFrame, late: pl.DataFrame, late_rewards: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
     """LEDGER rows of a new dataset, without pending rollouts, so that the next dataset counts those."""
-    seen_again = late.select(*ROLLOUT_KEY, pl.col("calls").alias("calls_now"))
-    late = late_rewards.select("rollout_id", pl.col("rewards").alias("rewards_now"))
+    seen_again = late.select(*ROLLOUT_KEY, "late", pl.col("calls").alias("calls_now"))
+    new_rewards = late_rewards.select("rollout_id", pl.col("rewards").alias("rewards_now"))
     later = (
         ledger.used.join(seen_again, on=ROLLOUT_KEY, how="left")
-        .join(late, on="rollout_id", how="left")
+        .join(new_rewards, on="rollout_id", how="left")
         .filter(pl.col("calls_now").is_not_null() | pl.col("rewards_now").is_not_null())
         .with_columns(
             pl.lit(0, dtype=pl.UInt32).alias("kept"),
             pl.when(pl.col("calls_now").is_not_null()).then(pl.lit("late_after_consumed")).alias("reason"),
             pl.lit(None, dtype=pl.String).alias("parts"),
+            _braced(pl.format('"late_after_consumed": {}', "late")).alias("dropped"),
             pl.coalesce("calls_now", "calls").alias("calls"),
             pl.coalesce("rewards_now", "rewards").alias("rewards"),
         )

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.processing.conftest import Bench
+from tests.processing.support.traces import chain
 from tests.viewer.support.world import RUN, World
 from trainspan_processing.dataset.ledger import LEDGER, ledger_path
 from trainspan_schemas.artifacts.dataset import about_dir, manifest_path
@@ -121,17 +123,51 @@ def test_a_status_is_that_of_the_attempt_and_a_missing_one_is_said(altered: Alte
     assert model.notes[0] == "The store does not hold the status of 2 rollouts: they are not shown."
 
 
-def test_single_calls_are_not_taken_for_rollouts_dropped_whole(altered: Altered) -> None:
-    dropped = {**LOST, "reason": "error_call"}
-    some = {**LOST, "rollout_id": "some", "kept": 2}
-    asked = altered([dropped, some], {"no_logprobs": 1}, view="rollouts", reason="no_logprobs")
-    assert [one.rollout_id for one in asked.rollouts] == ["some"]
-    assert "lost single calls" in asked.notes[0]
-    both = altered([dropped], {"error_call": 4}, view="rollouts", reason="error_call")
-    assert [one.rollout_id for one in both.rollouts] == ["lost"]
-    assert "Other rollouts lost calls" in both.notes[0]
-    exact = altered([dropped], {"error_call": 3}, view="rollouts", reason="error_call")
-    assert exact.notes == []
+def test_a_reason_leads_to_the_rollouts_that_lost_a_call_for_it_and_to_no_others(altered: Altered) -> None:
+    whole = {**LOST, "reason": "error_call", "dropped": '{"error_call": 3}'}
+    some = {**LOST, "rollout_id": "some", "kept": 2, "dropped": '{"no_logprobs": 1}'}
+    mixed = {**LOST, "rollout_id": "both", "reason": "error_call", "dropped": '{"error_call": 1, "no_logprobs": 2}'}
+    without_calls = {**LOST, "rollout_id": "empty", "calls": 0, "reason": "infra_error"}
+    for reason, found in (
+        ("no_logprobs", ["both", "some"]),
+        ("error_call", ["both", "lost"]),
+        ("infra_error", ["empty"]),
+        ("error", []),
+    ):
+        model = altered([whole, some, mixed, without_calls], {reason: 4}, view="rollouts", reason=reason)
+        assert sorted(one.rollout_id for one in model.rollouts) == found
+        shutil.rmtree(model.place.path)
+    assert {one.rollout_id: one.dropped for one in altered([mixed], view="rollouts").rollouts}["both"] == {
+        "error_call": 1,
+        "no_logprobs": 2,
+    }
+
+
+def test_a_dropped_rollout_is_found_by_the_agents_and_finish_reasons_of_its_calls(bench: Bench, tmp_path: Path) -> None:
+    many = bench.rollout("many")
+    for place in range(12):
+        many.call(place, [1, 2, place], [3], agent=f"agent {place}, the {place}th")
+    bad = bench.rollout("bad", task="other", status="timeout")
+    bad.call(0, [1, 2], [3], agent="lost, alone", gen_ai__response__finish_reasons=["length"])
+    bench.send(many.reward(1.0), chain(bench.rollout("b"), 1).reward(0.0), bad)
+    run = tmp_path / "runs" / bench.run_id
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    bench.build(round_=0, out=run / "dataset")
+    store = str(bench.collectors[0].store)
+    asked = Sources(Places(store, tmp_path / "runs", tmp_path / "none"), StoreReader(store), Settings())
+
+    def found(**query: str) -> list[str]:
+        path = {"dataset": f"{bench.run_id}:round-0000"}
+        params = Params("/x", path, {"view": ["rollouts"], **{name: [value] for name, value in query.items()}})
+        model = load_dataset(asked, params)
+        assert model.notes == []
+        assert len(model.agents) == 12 + 1
+        return [one.rollout_id.rpartition("-")[2] for one in model.rollouts]
+
+    assert found(agent="agent 11, the 11th") == ["many"]
+    assert found(agent="lost, alone") == ["bad"]
+    assert found(finish="length") == ["bad"]
 
 
 def test_the_difference_of_two_datasets_is_that_of_the_command(sources: Sources, world: World) -> None:

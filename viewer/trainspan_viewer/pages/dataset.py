@@ -166,6 +166,7 @@ def _field(label: str, name: str, value: str | float | None, kind: str = "number
 
 def _select(label: str, name: str, choices: Any, chosen: str, *, any_: bool = True) -> Element:
     options = [element("option", "any", value="", selected=not chosen)] if any_ else []
+    choices = [*choices, *([chosen] if chosen and chosen not in choices else [])]
     options += [element("option", choice, value=choice, selected=choice == chosen) for choice in choices]
     return element("label", label, element("select", *options, name=name))
 
@@ -218,9 +219,9 @@ def _rollouts(model: DatasetModel) -> Element:
             member.calls,
             member.kept,
             count(member.tokens),
-            member.finish or "–",
-            element("span", *listed(member.agents.split(", "))) if member.agents else "–",
-            member.reason or ("some calls" if member.kept < member.calls else "–"),
+            element("span", *listed(member.finish)) if member.finish else "–",
+            element("span", *listed(member.agents)) if member.agents else "–",
+            member.reason or ", ".join(f"{name} {count(calls)}" for name, calls in member.dropped.items()) or "–",
         ]
         for member in model.rollouts
     ]

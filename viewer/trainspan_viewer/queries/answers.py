@@ -10,12 +10,18 @@ from trainspan_processing.dataset.published import Published
 from trainspan_processing.text.token_text import Decoder, find_decoder
 from trainspan_processing.text.tokenizer_places import tokenizer_places
 from trainspan_schemas.artifacts.checkpoint import read_latest
+from trainspan_schemas.artifacts.dataset import manifest_path
 from trainspan_schemas.errors import TrainspanError
+from trainspan_viewer.queries.questions.kept import Kept
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["models_of", "rollouts_with_text"]
 
-_MOST_ROWS: Final = 20_000
+_MOST_TOKENS: Final = 50_000_000
+"""Of the answers that a search reads: about 15 s."""
+_PART: Final = 2_000
+"""Answers that are decoded at a time."""
+_searched: Final[Kept[tuple[list[str], str]]] = Kept(20_000_000)
 
 
 def rollouts_with_text(
@@ -29,21 +35,28 @@ def rollouts_with_text(
     if decoder is None:
         notes.append("Only ids were searched: there is no tokenizer to read the answers with.")
         return []
-    total = published.manifest["rows"]
-    if total > _MOST_ROWS:
-        notes.append(f"Only the first {_MOST_ROWS} of {total} answers were searched.")
+    key = (published.path, manifest_path(published.path).stat().st_mtime_ns, decoder.model, text)
+    found, note = _searched.get(key, lambda: _search(published, decoder, text), is_live=False)
+    if note:
+        notes.append(note)
+    return found
+
+
+def _search(published: Published, decoder: Decoder, text: str) -> tuple[list[str], str]:
+    """The ids, and what was not searched."""
     found: dict[str, None] = {}
-    searched = 0
+    searched, tokens = 0, 0
     for rows in published.files(["rollout_id", "completion_ids"]):
-        for part in rows.head(_MOST_ROWS - searched).iter_slices(2000):
+        for part in rows.iter_slices(_PART):
+            if tokens >= _MOST_TOKENS:
+                return list(found), f"Only the first {searched} of {published.manifest['rows']} answers were searched."
             answers = decoder.texts(part["completion_ids"].to_list())
             found |= {
                 rollout: None for rollout, answer in zip(part["rollout_id"], answers, strict=True) if text in answer
             }
-        searched += rows.height
-        if searched >= _MOST_ROWS:
-            break
-    return list(found)
+            searched += part.height
+            tokens += int(part["completion_ids"].list.len().sum())
+    return list(found), ""
 
 
 def models_of(sources: Sources, run_id: str | None) -> tuple[str | None, ...]:

@@ -101,8 +101,8 @@ def load_dataset(sources: Sources, params: Params) -> DatasetModel:
         start=start,
         page_size=_PAGE,
         n_found=found,
-        agents=sorted({name for names in all_members["agents"].unique() for name in names.split(", ") if name})[:100],
-        finishes=sorted({name for names in all_members["finish"].unique() for name in names.split(", ") if name})[:20],
+        agents=all_members["agents"].explode().drop_nulls().unique().sort().head(100).to_list(),
+        finishes=all_members["finish"].explode().drop_nulls().unique().sort().head(20).to_list(),
         reward_range=(least, most),
         notes=notes,
         others=[item.name for item in sources.places.all_datasets() if item.name != place.name][:MOST_DATASETS]

@@ -9,6 +9,7 @@ from trainspan_processing.dataset.published import Published
 from trainspan_processing.tables import ROLLOUT_KEY, Schema
 from trainspan_schemas.errors import StoreError
 from trainspan_viewer.queries.answers import rollouts_with_text
+from trainspan_viewer.queries.datasets.members import NO_NAME
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import DatasetPlace
 from trainspan_viewer.queries.sources import Sources
@@ -29,7 +30,7 @@ class Filters:
     status: str
     agent: str
     finish: str
-    """Finish reason of a trained call, such as `length`."""
+    """Finish reason of a call, such as `length`."""
     least_reward: float | None
     most_reward: float | None
     least_tokens: float | None
@@ -62,24 +63,8 @@ def passing(
     if filters.reason == "kept":
         conditions.append(pl.col("kept") > 0)
     elif filters.reason:
-        whole = pl.col("reason") == filters.reason
-        lost = published.manifest["dropped"].get(filters.reason, 0) - int(members.filter(whole)["calls"].sum())
-        if lost > 0 and members.filter(whole).is_empty():
-            whole = (pl.col("kept") > 0) & (pl.col("kept") < pl.col("calls"))
-            notes.append(
-                f"No whole rollout was dropped as {filters.reason}. These rollouts lost single calls; "
-                "their own pages say for which reason."
-            )
-        elif lost > 0:
-            notes.append(
-                f"These rollouts were dropped whole, first of all as {filters.reason}. Other rollouts lost calls for this "
-                "reason, too: only their own pages say so."
-            )
-        conditions.append(whole)
-    if filters.agent:
-        conditions.append(pl.col("agents").str.split(", ").list.contains(filters.agent))
-    if filters.finish:
-        conditions.append(pl.col("finish").str.split(", ").list.contains(filters.finish))
+        calls = pl.col("dropped").str.contains(f'"{filters.reason}":', literal=True).fill_null(value=False)
+        conditions.append(calls | (pl.col("reason") == filters.reason).fill_null(value=False))
     for column, least, most in (
         ("reward", filters.least_reward, filters.most_reward),
         ("tokens", filters.least_tokens, filters.most_tokens),
@@ -90,6 +75,9 @@ def passing(
             conditions.append(pl.col(column) <= most)
     if conditions:
         members = members.filter(conditions)
+    for name, column, value in (("agents", "agent", filters.agent), ("finish", "finish_reason", filters.finish)):
+        if value:
+            members = _with_call(sources, members, name, column, value, notes)
     if filters.status:
         members = _with_status(sources, members, filters.status, notes)
     if filters.text:
@@ -98,6 +86,31 @@ def passing(
         said = rollouts_with_text(sources, published, place.run_id, filters.text, notes)
         members = members.filter(named | pl.col("rollout_id").is_in(said))
     return members
+
+
+def _with_call(
+    sources: Sources, members: pl.DataFrame, name: str, column: str, value: str, notes: list[str]
+) -> pl.DataFrame:
+    """The rollouts with such a call: from the dataset's rows, and from the store for rollouts with other calls, too."""
+    has_row = pl.col(name).list.contains(value)
+    others = members.filter(~has_row & (pl.col("kept") < pl.col("calls")))
+    if others.is_empty():
+        return members.filter(has_row)
+    places = [_among(place, others[place]) for place in ("run_id", "round")]
+    quoted = value.replace("'", "''")
+    said = f"{column} IS NULL" if value == NO_NAME else f"{column} = '{quoted}'"
+    sql = f"SELECT DISTINCT rollout_id, COALESCE(attempt, 0) FROM calls WHERE {said} AND {' AND '.join(places)}"
+    try:
+        found = sources.store.select(sql, most=_MOST_STATUSES)
+    except StoreError as error:
+        notes.append(f"Calls that are not rows are in the store, which cannot be read: {error}")
+        return members.filter(has_row)
+    if found.is_cut:
+        notes.append(f"Of calls that are not rows, only those of {len(found.rows)} rollouts were read from the store.")
+    schema: Schema = {"rollout_id": pl.String, "attempt": members.schema["attempt"]}
+    stored = others.join(pl.DataFrame(found.rows, schema=schema, orient="row"), on=ROLLOUT_KEY, how="semi")
+    chosen = pl.concat([members.filter(has_row), stored]).select(ROLLOUT_KEY)
+    return members.join(chosen, on=ROLLOUT_KEY, how="semi", maintain_order="left")
 
 
 def _with_status(sources: Sources, members: pl.DataFrame, status: str, notes: list[str]) -> pl.DataFrame:

@@ -1,7 +1,8 @@
 """The rollouts of a dataset and their groups as frames, which are kept: a published dataset never changes."""
 
+import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,16 +10,16 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.credit.groups import group_id
-from trainspan_processing.dataset.ledger import LEDGER, ledger_path
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_schemas.artifacts.dataset import manifest_path
-from trainspan_schemas.errors import DatasetError
 
-__all__ = ["Group", "Member", "as_groups", "as_members", "members_of", "sorted_groups", "sorted_rollouts"]
+__all__ = ["NO_NAME", "Group", "Member", "as_groups", "as_members", "members_of", "sorted_groups", "sorted_rollouts"]
 
+NO_NAME: Final = "–"
 _MOST_DOTS: Final = 64
+_MOST_NAMES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,12 @@ class Member:
     reason: str | None
     tokens: int | None
     """Trained tokens; None if no call was kept."""
-    agents: str
-    finish: str
+    agents: Sequence[str]
+    """Names of the agents of its rows, NO_NAME for none; at most 8."""
+    finish: Sequence[str]
+    """Finish reasons of its rows, in the same way."""
+    dropped: Mapping[str, int]
+    """Reason → number of its calls that are no rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +90,22 @@ def _cached(published: Published, name: str, make: Callable[[Published], pl.Data
 
 def _members(published: Published) -> pl.DataFrame:
     """A row per rollout that the dataset saw, with names from its rows; `key` names its group."""
-    path = ledger_path(published.path)
-    try:
-        seen = pl.read_ndjson(path, schema=LEDGER)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise DatasetError(f"{path} cannot be read ({error}): the dataset is damaged; build it again") from error
     rows = published.rows([*ROLLOUT_KEY, "group_id", "agent", "finish_reason"])
     names = rows.group_by(ROLLOUT_KEY).agg(
         pl.col("group_id").first().alias("row_group"),
-        pl.col("agent").fill_null("–").unique(maintain_order=True).head(8).str.join(", ").alias("agents"),
-        pl.col("finish_reason").fill_null("–").unique(maintain_order=True).str.join(", ").alias("finish"),
+        pl.col("agent").fill_null(NO_NAME).unique(maintain_order=True).alias("agents"),
+        pl.col("finish_reason").fill_null(NO_NAME).unique(maintain_order=True).alias("finish"),
     )
     by_task = pl.concat_str("run_id", "round", "task_id", separator="\n", ignore_nulls=True)
     alone = pl.coalesce("row_group", pl.format("rollout:{}", "rollout_id"))
     return (
-        seen.drop("parts")
+        published.ledger()
+        .drop("parts", "function_rewards")
         .filter(~pl.col("rollout_id").str.starts_with(NO_ROLLOUT))
         .join(names, on=ROLLOUT_KEY, how="left", maintain_order="left")
         .with_columns(
             pl.when(pl.col("task_id").is_not_null()).then(by_task).otherwise(alone).alias("key"),
-            pl.col("agents", "finish").fill_null(""),
+            pl.col("agents", "finish").fill_null([]),
         )
     )
 
@@ -169,4 +170,5 @@ def as_groups(table: pl.DataFrame, members: pl.DataFrame) -> list[Group]:
 
 def as_members(rows: pl.DataFrame) -> list[Member]:
     names = list(Member.__dataclass_fields__)
-    return [Member(*row) for row in rows.select(names).iter_rows()]
+    shown = rows.select(names).with_columns(pl.col("agents", "finish").list.head(_MOST_NAMES))
+    return [Member(**{**row, "dropped": json.loads(row["dropped"] or "{}")}) for row in shown.iter_rows(named=True)]
