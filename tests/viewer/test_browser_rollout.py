@@ -56,6 +56,12 @@ def test_a_changed_credit_gives_the_numbers_of_explain(page: Any, world: World) 
     page.reload()
     assert page.get_by_label("baseline").input_value() == "dr_grpo"
     assert page.locator("#what-if table tbody tr").count() == 8
+    page.get_by_label("gamma").fill("0.5")
+    page.get_by_label("gamma").press("Tab")
+    page.wait_for_url("**gamma=0.5**")
+    page.go_back()
+    page.wait_for_function("document.querySelector('#what-if [name=gamma]').value === '1'")
+    assert page.get_by_label("baseline").input_value() == "dr_grpo"
 
 
 def test_settings_changed_in_quick_succession_all_count(page: Any, world: World) -> None:

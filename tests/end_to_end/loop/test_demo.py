@@ -60,7 +60,7 @@ def test_the_command_that_it_ends_with_names_a_model(demo: DemoRun) -> None:
 def test_the_report_shows_the_curves_and_loads_nothing(demo: DemoRun) -> None:
     page = (demo.folder / "report.html").read_text()
     assert "default-src 'none'" in page
-    assert "data:image/png;base64," in page
+    assert page.count("<svg") > 5
     assert "http://" not in page
     assert "https://" not in page
     assert (demo.folder / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -3,12 +3,17 @@
 import json
 from pathlib import Path
 
+from trainspan_schemas.artifacts.run_files import RunFiles
 from trainspan_schemas.config.settings import Settings
+from trainspan_viewer.html.document import served, standalone
 from trainspan_viewer.pages.dataset import render_datasets
+from trainspan_viewer.pages.run.report import render_report
+from trainspan_viewer.pages.run.run import render_run
 from trainspan_viewer.pages.runs import render_runs
 from trainspan_viewer.queries.datasets.listing import load_datasets
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import Places
+from trainspan_viewer.queries.run import load_run
 from trainspan_viewer.queries.runs import load_runs, read_run
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import StoreReader
@@ -58,3 +63,29 @@ def test_records_are_kept_for_few_runs_only(tmp_path: Path) -> None:
         read_run(run)
     gc.collect()
     assert sum(isinstance(one, RunRecords) for one in gc.get_objects()) <= 8
+
+
+def test_every_check_of_a_long_run_is_on_one_page_and_each_alarm_leads_to_its_record(tmp_path: Path) -> None:
+    folder = tmp_path / "long"
+    folder.mkdir()
+    (folder / "run.json").write_text('{"status": "finished"}')
+    checks = [[{"name": "swap", "ok": place not in (3, 260), "detail": f"<i>{place}"}] for place in range(300)]
+    lines = [{**FINE, "binary": True, "round": place, "checks": one} for place, one in enumerate(checks)]
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sources = Sources(Places("none", tmp_path, tmp_path), StoreReader("none"), Settings())
+
+    def page(**query: str) -> tuple[list[int], str]:
+        model = load_run(sources, Params("/runs/long", {"run": "long"}, {name: [one] for name, one in query.items()}))
+        return [stage.place for stage in model.stages], served(render_run(model))
+
+    newest, text = page()
+    assert newest == list(range(180, 300))
+    shown: list[int] = []
+    for start in ("0", "120", "240"):
+        shown += page(checks_from=start)[0]
+    assert shown == list(range(300))
+    assert "checks_from=60" in text
+    assert text.index("/runs/long/records/260") < text.index('/runs/long/records/3"')
+    report = standalone(render_report(read_run(RunFiles(folder)), "t", []))
+    assert "round 3: swap" in report
+    assert "&lt;i&gt;260" in report

@@ -9,9 +9,9 @@ from trainspan_viewer.html.charts import dots, histogram
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, listed, table
 from trainspan_viewer.html.formats import count, number, share
+from trainspan_viewer.html.paging import paging
 from trainspan_viewer.pages.difference import difference_body
 from trainspan_viewer.pages.quality import quality_body
-from trainspan_viewer.pages.run import paging
 from trainspan_viewer.queries.datasets.dataset import DatasetModel
 from trainspan_viewer.queries.datasets.listing import DatasetRow, DatasetsModel
 from trainspan_viewer.queries.datasets.members import Group, Member

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, isolated, link
 from trainspan_viewer.html.formats import moment
-from trainspan_viewer.pages.run import paging
+from trainspan_viewer.html.paging import paging
 from trainspan_viewer.queries.notes.listing import NotesModel
 from trainspan_viewer.queries.notes.note_file import MOST_BYTES, Note
 from trainspan_viewer.queries.notes.subject import Subject

@@ -11,7 +11,7 @@ from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.runs import Record, RunRecords, read_run
 from trainspan_viewer.queries.sources import Sources
 
-__all__ = ["CheckRow", "CompareModel", "RunModel", "SettingRow", "Stage", "load_compare", "load_run"]
+__all__ = ["CheckRow", "CompareModel", "RunModel", "SettingRow", "Stage", "load_compare", "load_run", "whole_run"]
 
 _PAGE = 50
 _MOST_COMPARED = 8
@@ -58,11 +58,13 @@ class RunModel:
 
     records: RunRecords
     stages: Sequence[Stage]
-    """The newest ones, in order."""
+    """Those from number `stages_from`, in order."""
+    stages_from: int
+    stages_size: int
     n_stages: int
     checks: Sequence[CheckRow]
-    rounds: Sequence[Record]
-    """One page of rounds, newest first."""
+    rounds: Sequence[tuple[int, Record]]
+    """One page of rounds with their places in rounds.jsonl, newest first."""
     start: int
     n_rounds: int
     page_size: int
@@ -90,29 +92,46 @@ def load_run(sources: Sources, params: Params) -> RunModel:
     """Raises NotFoundError."""
     places = sources.places
     files = places.run(params.text("run"))
-    records = read_run(files)
-    rounds = list(reversed(records.rounds))
-    start = params.integer("from", 0, most=max(0, len(rounds) - 1))
-    shown = rounds[start : start + _PAGE]
-    numbers = {record["round"] for record in shown}
+    model = _model(read_run(files), params, page_size=_PAGE)
+    numbers = {record["round"] for _, record in model.rounds}
     datasets = {
         int(place.path.name.rpartition("-")[2]): place.name
         for place in places.datasets_of(files)
         if place.path.name.rpartition("-")[2].isdigit()
     }
-    checked = list(enumerate(records.records))[-_MOST_STAGES:]
+    return dataclasses.replace(
+        model,
+        datasets={number: name for number, name in datasets.items() if number in numbers},
+        others=[run.run_id for run in places.all_runs()[:200] if run.run_id != model.records.run_id],
+    )
+
+
+def whole_run(records: RunRecords) -> RunModel:
+    """The model with all rounds, without links to datasets and other runs."""
+    return _model(records, Params("", {}, {}), page_size=max(1, len(records.rounds)))
+
+
+def _model(records: RunRecords, params: Params, *, page_size: int) -> RunModel:
+    every = list(enumerate(records.records))
+    rounds = [(place, record) for place, record in reversed(every) if record["kind"] == "round"]
+    start = params.integer("from", 0, most=max(0, len(rounds) - 1))
+    newest = max(0, len(every) - _MOST_STAGES)
+    first = params.integer("checks_from", newest, most=max(0, len(every) - 1))
+    checked = every[first : first + _MOST_STAGES]
     return RunModel(
         records=records,
         stages=[Stage(place, record["round"], _kind(record)) for place, record in checked],
-        n_stages=len(records.records),
+        stages_from=first,
+        stages_size=_MOST_STAGES,
+        n_stages=len(every),
         checks=_checks([record for _, record in checked]),
-        rounds=shown,
+        rounds=rounds[start : start + page_size],
         start=start,
         n_rounds=len(rounds),
-        page_size=_PAGE,
+        page_size=page_size,
         settings=_settings(records.run.get("settings", {})),
-        datasets={number: name for number, name in datasets.items() if number in numbers},
-        others=[run.run_id for run in places.all_runs()[:200] if run.run_id != records.run_id],
+        datasets={},
+        others=[],
         params=params,
     )
 

@@ -54,11 +54,11 @@ class RunRecords:
         return sorted(estimates, key=lambda one: one.round)
 
     @property
-    def alarms(self) -> list[tuple[int, str, str]]:
-        """(round, check, detail) of the checks that do not hold."""
+    def alarms(self) -> list[tuple[int, int, str, str]]:
+        """(place in `records`, round, check, detail) of the checks that do not hold."""
         return [
-            (record["round"], check["name"], check["detail"])
-            for record in self.records
+            (place, record["round"], check["name"], check["detail"])
+            for place, record in enumerate(self.records)
             for check in record["checks"]
             if not check["ok"]
         ]

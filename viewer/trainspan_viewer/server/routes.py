@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainspan_viewer.html.document import Page
-from trainspan_viewer.pages.compare import render_compare
 from trainspan_viewer.pages.dataset import render_dataset, render_datasets
 from trainspan_viewer.pages.live import render_live
 from trainspan_viewer.pages.query import render_query
@@ -13,9 +12,10 @@ from trainspan_viewer.pages.rollout.group import render_group
 from trainspan_viewer.pages.rollout.rollout import render_rollout
 from trainspan_viewer.pages.rollout.spans import render_spans
 from trainspan_viewer.pages.rollout.tokens import render_tokens
-from trainspan_viewer.pages.run import render_run
+from trainspan_viewer.pages.run.compare import render_compare
+from trainspan_viewer.pages.run.run import render_run
+from trainspan_viewer.pages.run.stage import render_stage
 from trainspan_viewer.pages.runs import render_runs
-from trainspan_viewer.pages.stage import render_stage
 from trainspan_viewer.queries.check import load_stage
 from trainspan_viewer.queries.datasets.dataset import load_dataset
 from trainspan_viewer.queries.datasets.listing import load_datasets

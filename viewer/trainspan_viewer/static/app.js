@@ -206,9 +206,20 @@ document.addEventListener("click", async (event) => {
 
 addEventListener("popstate", () => {
   if (document.querySelector("#tokens")) exchange(location.href).catch(() => location.reload());
+  else if (document.querySelector("#what-if")) recompute(location.href).catch(() => location.reload());
 });
 
-// What if: a changed setting is computed at once.
+// What if: a changed setting is computed at once, and the browser's Back takes it back.
+async function recompute(address, isOld = () => false) {
+  const answer = await fetch(address, { signal: AbortSignal.timeout(60000) });
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#what-if");
+  if (isOld()) return null;
+  if (!fresh) throw new Error("no answer");
+  document.querySelector("#what-if").replaceWith(fresh);
+  fresh.open = true;
+  return fresh;
+}
+
 document.addEventListener("change", async (event) => {
   const form = event.target.closest?.("#what-if form");
   if (!form) return;
@@ -219,13 +230,9 @@ document.addEventListener("change", async (event) => {
   const place = form.closest("#what-if");
   place.setAttribute("aria-busy", "true");
   try {
-    const answer = await fetch(address, { signal: AbortSignal.timeout(60000) });
-    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#what-if");
-    if (isOld()) return;
-    if (!fresh) throw new Error("no answer");
-    place.replaceWith(fresh);
-    fresh.open = true;
-    history.replaceState(null, "", address);
+    const fresh = await recompute(address, isOld);
+    if (!fresh) return;
+    history.pushState(null, "", address);
     fresh.querySelector(`[name="${CSS.escape(event.target.name)}"]`)?.focus();
   } catch {
     if (!isOld()) form.requestSubmit();

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from trainspan_cli.loop.report.comparison import Series, measured_in
 from trainspan_cli.loop.report.curves import draw_comparison
-from trainspan_cli.loop.report.page import write_page
-from trainspan_viewer.html.elements import element, picture, table
+from trainspan_viewer.html.document import Page, standalone
+from trainspan_viewer.html.elements import Child, element, picture, table
 
 __all__ = ["comparison_record", "comparison_table", "write_comparison"]
 
@@ -45,13 +45,13 @@ def write_comparison(path: Path, series: Sequence[Series]) -> Path:
     """Writes the page, and the picture next to it as PNG; returns the page's path."""
     curves = path.with_suffix(".png")
     draw_comparison(series, curves)
-    return write_page(
-        path,
-        "trainspan: runs compared",
+    body: list[Child] = [
         picture(curves, f"Held-out {measured_in(series)} by round"),
         element("h2", "Runs"),
         table(HEAD, _rows(series)),
-    )
+    ]
+    path.write_text(standalone(Page("trainspan: runs compared", body)), encoding="utf-8")
+    return path
 
 
 def _rows(series: Sequence[Series]) -> list[list[str]]:

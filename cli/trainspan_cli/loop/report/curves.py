@@ -1,18 +1,18 @@
 """Plots of one run and of several runs, from their records alone."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainspan_cli.loop.report.comparison import Band, Series, measured_in
 from trainspan_schemas.intervals import Estimate, measured
 
-__all__ = ["draw_comparison", "draw_curves", "draw_training"]
+__all__ = ["draw_comparison", "draw_curves"]
 
 Record = Mapping[str, Any]
 
-GRAY, BLUE, ORANGE, GREEN, RED, PURPLE = "#8c959f", "#0969da", "#bc4c00", "#1a7f37", "#cf222e", "#8250df"
+GRAY, BLUE, ORANGE, GREEN, RED = "#8c959f", "#0969da", "#bc4c00", "#1a7f37", "#cf222e"
 
 
 def draw_curves(records: Sequence[Record], path: Path, title: str) -> None:
@@ -66,37 +66,6 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> None:
     _finish(figure, (reward, difference), path)
 
 
-def draw_training(records: Sequence[Record], metrics: Mapping[int, Record], path: Path) -> None:
-    """Plots KL, entropy, clipped share, staleness and stage times by round; `metrics` are the trainer's lines by round."""
-    from matplotlib.figure import Figure
-
-    rounds = [record for record in records if record["kind"] == "round"]
-    figure = Figure(figsize=(8, 7.5), layout="constrained")
-    axes = figure.subplots(3, 2, sharex=True)
-    flat = [axis for row in axes for axis in row]
-    kl, entropy, clip, staleness, gradient, stages = flat
-    _lines(kl, metrics, {"k3": (BLUE, "k3 to the sampler"), "kl": (GREEN, "after the last step")})
-    kl.set_ylabel("KL (nats per token)")
-    _lines(entropy, metrics, {"entropy": (BLUE, "entropy")})
-    entropy.set_ylabel("entropy (nats)")
-    _lines(clip, metrics, {"clip_low": (BLUE, "low"), "clip_high": (ORANGE, "high")})
-    clip.set_ylabel("clipped share of tokens")
-    stale = {number: line["version"] - 1 - line["policy_versions"][0] for number, line in _with_versions(metrics)}
-    staleness.plot(list(stale), list(stale.values()), ".-", color=PURPLE, label="oldest call")
-    staleness.set_ylabel("staleness (versions)")
-    staleness.set_ylim(0, max(1, *stale.values()) * 1.1 if stale else 1)
-    _lines(gradient, metrics, {"grad_norm": (BLUE, "gradient norm")})
-    gradient.set_ylabel("gradient norm")
-    numbers = [record["round"] for record in rounds]
-    parts = [[record["seconds"].get(stage, 0.0) for record in rounds] for stage in ("rollouts", "dataset", "train")]
-    stages.stackplot(numbers, *parts, labels=["rollouts", "dataset", "training"], colors=[GRAY, ORANGE, BLUE])
-    stages.set_ylabel("seconds of a round")
-    for axis in flat:
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=7)
-    _finish(figure, flat, path, label="round")
-
-
 def draw_comparison(series: Sequence[Series], path: Path) -> None:
     """Plots held-out success (or reward) by round of each series: the mean over its seeds, and for several its 95 % t-interval."""
     from matplotlib.figure import Figure
@@ -136,23 +105,11 @@ def _error_bars(estimates: Sequence[Estimate]) -> list[list[float]]:
     ]
 
 
-def _lines(axis: Any, metrics: Mapping[int, Record], names: Mapping[str, tuple[str, str]]) -> None:
-    for name, (color, label) in names.items():
-        known = [(number, line[name]) for number, line in metrics.items() if line.get(name) is not None]
-        if known:
-            axis.plot([number for number, _ in known], [value for _, value in known], ".-", color=color, label=label)
-
-
-def _with_versions(metrics: Mapping[int, Record]) -> Iterable[tuple[int, Record]]:
-    return ((number, line) for number, line in metrics.items() if line.get("policy_versions") and not line.get("error"))
-
-
-def _finish(figure: Any, axes: Sequence[Any], path: Path, label: str = "updates of the policy") -> None:
+def _finish(figure: Any, axes: Sequence[Any], path: Path) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for axis in axes:
         axis.grid(alpha=0.3)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axis in axes[-2:] if len(axes) > 2 else axes[-1:]:
-        axis.set_xlabel(label)
+    axes[-1].set_xlabel("updates of the policy")
     figure.savefig(path, dpi=110)

@@ -44,7 +44,7 @@ def test_a_run_with_rewards_of_100_and_minus_3_5_ends_with_its_validations(demo:
         assert record["pass_at"]["1"] == pytest.approx(solved / 48)
     page = (folder / "report.html").read_text()
     assert ">reward</th>" in page
-    assert "Reward by round" in page
+    assert "reward after each round" in page
     (line,) = csv.DictReader((folder / "rounds.csv").open())
     assert float(line["validation"]) == end["mean"]
     wide = {**place.environ, "COLUMNS": "200"}

@@ -31,17 +31,8 @@ def run_curves(run: RunRecords) -> list[Child]:
         ),
         _metric_chart("clipped share of tokens", metrics, {"clip_low": "low", "clip_high": "high"}),
         _metric_chart("gradient norm", metrics, {"grad_norm": "mean", "grad_norm_max": "largest step"}),
-        chart(
-            "seconds of a round",
-            [
-                Curve(name, _points(rounds, lambda one, key=key: one["seconds"].get(key)), color)  # type: ignore[misc]
-                for key, name, color in (
-                    ("rollouts", "rollouts", 7),
-                    ("dataset", "dataset", 1),
-                    ("train", "training", 0),
-                )
-            ],
-        ),
+        chart("oldest call that is trained (versions behind)", [Curve("staleness", _staleness(metrics), 4)]),
+        chart("seconds of a round", _seconds(run)),
         chart(
             "tokens sampled per second",
             [Curve("tokens", _points(rounds, lambda one: _rate(one["rollout"])), 5)],
@@ -87,6 +78,22 @@ def _trained_chart(rounds: Sequence[Record]) -> Element | None:
     colors = (1, 3, 4, 7)
     colored = [replace(curve, color=color) for curve, color in zip(reasons, colors, strict=False)]
     return chart("share of the calls that is trained, or dropped as", [trained, *colored], limits=(0.0, 1.0))
+
+
+def _staleness(metrics: Mapping[int, Record]) -> list[Point]:
+    lines = ((x, line) for x, line in sorted(metrics.items()) if line.get("policy_versions") and not line.get("error"))
+    return [Point(x, line["version"] - 1 - line["policy_versions"][0]) for x, line in lines]
+
+
+def _seconds(run: RunRecords) -> list[Curve]:
+    """The stages of a round, and the validation after it."""
+    stages = (("rollouts", "rollouts", 7), ("dataset", "dataset", 1), ("train", "training", 0), ("total", "round", 3))
+    curves = [
+        Curve(name, _points(run.rounds, lambda one, key=key: one["seconds"].get(key)), color)  # type: ignore[misc]
+        for key, name, color in stages
+    ]
+    evals = [record for record in run.records if record["kind"] == "eval" and record["name"] == "validation"]
+    return [*curves, Curve("validation", _points(evals, lambda one: one.get("seconds")), 5)]
 
 
 def _estimated(round_: int, estimate: Estimate) -> Point:

@@ -1,28 +1,40 @@
-"""One run: curves by round, the integrity panel, the rounds, and the configuration."""
+"""One run: curves by round, evaluations, the integrity panel, the rounds, and the configuration."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
-from trainspan_schemas.intervals import Estimate
+from trainspan_schemas.intervals import Estimate, measured
 from trainspan_viewer.html.document import Page
-from trainspan_viewer.html.elements import Child, Element, element, isolated, link, table
+from trainspan_viewer.html.elements import Child, Element, element, link, table
 from trainspan_viewer.html.formats import count, number, seconds
-from trainspan_viewer.pages.curves_of_run import run_curves
-from trainspan_viewer.queries.run import CheckRow, RunModel, SettingRow, Stage
+from trainspan_viewer.html.paging import paging
+from trainspan_viewer.pages.run.curves import run_curves
+from trainspan_viewer.pages.run.integrity import integrity
+from trainspan_viewer.queries.run import RunModel, SettingRow
 from trainspan_viewer.queries.runs import Record
 
-__all__ = ["paging", "render_run"]
+__all__ = ["render_run", "sections"]
+
+_MOST_EVALUATIONS: Final = 100
 
 
 def render_run(model: RunModel) -> Page:
     """The page is live while the run is in progress."""
     run = model.records
-    body: list[Child] = [
+    live = model.params.link() if run.status == "running" else None
+    return Page(f"Run {run.run_id}", sections(model), section="runs", crumbs=[("runs", "/")], live=live)
+
+
+def sections(model: RunModel) -> list[Child]:
+    """Everything about the run."""
+    return [
         element(
             "div",
-            element("div", _facts(model), *run_curves(run), class_="plots"),
+            element("div", _facts(model), *run_curves(model.records), class_="plots"),
+            element("h2", "Evaluations"),
+            *_evaluations(model),
             element("h2", "Integrity"),
-            *_integrity(model),
+            *integrity(model),
             element("h2", "Rounds"),
             *_rounds(model),
             id="live",
@@ -30,8 +42,6 @@ def render_run(model: RunModel) -> Page:
         element("h2", "Configuration"),
         *_configuration(model),
     ]
-    live = model.params.link() if run.status == "running" else None
-    return Page(f"Run {run.run_id}", body, section="runs", crumbs=[("runs", "/")], live=live)
 
 
 def _facts(model: RunModel) -> Element:
@@ -52,51 +62,41 @@ def _facts(model: RunModel) -> Element:
         ],
         ["alarms", element("span", f"{len(alarms)}", class_="bad") if alarms else "none"],
     ]
+    if skipped := sum(1 for record in run.rounds if record.get("skipped")):
+        rows.append(["skipped rounds", f"{skipped} of {len(run.rounds)}"])
     if ended := run.run.get("ended"):
         rows.append(["ended because", str(ended)])
     return table(["", ""], rows, text=frozenset({0, 1}), caption="the run")
 
 
-def _integrity(model: RunModel) -> list[Child]:
-    if not model.checks:
-        return [element("p", "Nothing was checked yet.", class_="note")]
-    run_id = model.records.run_id
-    head: list[Child] = ["check", *(_stage_head(run_id, stage) for stage in model.stages)]
-    rows: list[list[Child]] = [
-        [check.name, *(_cell(run_id, check, place, stage) for place, stage in enumerate(model.stages))]
-        for check in model.checks
-    ]
-    older = model.n_stages - len(model.stages)
-    alarms = model.records.alarms
-    return [
-        element("div", table(head, rows, caption="checks by round; v: validation"), class_="grid"),
-        element("p", f"{older} older records are not shown.", class_="note") if older else None,
-        element(
-            "ul",
-            *(
-                element("li", f"round {round_}: {name}: ", isolated(detail), class_="bad")
-                for round_, name, detail in alarms[-20:]
-            ),
+def _evaluations(model: RunModel) -> list[Child]:
+    """The newest evaluations, each with a link to its checks."""
+    run = model.records
+    found = [(place, record) for place, record in enumerate(run.records) if record["kind"] == "eval"]
+    if not found:
+        return [element("p", "No evaluation is finished yet.", class_="note")]
+    measure = measured(Estimate.of_record(record) for _, record in found)
+    head = ("evaluation", "after round", "version", "n", measure, "95 % interval", "pass@k", "status")
+    rows: list[list[Child]] = []
+    for place, record in reversed(found[-_MOST_EVALUATIONS:]):
+        estimate = Estimate.of_record(record)
+        rows.append(
+            [
+                link(f"/runs/{run.run_id}/records/{place}", str(record["name"])),
+                record["round"],
+                count(record.get("policy_version")),
+                count(estimate.n),
+                f"{estimate.mean:.3f}" if estimate.n else "–",
+                f"{estimate.interval[0]:.3f} to {estimate.interval[1]:.3f}" if estimate.interval else "–",
+                ", ".join(f"@{k} {value:.3f}" for k, value in (record.get("pass_at") or {}).items()) or "–",
+                ", ".join(f"{name} {n}" for name, n in (record.get("status") or {}).items()),
+            ]
         )
-        if alarms
-        else None,
+    older = len(found) - len(rows)
+    return [
+        table(head, rows, text=frozenset({0, 5, 6, 7}), caption="evaluations on held-out tasks, newest first"),
+        element("p", f"{count(older)} older ones are in the curves.", class_="note") if older else None,
     ]
-
-
-def _stage_head(run_id: str, stage: Stage) -> Element:
-    short = str(stage.round) if stage.kind == "round" else f"{stage.kind[0]}{stage.round}"
-    title = f"{stage.kind} {stage.round}" if stage.kind == "round" else f"{stage.kind} after round {stage.round}"
-    return link(f"/runs/{run_id}/records/{stage.place}", short, title=title)
-
-
-def _cell(run_id: str, check: CheckRow, place: int, stage: Stage) -> Child:
-    holds = check.holds[place]
-    if holds is None:
-        return ""
-    sign, kind = ("✓", "ok") if holds else ("✗", "bad")
-    where = f"{stage.kind} {stage.round}"
-    said = f"{check.name}, {where}: {'holds' if holds else 'does not hold'}: {check.details[place]}"
-    return link(f"/runs/{run_id}/records/{stage.place}", sign, class_=kind, title=said, aria_label=said)
 
 
 def _rounds(model: RunModel) -> list[Child]:
@@ -110,10 +110,11 @@ def _rounds(model: RunModel) -> list[Child]:
         "trained",
         "dropped",
         "mean |Δlogp|",
+        "canary",
         "ok",
         "time",
     )
-    rows = [_round_row(model, record) for record in model.rounds]
+    rows = [_round_row(model, place, record) for place, record in model.rounds]
     if not rows:
         return [element("p", "No round is finished yet.", class_="note")]
     return [
@@ -122,7 +123,7 @@ def _rounds(model: RunModel) -> list[Child]:
     ]
 
 
-def _round_row(model: RunModel, record: Record) -> list[Child]:
+def _round_row(model: RunModel, place: int, record: Record) -> list[Child]:
     rollout, train, data = record["rollout"], record["train"], record["dataset"]
     status = rollout.get("status") or {}
     name = model.datasets.get(record["round"])
@@ -138,23 +139,15 @@ def _round_row(model: RunModel, record: Record) -> list[Child]:
         count(data.get("calls_kept")),
         str(record["skipped"]) if record.get("skipped") else dropped or "–",
         number(train.get("logp_diff_mean"), 2),
-        element("span", "✓" if holds else "✗", class_="ok" if holds else "bad"),
+        ((train.get("swap") or {}).get("canary") or {}).get("status", "–"),
+        link(
+            f"/runs/{model.records.run_id}/records/{place}",
+            "✓" if holds else "✗",
+            class_="ok" if holds else "bad",
+            aria_label=f"checks of round {record['round']}: {'all hold' if holds else 'some do not hold'}",
+        ),
         seconds(record["seconds"].get("total")),
     ]
-
-
-def paging(address: Callable[..., str], start: int, size: int, total: int, what: str) -> Element | None:
-    """Links to the neighboring parts of a long list; None if it is on one page."""
-    if total <= size and not start:
-        return None
-    last = min(start + size, total)
-    return element(
-        "p",
-        link(address(**{"from": max(0, start - size) or None}), "← earlier in the list", rel="prev") if start else None,
-        element("span", f"{start + 1} to {last} of {count(total)} {what}"),
-        link(address(**{"from": start + size}), "further →", rel="next") if last < total else None,
-        class_="pages",
-    )
 
 
 def _configuration(model: RunModel) -> list[Child]:
