@@ -96,6 +96,11 @@ def test_an_update_arrives_by_itself(page: Any, world: World) -> None:
     link = page.get_by_role("link", name=folder.name)
     link.wait_for(timeout=15_000)
     assert link.get_attribute("href") == f"/runs/{folder.name}"
+    link.focus()
+    waits = page.get_by_text("Updates wait while a part of this page is selected or in focus")
+    waits.wait_for(timeout=15_000)
+    page.evaluate("document.activeElement.blur()")
+    waits.wait_for(state="hidden", timeout=15_000)
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()

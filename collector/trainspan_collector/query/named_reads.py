@@ -2,7 +2,7 @@
 
 Three of them are for readers that process a large store piece by piece: `holdings` returns what the store has of each rollout
 and where, `tokens` returns the tokens of calls by their `seq` alone, and `texts` the attributes of spans. `records` returns log
-records by their event. `newest` is for those who watch: its cost does not depend on the size of the store.
+records by their event. `newest` and `activity` are for those who watch: their cost does not depend on the size of the store.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from trainspan_collector.rows.promoted import PROMOTED
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.store.views import IDENTITY, VIEWS
 
-__all__ = ["HOLDINGS", "NEWEST", "READS", "SIZES", "TEXTS", "TOKENS", "Query", "named_read"]
+__all__ = ["ACTIVITY", "HOLDINGS", "NEWEST", "READS", "SIZES", "TEXTS", "TOKENS", "Query", "named_read"]
 
 _EXTRAS: Final = {
     "spans": (
@@ -62,6 +62,10 @@ NEWEST: Final = {
 """Column of the read `newest` → SQL expression if it is not just the column: a row for each span among the last `rows` rows of
 the store. The identity is what the span itself states; texts are cut to 300 characters."""
 _MOST_NEWEST: Final = 10_000
+
+ACTIVITY: Final = ("calls", "tokens", "rollouts")
+"""Columns of the read `activity`: one row with the numbers of calls, of their tokens, and of rollouts that ended at `since_ns`
+(Unix time) or later."""
 
 SIZES: Final = (
     *("rollout_id", "spans", "calls", "evaluations", "logs", "tokens", "text_bytes"),
@@ -133,6 +137,7 @@ def named_read(name: str, parameters: Mapping[str, object], places: Places) -> Q
         "texts": _texts_of_spans,
         "records": _records,
         "newest": _newest,
+        "activity": _activity,
         "sizes": _sizes,
     }
     if name not in READS and name not in special:
@@ -320,6 +325,20 @@ def _newest(given: Mapping[str, object], _: Places) -> Query:
     columns = ", ".join(f"{NEWEST[name].format(name) or name} AS {name}" for name in wanted)
     since = "(SELECT last_seq - $rows FROM stored.progress)"
     return Query(f"SELECT {columns} FROM stored.live_spans WHERE seq > {since} ORDER BY seq DESC", {"rows": rows})
+
+
+def _activity(given: Mapping[str, object], _: Places) -> Query:
+    _expect("activity", given, ("since_ns", "columns"))
+    if "since_ns" not in given:
+        raise UsageError("the read 'activity' needs the parameter since_ns")
+    columns = ", ".join(_columns("activity", ACTIVITY, given))
+    # Rows are stored about in the order of time, so the scan skips most of them.
+    counted = (
+        "SELECT count(*) FILTER (is_call) AS calls, count(*) FILTER (rollout_status IS NOT NULL) AS rollouts,"
+        " coalesce(sum(coalesce(len(prompt_ids), 0) + coalesce(len(completion_ids), 0)), 0)::BIGINT AS tokens"
+        " FROM stored.live_spans WHERE end_ns >= $since_ns"
+    )
+    return Query(f"SELECT {columns} FROM ({counted})", {"since_ns": _checked(given, "since_ns", int)})
 
 
 def _expect(name: str, given: Mapping[str, object], known: Sequence[str]) -> None:

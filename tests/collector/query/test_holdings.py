@@ -13,7 +13,7 @@ import pytest
 from tests.collector.query.test_scoped_views import MEMORY_BYTES, tangle
 from tests.support.collector.filling import Filling
 from trainspan_collector.query import named_reads
-from trainspan_collector.query.named_reads import HOLDINGS, NEWEST, READS, TEXTS, TOKENS, named_read
+from trainspan_collector.query.named_reads import ACTIVITY, HOLDINGS, NEWEST, READS, TEXTS, TOKENS, named_read
 from trainspan_collector.query.places import Places
 from trainspan_collector.store.database import Database
 from trainspan_schemas.errors import UsageError
@@ -110,6 +110,19 @@ def test_the_newest_rows_are_those_that_arrived_last(tangled: Database) -> None:
     assert 5 < len(found) <= 30
 
 
+def test_activity_counts_what_ended_since(tangled: Database) -> None:
+    cursor = tangled.cursor()
+    ends = [row[0] for row in cursor.sql("SELECT DISTINCT end_ns FROM spans ORDER BY 1").fetchall() if row[0]]
+    for since_ns in (0, ends[len(ends) // 2], ends[-1] + 1):
+        ended = f"FROM stored.live_spans WHERE end_ns >= {since_ns}"
+        calls, tokens = cursor.sql(
+            f"SELECT count(*), coalesce(sum(coalesce(len(prompt_ids), 0) + coalesce(len(completion_ids), 0)), 0) {ended} AND is_call"
+        ).fetchall()[0]
+        [(rollouts,)] = cursor.sql(f"SELECT count(*) {ended} AND rollout_status IS NOT NULL").fetchall()
+        assert _query(tangled, "activity", since_ns=since_ns).fetchall() == [(calls, tokens, rollouts)]
+    assert calls == 0
+
+
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_holdings_of_a_task_are_those_of_the_whole_store(tangled: Database, selection: dict[str, object]) -> None:
     asked = {**selection, "task_id": "t1", "columns": ["rollout_id", "trace_id", "first_seq", "is_selected"]}
@@ -154,6 +167,7 @@ def test_records_are_read_by_event_trace_and_attribute(tangled: Database) -> Non
         ("holdings", {"without_calls": True}, "no parameter 'without_calls'"),
         ("records", {}, "needs the parameter event_names"),
         ("records", {"event_names": ["a"], "trace_ids": "t"}, "list of strings"),
+        ("activity", {}, "needs the parameter since_ns"),
         ("newest", {"rows": 0}, "not between 1 and 10000"),
         ("newest", {"round": 1}, "no parameter 'round'"),
         ("calls", {"task_id": "t"}, "no parameter 'task_id'"),
@@ -173,9 +187,10 @@ def test_the_columns_are_those_promised(tangled: Database) -> None:
         ("texts", TEXTS, {"seqs": [1]}),
         ("records", tuple(READS["logs"]), {"event_names": []}),
         ("newest", tuple(NEWEST), {}),
+        ("activity", ACTIVITY, {"since_ns": 0}),
     ):
         assert tuple(_query(tangled, name, **parameters).columns) == columns
-    assert not {"holdings", "tokens", "texts", "records", "newest"} & set(READS)
+    assert not {"holdings", "tokens", "texts", "records", "newest", "activity"} & set(READS)
 
 
 @pytest.mark.parametrize(("without", "column"), [("without_run", "run_id"), ("without_round", "round")])

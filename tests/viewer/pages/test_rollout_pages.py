@@ -16,7 +16,7 @@ from trainspan_viewer.html.elements import Element
 from trainspan_viewer.html.formats import count
 from trainspan_viewer.pages.rollout.marks import level, marks
 from trainspan_viewer.pages.rollout.rollout import explanation_page, render_rollout
-from trainspan_viewer.pages.rollout.timeline import gaps_of
+from trainspan_viewer.pages.rollout.timeline import gaps_of, timeline
 from trainspan_viewer.pages.rollout.tokens import render_tokens
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.questions.links import Links
@@ -284,6 +284,17 @@ def test_gaps_are_the_times_at_which_nothing_ran() -> None:
     tool = ToolAccount("t", None, 1.25, 1.0, False, None, None)
     # Calls run from 0 to .5 and from 1 to 1.5; the tool ends at 2.25, the rollout at 10.
     assert gaps_of(rollout(call(0, [1], [2]), call(1, [1], [2]), tools=[tool])) == [(0.5, 1.0), (2.25, 10.0)]
+
+
+def test_agents_without_a_lane_of_their_own_share_one_that_says_so() -> None:
+    calls = [call(place, [1], [2], agent=f"agent {place}") for place in range(50)]
+    svg = timeline(rollout(*calls)).find(".//svg")
+    assert svg is not None
+    lanes = {int(one.get("y", "0")) - 15: one.text for one in svg.iter("text") if one.get("x") == "0"}
+    drawn = {str(one.findtext("title")).split(":")[0]: lanes[int(one.get("y", "0")) - 4] for one in svg.iter("rect")}
+    assert len(lanes) == 41
+    for place in range(50):
+        assert drawn[f"call {place}"] == (f"agent {place}" if place < 39 else "11 more agents")
 
 
 def test_a_reward_leads_to_the_page_of_its_call_though_the_call_is_on_another_page() -> None:

@@ -107,14 +107,18 @@ def test_every_call_and_span_of_a_large_rollout_is_on_one_page(
         assert model.account.credit.reward == 1.0
     assert len(set(calls)) == len(calls) == 210
     spans: list[str] = []
-    for start in range(0, 320, 20):
-        shown = load_spans(sources, Params("/p", {"rollout": name}, {"dataset": ["none"], "start": [str(start)]}))
-        assert shown.total == 305
-        spans += [one.span_id for one in shown.spans]
-    assert len(set(spans)) == len(spans) == 305
-    past = load_spans(sources, Params("/p", {"rollout": name}, {"dataset": ["none"], "start": ["5000"]}))
-    assert (past.spans, past.total) == ([], 305)
     query = {"dataset": ["none"], "attempt": ["0"]}
+    for start in range(0, 320, 20):
+        shown = load_spans(sources, Params("/p", {"rollout": name}, {**query, "start": [str(start)]}))
+        assert shown.total == 301
+        spans += [one.span_id for one in shown.spans]
+    assert len(set(spans)) == len(spans) == 301
+    past = load_spans(sources, Params("/p", {"rollout": name}, {**query, "start": ["5000"]}))
+    assert (past.spans, past.total) == ([], 301)
+    last = load_spans(sources, Params("/p", {"rollout": name}, {"dataset": ["none"]}))
+    assert (last.attempt, last.attempts, last.total) == (1, [1, 0], 4)
+    assert not {one.span_id for one in last.spans} & set(spans)
+    assert ">attempt 0</a>" in served(render_spans(last))
     call = load_tokens(sources, Params("/p", {"rollout": name, "call": "209"}, query))
     text = served(render_tokens(call))
     assert (call.call.span_id, "call 210 of 210" in text, "/calls/208?" in text) == (calls[209], True, True)

@@ -4,11 +4,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.processing.conftest import Bench
-from tests.processing.support.traces import chain
+from tests.processing.support.traces import START_NS, chain
 from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.html.document import served
 from trainspan_viewer.pages.live import render_live
+from trainspan_viewer.queries import live
 from trainspan_viewer.queries.live import LiveModel, load_live
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import Places
@@ -52,6 +55,24 @@ def test_a_rollout_runs_until_its_span_arrives_and_failures_are_named(bench: Ben
     page = served(render_live(replace(after, calls=[row for row in after.calls if row["is_internal"]])))
     assert page.count(">canary<") == 1
     assert 'class="warn">length' not in page
+
+
+def test_the_last_minute_is_counted_whole_however_much_is_stored_in_it(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_WINDOW", 10)
+    store = str(bench.collectors[0].store)
+    sources = Sources(Places(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
+    before = loaded(sources)
+    now_s = (time.time_ns() - START_NS) / 1e9
+    bench.send(*(chain(bench.rollout(str(n), begins=now_s - 30, seconds=20.0), 2).reward(1.0) for n in range(20)))
+    bench.send(*(chain(bench.rollout(f"old-{n}", begins=now_s - 300), 2).reward(1.0) for n in range(5)))
+    time.sleep(1.1)
+    after = loaded(sources)
+    assert after.calls_per_minute - before.calls_per_minute == 40
+    assert after.rollouts_per_minute - before.rollouts_per_minute == 20
+    assert after.tokens_per_minute - before.tokens_per_minute == 20 * ((3 + 5) + (3 + 6 + 5))
+    assert len(after.calls) < 10
 
 
 def test_rows_and_bytes_of_a_select_are_bounded(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""What happens now: rollouts as they run, the newest calls, and what fails. Only the newest rows of the store are examined."""
+"""What happens now: rollouts as they run, the newest calls, and what fails. Only the newest rows of the store are listed."""
 
 import json
 import time
@@ -16,7 +16,7 @@ from trainspan_viewer.queries.store import StoreReader
 __all__ = ["LiveModel", "Progress", "load_live"]
 
 _WINDOW: Final = 2000
-"""Rows of the store that are examined."""
+"""Rows of the store that are listed from."""
 _SHOWN: Final = 30
 _MINUTE_NS: Final = 60 * 10**9
 _COLUMNS: Final = (
@@ -25,6 +25,7 @@ _COLUMNS: Final = (
     *("status_code", "name", "service_name", "status_message"),
 )
 _ROLLOUTS: Final = ("rollout_id", "attempt", "status", "reward", "n_calls", "task_id", "round", "split", "end_ns")
+_ACTIVITY: Final = ("calls", "tokens", "rollouts")
 _ERROR: Final = 2
 _SHARED_S: Final = 1.0
 
@@ -71,7 +72,6 @@ def load_live(sources: Sources, params: Params) -> LiveModel:
     now = time.time_ns()
     newest = _newest(sources.store)
     calls = [row for row in newest.spans if row["is_call"]]
-    recent = [row for row in calls if now - int(row["end_ns"] or 0) < _MINUTE_NS]
     found = sources.places.all_runs()[:1]
     run = summary_of(found[0]) if found else None
     return LiveModel(
@@ -81,9 +81,9 @@ def load_live(sources: Sources, params: Params) -> LiveModel:
         calls=[{**row, "is_internal": _is_internal(row["call_facts"])} for row in calls[:_SHOWN]],
         failures=[row for row in newest.ended if row["status"] != "ok"][:_SHOWN],
         errors=[row for row in newest.spans if row["status_code"] == _ERROR][:_SHOWN],
-        calls_per_minute=len(recent),
-        tokens_per_minute=sum(row["n_tokens"] or 0 for row in recent),
-        rollouts_per_minute=sum(now - int(row["end_ns"] or 0) < _MINUTE_NS for row in newest.ended),
+        calls_per_minute=newest.minute["calls"],
+        tokens_per_minute=newest.minute["tokens"],
+        rollouts_per_minute=newest.minute["rollouts"],
         now_ns=now,
         is_behind=newest.is_behind,
         params=params,
@@ -100,6 +100,8 @@ class _Newest:
     """Rollouts whose span is among them, the last to end first, as that span tells."""
     finished: Sequence[Row]
     """The first of them, as the store tells, with their rewards."""
+    minute: Row
+    """Calls, their tokens, and rollouts that ended in the last minute; of all rows."""
     is_behind: bool
     until_s: float
     """How long it may be shown, on the monotonic clock."""
@@ -127,7 +129,8 @@ def _newest(store: StoreReader) -> _Newest:
     numbers = {(row["rollout_id"], row["attempt"] or 0): row["n_calls"] for row in stored}
     for row in ended:
         row["n_calls"] = numbers.get((row["rollout_id"], row["attempt"] or 0))
-    made = _Newest(rows, ended, stored[:_SHOWN], read.is_behind, time.monotonic() + _SHARED_S)
+    activity = store.read("activity", _ACTIVITY, since_ns=time.time_ns() - _MINUTE_NS)
+    made = _Newest(rows, ended, stored[:_SHOWN], activity.records()[0], read.is_behind, time.monotonic() + _SHARED_S)
     _kept.clear()
     _kept[store.store] = made
     return made

@@ -29,7 +29,12 @@ stale.hidden = true;
 async function refresh() {
   const live = document.querySelector("#live");
   const inUse = live?.contains(document.activeElement) || (live && getSelection()?.containsNode(live, true) && !getSelection().isCollapsed);
-  if (document.hidden || inUse) return;
+  if (document.hidden) return;
+  if (inUse) {
+    stale.textContent = `Updates wait while a part of this page is selected or in focus; not updated since ${updated.toLocaleTimeString()}.`;
+    stale.hidden = false;
+    return;
+  }
   try {
     const headers = tag ? { "If-None-Match": tag } : {};
     const answer = await fetch(main.dataset.live, { headers, signal: AbortSignal.timeout(60000) });

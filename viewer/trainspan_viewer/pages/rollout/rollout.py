@@ -34,7 +34,7 @@ def render_rollout(model: RolloutModel) -> Page:
             link(links.group(*key), f"side by side with its group of {len(account.credit.members) or 1}")
             if model.part is None
             else None,
-            link(links.spans(account.rollout_id), "raw spans"),
+            link(links.spans(*key), "raw spans"),
             class_="pages",
         ),
         *(

@@ -19,9 +19,21 @@ def render_spans(model: SpansModel) -> Page:
         link(model.params.link(start=end), "later") if end < model.total else None,
         class_="pages",
     )
-    body: list[Child] = [pages, *(_span(one) for one in model.spans), pages if len(model.spans) > 5 else None]
+    others: list[Child] = [
+        link(model.params.link(attempt=one, start=None), f"attempt {one}")
+        for one in model.attempts
+        if one != model.attempt
+    ]
+    which = element(
+        "p", f"Attempt {model.attempt}. ", *(["Others: ", *_listed(others)] if others else []), class_="note"
+    )
+    body: list[Child] = [which, pages, *(_span(one) for one in model.spans), pages if len(model.spans) > 5 else None]
     crumbs = [(f"rollout {model.rollout_id[:12]}", model.above)]
     return Page(f"Spans of rollout {model.rollout_id}", body, section="datasets", crumbs=crumbs)
+
+
+def _listed(links: list[Child]) -> list[Child]:
+    return [part for one in links[:20] for part in (one, " ")]
 
 
 def _span(one: RawSpan) -> Element:

@@ -1,6 +1,6 @@
 """What happened when: model calls by agent, tool steps, and the gaps in which neither ran."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from trainspan_processing.explain.account import CallAccount, ForeignAccount, RolloutAccount, ToolAccount
@@ -23,16 +23,21 @@ Interval = tuple[float, float]
 
 
 def timeline(account: RolloutAccount) -> Element:
-    """One lane per agent, one for tools, one for gaps; a bar from start to end, its color the advantage."""
-    agents = account.agents[:_MOST_LANES]
-    lanes = [*agents, *(["tools"] if account.tools else []), "gaps"]
+    """One lane per agent, one for tools, one for gaps; a bar from start to end, its color the advantage.
+
+    Agents that are too many share one lane.
+    """
+    agents = account.agents if len(account.agents) <= _MOST_LANES else account.agents[: _MOST_LANES - 1]
+    more = len(account.agents) - len(agents)
+    n_agents = len(agents) + (more > 0)
+    lanes = [*agents, *([f"{more} more agents"] if more else []), *(["tools"] if account.tools else []), "gaps"]
     span = _length(account)
     drawn: list[Element] = []
     for lane, name in enumerate(lanes):
         drawn.append(element("text", name[:24], x=0, y=_HEIGHT * lane + 15))
         y = _HEIGHT * lane + 21
         drawn.append(element("line", class_="rule", x1=_LEFT, x2=_LEFT + _WIDTH, y1=y, y2=y))
-    drawn += _bars(account, agents, span)
+    drawn += _bars(account, {name: lane for lane, name in enumerate(agents)}, n_agents, span)
     busy = gaps_of(account)
     for start, end in busy:
         if end - start >= _SHORTEST_GAP * span:
@@ -101,10 +106,9 @@ def _covered(parts: Sequence[tuple[float, float | None]]) -> float:
     return total
 
 
-def _bars(account: RolloutAccount, agents: Sequence[str], span: float) -> list[Element]:
+def _bars(account: RolloutAccount, lane_of: Mapping[str, int], n_agents: int, span: float) -> list[Element]:
     drawn: list[Element] = []
-    lane_of = {name: lane for lane, name in enumerate(agents)}
-    last = len(agents) - 1
+    last = n_agents - 1
     n_calls, n_foreign, n_tools = _drawn(account)
     for call in account.calls[:n_calls]:
         kind = f"{shade(call.advantage, account.credit.greatest, trained=call.reason is None)} edge"

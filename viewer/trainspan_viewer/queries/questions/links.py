@@ -30,8 +30,8 @@ class Links:
     def group(self, rollout_id: str, attempt: int, **more: object) -> str:
         return self.of(f"/rollouts/{quote(rollout_id, safe='')}/group", attempt=attempt, **more)
 
-    def spans(self, rollout_id: str, **more: object) -> str:
-        return self.of(f"/rollouts/{quote(rollout_id, safe='')}/spans", **more)
+    def spans(self, rollout_id: str, attempt: int) -> str:
+        return self.of(f"/rollouts/{quote(rollout_id, safe='')}/spans", attempt=attempt)
 
     def of(self, path: str, **more: object) -> str:
         """The address of `path` with these choices."""

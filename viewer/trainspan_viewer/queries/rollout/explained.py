@@ -28,7 +28,7 @@ from trainspan_viewer.queries.questions.kept import Kept
 from trainspan_viewer.queries.questions.limits import NotDerivedError, check_own, obstacle_to
 from trainspan_viewer.queries.sources import Sources
 
-__all__ = ["MEMBERS", "account_of", "asked_of", "changed_group_of", "decoder_of", "group_of"]
+__all__ = ["MEMBERS", "account_of", "asked_of", "attempts_of", "changed_group_of", "decoder_of", "group_of"]
 
 _Made = TypeVar("_Made")
 
@@ -58,6 +58,11 @@ def asked_of(sources: Sources, params: Params, rollout: str, dataset: str = "") 
     found = [row for row in _stored(sources, rollout) if attempt in (-1, row[0])]
     run_id = next((row[1] for row in found if row[1] is not None), None)
     return ask(sources, params, rollout, None if name else _dataset_with(sources, rollout, attempt, found), run_id)
+
+
+def attempts_of(sources: Sources, rollout: str) -> list[int]:
+    """The attempts of a rollout that the store knows, the last one first."""
+    return [row[0] for row in _stored(sources, rollout)]
 
 
 def _stored(sources: Sources, rollout: str) -> list[tuple[int, str | None, int | None]]:

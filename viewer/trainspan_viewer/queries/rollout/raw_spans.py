@@ -1,4 +1,4 @@
-"""The stored spans of a rollout as they are, page by page."""
+"""The stored spans of one attempt of a rollout as they are, page by page."""
 
 import json
 from collections import defaultdict
@@ -15,7 +15,7 @@ from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.questions.links import Links
 from trainspan_viewer.queries.questions.parts import part_of
 from trainspan_viewer.queries.rollout.conversation import Text
-from trainspan_viewer.queries.rollout.explained import asked_of
+from trainspan_viewer.queries.rollout.explained import asked_of, attempts_of
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["PAGE", "RawSpan", "SpansModel", "load_spans"]
@@ -60,6 +60,9 @@ class SpansModel:
     """The page of spans from number `start` of `total`, each followed by its children, in the order of their start."""
 
     rollout_id: str
+    attempt: int
+    attempts: list[int]
+    """All of them, the last one first."""
     spans: list[RawSpan]
     start: int
     total: int
@@ -71,22 +74,25 @@ class SpansModel:
 
 
 def load_spans(sources: Sources, params: Params) -> SpansModel:
-    """Raises NotFoundError if the rollout is not stored."""
+    """The spans of the attempt in the address, else of the last one. Raises NotFoundError if it is not stored."""
     rollout_id = params.text("rollout")
     asked = asked_of(sources, params, rollout_id)
     start = params.integer("start", 0, most=10**7)
     selection = Selection(rollout_ids=[rollout_id])
+    attempts = attempts_of(sources, rollout_id)
+    attempt = params.integer("attempt", -1, least=-1, most=10**6)
+    attempt = max(attempts, default=0) if attempt < 0 else attempt
     with Source(asked.question.stores, allow_behind=True) as source:
-        rows, total = part_of(source, "spans", selection, _PLACES, start=start, most=PAGE)
+        rows, total = part_of(source, "spans", selection, _PLACES, start=start, most=PAGE, attempt=attempt)
         page, first = _in_tree_order(rows), rows
         if 0 < total <= _MOST_PLACES:
-            first = pl.concat(source.read("spans", selection, _PLACES)).sort("start_ns", "seq")
+            first = pl.concat(source.read("spans", selection, _PLACES, attempt=attempt)).sort("start_ns", "seq")
             page = _in_tree_order(first).slice(start, PAGE)
         elif total and start:
-            first, _ = part_of(source, "spans", selection, _PLACES, start=0, most=1)
+            first, _ = part_of(source, "spans", selection, _PLACES, start=0, most=1, attempt=attempt)
         page = _with_facts(source, page)
     if not total:
-        raise NotFoundError(f"no spans of rollout {rollout_id!r} in the store")
+        raise NotFoundError(f"no spans of attempt {attempt} of rollout {rollout_id!r} in the store")
     earliest = first["start_ns"].min() if first.height else 0
     began = earliest if isinstance(earliest, int) else 0
     spans = [
@@ -106,6 +112,8 @@ def load_spans(sources: Sources, params: Params) -> SpansModel:
     ]
     return SpansModel(
         rollout_id,
+        attempt,
+        attempts,
         spans,
         start,
         total,
