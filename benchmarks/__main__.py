@@ -36,6 +36,7 @@ BY_NAME = (
     "threads",
     "viewer",
     "viewer_ingest",
+    "viewer_crawl",
 )
 """Measurements that take long or need a pretrained model; they run only if they are named."""
 RESULTS = Path(__file__).parent / "results"

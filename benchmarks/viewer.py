@@ -85,7 +85,7 @@ def measure() -> dict[str, Any]:
 
 @contextmanager
 def _serving(made: BenchWorld) -> Iterator[Served]:
-    with collector(made.store) as pid, viewer(made, pid) as served:
+    with collector(made.store) as pid, viewer(made.home, made.store, pid) as served:
         yield served
 
 
@@ -124,6 +124,11 @@ def _pages(made: BenchWorld) -> dict[str, str]:
         "rollout by the store": f"/rollouts/{alone}?dataset=none",
         "rollout by the beginning of its id": f"/rollouts/{large.row(29, named=True)['rollout_id'][:12]}",
         "what if, rollout": f"{other}&baseline=rloo",
+        "what if, compared with its whole round": f"{other}&baseline=batch",
+        "dataset, by agent": f"{dataset}?view=rollouts&agent=solver",
+        "dataset, by finish reason": f"{dataset}?view=rollouts&finish=length",
+        "run, earlier checks": f"{run}?checks_from=120",
+        "notes": "/notes",
         "spans": rollout.replace("?", "/spans?"),
         "tokens": rollout.replace("?", "/calls/3?"),
         "tokens, entropy": other.replace("?", "/calls/2?") + "&overlay=entropy",

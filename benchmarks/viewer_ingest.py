@@ -54,7 +54,7 @@ def measure() -> dict[str, Any]:
 def _measure(made: BenchWorld, store: Path, pairs: int) -> dict[str, Any]:
     load = [os.getloadavg()[0]]
     found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
-    with collector(store) as pid, viewer(made, pid, store) as served:
+    with collector(store) as pid, viewer(made.home, store, pid) as served:
         address = running_collector(store)
         assert address is not None
         _turn(address, pid, None, made)  # warms up

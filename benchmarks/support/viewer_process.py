@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.support.cpu_time import exact_cpu_s
-from benchmarks.support.viewer_world import BenchWorld
 from trainspan_schemas.store.access import running_collector
 from trainspan_schemas.store.roles import Role, token_of
 
@@ -36,6 +35,7 @@ class Asked:
     viewer_cpu_ms: float
     collector_cpu_ms: float
     n_bytes: int
+    body: bytes = b""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Served:
             body = self._get(path, _OPENED)
             whole_s = time.monotonic() - began
         cpu_s = exact_cpu_s(self.viewer) - before[0], exact_cpu_s(self.collector) - before[1]
-        return Asked(1e3 * first_s, 1e3 * whole_s, 1e3 * cpu_s[0], 1e3 * cpu_s[1], len(body))
+        return Asked(1e3 * first_s, 1e3 * whole_s, 1e3 * cpu_s[0], 1e3 * cpu_s[1], len(body), body)
 
     def _get(self, path: str, headers: Mapping[str, str]) -> bytes:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
@@ -99,10 +99,10 @@ def collector(store: Path) -> Iterator[int]:
 
 
 @contextmanager
-def viewer(world: BenchWorld, collecting: int, store: Path | None = None) -> Iterator[Served]:
-    """`trainspan view` of the world, or of another store with its runs."""
-    command = [sys.executable, "-m", "trainspan_cli", "view", "--port", "0", "--store", str(store or world.store)]
-    environ = {**os.environ, "TRAINSPAN_HOME": str(world.home)}
+def viewer(home: Path, store: Path, collecting: int) -> Iterator[Served]:
+    """`trainspan view` of a state folder and a store, which the process `collecting` holds."""
+    command = [sys.executable, "-m", "trainspan_cli", "view", "--port", "0", "--store", str(store)]
+    environ = {**os.environ, "TRAINSPAN_HOME": str(home)}
     process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -110,7 +110,7 @@ def viewer(world: BenchWorld, collecting: int, store: Path | None = None) -> Ite
         if not line:
             raise RuntimeError("the viewer did not start")
         port = int(line.partition("?")[0].rstrip("/").rpartition(":")[2])
-        yield Served(port, token_of(world.home / "tokens.toml", Role.READER), process.pid, collecting)
+        yield Served(port, token_of(home / "tokens.toml", Role.READER), process.pid, collecting)
     finally:
         process.terminate()
         process.wait(60)

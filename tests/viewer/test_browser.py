@@ -4,9 +4,11 @@ import contextlib
 import json
 import re
 import shutil
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from tests.support.tls import make_certificate
 from tests.viewer.support.world import RUN, Viewer, World, serving
 
 
@@ -177,6 +179,7 @@ def _paths(world: World) -> list[str]:
         f"/compare?run={RUN}&run=20260101-000000-ffffffff",
         *(f"/datasets/{world.dataset}?view={view}" for view in ("groups", "rollouts", "quality")),
         f"/datasets/{world.dataset}?view=diff&other=round-0001",
+        f"/rollouts/view-h1?dataset={world.dataset}",
         *(f"/rollouts/view-h0{below}?dataset={world.dataset}" for below in ("", "/group", "/spans", "/calls/0")),
         f"/rollouts/view-m0?dataset={world.dataset}&credit=return_to_go&baseline=rloo",
         f"/query?sql={evil.replace(' ', '+')}",
@@ -196,3 +199,25 @@ def test_a_page_that_takes_long_appears_once_it_is_ready(chromium: Any, world: W
         assert page.locator("main[data-waiting] [role=status]").inner_text() == "The store is being read…"
         page.wait_for_selector("th:has-text('hashes')", timeout=60_000)
         assert page.locator("main[data-waiting]").count() == 0
+
+
+def test_pages_over_tls_work_in_a_browser(chromium: Any, world: World, tmp_path: Path) -> None:
+    made = make_certificate(tmp_path)
+    with (
+        serving(world.home, world.store, tls_cert=made.certificate, tls_key=made.key) as running,
+        contextlib.closing(chromium.new_context(base_url=running.url, ignore_https_errors=True)) as context,
+    ):
+        page, errors = context.new_page(), list[str]()
+        page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(f"/?key={running.key}")
+        assert page.url == f"{running.url}/"
+        assert page.url.startswith("https://")
+        assert [one["secure"] for one in page.context.cookies()] == [True]
+        page.get_by_role("link", name=RUN).click()
+        assert page.locator("figure svg").count() >= 5
+        page.goto("/live")
+        with page.expect_response(lambda answer: answer.request.resource_type == "fetch", timeout=15_000) as update:
+            pass
+        assert update.value.status in (200, 304)
+        assert errors == []

@@ -25,6 +25,9 @@ def reader(request: pytest.FixtureRequest, chromium: Any, viewer: Viewer, world:
 
 
 def test_a_note_is_written_found_in_the_list_changed_and_deleted(reader: Any, viewer: Viewer, world: World) -> None:
+    errors: list[str] = []
+    reader.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
+    reader.on("pageerror", lambda error: errors.append(str(error)))
     place = f"/rollouts/view-m2/calls/1?dataset={world.dataset}&attempt=0"
     for path, text in ((f"/runs/{RUN}", EVIL), (place, "a slip\nin the second step")):
         reader.goto(path)
@@ -51,6 +54,7 @@ def test_a_note_is_written_found_in_the_list_changed_and_deleted(reader: Any, vi
     reader.get_by_text("edit", exact=True).click()
     reader.get_by_role("button", name="delete").click()
     assert reader.locator("#notes article").count() == 0
+    assert errors == []
 
 
 def test_a_page_of_another_origin_cannot_write_a_note(reader: Any, viewer: Viewer) -> None:

@@ -60,7 +60,8 @@ def test_a_changed_credit_gives_the_numbers_of_explain(page: Any, world: World) 
     page.get_by_label("gamma").press("Tab")
     page.wait_for_url("**gamma=0.5**")
     page.go_back()
-    page.wait_for_function("document.querySelector('#what-if [name=gamma]').value === '1'")
+    page.get_by_text("With baseline = dr_grpo, gamma = 0.5").wait_for(state="hidden")
+    assert page.get_by_label("gamma").input_value() == "1"
     assert page.get_by_label("baseline").input_value() == "dr_grpo"
 
 
@@ -102,6 +103,23 @@ def test_tokens_tell_their_numbers_to_the_mouse_and_the_keyboard(page: Any, worl
     page.go_back()
     page.locator("pre.tokens.tokens").wait_for()
     assert page.locator("#tokens nav a[aria-current]").inner_text() == "log-probability"
+
+
+def test_the_trainers_figures_color_the_tokens(page: Any, world: World) -> None:
+    page.goto(f"/rollouts/view-m1/calls/1?dataset={world.dataset}")
+    for name, title, shown in (
+        ("entropy", "entropy", "entropy 2 "),
+        ("mismatch", "server–trainer mismatch", "mismatch -1 "),
+        ("ratio", "log ratio", "log ratio -0.69315 "),
+        ("clip", "clip", "clip -1 "),
+    ):
+        page.get_by_role("link", name=title, exact=True).click()
+        page.wait_for_url(f"**overlay={name}**")
+        tokens = page.locator("pre.tokens i")
+        tokens.nth(4).hover()
+        assert shown in page.locator("#tokens .say").inner_text()
+        colors = [tokens.nth(place).evaluate("one => getComputedStyle(one).backgroundColor") for place in (0, 4)]
+        assert colors[0] != colors[1], name
 
 
 def test_hostile_text_is_shown_and_hostile_addresses_are_refused(page: Any, world: World) -> None:

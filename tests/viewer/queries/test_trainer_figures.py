@@ -1,58 +1,16 @@
 """What the trainer measured at the tokens of a call: joined with the call, or the reason why it is missing."""
 
-import hashlib
-import json
-from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
-from trainspan_schemas.artifacts.dataset import manifest_path
-from trainspan_schemas.artifacts.trained_tokens import METADATA, VERSION, part_name, tokens_dir
+from tests.viewer.support.trainer_figures import ENTROPIES, write_figures
 from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import Places
 from trainspan_viewer.queries.rollout.tokens import TokensModel, load_tokens
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import StoreReader
-
-ENTROPIES = [0.1, 0.2, 0.3, 0.4, 2.0]
-
-
-def _write(checkpoints: Path, dataset: Path, rollout_id: str, **more: Any) -> None:
-    """The figures of call 1 of one rollout, as two processes write them."""
-    digest = hashlib.sha256(manifest_path(dataset).read_bytes()).hexdigest()
-    (checkpoints / "policy-000001").mkdir(parents=True)
-    (checkpoints / "policy-000001" / "trainspan.json").write_text(json.dumps({"dataset_sha256": digest}))
-    folder = tokens_dir(checkpoints, "policy-000001")
-    folder.mkdir(parents=True)
-    about = {"version": VERSION, "clip": [0.8, 1.25], "steps": 2, "ratio": "token", "left_out": {}}
-    row = {
-        "row": 1,
-        "rollout_id": rollout_id,
-        "attempt": 0,
-        "call_index": 1,
-        "step": 2,
-        "trainer_logprobs": [-0.5, -0.5, -0.5, -0.5, -1.5],
-        "old_logprobs": None,
-        "entropies": ENTROPIES,
-        "ratios": [1.0, 1.0, 1.0, 1.0, 0.5],
-        "clipped": [0, 0, 0, 0, -1],
-        **more,
-    }
-    schema = pa.schema(
-        [("row", pa.int64()), ("rollout_id", pa.string())]
-        + [(name, pa.int32()) for name in ("attempt", "call_index", "step")]
-        + [(name, pa.list_(pa.float32())) for name in ("trainer_logprobs", "old_logprobs", "entropies", "ratios")]
-        + [("clipped", pa.list_(pa.int8()))],
-        metadata={METADATA: json.dumps(about)},
-    )
-    for rank, rows in enumerate(([], [row])):
-        pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / part_name(rank, 2))
 
 
 def _load(bench: Bench, call: int, overlay: str, dataset: str = "round-0000") -> TokensModel:
@@ -70,7 +28,7 @@ def test_each_token_has_its_figures(bench: Bench) -> None:
     assert without.missing == "no checkpoint here was trained on this dataset, or it has been pruned"
     assert "entropy" not in without.available
 
-    _write(bench.out.parent / "checkpoints", built.path, f"{bench.run_id}-a")
+    write_figures(bench.out.parent / "checkpoints", built.path, f"{bench.run_id}-a")
     entropy = _load(bench, 1, "entropy").overlay
     assert entropy is not None
     assert entropy.values == pytest.approx(ENTROPIES)

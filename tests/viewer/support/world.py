@@ -18,6 +18,7 @@ import pytest
 
 from tests.processing.conftest import Bench, RunningCollector
 from tests.processing.support.traces import TestRollout, chain
+from tests.viewer.support.trainer_figures import write_figures
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.store.roles import Role, make_home_token_file, token_of
 
@@ -29,6 +30,8 @@ EVIL = (
     "</script></pre></textarea></title><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
     " javascript:document.title='owned' \x1b]52;c;cm0=\x07 \u202egnp.exe '\"><svg onload=\"document.title='owned'\">"
 )
+
+MEGABYTES = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,13 @@ def make_world(collectors: list[RunningCollector], home: Path) -> World:
     bench.send(
         *(_rollout(name, "mixed", reward) for name, reward in (("m0", 0.0), ("m1", 0.0), ("m2", 1.0), ("m3", 1.0))),
         *(_rollout(name, "equal", 1.0) for name in ("e0", "e1")),
-        *(_hostile(name, reward) for name, reward in (("h0", 0.25), ("h1", 0.75))),
+        _hostile("h0", 0.25, EVIL, "x" * MEGABYTES),
+        _hostile("h1", 0.75, EVIL * (MEGABYTES // len(EVIL)), "x"),
     )
-    bench.build(round_=1)
+    built = bench.build(round_=1)
     bench.build(round_=1, out=home / "dataset", baseline="rloo")
     _write_run(runs / RUN, target="agent.py:solve", learning_rate=1e-5, evil=EVIL)
+    write_figures(runs / RUN / "checkpoints", built.path, "view-m1")
     _write_run(runs / OTHER_RUN, target="agent.py:solve", learning_rate=2e-5, evil="")
     return World(home, bench, str(collectors[0].store), f"{RUN}:round-0001")
 
@@ -65,15 +70,15 @@ def _rollout(name: str, task: str, reward: float) -> TestRollout:
     return chain(TestRollout(f"view-{name}", task=task, run=RUN, round=1), 2).reward(reward)
 
 
-def _hostile(name: str, reward: float) -> TestRollout:
+def _hostile(name: str, reward: float, text: str, attribute: str) -> TestRollout:
     rollout = TestRollout(f"view-{name}", task=EVIL, run=RUN, round=1)
-    said = json.dumps([{"role": EVIL, "parts": [{"type": "text", "content": EVIL}]}])
+    said = json.dumps([{"role": EVIL, "parts": [{"type": "text", "content": text}]}])
     client = rollout.span(
         *("client", 1.0, 2.0),
         gen_ai__operation__name="chat",
         gen_ai__input__messages=said,
         gen_ai__output__messages=said,
-        long="x" * 2_000_000,
+        long=attribute,
     )
     rollout.call(0, [1, 2, 3], [4, 5, 6], parent=client, agent=EVIL)
     return rollout.reward(reward)

@@ -17,7 +17,7 @@ _TITLES: Final = {
     "logprob": "log-probability",
     "entropy": "entropy",
     "mismatch": "server–trainer mismatch",
-    "ratio": "ratio",
+    "ratio": "log ratio",
     "clip": "clip",
     "mask": "mask",
 }
