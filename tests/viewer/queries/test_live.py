@@ -60,19 +60,19 @@ def test_a_rollout_runs_until_its_span_arrives_and_failures_are_named(bench: Ben
 def test_the_last_minute_is_counted_whole_however_much_is_stored_in_it(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_WINDOW", 10)
+    monkeypatch.setattr(live, "_WINDOW", 3)
     store = str(bench.collectors[0].store)
     sources = Sources(Places(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
     before = loaded(sources)
     now_s = (time.time_ns() - START_NS) / 1e9
-    bench.send(*(chain(bench.rollout(str(n), begins=now_s - 30, seconds=20.0), 2).reward(1.0) for n in range(20)))
-    bench.send(*(chain(bench.rollout(f"old-{n}", begins=now_s - 300), 2).reward(1.0) for n in range(5)))
+    bench.send(*(chain(bench.rollout(str(n), begins=now_s - 30, seconds=20.0), 2).reward(1.0) for n in range(4)))
+    bench.send(*(chain(bench.rollout(f"old-{n}", begins=now_s - 300), 2).reward(1.0) for n in range(2)))
     time.sleep(1.1)
     after = loaded(sources)
-    assert after.calls_per_minute - before.calls_per_minute == 40
-    assert after.rollouts_per_minute - before.rollouts_per_minute == 20
-    assert after.tokens_per_minute - before.tokens_per_minute == 20 * ((3 + 5) + (3 + 6 + 5))
-    assert len(after.calls) < 10
+    assert after.calls_per_minute - before.calls_per_minute == 8
+    assert after.rollouts_per_minute - before.rollouts_per_minute == 4
+    assert after.tokens_per_minute - before.tokens_per_minute == 4 * ((3 + 5) + (3 + 6 + 5))
+    assert len(after.calls) <= 3
 
 
 def test_rows_and_bytes_of_a_select_are_bounded(bench: Bench) -> None:
