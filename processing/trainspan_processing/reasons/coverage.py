@@ -143,9 +143,11 @@ def ledger_lines(
 
 
 def _drops_as_json(reason_counts: pl.DataFrame) -> pl.DataFrame:
-    """rollout_id, attempt, `dropped`."""
+    """rollout_id, attempt, `dropped`. A reason may be a status or a constraint that an agent chose, so it is escaped."""
     counts = reason_counts.drop_nulls("reason").group_by(*ROLLOUT_KEY, "reason").agg(pl.col("calls").sum())
-    entry = pl.format('"{}": {}', "reason", "calls")
+    texts = {reason: json.dumps(reason) for reason in counts["reason"].unique()}
+    key = pl.col("reason").replace_strict(texts, return_dtype=pl.String)
+    entry = pl.format("{}: {}", key, "calls")
     listed = counts.sort(*ROLLOUT_KEY, "reason").group_by(ROLLOUT_KEY, maintain_order=True).agg(entry.alias("entries"))
     return listed.select(*ROLLOUT_KEY, _braced(pl.col("entries").list.join(", ")).alias("dropped"))
 

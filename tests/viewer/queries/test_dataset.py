@@ -143,6 +143,26 @@ def test_a_reason_leads_to_the_rollouts_that_lost_a_call_for_it_and_to_no_others
     }
 
 
+def test_a_status_that_an_agent_chose_is_one_reason_and_damages_no_other(bench: Bench, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / bench.run_id
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    evil = ('x": 1, "no_reward', '"no_reward', ', "no_reward', '{"no_reward')
+    bench.send(
+        *(chain(bench.rollout(f"e{place}", status=text), 1) for place, text in enumerate(evil)),
+        chain(bench.rollout("none"), 1),
+        *(chain(bench.rollout(name), 1).reward(float(name == "a")) for name in "ab"),
+    )
+    bench.build(round_=0, out=run / "dataset", min_coverage=0.0)
+    store = str(bench.collectors[0].store)
+    asked = Sources(Places(store, tmp_path / "runs", tmp_path / "none"), StoreReader(store), Settings())
+    for reason, name in (("no_reward", "none"), *((text, f"e{place}") for place, text in enumerate(evil))):
+        path = {"dataset": f"{bench.run_id}:round-0000"}
+        model = load_dataset(asked, Params("/x", path, {"view": ["rollouts"], "reason": [reason]}))
+        assert [one.rollout_id for one in model.rollouts] == [f"{bench.run_id}-{name}"]
+        assert model.rollouts[0].dropped == {reason: 1}
+
+
 def test_a_dropped_rollout_is_found_by_the_agents_and_finish_reasons_of_its_calls(bench: Bench, tmp_path: Path) -> None:
     many = bench.rollout("many")
     for place in range(12):

@@ -1,5 +1,6 @@
 """Which rollouts of a dataset the reader wants to see."""
 
+import json
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,8 +64,11 @@ def passing(
     if filters.reason == "kept":
         conditions.append(pl.col("kept") > 0)
     elif filters.reason:
-        calls = pl.col("dropped").str.contains(f'"{filters.reason}":', literal=True).fill_null(value=False)
-        conditions.append(calls | (pl.col("reason") == filters.reason).fill_null(value=False))
+        entry = f"{json.dumps(filters.reason)}:"  # within another reason, its first quote would be escaped
+        calls = pl.any_horizontal(
+            pl.col("dropped").str.contains(f"{before}{entry}", literal=True) for before in ("{", ", ")
+        )
+        conditions.append((calls | (pl.col("reason") == filters.reason)).fill_null(value=False))
     for column, least, most in (
         ("reward", filters.least_reward, filters.most_reward),
         ("tokens", filters.least_tokens, filters.most_tokens),
