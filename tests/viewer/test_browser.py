@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -90,22 +91,45 @@ def test_a_query_draws_a_chart_and_is_kept_in_the_browser(page: Any) -> None:
     assert page.get_by_role("alert").inner_text()
 
 
-def test_an_update_arrives_by_itself(page: Any, world: World) -> None:
+WAITS = "Updates wait while a part of this page is selected or in focus"
+
+
+@contextlib.contextmanager
+def one_more_run(world: World) -> Iterator[str]:
     folder = world.home / "runs" / "20260103-000000-11111111"
     folder.mkdir()
     run = json.loads((world.home / "runs" / RUN / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**run, "run_id": folder.name, "best": None}))
-    link = page.get_by_role("link", name=folder.name)
-    link.wait_for(timeout=15_000)
-    assert link.get_attribute("href") == f"/runs/{folder.name}"
-    link.focus()
-    waits = page.get_by_text("Updates wait while a part of this page is selected or in focus")
-    waits.wait_for(timeout=15_000)
-    page.evaluate("document.activeElement.blur()")
-    waits.wait_for(state="hidden", timeout=15_000)
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()
+    yield folder.name
+    shutil.rmtree(folder)
+
+
+def test_an_update_arrives_by_itself(page: Any, world: World) -> None:
+    with one_more_run(world) as name:
+        link = page.get_by_role("link", name=name)
+        link.wait_for(timeout=15_000)
+        assert link.get_attribute("href") == f"/runs/{name}"
+        link.focus()
+        waits = page.get_by_text(WAITS)
+        waits.wait_for(timeout=15_000)
+        page.evaluate("document.activeElement.blur()")
+        waits.wait_for(state="hidden", timeout=15_000)
+
+
+def test_an_update_that_arrives_after_the_reader_has_begun_to_use_the_page_waits_too(page: Any, world: World) -> None:
+    held = """(...asked) => {
+        document.body.dataset.held = 1;
+        return new Promise((go) => { window.go = go; }).then(() => window.answers(...asked));
+    }"""
+    page.evaluate(f"window.answers = window.fetch; window.fetch = {held}; 0")
+    page.locator("body[data-held]").wait_for(timeout=15_000)
+    with one_more_run(world) as name:
+        page.get_by_role("link", name=RUN).first.focus()
+        page.evaluate("document.activeElement.dataset.mine = 1; window.fetch = window.answers; window.go(); 0")
+        page.get_by_text(WAITS).wait_for(timeout=15_000)
+        assert page.evaluate("document.activeElement.dataset.mine") == "1"
+        page.evaluate("document.activeElement.blur()")
+        page.get_by_role("link", name=name).wait_for(timeout=15_000)
 
 
 def test_a_page_that_cannot_update_says_since_when(page: Any) -> None:

@@ -126,6 +126,33 @@ def test_every_call_and_span_of_a_large_rollout_is_on_one_page(
         load_tokens(sources, Params("/p", {"rollout": name, "call": "210"}, query))
 
 
+def test_spans_of_a_shared_trace_are_those_of_the_attempt_and_the_others_are_counted(
+    bench: Bench, sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = chain(bench.rollout("a"), 1), chain(bench.rollout("a", attempt=1), 2)
+    other, alone = chain(bench.rollout("b", attempt=5), 1), chain(bench.rollout("alone"), 1)
+    for made in (first, alone):
+        made.span("names no rollout", 3.0, 4.0)
+        made.spans[-1].attributes.clear()
+    for span in (*second.spans, *other.spans):
+        span.trace_id = first.trace_id
+    bench.send(first, second, other, alone)
+    shown = load_spans(sources, Params("/p", {"rollout": first.rollout_id}, {"dataset": ["none"]}))
+    assert (shown.attempt, shown.attempts, shown.total) == (1, [1, 0], 3)  # the rollout's span and two calls
+    assert (shown.n_others, shown.shared) == (2 + 2 + 1, [first.trace_id])
+    text = served(render_spans(shown))
+    assert "5 more spans of its traces are of another attempt or rollout, or of none" in text
+    assert f"trace_id+%3D+%27{first.trace_id}%27" in text
+    # What names no rollout is of the only attempt of its trace.
+    address = Params("/p", {"rollout": alone.rollout_id}, {"dataset": ["none"]})
+    shown = load_spans(sources, address)
+    assert (shown.total, shown.n_others, shown.shared) == (3, 0, [])
+    assert "or of none" not in served(render_spans(shown))
+    monkeypatch.setattr(raw_spans, "_MOST_TRACES", 0)
+    text = served(render_spans(load_spans(sources, address)))
+    assert "Spans of its traces that are of another attempt or rollout, or of none, are not shown." in text
+
+
 def test_a_large_rollout_has_the_advantages_of_its_dataset(bench: Bench, sources: Sources, low_bounds: None) -> None:
     bench.send(large(bench.rollout("big"), 250, 0), chain(bench.rollout("small"), 2).reward(0.0))
     bench.build(round_=0, out=sources.places.run(bench.run_id).datasets)

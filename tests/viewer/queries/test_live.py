@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,13 +11,14 @@ from tests.processing.conftest import Bench
 from tests.processing.support.traces import START_NS, chain
 from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.html.document import served
+from trainspan_viewer.html.formats import count
 from trainspan_viewer.pages.live import render_live
 from trainspan_viewer.queries import live
 from trainspan_viewer.queries.live import LiveModel, load_live
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import Places
 from trainspan_viewer.queries.sources import Sources
-from trainspan_viewer.queries.store import StoreReader
+from trainspan_viewer.queries.store import Result, StoreReader
 
 
 def loaded(sources: Sources) -> LiveModel:
@@ -60,7 +62,7 @@ def test_a_rollout_runs_until_its_span_arrives_and_failures_are_named(bench: Ben
 def test_the_last_minute_is_counted_whole_however_much_is_stored_in_it(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_WINDOW", 3)
+    monkeypatch.setattr(live, "WINDOW", 3)
     store = str(bench.collectors[0].store)
     sources = Sources(Places(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
     before = loaded(sources)
@@ -73,6 +75,25 @@ def test_the_last_minute_is_counted_whole_however_much_is_stored_in_it(
     assert after.rollouts_per_minute - before.rollouts_per_minute == 4
     assert after.tokens_per_minute - before.tokens_per_minute == 4 * ((3 + 5) + (3 + 6 + 5))
     assert len(after.calls) <= 3
+
+
+def test_the_page_says_when_the_last_minute_is_not_loaded_and_what_its_lists_are_of(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = str(bench.collectors[0].store)
+    sources = Sources(Places(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
+    time.sleep(1.1)
+    page = served(render_live(loaded(sources)))
+    assert f"the lists below are from the newest {count(2_000)} rows of the store" in page
+    assert "too low" not in page
+    read = StoreReader.read
+
+    def late(reader: StoreReader, name: str, *given: Any, **more: Any) -> Result:
+        return replace(read(reader, name, *given, **more), is_behind=name == "activity")
+
+    monkeypatch.setattr(StoreReader, "read", late)
+    time.sleep(1.1)
+    assert "the figures are too low" in served(render_live(load_live(sources, Params("/live", {}, {}))))
 
 
 def test_rows_and_bytes_of_a_select_are_bounded(bench: Bench) -> None:

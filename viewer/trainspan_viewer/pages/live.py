@@ -5,7 +5,7 @@ from urllib.parse import quote
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, table
 from trainspan_viewer.html.formats import age, count, number, seconds
-from trainspan_viewer.queries.live import LiveModel, Row
+from trainspan_viewer.queries.live import WINDOW, LiveModel, Row
 
 __all__ = ["render_live"]
 
@@ -13,7 +13,14 @@ __all__ = ["render_live"]
 def render_live(model: LiveModel) -> Page:
     parts: list[Child] = [
         _facts(model),
-        element("p", "Spans have arrived that are not loaded yet.", class_="note") if model.is_behind else None,
+        element(
+            "p",
+            f"The figures of the last minute count all rows; the lists below are from the newest {count(WINDOW)} rows of the store.",
+            class_="note",
+        ),
+        element("p", "Spans have arrived that are not loaded yet: the figures are too low.", class_="warn")
+        if model.is_behind
+        else None,
         element("h2", "Running"),
         _running(model),
         element("h2", "Failures"),

@@ -13,9 +13,9 @@ from trainspan_viewer.queries.runs import RunSummary, summary_of
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import StoreReader
 
-__all__ = ["LiveModel", "Progress", "load_live"]
+__all__ = ["WINDOW", "LiveModel", "Progress", "load_live"]
 
-_WINDOW: Final = 2000
+WINDOW: Final = 2000
 """Rows of the store that are listed from."""
 _SHOWN: Final = 30
 _MINUTE_NS: Final = 60 * 10**9
@@ -64,6 +64,7 @@ class LiveModel:
     rollouts_per_minute: int
     now_ns: int
     is_behind: bool
+    """Whether the store has acknowledged spans that these numbers lack."""
     params: Params
 
 
@@ -115,7 +116,7 @@ def _newest(store: StoreReader) -> _Newest:
     held = _kept.get(store.store)
     if held is not None and time.monotonic() < held.until_s and not held.is_behind:
         return held
-    read = store.read("newest", _COLUMNS, rows=_WINDOW)
+    read = store.read("newest", _COLUMNS, rows=WINDOW)
     rows = read.records()
     rollouts = {row["trace_id"]: row for row in rows if row["rollout_id"] is not None}
     for row in rows:
@@ -130,7 +131,14 @@ def _newest(store: StoreReader) -> _Newest:
     for row in ended:
         row["n_calls"] = numbers.get((row["rollout_id"], row["attempt"] or 0))
     activity = store.read("activity", _ACTIVITY, since_ns=time.time_ns() - _MINUTE_NS)
-    made = _Newest(rows, ended, stored[:_SHOWN], activity.records()[0], read.is_behind, time.monotonic() + _SHARED_S)
+    made = _Newest(
+        spans=rows,
+        ended=ended,
+        finished=stored[:_SHOWN],
+        minute=activity.records()[0],
+        is_behind=read.is_behind or activity.is_behind,
+        until_s=time.monotonic() + _SHARED_S,
+    )
     _kept.clear()
     _kept[store.store] = made
     return made

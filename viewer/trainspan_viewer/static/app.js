@@ -26,26 +26,33 @@ stale.className = "warn";
 stale.setAttribute("role", "status");
 stale.hidden = true;
 
+// Whether the reader is using it, which the page then says.
+function waitsFor(live) {
+  const selection = getSelection();
+  const isUsed = live?.contains(document.activeElement) || (live && selection && !selection.isCollapsed && selection.containsNode(live, true));
+  if (!isUsed) return false;
+  stale.textContent = `Updates wait while a part of this page is selected or in focus; not updated since ${updated.toLocaleTimeString()}.`;
+  stale.hidden = false;
+  return true;
+}
+
 async function refresh() {
   const live = document.querySelector("#live");
-  const inUse = live?.contains(document.activeElement) || (live && getSelection()?.containsNode(live, true) && !getSelection().isCollapsed);
-  if (document.hidden) return;
-  if (inUse) {
-    stale.textContent = `Updates wait while a part of this page is selected or in focus; not updated since ${updated.toLocaleTimeString()}.`;
-    stale.hidden = false;
-    return;
-  }
+  if (document.hidden || waitsFor(live)) return;
   try {
     const headers = tag ? { "If-None-Match": tag } : {};
     const answer = await fetch(main.dataset.live, { headers, signal: AbortSignal.timeout(60000) });
     if (answer.status !== 304 && !answer.ok) throw new Error(`status ${answer.status}`);
+    const text = await answer.text();
     failures = 0;
+    // The reader may have begun to use it while the answer was on its way: its tag is not kept, so it is asked for again.
+    if (answer.status !== 304 && waitsFor(live)) return;
     updated = new Date();
     stale.hidden = true;
     if (answer.status === 304) return;
     const first = tag === null;
     tag = answer.headers.get("etag");
-    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#live");
+    const fresh = new DOMParser().parseFromString(text, "text/html").querySelector("#live");
     if (!fresh || !live || (first && fresh.innerHTML === live.innerHTML)) return;
     const open = new Set([...live.querySelectorAll("details[open][id]")].map((one) => one.id));
     for (const box of live.querySelectorAll("input:checked")) fresh.querySelector(`input[value="${CSS.escape(box.value)}"]`)?.setAttribute("checked", "");

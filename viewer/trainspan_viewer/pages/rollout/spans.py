@@ -1,5 +1,8 @@
 """The page of a rollout's raw spans."""
 
+from typing import Final
+from urllib.parse import urlencode
+
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, isolated, link
 from trainspan_viewer.html.formats import count, seconds
@@ -7,6 +10,8 @@ from trainspan_viewer.pages.rollout.texts import pre
 from trainspan_viewer.queries.rollout.raw_spans import PAGE, RawSpan, SpansModel
 
 __all__ = ["render_spans"]
+
+_MOST_LINKS: Final = 20
 
 
 def render_spans(model: SpansModel) -> Page:
@@ -27,13 +32,39 @@ def render_spans(model: SpansModel) -> Page:
     which = element(
         "p", f"Attempt {model.attempt}. ", *(["Others: ", *_listed(others)] if others else []), class_="note"
     )
-    body: list[Child] = [which, pages, *(_span(one) for one in model.spans), pages if len(model.spans) > 5 else None]
+    body: list[Child] = [
+        which,
+        _others(model),
+        pages,
+        *(_span(one) for one in model.spans),
+        pages if len(model.spans) > 5 else None,
+    ]
     crumbs = [(f"rollout {model.rollout_id[:12]}", model.above)]
     return Page(f"Spans of rollout {model.rollout_id}", body, section="datasets", crumbs=crumbs)
 
 
+def _others(model: SpansModel) -> Element | None:
+    """What else is in the traces: spans that name no rollout are of their trace's only attempt, if it has only one."""
+    if model.n_others == 0:
+        return None
+    if model.n_others is None:
+        said = "Spans of its traces that are of another attempt or rollout, or of none, are not shown."
+        return element("p", said, class_="note")
+    one = model.n_others == 1
+    said = f"{count(model.n_others)} more {'span of its traces is' if one else 'spans of its traces are'} "
+    links: list[Child] = [link(_address(trace), f"all spans of trace {trace[:12]}") for trace in model.shared]
+    return element("p", f"{said}of another attempt or rollout, or of none: ", *_listed(links), class_="note")
+
+
+def _address(trace_id: str) -> str:
+    columns = "start_ns, name, service_name, span_id, parent_span_id, attributes"
+    return "/query?" + urlencode(
+        {"sql": f"SELECT {columns}\nFROM spans WHERE trace_id = '{trace_id}' ORDER BY start_ns"}
+    )
+
+
 def _listed(links: list[Child]) -> list[Child]:
-    return [part for one in links[:20] for part in (one, " ")]
+    return [part for one in links[:_MOST_LINKS] for part in (one, " ")]
 
 
 def _span(one: RawSpan) -> Element:

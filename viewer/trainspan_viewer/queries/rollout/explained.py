@@ -28,7 +28,7 @@ from trainspan_viewer.queries.questions.kept import Kept
 from trainspan_viewer.queries.questions.limits import NotDerivedError, check_own, obstacle_to
 from trainspan_viewer.queries.sources import Sources
 
-__all__ = ["MEMBERS", "account_of", "asked_of", "attempts_of", "changed_group_of", "decoder_of", "group_of"]
+__all__ = ["MEMBERS", "account_of", "asked_of", "changed_group_of", "decoder_of", "group_of"]
 
 _Made = TypeVar("_Made")
 
@@ -60,22 +60,18 @@ def asked_of(sources: Sources, params: Params, rollout: str, dataset: str = "") 
     return ask(sources, params, rollout, None if name else _dataset_with(sources, rollout, attempt, found), run_id)
 
 
-def attempts_of(sources: Sources, rollout: str) -> list[int]:
-    """The attempts of a rollout that the store knows, the last one first."""
-    return [row[0] for row in _stored(sources, rollout)]
-
-
 def _stored(sources: Sources, rollout: str) -> list[tuple[int, str | None, int | None]]:
     """(attempt, run, round) of the rollout's attempts, the last one first."""
-    columns = ["attempt", "run_id", "round"]
+    columns = ["rollout_id", "attempt", "run_id", "round"]
     with Source([sources.places.store], allow_behind=True) as source:
-        # A rollout that still runs has spans, but not its own, which ends it.
+        # A rollout that still runs has spans, but not its own, which ends it. Its traces may hold other rollouts, too.
         reads = (source.read(name, Selection(rollout_ids=[rollout]), columns) for name in ("rollouts", "holdings"))
         found = {
-            (row[0] or 0, row[1], row[2])
+            (row[1] or 0, row[2], row[3])
             for batches in reads
             for batch in batches
             for row in batch.select(columns).unique().iter_rows()
+            if row[0] == rollout
         }
     return sorted(found, key=lambda row: -row[0])
 

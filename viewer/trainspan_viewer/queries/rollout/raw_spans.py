@@ -15,7 +15,7 @@ from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.questions.links import Links
 from trainspan_viewer.queries.questions.parts import part_of
 from trainspan_viewer.queries.rollout.conversation import Text
-from trainspan_viewer.queries.rollout.explained import asked_of, attempts_of
+from trainspan_viewer.queries.rollout.explained import asked_of
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["PAGE", "RawSpan", "SpansModel", "load_spans"]
@@ -27,6 +27,8 @@ _PLACES: Final = ["seq", "trace_id", "span_id", "parent_span_id", "start_ns"]
 """What is read of all spans of the rollout if they are not too many, else of those of the page."""
 _MOST_PLACES: Final = 10_000
 """Up to this many spans, the ancestors of each are known."""
+_MOST_TRACES: Final = 500
+"""Up to this many traces, their other spans are counted."""
 _MOST_LENGTH: Final = 4_000_000
 """Characters of attributes that are read whole: of longer ones only the beginning is."""
 _FACTS: Final = (
@@ -63,6 +65,10 @@ class SpansModel:
     attempt: int
     attempts: list[int]
     """All of them, the last one first."""
+    n_others: int | None
+    """Spans in the attempt's traces that are of another attempt or rollout, or of none; None: they were not counted."""
+    shared: list[str]
+    """The traces with such spans."""
     spans: list[RawSpan]
     start: int
     total: int
@@ -79,15 +85,17 @@ def load_spans(sources: Sources, params: Params) -> SpansModel:
     asked = asked_of(sources, params, rollout_id)
     start = params.integer("start", 0, most=10**7)
     selection = Selection(rollout_ids=[rollout_id])
-    attempts = attempts_of(sources, rollout_id)
     attempt = params.integer("attempt", -1, least=-1, most=10**6)
-    attempt = max(attempts, default=0) if attempt < 0 else attempt
+    n_others, shared = None, list[str]()
     with Source(asked.question.stores, allow_behind=True) as source:
+        attempts = _attempts(source, selection, rollout_id)
+        attempt = max(attempts, default=0) if attempt < 0 else attempt
         rows, total = part_of(source, "spans", selection, _PLACES, start=start, most=PAGE, attempt=attempt)
         page, first = _in_tree_order(rows), rows
         if 0 < total <= _MOST_PLACES:
             first = pl.concat(source.read("spans", selection, _PLACES, attempt=attempt)).sort("start_ns", "seq")
             page = _in_tree_order(first).slice(start, PAGE)
+            n_others, shared = _others(source, first)
         elif total and start:
             first, _ = part_of(source, "spans", selection, _PLACES, start=0, most=1, attempt=attempt)
         page = _with_facts(source, page)
@@ -114,6 +122,8 @@ def load_spans(sources: Sources, params: Params) -> SpansModel:
         rollout_id,
         attempt,
         attempts,
+        n_others,
+        shared,
         spans,
         start,
         total,
@@ -121,6 +131,30 @@ def load_spans(sources: Sources, params: Params) -> SpansModel:
         params,
         Links.of_question(asked).of(f"/rollouts/{quote(rollout_id, safe='')}"),
     )
+
+
+def _attempts(source: Source, selection: Selection, rollout_id: str) -> list[int]:
+    """The attempts of the rollout, the last one first; `holdings` has those of other rollouts in its traces, too."""
+    found: set[int] = set()
+    for batch in source.read("holdings", selection, ["rollout_id", "attempt"]):
+        own = batch.filter(pl.col("rollout_id") == rollout_id)
+        found.update(own["attempt"].fill_null(0).unique().to_list())
+    return sorted(found, reverse=True)
+
+
+def _others(source: Source, spans: pl.DataFrame) -> tuple[int | None, list[str]]:
+    """How many other spans the traces of all these spans have, and which traces; not of more than _MOST_TRACES."""
+    traces = spans["trace_id"].unique(maintain_order=True).to_list()
+    if len(traces) > _MOST_TRACES:
+        return None, []
+    # What arrived after `spans` were read may be of the same attempt.
+    is_as_old = pl.col("seq") <= pl.col("store").replace_strict(source.watermarks, default=0, return_dtype=pl.Int64)
+    n_others, shared = 0, dict[str, None]()
+    for batch in source.texts(traces, ["seq", *SPAN_KEY]):
+        others = batch.filter(is_as_old).join(spans, on=SPAN_KEY, how="anti")
+        n_others += others.height
+        shared |= dict.fromkeys(others["trace_id"].unique(maintain_order=True).to_list())
+    return n_others, list(shared)
 
 
 def _with_facts(source: Source, page: pl.DataFrame) -> pl.DataFrame:
