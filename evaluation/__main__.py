@@ -1,4 +1,4 @@
-"""`python -m evaluation run TASK` and `python -m evaluation report`; evaluation/README.md describes both."""
+"""`python -m evaluation run TASK` and `python -m evaluation report`; docs/evaluation.md describes both."""
 
 import argparse
 import sys
