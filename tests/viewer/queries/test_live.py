@@ -1,13 +1,14 @@
 """What happens now, from the newest rows of a store."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.processing.conftest import Bench
+from tests.processing.conftest import Bench, RunningCollector
 from tests.processing.support.traces import START_NS, chain
 from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.html.document import served
@@ -19,6 +20,16 @@ from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import Places
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import Result, StoreReader
+
+
+@pytest.fixture(scope="module")
+def collectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningCollector]]:
+    """A store of its own: the page lists the newest rollouts of a store, whoever sent them."""
+    collector = RunningCollector(tmp_path_factory.mktemp("live"))
+    try:
+        yield [collector.wait()]
+    finally:
+        collector.stop()
 
 
 def loaded(sources: Sources) -> LiveModel:
