@@ -1,8 +1,10 @@
 """The live screen, in a terminal and in a pipe."""
 
 import io
+import re
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from trainspan_cli.loop.processes.screen import Screen
@@ -34,9 +36,9 @@ ROUND: dict[str, Any] = {
 }
 
 
-def show(*, terminal: bool) -> str:
+def show(*, terminal: bool, width: int = 150) -> str:
     out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, width=150, color_system=None)
+    console = Console(file=out, force_terminal=terminal, width=width, color_system=None)
     with Screen(console, "run [x]") as screen:
         screen.stage("validation")
         screen.record(EVAL)
@@ -71,3 +73,17 @@ def test_a_terminal_shows_round_version_progress_and_success_with_its_interval()
         " 300 ",
     ):
         assert part in shown
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_a_narrow_terminal_shows_fewer_columns_and_cuts_no_value(width: int) -> None:
+    *_, frame = show(terminal=True, width=width).split("╭")
+    lines = [re.sub(r"^│|│$", "", line).split() for line in frame.splitlines()]
+    (heads,) = [line for line in lines if line[:1] == ["round"] and "ok" in line]
+    (start,) = [line for line in lines if line[:1] == ["start"]]
+    (first,) = [line for line in lines if line[:1] == ["1"]]
+    assert "…" not in frame
+    assert "held-out" in heads
+    assert " ".join(start[-4:]) == "0.200 [0.133, 0.289] ✓"
+    assert {"0.250", "✗"} <= set(first)
+    assert ("train s" in " ".join(heads)) == (width >= 120)

@@ -1,8 +1,9 @@
 """The loop's live screen: current stage, its progress, and one line per round. Without a terminal it prints plain lines."""
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,6 +17,17 @@ from trainspan_schemas.intervals import Estimate
 __all__ = ["Screen"]
 
 SHOWN_ROUNDS = 12
+_COLUMNS: Final = (
+    *("round", "version", "rollouts", "failed", "train", "held-out [95 %]", "sampled tok/s", "mean |Δlogp|", "ok"),
+    *("rollouts s", "dataset s", "train s"),
+)
+_LEFT_OUT_FIRST: Final = (
+    *("dataset s", "rollouts s", "train s", "sampled tok/s", "rollouts", "mean |Δlogp|", "failed", "version"),
+)
+"""Columns that a narrow terminal does not show, so that no value is cut."""
+_COLUMN_GAP: Final = 2
+_FRAME: Final = 4
+"""Width of the panel's border and padding."""
 
 
 class Screen:
@@ -109,26 +121,16 @@ class Screen:
         return grid
 
     def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 1), expand=True)
-        for name in (
-            "round",
-            "version",
-            "rollouts",
-            "failed",
-            "train",
-            "held-out [95 %]",
-            "sampled tok/s",
-            "mean |Δlogp|",
-            "ok",
-        ):
-            table.add_column(name, justify="right")
-        for name in ("rollouts s", "dataset s", "train s"):
-            table.add_column(name, justify="right", style="dim")
         evals = {record["round"]: record for record in self._evals if record["name"] == "validation"}
-        rows = ([evals[0]] if 0 in evals else []) + self._rounds
-        for record in rows[-SHOWN_ROUNDS:]:
-            held_out = evals.get(record["round"])
-            table.add_row(*self._cells(record, held_out))
+        records = ([evals[0]] if 0 in evals else []) + self._rounds
+        rows = [self._cells(record, evals.get(record["round"])) for record in records[-SHOWN_ROUNDS:]]
+        table = Table(box=None, padding=(0, _COLUMN_GAP // 2), expand=True)
+        shown = _fitting(rows, self._console.width - _FRAME)
+        for place in shown:
+            style = "dim" if _COLUMNS[place].endswith(" s") else ""
+            table.add_column(_COLUMNS[place], justify="right", style=style, no_wrap=True)
+        for cells in rows:
+            table.add_row(*(cells[place] for place in shown))
         return table
 
     @staticmethod
@@ -181,3 +183,14 @@ class Screen:
     def _clock(self) -> str:
         elapsed = int(time.monotonic() - self._began)
         return f"{elapsed // 60}:{elapsed % 60:02d}"
+
+
+def _fitting(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Returns the places of the columns that fit into `width` characters."""
+    widths = [max(map(len, column)) + _COLUMN_GAP for column in zip(_COLUMNS, *rows, strict=True)]
+    shown = list(range(len(_COLUMNS)))
+    for name in _LEFT_OUT_FIRST:
+        if sum(widths[place] for place in shown) <= width:
+            break
+        shown.remove(_COLUMNS.index(name))
+    return shown
