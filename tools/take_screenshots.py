@@ -2,7 +2,7 @@
 
     .venv/bin/trainspan view --host 127.0.0.1                        # with the run's state folder; prints ADDRESS
     .venv/bin/python tools/take_screenshots.py ADDRESS walk          # on the run of examples/view_walk/run.py
-    .venv/bin/python tools/take_screenshots.py ADDRESS overview      # on any other run; that of sql, seed 0, is in docs/
+    .venv/bin/python tools/take_screenshots.py ADDRESS overview      # on any other run; that of `make demo` is in docs/
 
 Pictures are PNG with 256 colors, so that they stay small.
 """
