@@ -1,8 +1,8 @@
 """Writes the games of the game agent, made by TextWorld: `python tasks.py FOLDER`.
 
 `random_play.jsonl` has turns of a player who takes any offered command: the small model that `policy.py` makes learns these.
-`long.jsonl` has games of four quests and at least eight turns, each for training and held out: ablations of credit ask how
-fast a game is learned, not whether what was learned holds for other games.
+`short.jsonl` has games of four quests of one command each, `long.jsonl` games of four quests and at least eight turns. Each is
+for training and held out: ablations of credit ask how fast a game is learned, not whether what was learned holds for others.
 
 A game has one or two rooms, two or three objects and two quests, each worth a point; the second begins where the first
 ends. The goal names the last command of each quest, and the commands before it must be found.
@@ -25,7 +25,9 @@ from evaluation.task_files import is_heldout, write_lines, write_tasks  # noqa: 
 
 TRAIN_GAMES, HELDOUT_GAMES, DEMONSTRATED_GAMES = 150, 300, 100
 HELDOUT_PERCENT = 50
-LONG_GAMES, LONG_QUESTS, LONG_TURNS = 24, 4, 8
+ABLATION_GAMES, ABLATION_QUESTS = 24, 4
+SHORT, LONG = ("short", 1), ("long", 2)
+"""Name of the file, and commands per quest."""
 RANDOM_GAMES_OF_A_GOAL = 4
 MAX_COMMANDS = 8
 """Commands offered in the first state; games with more are left out."""
@@ -155,18 +157,18 @@ def write_games(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]
     return tasks, demonstrations
 
 
-def write_long_games(folder: Path) -> list[dict[str, Any]]:
-    """Writes the files of the long games; returns each as a task for training and as one that is held out."""
+def write_ablation_games(folder: Path, name: str, commands: int) -> list[dict[str, Any]]:
+    """Writes the files of games of four quests; returns each as a task for training and as one that is held out."""
     folder.mkdir(parents=True, exist_ok=True)
     training: list[dict[str, Any]] = []
-    for game in games(LONG_QUESTS, (2,)):
-        if game.max_score != LONG_QUESTS:
+    for game in games(ABLATION_QUESTS, (commands,)):
+        if game.max_score != ABLATION_QUESTS:
             continue
-        path = folder / f"long-{len(training):04d}.json"
-        turns = save(game, path, least_turns=LONG_TURNS)
+        path = folder / f"{name}-{len(training):04d}.json"
+        turns = save(game, path, least_turns=ABLATION_QUESTS * commands)
         if turns:
             training.append(task_of(path, goal_of(game), "train", len(turns)))
-        if len(training) == LONG_GAMES:
+        if len(training) == ABLATION_GAMES:
             break
     return [*training, *(task | {"id": f"known-{task['id']}", "split": "val"} for task in training)]
 
@@ -174,7 +176,8 @@ def write_long_games(folder: Path) -> list[dict[str, Any]]:
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     made, shown = write_games(target / "games")
-    long_games = write_long_games(target / "games")
+    long_games = write_ablation_games(target / "games", *LONG)
     write_lines(target / "random_play.jsonl", random_play([*made, *long_games]))
     write_lines(target / "long.jsonl", long_games)
+    write_lines(target / "short.jsonl", write_ablation_games(target / "games", *SHORT))
     write_tasks(target, made, shown)

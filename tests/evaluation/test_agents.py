@@ -24,9 +24,10 @@ SMALL_GAME = (
     "import sys, runpy; import tasks; tasks.TRAIN_GAMES, tasks.HELDOUT_GAMES, tasks.DEMONSTRATED_GAMES = 8, 4, 8; "
 )
 SMALL_GAME += (
-    "from pathlib import Path; folder = Path(sys.argv[1]); tasks.LONG_GAMES = 2; "
+    "from pathlib import Path; folder = Path(sys.argv[1]); tasks.ABLATION_GAMES = 2; "
     "tasks.write_tasks(folder, *tasks.write_games(folder / 'games')); "
-    "tasks.write_lines(folder / 'long.jsonl', tasks.write_long_games(folder / 'games'))"
+    "games = [(kind[0], tasks.write_ablation_games(folder / 'games', *kind)) for kind in (tasks.SHORT, tasks.LONG)]; "
+    "[tasks.write_lines(folder / f'{name}.jsonl', made) for name, made in games]"
 )
 
 
@@ -67,11 +68,12 @@ def test_a_perfect_model_solves_the_demonstrated_tasks(
     environ = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
     subprocess.run([python, *program, data], check=True, env=environ, timeout=900)
     if task == "game":
-        long_games = read_lines(data / "long.jsonl")
-        assert [one["split"] for one in long_games] == ["train", "train", "val", "val"]
-        assert [one["input"] for one in long_games[:2]] == [one["input"] for one in long_games[2:]]
-        for one in long_games:
-            assert (one["input"]["goal"].count(", then "), one["meta"]["turns"] >= 8) == (3, True)
+        for name, least_turns in (("short", 4), ("long", 8)):
+            games = read_lines(data / f"{name}.jsonl")
+            assert [one["split"] for one in games] == ["train", "train", "val", "val"]
+            assert [one["input"] for one in games[:2]] == [one["input"] for one in games[2:]]
+            for one in games:
+                assert (one["input"]["goal"].count(", then "), one["meta"]["turns"] >= least_turns) == (3, True)
     check_agent(task, python, data, tmp_path, monkeypatch)
 
 
