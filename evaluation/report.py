@@ -1,11 +1,14 @@
-"""Tables and pictures of the stored results: `results/report.md`, `results/TASK-rollouts.png`, `results/TASK-cpu.png`."""
+"""Tables and pictures of the stored results: `results/report.md`, and `SECTION-rollouts.png`, `SECTION-cpu.png` and
+`SECTION-training.png` beside it. A section has the runs of a task that start from the same kind of model on the same tasks.
+"""
 
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from evaluation.plans import SCRATCH
 from evaluation.results import read_results
 from trainspan_schemas.intervals import t_interval
 
@@ -13,6 +16,9 @@ __all__ = ["line_of", "write_report"]
 
 Result = Mapping[str, Any]
 STAGES = ("rollouts", "dataset", "train")
+_BAND_SEEDS: Final = 3
+"""Seeds from which on a variant's training is drawn, as a mean with a band."""
+_SMOOTHED_ROUNDS: Final = 3
 
 
 def line_of(result: Result) -> str:
@@ -47,7 +53,7 @@ def write_report(folder: Path) -> Path:
         raise SystemExit(f"evaluation: {folder} has no results: python -m evaluation run TASK")
     tasks: dict[str, list[Result]] = defaultdict(list)
     for result in results:
-        tasks[result["task"]].append(result)
+        tasks[section_of(result)].append(result)
     lines = ["# Results", "", "Written by `python -m evaluation report`."]
     for task, found in tasks.items():
         lines += ["", f"## {task}", "", *runs_table(found), "", *variants_table(found)]
@@ -56,9 +62,19 @@ def write_report(folder: Path) -> Path:
             if any(points(result, axis) for result in found):
                 draw(found, axis, folder / f"{task}-{axis}.png")
                 lines.append(f"![{task}, {title}]({task}-{axis}.png)")
+        if draw_training(found, folder / f"{task}-training.png"):
+            lines.append(f"![{task}, rewards of training rollouts]({task}-training.png)")
     path = folder / "report.md"
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def section_of(result: Result) -> str:
+    """Returns the task, with the file of its tasks and the model from scratch if these were chosen: `game-short-scratch`."""
+    parts = [result["task"]]
+    if name := result["settings"].get("rollouts.tasks"):
+        parts.append(Path(name).stem)
+    return "-".join([*parts, SCRATCH] if result["model"] == SCRATCH else parts)
 
 
 def runs_table(results: Iterable[Result]) -> list[str]:
@@ -182,6 +198,49 @@ def draw(results: Iterable[Result], axis: str, path: Path) -> None:
     if colors:
         axes.legend()
     figure.savefig(path, dpi=120)
+
+
+def draw_training(results: Iterable[Result], path: Path) -> bool:
+    """Draws the mean reward of each round's rollouts over seeds, with Student's 95 % interval, for variants of several seeds.
+
+    Returns False, and draws nothing, if no variant has so many.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    drawn = False
+    for number, (variant, group) in enumerate(_by_variant(results).items()):
+        runs = [rewards for result in group if (rewards := smoothed_rewards(result))]
+        if len(runs) < _BAND_SEEDS:
+            continue
+        columns = list(zip(*runs, strict=False))  # a round that one of them lacks is not drawn
+        rounds = [n + _SMOOTHED_ROUNDS for n in range(len(columns))]
+        bands = [t_interval(column) or (column[0], column[0]) for column in columns]
+        label = f"{variant}, {len(runs)} seeds"
+        axes.plot(rounds, [statistics.mean(column) for column in columns], color=f"C{number}", label=label)
+        lows, highs = ([band[end] for band in bands] for end in (0, 1))
+        axes.fill_between(rounds, lows, highs, color=f"C{number}", alpha=0.15, linewidth=0)
+        drawn = True
+    if not drawn:
+        return False
+    axes.set_xlabel("round")
+    axes.set_ylabel(f"mean reward of training rollouts\nof {_SMOOTHED_ROUNDS} rounds, 95 % over seeds")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    return True
+
+
+def smoothed_rewards(result: Result) -> list[float]:
+    """Returns the mean rewards of each _SMOOTHED_ROUNDS consecutive rounds; a round without rewards ends the list."""
+    rewards: list[float] = []
+    for point in result["curve"]:
+        if point["kind"] == "round":
+            if point["reward"] is None:
+                break
+            rewards.append(point["reward"])
+    return [statistics.mean(rewards[n : n + _SMOOTHED_ROUNDS]) for n in range(len(rewards) - _SMOOTHED_ROUNDS + 1)]
 
 
 def _by_variant(results: Iterable[Result]) -> dict[str, list[Result]]:

@@ -19,7 +19,7 @@ from evaluation.__main__ import main, parser, plans
 from evaluation.cpu_time import CpuMeter, cpu_at, cpu_seconds, noted
 from evaluation.models import continued, make_untrained, rejection_sampled, steps_for, with_success
 from evaluation.plans import CONTROLS, EXAMPLES, ROOT, SCRATCH, TASKS, Plan, folder_of, pins_of
-from evaluation.report import is_separate, points, write_report
+from evaluation.report import draw_training, is_separate, points, section_of, smoothed_rewards, write_report
 from evaluation.results import evaluations, read_results, store_result
 from evaluation.retokenized import count_retokenized
 from evaluation.runs import carry_out
@@ -235,6 +235,22 @@ def test_a_finished_run_is_stored_once_and_reported(folders: Path) -> None:
     assert "- rl, seed 1: server and trainer agree: 4e-5" in text
     for axis in ("rollouts", "cpu"):
         assert (folders / f"math-{axis}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_training_is_drawn_as_a_mean_over_seeds_and_ablations_have_a_section_of_their_own(tmp_path: Path) -> None:
+    def result(seed: int, *rewards: float | None) -> dict[str, Any]:
+        curve = [{"kind": "eval"}, *({"kind": "round", "reward": reward} for reward in rewards)]
+        return {"task": "game", "variant": "rl", "seed": seed, "model": SCRATCH, "settings": {}, "curve": curve}
+
+    assert smoothed_rewards(result(0, 0.0, 0.3, 0.6, 0.9)) == pytest.approx([0.3, 0.6])
+    assert smoothed_rewards(result(0, 0.0, 0.3, 0.6, None, 0.9)) == pytest.approx([0.3])
+    seeds = [result(seed, 0.1 * seed, 0.2, 0.3, 0.4) for seed in range(3)]
+    assert not draw_training(seeds[:2], tmp_path / "two.png")
+    assert draw_training(seeds, tmp_path / "three.png")
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".png"] == ["three.png"]
+    assert section_of(seeds[0]) == "game-scratch"
+    assert section_of({**seeds[0], "settings": {"rollouts.tasks": "short.jsonl"}}) == "game-short-scratch"
+    assert section_of({**seeds[0], "model": "m"}) == "game"
 
 
 def test_answers_whose_text_has_other_tokens_are_counted(tmp_path: Path) -> None:
