@@ -9,8 +9,11 @@ from hypothesis import HealthCheck, settings
 from tests.support.skips import SkipGuard
 from tests.support.workers import ScopeScheduler, order_of
 
-# Machines are shared: the duration of one example is meaningless.
-settings.register_profile("trainspan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Machines are shared: the duration of one example is meaningless. In CI each run has the same examples, so that a change is
+# judged by what it changes; elsewhere they are new in each run.
+settings.register_profile(
+    "trainspan", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
 settings.load_profile("trainspan")
 
 # Collectors started by tests serve HTTP only if the test asks for it: that takes .3 s more to start and stop.

@@ -10,6 +10,9 @@ __all__ = ["TooLargeError", "gunzip", "too_many_bytes"]
 _GZIP: Final = 16 + isal_zlib.MAX_WBITS
 _MAX_MEMBERS: Final = 16  # each costs a copy of everything after it
 _STEP_BYTES: Final = 1024 * 1024
+_FLAGS_AT: Final = 3
+_RESERVED_FLAGS: Final = 0xE0
+"""RFC 1952, section 2.3.1.2: a decompressor must refuse them. ISA-L does not."""
 
 
 class TooLargeError(Exception):
@@ -34,6 +37,8 @@ def gunzip(data: bytes, max_bytes: int, grow: Callable[[int], None] = lambda _: 
         if n_members == _MAX_MEMBERS:
             raise ValueError(f"the gzip body has more than {_MAX_MEMBERS} members")
         n_members += 1
+        if len(data) > _FLAGS_AT and data[_FLAGS_AT] & _RESERVED_FLAGS:
+            raise ValueError("the body is not gzip: reserved flags are set")
         member = isal_zlib.decompressobj(_GZIP)
         while not member.eof:
             try:

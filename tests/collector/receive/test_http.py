@@ -192,8 +192,10 @@ def test_what_cannot_be_decoded_is_a_bad_request_with_a_status_in_the_same_form(
         (gzip.compress(b"x" * 100)[:-9], "is cut off"),
         (gzip.compress(b"x" * 100)[:-8] + bytes(8), "is not gzip"),
         (gzip.compress(b"") * 17, "more than 16 members"),
+        (b"\x1f\x8b\x08\x20" + gzip.compress(b"x")[4:], "reserved flags"),
+        (gzip.compress(b"x") + b"\x1f\x8b\x08\x80" + gzip.compress(b"x")[4:], "reserved flags"),
     ],
-    ids=["none", "cut off", "wrong checksum", "many members"],
+    ids=["none", "cut off", "wrong checksum", "many members", "reserved flags", "reserved flags of the second member"],
 )
 def test_a_body_that_is_no_gzip_is_a_bad_request(collector: CollectorProcess, data: bytes, said: str) -> None:
     answer = request(collector.address, "/v1/traces", data, headers={"Content-Encoding": "gzip"})
