@@ -12,7 +12,8 @@ from trainspan_schemas.errors import TrainspanError
 
 __all__ = ["DatasetPlace", "NotFoundError", "Places"]
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,254}")
+"""A longer one cannot be a file's name."""
 
 
 class NotFoundError(TrainspanError, LookupError):
@@ -70,6 +71,6 @@ class Places:
         """Raises NotFoundError."""
         run_id, colon, folder = name.rpartition(":")
         root = self.run(run_id).datasets if colon else self.datasets
-        if round_of(folder) is not None and (root / folder).is_dir():
+        if _NAME.fullmatch(folder) and round_of(folder) is not None and (root / folder).is_dir():
             return DatasetPlace(name, root / folder, run_id or None)
         raise NotFoundError(f"no dataset {name!r}")
