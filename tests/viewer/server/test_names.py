@@ -19,3 +19,9 @@ def test_a_rollout_with_any_name_has_its_pages(viewer: Viewer, world: World, nam
     assert f'href="{address}/calls/0?' in viewer.get(f"{address}?dataset=none").text
     # Links of a page to itself keep the name.
     assert f"{address}/calls/0?" in viewer.get(f"{address}/calls/0?overlay=mask").text
+
+
+@pytest.mark.parametrize("address", ["/runs/{}", "/runs/{}/records/0", "/datasets/{}", "/datasets/{}:round-0001"])
+@pytest.mark.parametrize("name", ["a" * 5_000, "round-" + "1" * 5_000], ids=["letters", "digits"])
+def test_a_name_that_is_too_long_for_a_file_is_not_found(viewer: Viewer, address: str, name: str) -> None:
+    assert viewer.get(address.format(name)).status == 404
